@@ -1,0 +1,16 @@
+"""``imagenet-fast COMMAND``, also as ``python -m imagenet_fast``."""
+
+from __future__ import annotations
+
+import sys
+
+from imagenet_fast.commands import run
+
+
+def main() -> None:
+    """Runs the command line and exits with its status."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""The command line: each command parses its flags, makes a Config, and calls one function."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from imagenet_fast.errors import UserError, nearest
+
+COMMANDS = {
+    "prepare": "turn images into TFRecord shards, or verify them",
+    "train": "train a model, or go on with a run",
+    "evaluate": "measure the accuracy of a trained model",
+    "export": "write a SavedModel that takes encoded images",
+    "predict": "classify image files with a SavedModel",
+    "benchmark": "time parts of the package against other ways to do the same",
+}
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs a command line and returns its exit status: 0, or 2 after an error of the user's."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "--helpfull", "help"):
+        print(_help())
+        return 0
+    try:
+        if name not in COMMANDS:
+            raise UserError(
+                f"there is no command {name!r}"
+                f"{nearest(name, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
+            )
+        # TensorFlow's remarks at its start tell users nothing that they could act on.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        module = importlib.import_module(f"imagenet_fast.commands.{name}")
+        return module.main(list(arguments[1:]))
+    except UserError as error:
+        print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"imagenet-fast {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _help() -> str:
+    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: imagenet-fast COMMAND [--flag=value ...]",
+            "",
+            *lines,
+            "",
+            "imagenet-fast COMMAND --help lists a command's flags.",
+        ]
+    )

@@ -1,0 +1,47 @@
+"""``imagenet-fast evaluate``."""
+
+from __future__ import annotations
+
+import json
+
+from imagenet_fast.commands.flags import CommandFlags
+
+_OPTIONS = (
+    "model_dir",
+    "data_dir",
+    "data_threads",
+    "shard_by",
+    "eval_batch_size",
+    "eval_crop_fraction",
+    "precision",
+    "strategy",
+    "tpu",
+    "logical_cpus",
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Evaluates the latest checkpoint of a run and prints a table or JSON."""
+    flags = CommandFlags("evaluate", _OPTIONS)
+    flags.define_boolean("json", False, "print JSON")
+    flags.parse(arguments)
+
+    from imagenet_fast.distribute.strategy import is_chief
+    from imagenet_fast.training.checkpoint import read_config
+    from imagenet_fast.training.evaluate import evaluate
+
+    config = read_config(flags["model_dir"]).replace(**flags.changes())
+    result = evaluate(config)
+    if not is_chief():
+        return 0
+    if flags["json"]:
+        print(json.dumps(result))
+        return 0
+    print(f"checkpoint  {result['checkpoint']}")
+    print(f"top-1       {result['top1']:.2%}")
+    print(f"top-5       {result['top5']:.2%}")
+    print(f"loss        {result['loss']:.4f}")
+    print(f"images      {result['examples']:.0f}")
+    if result["skipped"]:
+        print(f"unreadable  {result['skipped']:.0f}")
+    return 0

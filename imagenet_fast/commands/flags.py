@@ -1,0 +1,158 @@
+"""absl flags: those of a Config, derived from its fields, and a command's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+from absl import flags
+
+from imagenet_fast.config import (
+    Config,
+    option_names,
+    option_text,
+    option_type,
+    parse_option,
+    read_flagfile,
+)
+from imagenet_fast.errors import UserError, nearest
+
+_HELP_WIDTH = 96
+
+
+class CommandFlags:
+    """The flags of one command.
+
+    Args:
+      command: its name, for messages.
+      options: the options of Config that it takes.
+    """
+
+    def __init__(self, command: str, options: Sequence[str] = ()) -> None:
+        self._command = command
+        self._flags = flags.FlagValues()
+        self._groups: dict[str, list[str]] = {}
+        fields = {field.name: field for field in dataclasses.fields(Config)}
+        for name in options:
+            field = fields[name]
+            self._groups.setdefault(field.metadata["group"], []).append(name)
+            _define_option(field, self._flags)
+
+    def define_string(self, name: str, default: str, text: str) -> None:
+        """Defines a flag of the command's own."""
+        self._groups.setdefault(self._command, []).append(name)
+        flags.DEFINE_string(name, default, text, flag_values=self._flags)
+
+    def define_integer(self, name: str, default: int, text: str) -> None:
+        """Defines a flag of the command's own."""
+        self._groups.setdefault(self._command, []).append(name)
+        flags.DEFINE_integer(name, default, text, flag_values=self._flags)
+
+    def define_boolean(self, name: str, default: bool, text: str) -> None:
+        """Defines a flag of the command's own."""
+        self._groups.setdefault(self._command, []).append(name)
+        flags.DEFINE_boolean(name, default, text, flag_values=self._flags)
+
+    def parse(self, arguments: Sequence[str], positional: bool = False) -> list[str]:
+        """Reads the arguments, flagfiles among them, and returns those that are no flags.
+
+        Raises:
+          SystemExit: after printing the help, if that was asked for.
+          UserError: if a flag is unknown or has a value that it cannot have.
+        """
+        if {"--help", "-h", "--helpfull"} & set(arguments):
+            print(self._help(positional))
+            raise SystemExit(0)
+        try:
+            rest = self._flags([self._command, *_expand_flagfiles(arguments)])[1:]
+        except flags.UnrecognizedFlagError as error:
+            raise UserError(
+                f"there is no flag --{error.flagname}{nearest(error.flagname, list(self._flags))}"
+            ) from None
+        except flags.Error as error:
+            raise UserError(str(error).removeprefix("flag ")) from None
+        if rest and not positional:
+            raise UserError(f"unexpected argument {rest[0]!r}: options are written --name=value")
+        return rest
+
+    def __getitem__(self, name: str) -> Any:
+        return self._flags[name].value
+
+    def changes(self) -> dict[str, Any]:
+        """Returns the options of Config that were given, with their values."""
+        names = set(option_names())
+        return {
+            name: self._flags[name].value
+            for name in self._flags
+            if name in names and self._flags[name].present
+        }
+
+    def _help(self, positional: bool) -> str:
+        arguments = " FILE ..." if positional else ""
+        usage = f"usage: imagenet-fast {self._command} [--flagfile=FILE] [--flag=value ...]"
+        lines = [usage + arguments]
+        for group, names in self._groups.items():
+            lines += ["", f"{group}:"]
+            for name in names:
+                flag = self._flags[name]
+                default = "" if flag.value is None else option_text(flag.value)
+                text = flag.help + (f" (default: {default})" if default else "")
+                lines += textwrap.wrap(
+                    f"--{'[no]' if flag.boolean else ''}{name}: {text}",
+                    _HELP_WIDTH,
+                    initial_indent="  ",
+                    subsequent_indent="      ",
+                )
+        return "\n".join(lines)
+
+
+class _OptionParser(flags.ArgumentParser):
+    """Reads a flag as Config reads its option."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def parse(self, argument: Any) -> Any:
+        return parse_option(self._name, argument) if isinstance(argument, str) else argument
+
+    def flag_type(self) -> str:
+        return str(option_type(self._name))
+
+
+class _OptionSerializer(flags.ArgumentSerializer):
+    def serialize(self, value: Any) -> str:
+        return option_text(value)
+
+
+def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
+    text = field.metadata["help"]
+    if field.metadata["choices"] and ":" not in text:
+        text = f"{text}: {', '.join(field.metadata['choices'])}"
+    if option_type(field.name) is bool:
+        flags.DEFINE_boolean(field.name, field.default, text, flag_values=values)
+        return
+    flags.DEFINE(
+        _OptionParser(field.name),
+        field.name,
+        field.default,
+        text,
+        flag_values=values,
+        serializer=_OptionSerializer(),
+    )
+
+
+def _expand_flagfiles(arguments: Sequence[str]) -> list[str]:
+    """Puts the flags of a flagfile in its place, so that later flags override it."""
+    expanded: list[str] = []
+    for argument in arguments:
+        name, equals, path = argument.lstrip("-").partition("=")
+        if name != "flagfile" or not argument.startswith("-"):
+            expanded.append(argument)
+            continue
+        if not equals:
+            raise UserError("write --flagfile=FILE")
+        expanded += [f"--{option}={text}" for option, text in read_flagfile(path)]
+    return expanded

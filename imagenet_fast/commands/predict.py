@@ -1,0 +1,30 @@
+"""``imagenet-fast predict``."""
+
+from __future__ import annotations
+
+import json
+
+from imagenet_fast.commands.flags import CommandFlags
+
+
+def main(arguments: list[str]) -> int:
+    """Classifies image files; the status is 2 if any of them could not be read."""
+    flags = CommandFlags("predict")
+    flags.define_string("saved_model", "", "directory that `imagenet-fast export` wrote")
+    flags.define_boolean("json", False, "print a JSON object a line")
+    files = flags.parse(arguments, positional=True)
+
+    from imagenet_fast.serving.predict import predict
+
+    failed = False
+    width = max(map(len, files), default=0)
+    for answer in predict(flags["saved_model"], files):
+        failed |= "error" in answer
+        if flags["json"]:
+            print(json.dumps(answer))
+        elif "error" in answer:
+            print(f"{answer['file']:{width}}  error: {answer['error']}")
+        else:
+            told = (f"{p['label']} {p['probability']:.1%}" for p in answer["predictions"])
+            print(f"{answer['file']:{width}}  {', '.join(told)}")
+    return 2 if failed else 0

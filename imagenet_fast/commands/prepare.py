@@ -1,0 +1,75 @@
+"""``imagenet-fast prepare``."""
+
+from __future__ import annotations
+
+import sys
+
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.errors import UserError
+
+_SOURCE_OPTIONS = ("synsets", "validation_labels", "holdout")
+
+
+def main(arguments: list[str]) -> int:
+    """Writes shards and a manifest, or verifies them; 2 if they are damaged."""
+    flags = CommandFlags("prepare")
+    flags.define_string(
+        "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds; see the docs"
+    )
+    flags.define_string("source_path", "", "where the source lies, if it does not know itself")
+    flags.define_string("data_dir", "", "directory for the shards and manifest.json")
+    flags.define_integer("train_shards", 0, "training files; 0: by the size of the data")
+    flags.define_integer("validation_shards", 0, "validation files; 0: by the size of the data")
+    flags.define_integer("threads", 0, "shards written at once; 0: one a core")
+    flags.define_integer("max_bad_images", 100, "undecodable images left out before that fails")
+    flags.define_integer("seed", 0, "of the order of the images")
+    flags.define_boolean("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.parse(arguments)
+    directory = flags["data_dir"]
+    if not directory:
+        raise UserError("give --data_dir, the directory for the shards")
+    return _verify(directory) if flags["verify"] else _prepare(flags, directory)
+
+
+def _verify(directory: str) -> int:
+    from imagenet_fast.data.manifest import read_manifest, verify
+
+    problems = verify(directory)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        print(f"{directory} is damaged: {len(problems)} problems", file=sys.stderr)
+        return 2
+    print(f"{directory} is whole: {_contents(read_manifest(directory))}")
+    return 0
+
+
+def _prepare(flags: CommandFlags, directory: str) -> int:
+    from imagenet_fast.data.prepare import prepare
+    from imagenet_fast.data.sources import open_source
+
+    if not flags["source"]:
+        raise UserError("give --source: what kind of data to prepare")
+    source = open_source(flags["source"], flags["source_path"] or None)
+    manifest = prepare(
+        source,
+        directory,
+        train_shards=flags["train_shards"] or None,
+        validation_shards=flags["validation_shards"] or None,
+        seed=flags["seed"],
+        threads=flags["threads"] or None,
+        max_bad_images=flags["max_bad_images"],
+    )
+    for warning in manifest.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for kind, count in manifest.converted.items():
+        print(f"converted {count} images: {kind}")
+    for skipped in manifest.skipped:
+        print(f"left out {skipped.file}: {skipped.reason}")
+    print(f"{directory}: {_contents(manifest)}")
+    return 0
+
+
+def _contents(manifest: object) -> str:
+    splits = (f"{split.examples} {name} images" for name, split in manifest.splits.items())
+    return f"{manifest.name}, {manifest.num_classes} classes, {', '.join(splits)}"

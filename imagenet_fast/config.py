@@ -1,0 +1,663 @@
+"""Every option of a training run: its type, default, help and check, each written once.
+
+A :class:`Config` is made from a flagfile, from keyword arguments or, in ``commands``, from absl
+flags that are derived from the fields below. It is frozen, checked before any work starts, and
+written beside the model it made. Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from imagenet_fast.durations import Duration
+from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.models.names import MODEL_NAMES
+
+_COMMENT_MARKS = ("#", "//")
+
+
+def _option(
+    default: Any,
+    help: str,  # noqa: A002 - the name that absl and argparse give it
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+    check: Callable[[Any], bool] | None = None,
+    must: str = "",
+    free: bool = False,
+) -> Any:
+    """Declares a field of :class:`Config`.
+
+    Args:
+      default: its value where none is given.
+      help: one line for ``--help``.
+      group: the heading in ``--help`` under which it stands.
+      choices: the values allowed, if they can be listed.
+      check: tells whether a value is allowed.
+      must: what ``check`` asks for, to complete "... must ...".
+      free: whether it may change when a run is continued, because it has no part in the weights.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": choices,
+        "check": check,
+        "must": must,
+        "free": free,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+def _not_negative(value: float) -> bool:
+    return value >= 0
+
+
+def _fraction(value: float) -> bool:
+    return 0 <= value < 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The options of a training run. ``imagenet-fast train --help`` lists them.
+
+    Durations may be given as text (``duration="90 epochs"``), batch sizes are global: images in a
+    weight update, over all replicas and workers.
+
+    Raises:
+      UserError: if an option does not exist, has a value that it cannot have, or contradicts
+        another one.
+    """
+
+    # Data.
+    data_dir: str = _option(
+        "", "directory of TFRecord shards, as `prepare` writes them", group="data", free=True
+    )
+    synthetic: bool = _option(
+        False, "train on random images instead of data_dir, to time everything else", group="data"
+    )
+    num_classes: int = _option(
+        0,
+        "classes; 0: as the data's manifest says",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    label_offset: int = _option(
+        0, "added to each label when read: -1 for shards whose first class is 1", group="data"
+    )
+    image_size: int = _option(
+        224,
+        "height and width of the images that the model sees, in pixels",
+        group="data",
+        check=_positive,
+        must="be positive",
+    )
+    train_crop: str = _option(
+        "random_resized",
+        "random_resized: of random area and aspect; pad: zeros around, then a random window; "
+        "none: as in evaluation",
+        group="data",
+        choices=("random_resized", "pad", "none"),
+    )
+    crop_min_area: float = _option(
+        0.08,
+        "least area of a random_resized crop, as a fraction of the image",
+        group="data",
+        check=lambda value: 0 < value <= 1,
+        must="be in (0, 1]",
+    )
+    crop_padding: int = _option(
+        4,
+        "pixels added at each side by train_crop=pad",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    flip: bool = _option(True, "mirror half of the training images", group="data")
+    color_jitter: float = _option(
+        0.0,
+        "strength of random brightness, contrast and saturation (0.4 in fb.resnet.torch)",
+        group="data",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+    lighting: float = _option(
+        0.0,
+        "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch)",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    resize_method: str = _option(
+        "bicubic", "interpolation", group="data", choices=("bicubic", "bilinear")
+    )
+    eval_crop_fraction: float = _option(
+        0.875,
+        "side of the centre crop in evaluation, as a fraction of the image's shorter side",
+        group="data",
+        check=lambda value: 0 < value <= 1,
+        must="be in (0, 1]",
+    )
+    pixel_mean: tuple[float, ...] = _option(
+        (123.675, 116.28, 103.53),
+        "mean of each colour, of pixels in 0..255",
+        group="data",
+        check=lambda value: len(value) == 3,
+        must="have three values",
+    )
+    pixel_std: tuple[float, ...] = _option(
+        (58.395, 57.12, 57.375),
+        "standard deviation of each colour, of pixels in 0..255",
+        group="data",
+        check=lambda value: len(value) == 3 and min(value) > 0,
+        must="have three positive values",
+    )
+    shuffle_buffer: int = _option(
+        16384,
+        "images among which the next one is drawn",
+        group="data",
+        check=_positive,
+        must="be positive",
+    )
+    shard_by: str = _option(
+        "auto",
+        "records: each worker reads all shards and keeps its share, so that batches are the same "
+        "for any number of workers; files: each worker reads shards of its own; "
+        "auto: files where data is large",
+        group="data",
+        choices=("auto", "records", "files"),
+    )
+    data_threads: int = _option(
+        0,
+        "threads that read and decode in each process; 0: one a core",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+        free=True,
+    )
+    max_bad_images: int = _option(
+        100,
+        "unreadable images skipped in an epoch before the run stops",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+        free=True,
+    )
+
+    # Model.
+    model: str = _option("resnet50", "network", group="model", choices=MODEL_NAMES)
+    stem: str = _option(
+        "imagenet",
+        "first layers of a ResNet-18 to 152: small is for images of about 32 pixels",
+        group="model",
+        choices=("imagenet", "small"),
+    )
+    stride_on_1x1: bool = _option(
+        False,
+        "ResNet v1: stride in a bottleneck's first convolution (v1.5: in its 3x3)",
+        group="model",
+    )
+    zero_gamma: bool = _option(
+        True, "start the last batch norm of each residual block at gamma 0", group="model"
+    )
+    batch_norm_momentum: float = _option(
+        0.9,
+        "share of the old moving average that a step keeps",
+        group="model",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+    batch_norm_epsilon: float = _option(
+        1e-5,
+        "added to the variance in batch norm",
+        group="model",
+        check=_positive,
+        must="be positive",
+    )
+    dropout: float = _option(
+        0.5,
+        "share of AlexNet's fully connected units dropped",
+        group="model",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+
+    # Optimization.
+    batch_size: int = _option(
+        256,
+        "images in a weight update, over all replicas",
+        group="optimization",
+        check=_positive,
+        must="be positive",
+    )
+    accumulation_steps: int = _option(
+        1,
+        "micro-batches that each replica's share is split into, to save memory",
+        group="optimization",
+        check=_positive,
+        must="be positive",
+    )
+    duration: Duration = _option(
+        Duration(90, "epochs"),
+        "length of the run: steps, epochs or examples",
+        group="optimization",
+        check=lambda value: value.amount > 0,
+        must="be positive",
+    )
+    learning_rate: float = _option(
+        0.1,
+        "reference rate, for a batch of learning_rate_batch images",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    learning_rate_batch: int = _option(
+        256,
+        "batch to which learning_rate belongs; the rate grows in proportion (linear scaling "
+        "rule); 0: no scaling",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    warmup: Duration = _option(
+        Duration(5, "epochs"),
+        "gradual warmup, by the step, from learning_rate to the scaled rate if that is higher",
+        group="optimization",
+    )
+    decay_at: tuple[Duration, ...] = _option(
+        (Duration(30, "epochs"), Duration(60, "epochs"), Duration(80, "epochs")),
+        "when to multiply the rate by decay_factor",
+        group="optimization",
+        check=lambda value: (
+            len({at.unit for at in value}) <= 1
+            and list(value) == sorted(value, key=lambda at: at.amount)
+        ),
+        must="be in one unit and in order",
+    )
+    decay_factor: float = _option(
+        0.1,
+        "see decay_at",
+        group="optimization",
+        check=lambda value: 0 < value <= 1,
+        must="be in (0, 1]",
+    )
+    momentum: float = _option(
+        0.9, "momentum", group="optimization", check=_fraction, must="be in [0, 1)"
+    )
+    nesterov: bool = _option(True, "Nesterov's momentum", group="optimization")
+    weight_decay: float = _option(
+        1e-4,
+        "weight decay, on all but gamma and beta of batch norm",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    label_smoothing: float = _option(
+        0.0,
+        "probability spread evenly over all classes",
+        group="optimization",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+    seed: int = _option(
+        0,
+        "of the weights, the order of the data and its augmentation",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+
+    # Hardware.
+    strategy: str = _option(
+        "auto",
+        "auto: TPU if there is one, workers if TF_CONFIG or Slurm names several, all GPUs, else "
+        "one device",
+        group="hardware",
+        choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
+    )
+    tpu: str = _option("", "name or address of a TPU; local: this machine's", group="hardware")
+    logical_cpus: int = _option(
+        0,
+        "split the CPU into so many devices, to try replicas without accelerators",
+        group="hardware",
+        check=_not_negative,
+        must="not be negative",
+    )
+    fusion_bytes: int = _option(
+        25 * 2**20,
+        "bytes of gradients that workers sum at once; 0: all",
+        group="hardware",
+        check=_not_negative,
+        must="not be negative",
+    )
+    precision: str = _option(
+        "float32",
+        "of activations; weights, logits, loss and batch statistics are float32",
+        group="hardware",
+        choices=("float32", "mixed_bfloat16", "mixed_float16"),
+    )
+    loss_scale: float = _option(
+        0.0,
+        "fixed scale of the loss under mixed_float16; 0: adapted as training goes",
+        group="hardware",
+        check=_not_negative,
+        must="not be negative",
+    )
+    xla: bool = _option(
+        False, "compile each replica's forward and backward pass with XLA", group="hardware"
+    )
+    deterministic: bool = _option(
+        False,
+        "only operations that give the same bits each time, even where slower",
+        group="hardware",
+    )
+
+    # Run.
+    model_dir: str = _option(
+        "",
+        "where checkpoints, metrics and the report go; a run found there is continued",
+        group="run",
+        free=True,
+    )
+    eval_every: Duration = _option(
+        Duration(1, "epochs"),
+        "time between evaluations",
+        group="run",
+        check=lambda value: value.amount > 0,
+        must="be positive",
+    )
+    eval_batch_size: int = _option(
+        0,
+        "images in a step of evaluation, over all replicas; 0: batch_size",
+        group="run",
+        check=_not_negative,
+        must="not be negative",
+        free=True,
+    )
+    checkpoint_every: Duration = _option(
+        Duration(1, "epochs"),
+        "time between checkpoints",
+        group="run",
+        check=lambda value: value.amount > 0,
+        must="be positive",
+    )
+    keep_checkpoints: int = _option(
+        2, "latest checkpoints kept", group="run", check=_positive, must="be positive", free=True
+    )
+    log_every: Duration = _option(
+        Duration(20, "steps"),
+        "time between lines of metrics.jsonl",
+        group="run",
+        check=lambda value: value.amount > 0,
+        must="be positive",
+        free=True,
+    )
+    stop_at_accuracy: float = _option(
+        0.0,
+        "end the run at this top-1 accuracy, a fraction; 0: do not",
+        group="run",
+        check=_fraction,
+        must="be in [0, 1)",
+        free=True,
+    )
+    tensorboard: bool = _option(
+        True, "write TensorBoard scalars to model_dir/tensorboard", group="run", free=True
+    )
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = self._coerce(field, getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            self._check(field, value)
+        self._check_together()
+
+    @staticmethod
+    def _coerce(field: dataclasses.Field, value: Any) -> Any:
+        """Takes text for durations, and whole numbers and lists where floats and tuples belong."""
+        kind = option_type(field.name)
+        if isinstance(value, str) and kind is not str:
+            return parse_option(field.name, value)
+        if kind is float and type(value) is int:
+            return float(value)
+        if typing.get_origin(kind) is tuple:
+            if not isinstance(value, (list, tuple)):
+                raise UserError(f"{field.name} is {value!r}, but must be a list")
+            item = typing.get_args(kind)[0]
+            return tuple(
+                _parse(field.name, item, entry)
+                if isinstance(entry, str)
+                else item(entry)
+                if item is float
+                else entry
+                for entry in value
+            )
+        if type(value) is not kind:
+            raise UserError(f"{field.name} is {value!r}, but must be of type {kind.__name__}")
+        return value
+
+    @staticmethod
+    def _check(field: dataclasses.Field, value: Any) -> None:
+        choices, check = field.metadata["choices"], field.metadata["check"]
+        if choices and value not in choices:
+            hint = nearest(value, choices) or f"; choose from {', '.join(choices)}"
+            raise UserError(f"{field.name}={value!r} does not exist{hint}")
+        if check and not check(value):
+            raise UserError(
+                f"{field.name} is {option_text(value)}, but must {field.metadata['must']}"
+            )
+
+    def _check_together(self) -> None:
+        """Checks of options against each other that need neither data nor devices."""
+        if self.batch_size % self.accumulation_steps:
+            raise UserError(
+                f"batch_size {self.batch_size} cannot be split into "
+                f"accumulation_steps={self.accumulation_steps} equal parts"
+            )
+        if self.synthetic and not self.num_classes:
+            raise UserError("synthetic data needs num_classes, e.g. --num_classes=1000")
+        if self.loss_scale and self.precision != "mixed_float16":
+            raise UserError(
+                f"loss_scale is for precision=mixed_float16, but precision is {self.precision}"
+            )
+        if self.tpu and self.strategy not in ("auto", "tpu"):
+            raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
+        if self.xla and self.strategy == "tpu":
+            raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
+        if self.train_crop == "pad" and self.crop_padding >= self.image_size:
+            raise UserError(
+                f"crop_padding {self.crop_padding} must be smaller than image_size "
+                f"{self.image_size}"
+            )
+
+    @property
+    def scaled_learning_rate(self) -> float:
+        """The highest rate of the run: the linear scaling rule of Goyal et al. 2017."""
+        if not self.learning_rate_batch:
+            return self.learning_rate
+        return self.learning_rate * self.batch_size / self.learning_rate_batch
+
+    def replace(self, **changes: Any) -> Config:
+        """Returns a copy with other values for some options.
+
+        Raises:
+          UserError: if there is no such option, or its value cannot be used.
+        """
+        for name in changes:
+            _require_option(name)
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_flagfile(cls, path: str | pathlib.Path, **changes: Any) -> Config:
+        """Reads a recipe: one ``--option=value`` a line, ``#`` before a comment.
+
+        Args:
+          path: a flagfile; it may name others with ``--flagfile=other.flags``, taken from its own
+            folder if they are not found from here.
+          **changes: options that differ from the recipe's.
+
+        Raises:
+          UserError: if the file cannot be read, or names what is no option.
+        """
+        values = {name: parse_option(name, text) for name, text in read_flagfile(path)}
+        return cls().replace(**{**values, **changes})
+
+    def to_json(self) -> str:
+        """Returns all options as a JSON object, durations as text."""
+        values = {name: _plain(getattr(self, name)) for name in option_names()}
+        return json.dumps(values, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+          UserError: if it is not that.
+        """
+        try:
+            values = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"not a configuration: {error}") from None
+        if not isinstance(values, dict):
+            raise UserError("not a configuration: expected a JSON object of options")
+        return cls().replace(**values)
+
+    def differences(self, other: Config, *, free: bool = True) -> list[str]:
+        """Returns the names of the options in which two configurations differ.
+
+        Args:
+          other: the other configuration.
+          free: whether to count options that have no part in the weights.
+        """
+        return [
+            field.name
+            for field in dataclasses.fields(self)
+            if (free or not field.metadata["free"])
+            and getattr(self, field.name) != getattr(other, field.name)
+        ]
+
+
+def option_names() -> list[str]:
+    """Returns the names of all options, in the order in which they are declared."""
+    return [field.name for field in dataclasses.fields(Config)]
+
+
+def option_type(name: str) -> Any:
+    """Returns the Python type of the option ``name``."""
+    return _type_hints()[name]
+
+
+@functools.lru_cache(maxsize=1)
+def _type_hints() -> dict[str, Any]:
+    return typing.get_type_hints(Config)
+
+
+def option_text(value: Any) -> str:
+    """Returns an option's value as it is written in a flagfile."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    if isinstance(value, tuple):
+        return ",".join(option_text(item) for item in value)
+    return str(value)
+
+
+def parse_option(name: str, text: str) -> Any:
+    """Returns the value that ``text`` stands for, as the type of the option ``name``.
+
+    Raises:
+      UserError: if there is no such option, or ``text`` is no value for it.
+    """
+    _require_option(name)
+    kind = option_type(name)
+    if typing.get_origin(kind) is tuple:
+        item = typing.get_args(kind)[0]
+        return tuple(_parse(name, item, part) for part in text.split(",") if part.strip())
+    return _parse(name, kind, text)
+
+
+def _parse(name: str, kind: Any, text: str) -> Any:
+    text = text.strip()
+    if kind is Duration:
+        try:
+            return Duration.parse(text)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+    if kind is bool:
+        if text.lower() not in ("true", "false", "1", "0"):
+            raise UserError(f"{name} is {text!r}, but must be true or false")
+        return text.lower() in ("true", "1")
+    try:
+        return kind(text)
+    except ValueError:
+        words = {int: "a whole number", float: "a number"}[kind]
+        raise UserError(f"{name} is {text!r}, but must be {words}") from None
+
+
+def read_flagfile(path: str | pathlib.Path) -> Iterator[tuple[str, str]]:
+    """Yields the (option, text) pairs of a flagfile, in order, those of nested files in place.
+
+    Raises:
+      UserError: if a file cannot be read, a line is no flag, or files name each other in a circle.
+    """
+    yield from _read_flagfile(pathlib.Path(path), ())
+
+
+def _read_flagfile(
+    path: pathlib.Path, parents: tuple[pathlib.Path, ...]
+) -> Iterator[tuple[str, str]]:
+    if path.resolve() in parents:
+        raise UserError(f"flagfile {path} includes itself")
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"cannot read flagfile {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        flag = line.strip()
+        if not flag or flag.startswith(_COMMENT_MARKS):
+            continue
+        if not flag.startswith("-"):
+            raise UserError(f"{path}, line {number}: {flag!r} is not a flag (--option=value)")
+        name, equals, text = flag.lstrip("-").partition("=")
+        if name == "flagfile":
+            nested = pathlib.Path(text)
+            if not nested.exists():
+                nested = path.parent / nested
+            yield from _read_flagfile(nested, (*parents, path.resolve()))
+            continue
+        if not equals:
+            name, text = _boolean_flag(name)
+        try:
+            parse_option(name, text)
+        except UserError as error:
+            raise UserError(f"{path}, line {number}: {error}") from None
+        yield name, text
+
+
+def _boolean_flag(flag: str) -> tuple[str, str]:
+    """Reads ``--xla`` and ``--noxla``."""
+    if flag.startswith("no") and flag not in option_names():
+        return flag[2:], "false"
+    return flag, "true"
+
+
+def _require_option(name: str) -> None:
+    if name not in option_names():
+        raise UserError(f"there is no option {name!r}{nearest(name, option_names())}")
+
+
+def _plain(value: Any) -> Any:
+    """Returns ``value`` as JSON can hold it."""
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Duration) else value

@@ -1,0 +1,1 @@
+"""Data: preparing shards, reading them, and the images in them."""

@@ -1,0 +1,118 @@
+"""From encoded images to uint8 pixels of the size that the model sees, inside a TensorFlow graph.
+
+JPEGs are decoded only where the crop lies (``decode_and_crop_jpeg``); PNG, GIF and BMP are decoded
+whole. Grey images get three equal channels. Pixels are rounded to uint8 after resizing, as PIL
+does, so that a quarter of the bytes goes to the accelerator.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+
+_ASPECT_RATIOS = (3 / 4, 4 / 3)
+_ATTEMPTS = 10
+
+
+def training_image(encoded: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
+    """Decodes an image and crops it at random, as ``config.train_crop`` says.
+
+    Args:
+      encoded: bytes of the image, a string scalar.
+      seed: int32 [2]; the same seed gives the same crop.
+      config: gives ``train_crop`` and its options, ``image_size`` and ``resize_method``.
+
+    Returns:
+      uint8 [image_size, image_size, 3].
+    """
+    if config.train_crop == "random_resized":
+        window = _random_resized_window(_image_size(encoded), seed, config)
+        return _resize(_decode(encoded, window), config)
+    image = evaluation_image(encoded, config)
+    if config.train_crop == "pad":
+        margin = config.crop_padding
+        padded = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]])
+        image = tf.image.stateless_random_crop(padded, image.shape, seed)
+    return image
+
+
+def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
+    """Decodes an image and takes its centre; export and evaluation both use this function.
+
+    Args:
+      encoded: bytes of the image, a string scalar.
+      config: gives ``eval_crop_fraction``, ``image_size`` and ``resize_method``.
+
+    Returns:
+      uint8 [image_size, image_size, 3].
+    """
+    window = _centre_window(_image_size(encoded), config.eval_crop_fraction)
+    return _resize(_decode(encoded, window), config)
+
+
+def _is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
+
+
+def _image_size(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns int32 [height, width], from the header alone if the image is a JPEG."""
+    return tf.cond(
+        _is_jpeg(encoded),
+        lambda: tf.image.extract_jpeg_shape(encoded)[:2],
+        lambda: tf.shape(tf.io.decode_image(encoded, channels=3, expand_animations=False))[:2],
+    )
+
+
+def _decode(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 [height, width, 3] of ``window``: int32 [top, left, height, width]."""
+
+    def other() -> tf.Tensor:
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+        return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
+
+    return tf.cond(
+        _is_jpeg(encoded),
+        lambda: tf.image.decode_and_crop_jpeg(encoded, window, channels=3),
+        other,
+    )
+
+
+def _random_resized_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
+    """Draws a window of random area and aspect ratio, as GoogLeNet's authors did.
+
+    The aspect ratio is of width to height, in [3/4, 4/3]; after ten windows that do not fit, the
+    centre is taken. (fb.resnet.torch, which Goyal et al. used, draws the ratio's square root from
+    this range.)
+    """
+    begin, shape, _ = tf.image.stateless_sample_distorted_bounding_box(
+        tf.concat([size, [3]], 0),
+        bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+        seed=seed,
+        min_object_covered=0.0,
+        aspect_ratio_range=_ASPECT_RATIOS,
+        area_range=(config.crop_min_area, 1.0),
+        max_attempts=_ATTEMPTS,
+        use_image_if_no_bounding_boxes=True,
+    )
+    # The op returns the whole image when it gives up.
+    return tf.cond(
+        tf.reduce_all(shape[:2] == size),
+        lambda: _centre_window(size, config.eval_crop_fraction),
+        lambda: tf.concat([begin[:2], shape[:2]], 0),
+    )
+
+
+def _centre_window(size: tf.Tensor, fraction: float) -> tf.Tensor:
+    """Returns the square in the middle, ``fraction`` of the shorter side wide."""
+    side = tf.cast(tf.round(fraction * tf.cast(tf.reduce_min(size), tf.float32)), tf.int32)
+    side = tf.maximum(side, 1)
+    corner = (size - side + 1) // 2
+    return tf.concat([corner, [side, side]], 0)
+
+
+def _resize(image: tf.Tensor, config: Config) -> tf.Tensor:
+    size = [config.image_size, config.image_size]
+    resized = tf.image.resize(image, size, method=config.resize_method)
+    image = tf.saturate_cast(tf.round(resized), tf.uint8)
+    return tf.ensure_shape(image, [*size, 3])

@@ -1,0 +1,105 @@
+"""One encoded image: whether training can use it, and as which JPEG.
+
+Training decodes part of a JPEG (``tf.image.decode_and_crop_jpeg``), which accepts nothing but JPEG
+and stops the whole run at a damaged one. So every image is decoded here once, before training.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+# A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
+_JPEG = ("JPEG", "MPO")
+
+
+class BadImageError(ValueError):
+    """The image cannot be used; the message is the reason, without the image's name."""
+
+
+class EncodedImage(NamedTuple):
+    """A JPEG that ``tf.image.decode_jpeg(channels=3)`` accepts.
+
+    Attributes:
+      jpeg: The JPEG file.
+      height: In pixels.
+      width: In pixels.
+      channels: 3 (RGB) or 1 (grey).
+      converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``), or None for
+        a JPEG that is byte for byte the original.
+    """
+
+    jpeg: bytes
+    height: int
+    width: int
+    channels: int
+    converted_from: str | None
+
+
+def normalise_encoding(data: bytes) -> EncodedImage:
+    """Returns an image file as a JPEG that training can decode.
+
+    Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
+    and WebP, whatever they are named, become JPEGs of quality 95 without chroma subsampling, grey
+    if they were grey; what is transparent becomes white. EXIF orientation is ignored, as ImageNet's
+    own results do.
+
+    Args:
+      data: The image file.
+
+    Raises:
+      BadImageError: The format is none of these, or the pixels cannot all be decoded.
+    """
+    if not data:
+        raise BadImageError("empty")
+    try:
+        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image.load()
+    except Image.UnidentifiedImageError as error:  # its own message holds a memory address
+        raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise BadImageError(f"cannot be decoded: {error}") from error
+    if image.format in _JPEG and image.mode in ("L", "RGB"):
+        return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
+    kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
+    return _encode(_to_grey_or_rgb(image), kind)
+
+
+def encode_pixels(pixels: np.ndarray) -> EncodedImage:
+    """Returns raw pixels as a JPEG of quality 95 without chroma subsampling.
+
+    Args:
+      pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
+
+    Raises:
+      ValueError: Another shape or dtype.
+    """
+    grey_or_rgb = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
+    if pixels.dtype != np.uint8 or not grey_or_rgb or not pixels.size:
+        raise ValueError(
+            "pixels must be uint8 of shape (height, width) or (height, width, 3), "
+            f"not {pixels.dtype} of shape {pixels.shape}"
+        )
+    return _encode(Image.fromarray(pixels), "pixels")
+
+
+def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        grey = image.mode in ("LA", "L", "1")
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def _encode(image: Image.Image, converted_from: str) -> EncodedImage:
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=95, subsampling=0)
+    channels = len(image.getbands())
+    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)

@@ -1,0 +1,165 @@
+"""What a training run needs to know of its data before it reads any."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+
+from imagenet_fast.config import Config
+from imagenet_fast.data import manifest as manifests
+from imagenet_fast.data.records import LABEL, decode_example, index_shard, read_records
+from imagenet_fast.errors import UserError
+
+_SHARD_NAME = re.compile(r"(train|validation)-\d{5}-of-\d{5}")
+# How many labels of a directory without a manifest are looked at before the run starts.
+_LABELS_CHECKED = 1000
+_SYNTHETIC_EXAMPLES = 1_281_167  # ImageNet's, so that epochs mean what they mean there
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitInfo:
+    """The shards of ``train`` or ``validation``.
+
+    Attributes:
+      paths: of the TFRecord files; none for synthetic data.
+      counts: records in each file.
+      bytes: of all files together.
+      examples: records in all files together.
+    """
+
+    paths: tuple[str, ...]
+    counts: tuple[int, ...]
+    bytes: int
+    examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """A data set: what the manifest says, or what was found without one.
+
+    Attributes:
+      name: for people.
+      labels: the name of each class.
+      label_offset: what to add to a stored label to get a class in [0, num_classes).
+      splits: ``train`` and, if the data has it, ``validation``.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    label_offset: int
+    splits: dict[str, SplitInfo]
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.labels)
+
+
+def read_info(config: Config) -> DatasetInfo:
+    """Finds the data that ``config`` names and checks, without reading it all, that it is whole.
+
+    Raises:
+      UserError: if there is no data there, a shard is missing, empty or truncated, or the number
+        of classes or the labels contradict the configuration.
+    """
+    if config.synthetic:
+        train = SplitInfo((), (), 0, _SYNTHETIC_EXAMPLES)
+        labels = tuple(str(label) for label in range(config.num_classes))
+        return DatasetInfo("synthetic", labels, 0, {"train": train})
+    if not config.data_dir:
+        raise UserError(
+            "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
+        )
+    directory = pathlib.Path(config.data_dir)
+    if not directory.is_dir():
+        raise UserError(f"data_dir {directory} is not a directory")
+    if (directory / manifests.FILE).exists():
+        info = _from_manifest(directory, config)
+    else:
+        info = _from_shards(directory, config)
+    if info.splits["train"].examples < config.batch_size:
+        raise UserError(
+            f"batch_size {config.batch_size} is more than the {info.splits['train'].examples} "
+            f"training images in {directory}"
+        )
+    return info
+
+
+def _from_manifest(directory: pathlib.Path, config: Config) -> DatasetInfo:
+    manifest = manifests.read_manifest(directory)
+    if config.num_classes not in (0, manifest.num_classes):
+        raise UserError(
+            f"num_classes is {config.num_classes}, but {directory / manifests.FILE} "
+            f"names {manifest.num_classes} classes"
+        )
+    if config.label_offset:
+        raise UserError(
+            f"label_offset is for shards without a manifest; that of {directory} says it already"
+        )
+    splits = {}
+    for name, split in manifest.splits.items():
+        manifests.check_sizes(manifest, directory, name)
+        splits[name] = SplitInfo(
+            paths=tuple(str(directory / shard.file) for shard in split.shards),
+            counts=tuple(shard.examples for shard in split.shards),
+            bytes=sum(shard.bytes for shard in split.shards),
+            examples=split.examples,
+        )
+    if "train" not in splits:
+        raise UserError(f"{directory} has no training shards")
+    return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
+
+
+def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
+    """Takes shards that another converter wrote: counts their records by their length headers."""
+    found: dict[str, list[pathlib.Path]] = {}
+    for path in sorted(directory.iterdir()):
+        match = _SHARD_NAME.fullmatch(path.name)
+        if match:
+            found.setdefault(match[1], []).append(path)
+    if "train" not in found:
+        raise UserError(
+            f"{directory} has neither {manifests.FILE} nor shards named "
+            "train-00000-of-01024; `imagenet-fast prepare` makes both"
+        )
+    if not config.num_classes:
+        raise UserError(
+            f"{directory} has no {manifests.FILE}: say how many classes there are, e.g. "
+            "--num_classes=1000, and --label_offset=-1 if the first one is 1"
+        )
+    splits = {}
+    for name, paths in found.items():
+        counts = tuple(index_shard(path) for path in paths)
+        for path, count in zip(paths, counts):
+            if not count:
+                raise UserError(f"{path} is empty: remove it or make it again")
+        _check_labels(paths, config)
+        splits[name] = SplitInfo(
+            paths=tuple(map(str, paths)),
+            counts=counts,
+            bytes=sum(os.path.getsize(path) for path in paths),
+            examples=sum(counts),
+        )
+    labels = tuple(str(label) for label in range(config.num_classes))
+    return DatasetInfo(directory.name, labels, config.label_offset, splits)
+
+
+def _check_labels(paths: list[pathlib.Path], config: Config) -> None:
+    """Checks some labels of each of the first, the middle and the last shard."""
+    for path in {paths[0], paths[len(paths) // 2], paths[-1]}:
+        for number, record in enumerate(read_records(path)):
+            if number == _LABELS_CHECKED:
+                break
+            values = decode_example(record).get(LABEL)
+            if not values:
+                raise UserError(f"{path}, record {number} has no {LABEL}")
+            label = values[0] + config.label_offset
+            if not 0 <= label < config.num_classes:
+                raise UserError(
+                    f"{path}, record {number} has label {values[0]}, which label_offset "
+                    f"{config.label_offset} makes {label}: not in [0, {config.num_classes}). "
+                    "Shards of the TPU and Model Garden converters start at 1: "
+                    "--label_offset=-1 --num_classes=1000"
+                )

@@ -1,0 +1,328 @@
+"""The manifest of a prepared data set: what its shards hold and how to tell that they are whole.
+
+``manifest.json`` lies beside the shards. Training takes the number of classes and examples from it
+and checks the shards' sizes against it before it starts; ``verify`` checks everything.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tqdm import tqdm
+
+from imagenet_fast.data import records
+from imagenet_fast.errors import UserError, nearest
+
+FILE = "manifest.json"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """One TFRecord file.
+
+    Attributes:
+      file: Its name, within the data set's directory.
+      examples: Number of records.
+      bytes: Its size.
+      sha256: Hex SHA-256 of its content.
+    """
+
+    file: str
+    examples: int
+    bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """The training or the validation half.
+
+    Attributes:
+      shards: In the order of their numbers.
+      class_counts: Number of examples of each class.
+    """
+
+    shards: tuple[Shard, ...]
+    class_counts: tuple[int, ...]
+
+    @property
+    def examples(self) -> int:
+        """Number of examples."""
+        return sum(shard.examples for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """An image that was left out.
+
+    Attributes:
+      split: ``train`` or ``validation``.
+      file: Its name in the source.
+      reason: Why it could not be used.
+    """
+
+    split: str
+    file: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """Everything known about a prepared data set.
+
+    Attributes:
+      name: The data set, e.g. ``fashion_mnist``.
+      labels: Class names.
+      splits: By name, ``train`` and ``validation``.
+      label_offset: What to add to a record's label to get its class, an index of ``labels``: 0 in
+        what ``prepare`` writes, -1 where labels start at 1.
+      source: What the shards were made from and how, as JSON values: the same source gives the same
+        shards.
+      converted: Number of images that were re-encoded, by what they were.
+      skipped: The images that were left out.
+      warnings: What looked odd about the source but did not stop the work.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    splits: dict[str, Split]
+    label_offset: int = 0
+    source: dict[str, Any] = dataclasses.field(default_factory=dict)
+    converted: dict[str, int] = dataclasses.field(default_factory=dict)
+    skipped: tuple[Skipped, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.labels)
+
+
+def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
+    """Returns the manifest of the data set in ``directory``.
+
+    Raises:
+      UserError: There is no such directory or no manifest in it, or it is not one that this version
+        of the package can read.
+    """
+    directory = Path(directory)
+    path = directory / FILE
+    if not directory.is_dir():
+        raise UserError(
+            f"{directory}: no such directory; make the data set with `imagenet-fast prepare`"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{directory}: no {FILE} in it; make the data set with `imagenet-fast prepare`, or run "
+            "that again if it was interrupted"
+        ) from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: is not valid JSON: {error}") from error
+    version = values.get("version") if isinstance(values, dict) else None
+    if not isinstance(version, int):
+        raise UserError(f"{path}: is not a manifest of imagenet_fast")
+    if version > VERSION:
+        raise UserError(
+            f"{path}: has version {version}, and this imagenet_fast reads up to {VERSION}; "
+            "update imagenet_fast"
+        )
+    try:
+        manifest = _from_json(values)
+        _check(manifest)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is not a valid manifest: {error!r}") from error
+    return manifest
+
+
+def write_manifest(manifest: Manifest, directory: str | os.PathLike[str]) -> None:
+    """Writes ``manifest`` into ``directory``, replacing the one there, never leaving half of it."""
+    path = Path(directory) / FILE
+    temporary = records.temporary_name(path)
+    values = {"version": VERSION, **dataclasses.asdict(manifest)}
+    temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: str) -> None:
+    """Checks that each shard of ``split`` is there and has its size; cheap, reads no shard.
+
+    Raises:
+      UserError: There is no such split, or a shard is missing, empty, cut short or too long.
+    """
+    if split not in manifest.splits:
+        raise UserError(
+            f"{directory}: no split {split!r}; it has {', '.join(manifest.splits)}"
+            f"{nearest(split, manifest.splits)}"
+        )
+    problems = _size_problems(manifest.splits[split], Path(directory))
+    if problems:
+        more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise UserError(
+            f"{problems[0]}{more}; run the `imagenet-fast prepare` that made {directory} again to "
+            "mend it, or with --verify to list everything that is wrong"
+        )
+
+
+def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str]:
+    """Checks every byte of the data set in ``directory`` against its manifest.
+
+    Sizes, SHA-256, TFRecord checksums, number of records, labels and class counts.
+
+    Args:
+      directory: The data set.
+      progress: Show a progress bar, in bytes.
+
+    Returns:
+      One line per problem, each naming the shard; empty if all is well.
+
+    Raises:
+      UserError: The manifest itself cannot be read.
+    """
+    directory = Path(directory)
+    manifest = read_manifest(directory)
+    problems = []
+    total = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        with tqdm(
+            total=total, desc="verify", unit="B", unit_scale=True, disable=not progress
+        ) as bar:
+            for name, split in manifest.splits.items():
+                counts: collections.Counter[int] = collections.Counter()
+                paths = [directory / shard.file for shard in split.shards]
+                for shard, found in zip(split.shards, pool.map(_read_shard, split.shards, paths)):
+                    problems += found.problems
+                    counts += found.labels
+                    bar.update(shard.bytes)
+                problems += _count_problems(manifest, name, counts)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return problems
+
+
+class _Found(NamedTuple):
+    """What was found in one shard."""
+
+    problems: list[str]
+    labels: collections.Counter[int]
+
+
+def _read_shard(shard: Shard, path: Path) -> _Found:
+    labels: collections.Counter[int] = collections.Counter()
+    problem = size_problem(shard, path)
+    if problem:
+        return _Found([problem], labels)
+    problems = []
+    if _sha256(path) != shard.sha256:
+        problems.append(
+            f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
+            "again"
+        )
+    try:
+        for record in records.read_records(path):
+            labels[records.decode_example(record)[records.LABEL][0]] += 1
+    except records.CorruptRecordError as error:
+        problems.append(str(error))
+    except (KeyError, IndexError, ValueError) as error:
+        problems.append(f"{path}: record {sum(labels.values())} has no label: {error!r}")
+    else:
+        if sum(labels.values()) != shard.examples:
+            problems.append(
+                f"{path}: has {sum(labels.values())} records, the manifest says {shard.examples}"
+            )
+    return _Found(problems, labels)
+
+
+def _count_problems(manifest: Manifest, name: str, counts: collections.Counter[int]) -> list[str]:
+    """Compares the numbers of records by label that could be read with the manifest's by class."""
+    problems = []
+    expected = {
+        index - manifest.label_offset: (manifest.labels[index], count)
+        for index, count in enumerate(manifest.splits[name].class_counts)
+    }
+    for label in sorted(expected.keys() | counts.keys()):
+        if label not in expected:
+            problems.append(
+                f"{name}: {counts[label]} records have the label {label}, outside "
+                f"{min(expected)}..{max(expected)}"
+            )
+        elif counts[label] != expected[label][1]:
+            problems.append(
+                f"{name}: {counts[label]} records of class {expected[label][0]!r} can be read, the "
+                f"manifest says {expected[label][1]}"
+            )
+    return problems
+
+
+def size_problem(shard: Shard, path: Path) -> str | None:
+    """Returns what is wrong with the existence or size of ``shard``'s file ``path``, else None."""
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return f"{path}: is missing"
+    except OSError as error:
+        return f"{path}: cannot be read: {error.strerror}"
+    if size == shard.bytes:
+        return None
+    state = "is empty" if not size else "is cut short" if size < shard.bytes else "is too long"
+    return f"{path}: {state}: expected {shard.bytes} bytes, has {size}"
+
+
+def _size_problems(split: Split, directory: Path) -> list[str]:
+    found = (size_problem(shard, directory / shard.file) for shard in split.shards)
+    return [problem for problem in found if problem]
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _from_json(values: dict[str, Any]) -> Manifest:
+    return Manifest(
+        name=values["name"],
+        labels=tuple(values["labels"]),
+        splits={
+            name: Split(
+                shards=tuple(Shard(**shard) for shard in split["shards"]),
+                class_counts=tuple(split["class_counts"]),
+            )
+            for name, split in values["splits"].items()
+        },
+        label_offset=values["label_offset"],
+        source=values["source"],
+        converted=values["converted"],
+        skipped=tuple(Skipped(**skipped) for skipped in values["skipped"]),
+        warnings=tuple(values["warnings"]),
+    )
+
+
+def _check(manifest: Manifest) -> None:
+    for name, split in manifest.splits.items():
+        if len(split.class_counts) != manifest.num_classes:
+            raise ValueError(
+                f"{name}: counts of {len(split.class_counts)} classes for "
+                f"{manifest.num_classes} labels"
+            )
+        if sum(split.class_counts) != split.examples:
+            raise ValueError(
+                f"{name}: {sum(split.class_counts)} examples by class, {split.examples} by shard"
+            )
+        for shard in split.shards:
+            if Path(shard.file).name != shard.file:
+                raise ValueError(f"{name}: {shard.file!r} is not the name of a file")

@@ -1,0 +1,468 @@
+"""Converts a source of labelled images into TFRecord shards and a manifest.
+
+Which images go into which shard, and in which order, is settled by the seed before any work, so the
+shards are the same bytes whatever the number of threads and however often the work was interrupted.
+A finished shard is renamed into place and noted in a journal; a run that finds a journal goes on
+from there, and the last thing that a run does is to replace the journal by the manifest.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fcntl
+import json
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from imagenet_fast.data import manifest as manifests
+from imagenet_fast.data import records
+from imagenet_fast.data.images import BadImageError, encode_pixels, normalise_encoding
+from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
+from imagenet_fast.data.sources import Item, Source
+from imagenet_fast.errors import UserError
+
+JOURNAL = "prepare.journal"
+
+# Raised whenever the same source begins to give other shards.
+_CONVERTER_VERSION = 1
+
+_SPLITS = ("train", "validation")
+_BAD_IMAGES_SHOWN = 5
+
+
+def default_shards(images: int) -> dict[str, int]:
+    """Returns the usual numbers of shards for a data set of ``images`` training images.
+
+    Powers of two, so that 2, 4, 8 ... workers get equally many files: for training as many as have
+    1000 images each, but 8 to 1024; for validation an eighth of that, but at least 4. ImageNet gets
+    its customary 1024 and 128.
+    """
+    train = 8
+    while train < 1024 and images >= 2 * train * 1000:
+        train *= 2
+    return {"train": train, "validation": max(4, train // 8)}
+
+
+def prepare(
+    source: Source,
+    directory: str | os.PathLike[str],
+    train_shards: int | None = None,
+    validation_shards: int | None = None,
+    seed: int = 0,
+    threads: int | None = None,
+    max_bad_images: int = 100,
+    progress: bool = True,
+) -> Manifest:
+    """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
+
+    Both splits are shuffled: training wants neighbours of different classes, and part of the
+    validation set should be a fair sample of it. If the directory holds the finished data set,
+    shards that are missing or have the wrong size are made again and nothing else is done.
+
+    Args:
+      source: The images.
+      directory: Where to; made if need be.
+      train_shards: Number of files; by default that of ``default_shards``.
+      validation_shards: Likewise.
+      seed: Of the shuffle.
+      threads: Number of shards that are written at the same time; by default that of processors.
+      max_bad_images: How many images that cannot be decoded are left out, and listed in the
+        manifest, before that is an error.
+      progress: Show a progress bar.
+
+    Returns:
+      The manifest, as it was written into ``directory``.
+
+    Raises:
+      UserError: The directory cannot be written to, is in use by another process, or holds another
+        data set or this one made in another way; a number of shards is impossible; an image cannot
+        be read or has a label out of range; too many images cannot be decoded.
+    """
+    directory = Path(directory)
+    shards = _shard_counts(source, {"train": train_shards, "validation": validation_shards})
+    job = {
+        **source.describe(),
+        "shards": shards,
+        "seed": seed,
+        "converter_version": _CONVERTER_VERSION,
+    }
+    tasks = _plan(source, shards, seed)
+    converter = _Converter(
+        source, directory, threads or os.cpu_count() or 1, max_bad_images, progress
+    )
+    if (directory / manifests.FILE).exists():
+        return _mend(converter, tasks, job, directory)
+    _check_no_strangers(directory)
+    with _Journal(directory, job) as journal:
+        intact = {
+            done.shard.file: done
+            for done in journal.done
+            if not manifests.size_problem(done.shard, directory / done.shard.file)
+        }
+
+        def finish(done: _Done) -> None:
+            journal.add(done)
+            intact[done.shard.file] = done
+
+        todo = [task for task in tasks if task.file not in intact]
+        converter.run(todo, list(intact.values()), finish)
+        manifest = _summarise(source, job, [intact[task.file] for task in tasks])
+        manifests.write_manifest(manifest, directory)
+        journal.remove()
+    return manifest
+
+
+def _mend(
+    converter: _Converter, tasks: list[_Task], job: dict[str, Any], directory: Path
+) -> Manifest:
+    """Makes the shards of a finished data set again that are not what its manifest says."""
+    manifest = manifests.read_manifest(directory)
+    _check_same_job(manifest.source, job, directory)
+    shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
+    damaged = [
+        task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)
+    ]
+
+    def compare(done: _Done) -> None:
+        if done.shard != shards[done.shard.file]:
+            (directory / done.shard.file).unlink()
+            raise UserError(
+                f"{directory / done.shard.file}: was made again and is not what it was: the images "
+                "or Pillow have changed since; delete the directory and prepare it afresh"
+            )
+
+    if damaged:
+        with _Journal(directory, job) as journal:
+            converter.run(damaged, [], compare)
+            journal.remove()
+    # Left behind by a run that was killed between writing the manifest and this.
+    (directory / JOURNAL).unlink(missing_ok=True)
+    return manifest
+
+
+def _check_no_strangers(directory: Path) -> None:
+    """Keeps shards that something else made from being replaced by ours of the same name."""
+    if not directory.is_dir() or (directory / JOURNAL).exists():
+        return
+    for split in _SPLITS:
+        for path in directory.glob(f"{split}-*-of-*"):
+            raise UserError(
+                f"{directory}: holds {path.name}, which neither a manifest nor a journal tells of; "
+                "choose another directory"
+            )
+
+
+# --- The plan -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A shard to be made: the indices of its images in ``split``, in order."""
+
+    split: str
+    file: str
+    indices: np.ndarray
+
+
+def _shard_counts(source: Source, asked: dict[str, int | None]) -> dict[str, int]:
+    usual = default_shards(source.splits["train"])
+    counts = {}
+    for split in _SPLITS:
+        images = source.splits[split]
+        if not images:
+            raise UserError(f"{source.name}: has no {split} images")
+        counts[split] = min(usual[split], images) if asked[split] is None else asked[split]
+        if not 0 < counts[split] <= images:
+            raise UserError(
+                f"{split} shards must be between 1 and the number of images, {images}, "
+                f"not {counts[split]}"
+            )
+    return counts
+
+
+def _plan(source: Source, shards: dict[str, int], seed: int) -> list[_Task]:
+    tasks = []
+    for number, split in enumerate(_SPLITS):
+        # RandomState, unlike Generator, promises the same stream in every version of NumPy.
+        order = np.random.RandomState([seed, number]).permutation(source.splits[split])
+        for shard, indices in enumerate(np.array_split(order, shards[split])):
+            tasks.append(_Task(split, f"{split}-{shard:05d}-of-{shards[split]:05d}", indices))
+    return tasks
+
+
+# --- The work -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """A shard that was made, and what became of the images that were to be in it."""
+
+    split: str
+    shard: Shard
+    class_counts: list[int]
+    converted: dict[str, int]
+    skipped: list[Skipped]
+
+    @property
+    def images(self) -> int:
+        return self.shard.examples + len(self.skipped)
+
+
+class _Converter:
+    """Makes shards, several at a time in threads: reading and codecs leave Python's lock alone."""
+
+    def __init__(
+        self, source: Source, directory: Path, threads: int, max_bad_images: int, progress: bool
+    ) -> None:
+        self._source = source
+        self._directory = directory
+        self._threads = threads
+        self._max_bad_images = max_bad_images
+        self._progress = progress
+        self._lock = threading.Lock()  # of what follows
+        self._skipped: list[Skipped] = []
+        self._stopped = False
+
+    def run(self, tasks: list[_Task], done: list[_Done], finish: Callable[[_Done], None]) -> None:
+        """Makes the shards of ``tasks``.
+
+        Args:
+          tasks: What to do.
+          done: What was done in earlier runs, for the progress bar and the limit on bad images.
+          finish: Called in this thread with each shard, as it lies under its final name.
+        """
+        self._skipped += [skipped for shard in done for skipped in shard.skipped]
+        self._check_skipped()
+        import tensorflow  # noqa: F401  (seconds, which are not to count as the first image's)
+
+        before = sum(shard.images for shard in done)
+        self._bar = tqdm(
+            desc=self._source.name,
+            total=before + sum(len(task.indices) for task in tasks),
+            initial=before,
+            unit=" images",
+            disable=not self._progress,
+        )
+        pool = ThreadPoolExecutor(self._threads)
+        with self._bar, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # of metadata that nobody reads
+            try:
+                for future in as_completed([pool.submit(self._make, task) for task in tasks]):
+                    finish(future.result())
+            finally:
+                self._stopped = True  # an error or Ctrl-C needn't wait for whole shards
+                pool.shutdown(cancel_futures=True)
+
+    def _make(self, task: _Task) -> _Done:
+        """Makes one shard, in a thread of the pool."""
+        path = self._directory / task.file
+        counts = [0] * len(self._source.labels)
+        converted: collections.Counter[str] = collections.Counter()
+        skipped: list[Skipped] = []
+
+        def examples() -> Iterator[bytes]:
+            for index in task.indices:
+                if self._stopped:
+                    raise CancelledError
+                item = self._read(task.split, int(index))
+                try:
+                    yield self._convert(item, converted)
+                    counts[item.label] += 1
+                except BadImageError as error:
+                    skipped.append(self._skip(task.split, item, error))
+                with self._lock:
+                    self._bar.update()
+
+        try:
+            written = records.write_records(path, examples())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+        shard = Shard(task.file, written.examples, written.bytes, written.sha256)
+        return _Done(task.split, shard, counts, dict(converted), skipped)
+
+    def _read(self, split: str, index: int) -> Item:
+        try:
+            item = self._source.read(split, index)
+        except OSError as error:
+            raise UserError(f"{self._source.name}: cannot be read: {error}") from error
+        if not 0 <= item.label < len(self._source.labels):
+            raise UserError(
+                f"{self._source.name}: {item.filename} in {split} has the label {item.label}, "
+                f"outside 0..{len(self._source.labels) - 1}"
+            )
+        return item
+
+    def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
+        encode = normalise_encoding if isinstance(item.image, bytes) else encode_pixels
+        image = encode(item.image)
+        if image.converted_from:
+            converted[image.converted_from] += 1
+        synsets = self._source.synsets
+        return records.encode_example(
+            image.jpeg,
+            label=item.label,
+            text=self._source.labels[item.label],
+            synset=synsets[item.label] if synsets else None,
+            filename=item.filename,
+            height=image.height,
+            width=image.width,
+            channels=image.channels,
+        )
+
+    def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
+        skipped = Skipped(split, item.filename, str(error))
+        with self._lock:
+            self._skipped.append(skipped)
+        self._check_skipped()
+        return skipped
+
+    def _check_skipped(self) -> None:
+        if len(self._skipped) <= self._max_bad_images:
+            return
+        examples = "; ".join(
+            f"{skipped.file}: {skipped.reason}" for skipped in self._skipped[:_BAD_IMAGES_SHOWN]
+        )
+        raise UserError(
+            f"{self._source.name}: more than {self._max_bad_images} images (max_bad_images) cannot "
+            f"be used, such as {examples}"
+        )
+
+
+def _summarise(source: Source, job: dict[str, Any], done: list[_Done]) -> Manifest:
+    splits = {}
+    converted: collections.Counter[str] = collections.Counter()
+    for split in _SPLITS:
+        members = [shard for shard in done if shard.split == split]
+        splits[split] = Split(
+            shards=tuple(member.shard for member in members),
+            class_counts=tuple(map(sum, zip(*(member.class_counts for member in members)))),
+        )
+    for shard in done:
+        converted.update(shard.converted)
+    absent = [
+        f"class {label!r} has no training image"
+        for label, count in zip(source.labels, splits["train"].class_counts)
+        if not count
+    ]
+    return Manifest(
+        name=source.name,
+        labels=source.labels,
+        splits=splits,
+        source=job,
+        converted=dict(sorted(converted.items())),
+        skipped=tuple(skipped for shard in done for skipped in shard.skipped),
+        warnings=(*source.warnings, *absent),
+    )
+
+
+# --- The journal --------------------------------------------------------------------------------
+
+
+class _Journal:
+    """The job and the shards that are done, a line of JSON each; held by one process at a time."""
+
+    def __init__(self, directory: Path, job: dict[str, Any]) -> None:
+        """Opens the journal in ``directory``, or begins it.
+
+        Raises:
+          UserError: The directory cannot be written to or is in use, the journal is of another job,
+            or there are shards that no journal tells of.
+        """
+        self._path = directory / JOURNAL
+        self.done: list[_Done] = []
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b")
+        except OSError as error:
+            raise UserError(f"{directory}: cannot be written to: {error.strerror}") from error
+        try:
+            self._lock()
+            self._begin(job)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> _Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def add(self, done: _Done) -> None:
+        """Notes a shard that lies under its final name."""
+        self._write(dataclasses.asdict(done))
+
+    def remove(self) -> None:
+        """Removes the journal, once it isn't needed any more."""
+        self._path.unlink()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+        except BlockingIOError as error:
+            raise UserError(f"{self._path.parent}: another process is preparing it") from error
+        except OSError:  # a file system without locks
+            return
+
+    def _begin(self, job: dict[str, Any]) -> None:
+        lines = self._read()
+        if lines:
+            _check_same_job(lines[0], job, self._path.parent)
+            self.done = [_from_json(line) for line in lines[1:]]
+        else:
+            self._write(job)
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Returns the whole lines and cuts off one that a kill left unfinished."""
+        self._file.seek(0)
+        lines = self._file.read().splitlines(keepends=True)
+        if lines and not lines[-1].endswith(b"\n"):
+            self._file.truncate(self._file.tell() - len(lines.pop()))
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise UserError(
+                f"{self._path}: is damaged ({error}); delete {self._path.parent}"
+            ) from error
+
+    def _write(self, values: dict[str, Any]) -> None:
+        self._file.write(json.dumps(values).encode() + b"\n")
+        self._file.flush()
+
+
+def _from_json(values: dict[str, Any]) -> _Done:
+    return _Done(
+        split=values["split"],
+        shard=Shard(**values["shard"]),
+        class_counts=values["class_counts"],
+        converted=values["converted"],
+        skipped=[Skipped(**skipped) for skipped in values["skipped"]],
+    )
+
+
+def _check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
+    differences = [
+        f"{key} {there.get(key)!r} there, {value!r} asked for"
+        for key, value in job.items()
+        if there.get(key) != value
+    ]
+    if differences:
+        raise UserError(
+            f"{directory}: holds other data, or the same made in another way: "
+            f"{'; '.join(differences)}; choose another directory or delete this one"
+        )

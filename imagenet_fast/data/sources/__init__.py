@@ -1,0 +1,59 @@
+"""Sources of labelled images, one module per kind, and the table of kinds."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from pathlib import Path
+from typing import Any
+
+from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
+from imagenet_fast.data.sources.digits import open_digits
+from imagenet_fast.data.sources.folders import open_folders
+from imagenet_fast.data.sources.idx import open_idx
+from imagenet_fast.data.sources.imagenet import open_imagenet
+from imagenet_fast.data.sources.tfds import open_tfds
+from imagenet_fast.errors import UserError, nearest
+
+__all__ = ["KINDS", "Item", "Source", "open_source"]
+
+# A kind's options are the parameters of its function; it needs a path if `path` has no default.
+KINDS = {
+    "cifar10": open_cifar10,
+    "cifar100": open_cifar100,
+    "digits": open_digits,
+    "folders": open_folders,
+    "idx": open_idx,
+    "imagenet": open_imagenet,
+    "tfds": open_tfds,
+}
+
+
+def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options: Any) -> Source:
+    """Returns a source of labelled images.
+
+    Args:
+      kind: A key of ``KINDS``; its function says more.
+      path: Where the source lies; None for the kinds that know.
+      **options: The kind's own.
+
+    Raises:
+      UserError: No such kind or option, a path missing or too many, or the source cannot be used.
+    """
+    if kind not in KINDS:
+        raise UserError(f"no source {kind!r}; there are {', '.join(KINDS)}{nearest(kind, KINDS)}")
+    given = {name: value for name, value in options.items() if value is not None}
+    if path is not None:
+        given["path"] = Path(path).expanduser()
+    parameters = inspect.signature(KINDS[kind]).parameters
+    unknown = sorted(given.keys() - parameters.keys())
+    if unknown:
+        raise UserError(
+            f"the source {kind!r} takes no {unknown[0]}; it takes "
+            f"{', '.join(parameters) or 'nothing'}{nearest(unknown[0], parameters)}"
+        )
+    needs_path = "path" in parameters and parameters["path"].default is inspect.Parameter.empty
+    if needs_path and path is None:
+        raise UserError(f"the source {kind!r} needs a path")
+    return KINDS[kind](**given)

@@ -1,0 +1,58 @@
+"""Sources that are small enough to lie in memory as arrays of pixels."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.errors import UserError
+
+
+class ArraySource(Source):
+    """A source whose pixels and labels are NumPy arrays."""
+
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        labels: Iterable[str],
+        arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """Initialises the source.
+
+        Args:
+          kind: As ``Source``.
+          name: As ``Source``.
+          labels: As ``Source``.
+          arrays: For each split the images, uint8 of shape (n, height, width) or (n, height, width,
+            3), and the labels, integers of shape (n,).
+
+        Raises:
+          UserError: There are more or fewer labels than images, or a label is out of range.
+        """
+        labels = tuple(labels)
+        digest = hashlib.sha256()
+        for split, (images, numbers) in arrays.items():
+            if len(images) != len(numbers):
+                raise UserError(
+                    f"{name}: {split} has {len(images)} images but {len(numbers)} labels"
+                )
+            wrong = np.flatnonzero((numbers < 0) | (numbers >= len(labels)))
+            if wrong.size:
+                raise UserError(
+                    f"{name}: {split} image {wrong[0]} has the label {numbers[wrong[0]]}, outside "
+                    f"0..{len(labels) - 1}"
+                )
+            digest.update(np.ascontiguousarray(images))
+            digest.update(np.ascontiguousarray(numbers, np.int64))
+        sizes = {split: len(numbers) for split, (_, numbers) in arrays.items()}
+        super().__init__(kind, name, labels, sizes, digest.hexdigest())
+        self._arrays = dict(arrays)
+
+    def read(self, split: str, index: int) -> Item:
+        """As ``Source``; the filename is the split and the index."""
+        images, numbers = self._arrays[split]
+        return Item(images[index], int(numbers[index]), f"{split}_{index:05d}")

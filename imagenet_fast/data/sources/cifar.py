@@ -1,0 +1,206 @@
+"""CIFAR-10 and CIFAR-100 as published: binary or Python, unpacked or as the archive itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+import numpy as np
+
+from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.errors import UserError
+
+_PIXELS = 3 * 32 * 32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)  # told apart, and hashed, by identity
+class _Layout:
+    """The names in one of the data sets' two formats.
+
+    Attributes:
+      splits: The files of each split.
+      names: The file of class names.
+      labels: Of a binary record, the number of label bytes, of which the last is the class; of a
+        pickled batch, the key of its labels.
+      names_key: In the pickled file of class names, their key; None for the binary format.
+    """
+
+    splits: Mapping[str, tuple[str, ...]]
+    names: str
+    labels: int | str
+    names_key: str | None = None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return (*(part for parts in self.splits.values() for part in parts), self.names)
+
+
+_LAYOUTS = {
+    "cifar10": (
+        _Layout(
+            {
+                "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+                "validation": ("test_batch.bin",),
+            },
+            "batches.meta.txt",
+            1,
+        ),
+        _Layout(
+            {
+                "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
+                "validation": ("test_batch",),
+            },
+            "batches.meta",
+            "labels",
+            "label_names",
+        ),
+    ),
+    "cifar100": (
+        _Layout(
+            {"train": ("train.bin",), "validation": ("test.bin",)},
+            "fine_label_names.txt",
+            2,  # the coarse label, then the fine one
+        ),
+        _Layout(
+            {"train": ("train",), "validation": ("test",)},
+            "meta",
+            "fine_labels",
+            "fine_label_names",
+        ),
+    ),
+}
+
+
+def open_cifar10(path: Path) -> ArraySource:
+    """Returns CIFAR-10: 10 classes, 50,000 and 10,000 RGB images of 32x32 pixels.
+
+    Args:
+      path: The directory of its files (or the one above it), or the ``.tar.gz``, in either format.
+
+    Raises:
+      UserError: A file is missing or is not what its name says.
+    """
+    return _open("cifar10", path)
+
+
+def open_cifar100(path: Path) -> ArraySource:
+    """Returns CIFAR-100 with its 100 fine classes; else as ``open_cifar10``."""
+    return _open("cifar100", path)
+
+
+def _open(name: str, path: Path) -> ArraySource:
+    files = _read_archive(path, name) if path.is_file() else _read_directory(path, name)
+    layout = _layout(name, path, files)
+    read = _read_binary if layout.names_key is None else _read_pickle
+    arrays = {}
+    for split, parts in layout.splits.items():
+        batches = [read(path, part, files[part], layout) for part in parts]
+        images = np.concatenate([images for images, _ in batches])
+        labels = np.concatenate([labels for _, labels in batches])
+        # Channels first in the files.
+        arrays[split] = (images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
+    return ArraySource(name, name, _class_names(path, files[layout.names], layout), arrays)
+
+
+def _layout(name: str, path: Path, files: Mapping[str, bytes]) -> _Layout:
+    """Returns the layout whose files are all there."""
+    missing = {
+        layout: [file for file in layout.files if file not in files] for layout in _LAYOUTS[name]
+    }
+    nearest = min(missing, key=lambda layout: len(missing[layout]))
+    if missing[nearest]:
+        raise UserError(
+            f"{path}: is not {name}, or not all of it: no {', '.join(missing[nearest])}"
+        )
+    return nearest
+
+
+def _wanted(name: str) -> set[str]:
+    return {file for layout in _LAYOUTS[name] for file in layout.files}
+
+
+def _read_directory(path: Path, name: str) -> dict[str, bytes]:
+    if not path.is_dir():
+        raise UserError(f"{path}: no such file or directory")
+    folders = [path, *sorted(path.glob("cifar-*"))]
+    wanted = _wanted(name)
+    for folder in folders:
+        files = {file: folder / file for file in wanted if (folder / file).is_file()}
+        if files:
+            return {file: source.read_bytes() for file, source in files.items()}
+    return {}
+
+
+def _read_archive(path: Path, name: str) -> dict[str, bytes]:
+    wanted = _wanted(name)
+    try:
+        with tarfile.open(path) as archive:
+            return {
+                PurePosixPath(member.name).name: archive.extractfile(member).read()
+                for member in archive
+                if member.isfile() and PurePosixPath(member.name).name in wanted
+            }
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read as a tar archive: {error}") from error
+
+
+def _read_binary(
+    path: Path, part: str, data: bytes, layout: _Layout
+) -> tuple[np.ndarray, np.ndarray]:
+    size = layout.labels + _PIXELS
+    if not data or len(data) % size:
+        raise UserError(f"{path}: {part} has {len(data)} bytes, not a multiple of {size}")
+    table = np.frombuffer(data, np.uint8).reshape(-1, size)
+    return table[:, layout.labels :], table[:, layout.labels - 1].astype(np.int64)
+
+
+def _read_pickle(
+    path: Path, part: str, data: bytes, layout: _Layout
+) -> tuple[np.ndarray, np.ndarray]:
+    batch = _unpickle(path, part, data)
+    try:
+        images = np.asarray(batch["data"], np.uint8).reshape(-1, _PIXELS)
+        labels = np.asarray(batch[layout.labels], np.int64)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: {part} is no batch of images: {error!r}") from error
+    return images, labels
+
+
+def _class_names(path: Path, data: bytes, layout: _Layout) -> tuple[str, ...]:
+    if layout.names_key is None:
+        return tuple(data.decode().split())
+    try:
+        names = _unpickle(path, layout.names, data)[layout.names_key]
+    except KeyError as error:
+        raise UserError(f"{path}: {layout.names} has no {layout.names_key}") from error
+    return tuple(name.decode() if isinstance(name, bytes) else name for name in names)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Loads dictionaries, lists and arrays, and refuses everything else: a pickle can run code."""
+
+    _ALLOWED: ClassVar[Mapping[str, Any]] = {
+        "_reconstruct": np.empty(0).__reduce__()[0],  # its module moved between NumPy 1 and 2
+        "ndarray": np.ndarray,
+        "dtype": np.dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in self._ALLOWED:
+            return self._ALLOWED[name]
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+
+
+def _unpickle(path: Path, part: str, data: bytes) -> dict[str, Any]:
+    try:
+        # Python 2 wrote these files: its strings are bytes here, the keys as well.
+        values = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+        return {key.decode() if isinstance(key, bytes) else key: v for key, v in values.items()}
+    except Exception as error:  # a damaged pickle can raise almost anything
+        raise UserError(f"{path}: {part} cannot be unpickled: {error}") from error

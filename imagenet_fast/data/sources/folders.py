@@ -1,0 +1,121 @@
+"""Folders of class folders: the usual shape of a data set of one's own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.holdout import hold_out
+from imagenet_fast.errors import UserError, nearest
+
+_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp")
+_VALIDATION = ("validation", "val", "test")
+
+_Files = list[tuple[str, int]]  # name relative to the data set's directory, label
+
+
+class FolderSource(Source):
+    """Image files in folders named after their classes."""
+
+    def __init__(
+        self, name: str, root: Path, labels: tuple[str, ...], files: Mapping[str, _Files]
+    ) -> None:
+        """Initialises the source.
+
+        Args:
+          name: As ``Source``.
+          root: The directory that the files' names are relative to.
+          labels: As ``Source``.
+          files: For each split the images' names and labels.
+        """
+        digest = hashlib.sha256()
+        for split, members in files.items():
+            for file, _ in members:
+                # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
+                digest.update(f"{split}\0{file}\0{(root / file).stat().st_size}\n".encode())
+        sizes = {split: len(members) for split, members in files.items()}
+        super().__init__("folders", name, labels, sizes, digest.hexdigest())
+        self._root = root
+        self._files = dict(files)
+
+    def read(self, split: str, index: int) -> Item:
+        """As ``Source``; the filename is relative to the data set's directory."""
+        file, label = self._files[split][index]
+        return Item((self._root / file).read_bytes(), label, file)
+
+
+def open_folders(
+    path: Path, name: str | None = None, holdout: float = 0.1, seed: int = 0
+) -> FolderSource:
+    """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
+
+    Classes are numbered in alphabetical order. Images may lie deeper within their class folder;
+    files that are not named like an image, and hidden ones, are ignored.
+
+    Args:
+      path: The directory. Its validation folder may be named ``validation``, ``val`` or ``test``;
+        the first of these that exists is taken.
+      name: The data set's name; by default the directory's.
+      holdout: The fraction of each class to hold out where there is no validation folder.
+      seed: Which images are held out.
+
+    Raises:
+      UserError: There is no such directory, a class folder for training holds no image, or the
+        validation folder has a class that the training folder has not.
+    """
+    path = path.resolve()
+    if not path.is_dir():
+        raise UserError(f"{path}: no such directory")
+    train = path / "train" if (path / "train").is_dir() else path
+    labels = _class_names(train)
+    files = _list_images(path, train, labels)
+    empty = set(range(len(labels))) - {label for _, label in files}
+    if empty:
+        raise UserError(f"{train / labels[min(empty)]}: no image ({', '.join(_SUFFIXES)}) in it")
+    validation = next((path / name for name in _VALIDATION if (path / name).is_dir()), None)
+    if train != path and validation:
+        unknown = sorted(set(_class_names(validation)) - set(labels))
+        if unknown:
+            raise UserError(
+                f"{validation / unknown[0]}: there is no such class in {train}"
+                f"{nearest(unknown[0], labels)}"
+            )
+        splits = {"train": files, "validation": _list_images(path, validation, labels)}
+    else:
+        if not 0 < holdout < 1:
+            raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
+        chosen = hold_out(np.array([label for _, label in files]), holdout, seed)
+        splits = {
+            "train": [file for file, out in zip(files, chosen) if not out],
+            "validation": [file for file, out in zip(files, chosen) if out],
+        }
+    return FolderSource(name or path.name, path, labels, splits)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    names = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
+    if not names:
+        raise UserError(f"{folder}: has no class folders in it")
+    return tuple(names)
+
+
+def _list_images(root: Path, folder: Path, labels: tuple[str, ...]) -> _Files:
+    """Returns the images in the class folders in ``folder``, always in the same order."""
+    files = []
+    for label, name in enumerate(labels):
+        for directory, _, members in os.walk(folder / name, followlinks=True):
+            files += [
+                ((Path(directory) / member).relative_to(root).as_posix(), label)
+                for member in members
+                if member.lower().endswith(_SUFFIXES) and not member.startswith(".")
+            ]
+    return sorted(files)

@@ -1,0 +1,25 @@
+"""Holding some images back for validation, where a data set has no such split of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Chooses the same fraction of every class.
+
+    Args:
+      labels: Integers of shape (n,).
+      fraction: Of each class, 0 < fraction < 1; rounded to whole images, and each class keeps one.
+      seed: Which images; the choice depends on nothing else.
+
+    Returns:
+      bool of shape (n,), True for what is held out.
+    """
+    # RandomState, unlike Generator, promises the same stream in every version of NumPy.
+    random = np.random.RandomState(seed)
+    held_out = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        members = random.permutation(np.flatnonzero(labels == label))
+        held_out[members[: min(round(len(members) * fraction), len(members) - 1)]] = True
+    return held_out

@@ -1,0 +1,98 @@
+"""MNIST and Fashion-MNIST in the idx files that they are published as."""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.errors import UserError, nearest
+
+# Where Debian's package dataset-fashion-mnist puts them.
+_DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+_FASHION = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_LABELS = {"fashion_mnist": _FASHION, "mnist": tuple("0123456789")}
+
+# The files of both sets have the same names: the first training labels tell which one it is.
+_FIRST_LABELS = {
+    "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5],
+    "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4],
+}
+_SPLITS = {"train": "train", "validation": "t10k"}
+_UNSIGNED_BYTE = 8
+
+
+def open_idx(path: Path | None = None, name: str | None = None) -> ArraySource:
+    """Returns MNIST or Fashion-MNIST from a directory of idx files, gzipped or not.
+
+    Args:
+      path: The directory of ``train-images-idx3-ubyte`` and its three fellows; by default that of
+        Debian's package dataset-fashion-mnist.
+      name: ``mnist`` or ``fashion_mnist``, if the first training labels do not tell.
+
+    Raises:
+      UserError: A file is missing or is not what its name says, or nobody can tell which set it is.
+    """
+    path = path or _DEBIAN
+    if not path.is_dir():
+        advice = (
+            "; install Debian's dataset-fashion-mnist or give --path" if path == _DEBIAN else ""
+        )
+        raise UserError(f"{path}: no such directory{advice}")
+    arrays = {
+        split: (_read(path, f"{prefix}-images", 3), _read(path, f"{prefix}-labels", 1))
+        for split, prefix in _SPLITS.items()
+    }
+    if name is None:
+        first = arrays["train"][1][:10].tolist()
+        name = next((known for known, labels in _FIRST_LABELS.items() if labels == first), None)
+        if name is None:
+            raise UserError(
+                f"{path}: neither MNIST's labels nor Fashion-MNIST's; say which by name"
+            )
+    if name not in _LABELS:
+        raise UserError(
+            f"no idx data set {name!r}; there are {', '.join(_LABELS)}{nearest(name, _LABELS)}"
+        )
+    return ArraySource("idx", name, _LABELS[name], arrays)
+
+
+def _read(directory: Path, stem: str, rank: int) -> np.ndarray:
+    """Returns the uint8 array in ``STEM-idxRANK-ubyte``, with or without ``.gz``."""
+    path = directory / f"{stem}-idx{rank}-ubyte"
+    zipped = path.with_name(f"{path.name}.gz")
+    try:
+        data = path.read_bytes() if path.exists() else gzip.decompress(zipped.read_bytes())
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: no such file, nor {zipped.name}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{zipped}: cannot be read: {error}") from error
+    header = 4 * (1 + rank)
+    if len(data) < header or data[:4] != bytes((0, 0, _UNSIGNED_BYTE, rank)):
+        raise UserError(
+            f"{path}: is no idx file of unsigned bytes in {rank} dimensions: starts with "
+            f"{data[:4].hex(' ')}"
+        )
+    shape = struct.unpack(f">{rank}I", data[4:header])
+    if len(data) != header + math.prod(shape):
+        raise UserError(
+            f"{path}: holds {len(data) - header} bytes of data, its header says {math.prod(shape)}"
+        )
+    return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

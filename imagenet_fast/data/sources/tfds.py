@@ -1,0 +1,166 @@
+"""A data set that TensorFlow Datasets has prepared, read without TensorFlow Datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from imagenet_fast.data import records
+from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.errors import UserError
+
+_INFO = "dataset_info.json"
+_FEATURES = "features.json"
+_LABELS = "label.labels.txt"
+_FILENAMES = ("file_name", "image/filename")
+_VALIDATION = ("validation", "test")
+
+
+class _Shard(NamedTuple):
+    """A TFRecord file and the offsets of its records."""
+
+    path: Path
+    offsets: np.ndarray
+
+
+class TfdsSource(Source):
+    """Examples with the features ``image`` (an encoded image) and ``label``."""
+
+    def __init__(
+        self, name: str, labels: tuple[str, ...], shards: Mapping[str, list[_Shard]]
+    ) -> None:
+        """Initialises the source.
+
+        Args:
+          name: As ``Source``.
+          labels: As ``Source``.
+          shards: The files of each split.
+        """
+        digest = hashlib.sha256()
+        for members in shards.values():
+            for shard in members:
+                digest.update(f"{shard.path.name}\0{shard.path.stat().st_size}\n".encode())
+        self._shards = dict(shards)
+        self._ends = {
+            split: np.cumsum([len(shard.offsets) for shard in members])
+            for split, members in shards.items()
+        }
+        sizes = {split: int(ends[-1]) for split, ends in self._ends.items()}
+        super().__init__("tfds", name, labels, sizes, digest.hexdigest())
+
+    def read(self, split: str, index: int) -> Item:
+        """As ``Source``; the filename is the data set's own, else that of the shard and record.
+
+        Raises:
+          UserError: The record is corrupt, or has no image or label.
+        """
+        ends = self._ends[split]
+        number = int(np.searchsorted(ends, index, side="right"))
+        path, offsets = self._shards[split][number]
+        position = index - int(ends[number]) + len(offsets)
+        record = records.read_record(path, position, int(offsets[position]))
+        try:
+            fields = records.decode_example(record)
+            filename = next((fields[name][0] for name in _FILENAMES if name in fields), None)
+            return Item(
+                fields["image"][0],
+                fields["label"][0],
+                filename.decode() if filename else f"{path.name}[{position}]",
+            )
+        except (KeyError, IndexError, ValueError) as error:
+            raise UserError(
+                f"{path}: record {position} is no example with an image and a label: {error!r}"
+            ) from error
+
+
+def open_tfds(path: Path) -> TfdsSource:
+    """Returns a data set of images from the directory that TensorFlow Datasets prepared it in.
+
+    Args:
+      path: The directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or the one above it, of
+        whose versions the newest is taken. The splits are ``train``, and ``validation`` or else
+        ``test``.
+
+    Raises:
+      UserError: It is no such directory, the files are not TFRecord or not all there, or the data
+        set lacks one of the splits or of the features ``image`` and ``label``.
+    """
+    directory = _version_directory(path)
+    info = _read_json(directory / _INFO)
+    if info.get("fileFormat", "tfrecord") != "tfrecord":
+        raise UserError(
+            f"{directory}: its files are {info['fileFormat']}; prepare it with "
+            "file_format='tfrecord'"
+        )
+    splits = {split["name"]: split for split in info.get("splits", ())}
+    validation = next((name for name in _VALIDATION if name in splits), None)
+    if "train" not in splits or validation is None:
+        raise UserError(
+            f"{directory}: needs the splits train, and validation or test; has "
+            f"{', '.join(sorted(splits)) or 'none'}"
+        )
+    shards = {
+        "train": _index(directory, splits["train"]),
+        "validation": _index(directory, splits[validation]),
+    }
+    return TfdsSource(info["name"], _class_names(directory), shards)
+
+
+def _version_directory(path: Path) -> Path:
+    if (path / _INFO).is_file():
+        return path
+    versions = [
+        folder.parent
+        for folder in path.glob(f"*/{_INFO}")
+        if re.fullmatch(r"\d+\.\d+\.\d+", folder.parent.name)
+    ]
+    if not versions:
+        raise UserError(f"{path}: no {_INFO} in it: not made by TensorFlow Datasets")
+    return max(versions, key=lambda folder: [int(part) for part in folder.name.split(".")])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+
+
+def _class_names(directory: Path) -> tuple[str, ...]:
+    features = _read_json(directory / _FEATURES).get("featuresDict", {}).get("features", {})
+    for feature in ("image", "label"):
+        if feature not in features:
+            raise UserError(
+                f"{directory}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
+            )
+    names = directory / _LABELS
+    if names.is_file():
+        return tuple(names.read_text(encoding="utf-8").splitlines())
+    try:
+        return tuple(map(str, range(int(features["label"]["classLabel"]["numClasses"]))))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{directory / _FEATURES}: its feature 'label' is no class label"
+        ) from error
+
+
+def _index(directory: Path, split: Mapping[str, Any]) -> list[_Shard]:
+    """Returns the files of a split, checked against the counts that its info gives."""
+    lengths = [int(length) for length in split["shardLengths"]]
+    shards = []
+    for number, expected in enumerate(lengths):
+        pattern = f"*-{split['name']}.tfrecord-{number:05d}-of-{len(lengths):05d}"
+        path = next(directory.glob(pattern), None)
+        if path is None:
+            raise UserError(f"{directory}: no file {pattern}")
+        offsets = np.fromiter(records.locate_records(path), np.int64)
+        if len(offsets) != expected:
+            raise UserError(f"{path}: has {len(offsets)} records, {_INFO} says {expected}")
+        shards.append(_Shard(path, offsets))
+    return shards

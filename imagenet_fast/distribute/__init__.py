@@ -1,0 +1,1 @@
+"""Which devices and processes train together."""

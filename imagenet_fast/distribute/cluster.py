@@ -1,0 +1,124 @@
+"""The worker processes of a job, as ``TF_CONFIG`` or Slurm names them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+
+from imagenet_fast.errors import UserError
+
+_EXAMPLE = (
+    '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """The processes of a synchronous job.
+
+    Attributes:
+      workers: ``host:port`` of each, in the order of their indices; the chief is the first.
+      index: this process' place among them.
+    """
+
+    workers: tuple[str, ...]
+    index: int
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Cluster | None:
+        """Returns the cluster that ``TF_CONFIG``, else Slurm's variables describe, else None.
+
+        Raises:
+          UserError: if either is malformed.
+        """
+        return cls.from_tf_config(environment) or cls.from_slurm(environment)
+
+    @classmethod
+    def from_tf_config(cls, environment: Mapping[str, str]) -> Cluster | None:
+        """Reads TensorFlow's ``TF_CONFIG``; a ``chief`` counts as the first worker.
+
+        Raises:
+          UserError: if it is not what TensorFlow documents, or has parameter servers.
+        """
+        text = environment.get("TF_CONFIG", "")
+        if not text:
+            return None
+        try:
+            config = json.loads(text)
+        except ValueError as error:
+            raise UserError(f"TF_CONFIG is not JSON ({error}); expected e.g. {_EXAMPLE}") from None
+        try:
+            jobs, kind, index = config["cluster"], config["task"]["type"], config["task"]["index"]
+            members = {job: list(jobs[job]) for job in jobs}
+        except (KeyError, TypeError) as error:
+            raise UserError(f"TF_CONFIG lacks {error}; expected e.g. {_EXAMPLE}") from None
+        unknown = sorted(set(members) - {"chief", "worker", "evaluator"})
+        if unknown:
+            raise UserError(
+                f"TF_CONFIG has the job {unknown[0]!r}: training is synchronous and has only "
+                "workers (and at most one chief)"
+            )
+        if kind not in ("chief", "worker"):
+            raise UserError(f"TF_CONFIG's task type is {kind!r}, but must be chief or worker")
+        chiefs, workers = members.get("chief", []), members.get("worker", [])
+        own = chiefs if kind == "chief" else workers
+        if not isinstance(index, int) or not 0 <= index < len(own):
+            raise UserError(
+                f"TF_CONFIG's task index is {index!r}, but there are {len(own)} {kind}s"
+            )
+        everyone = (*chiefs, *workers)
+        for address in everyone:
+            if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+                raise UserError(f"TF_CONFIG names {address!r}, which is not host:port")
+        if len(set(everyone)) != len(everyone):
+            raise UserError("TF_CONFIG names the same host:port twice")
+        return cls(everyone, index if kind == "chief" else len(chiefs) + index)
+
+    @classmethod
+    def from_slurm(cls, environment: Mapping[str, str], port: int = 8888) -> Cluster | None:
+        """Reads the variables that ``srun`` sets, if they name more than one task.
+
+        The tasks of one host listen on consecutive ports from ``port`` on.
+
+        Raises:
+          UserError: if they contradict each other.
+        """
+        names = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
+        if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+            return None
+        missing = [name for name in names if name not in environment]
+        if missing:
+            raise UserError(f"Slurm's {missing[0]} is not set: start the tasks with srun")
+        # TensorFlow's readers of Slurm's two shorthands. Its SlurmClusterResolver orders hosts by
+        # name where Slurm orders tasks by the list (node10 before node2), and needs GPUs.
+        from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
+            expand_hostlist,
+            expand_tasks_per_node,
+        )
+
+        hosts = expand_hostlist(environment["SLURM_STEP_NODELIST"])
+        counts = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+        workers = tuple(
+            f"{host}:{port + task}"
+            for host, count in zip(hosts, counts)
+            for task in range(int(count))
+        )
+        index = int(environment["SLURM_PROCID"])
+        if len(hosts) != len(counts) or not 0 <= index < len(workers):
+            raise UserError(
+                f"Slurm's variables contradict each other: {len(hosts)} hosts, "
+                f"{len(workers)} tasks, but this is task {index}"
+            )
+        return cls(workers, index)
+
+    def to_tf_config(self) -> str:
+        """Returns the ``TF_CONFIG`` that describes this cluster to this process."""
+        return json.dumps(
+            {
+                "cluster": {"worker": list(self.workers)},
+                "task": {"type": "worker", "index": self.index},
+            }
+        )

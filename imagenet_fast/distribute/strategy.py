@@ -1,0 +1,183 @@
+"""The ``tf.distribute`` strategy that a configuration asks for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import zlib
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.errors import UserError
+
+
+def make_strategy(config: Config) -> tf.distribute.Strategy:
+    """Returns the strategy for ``config``: the same object for the same hardware options.
+
+    ``auto`` takes the TPU if one is named or found, several workers if ``TF_CONFIG`` or Slurm
+    says so, all GPUs if there are several, else one device.
+
+    Raises:
+      UserError: if the hardware is not there, the cluster is malformed, or the batch cannot be
+        split evenly over the replicas.
+    """
+    strategy = _make_strategy(
+        config.strategy, config.tpu, config.logical_cpus, config.fusion_bytes, config.deterministic
+    )
+    per_replica_batch_size(config, strategy)
+    return strategy
+
+
+def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:
+    """Returns the images of a weight update that each replica sees.
+
+    Raises:
+      UserError: if ``batch_size`` is not so many equal shares of ``accumulation_steps`` parts.
+    """
+    replicas = strategy.num_replicas_in_sync
+    parts = replicas * config.accumulation_steps
+    if config.batch_size % parts:
+        lower = config.batch_size // parts * parts
+        advice = f"{lower} or {lower + parts}" if lower else str(parts)
+        raise UserError(
+            f"batch_size {config.batch_size} (global) cannot be split evenly over {replicas} "
+            f"replicas with accumulation_steps={config.accumulation_steps}; try {advice}"
+        )
+    return config.batch_size // replicas
+
+
+def is_chief() -> bool:
+    """Whether this process writes what one process must write for all (Slurm's or ours)."""
+    cluster = Cluster.from_environment()
+    return cluster is None or cluster.index == 0
+
+
+def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Checks that all workers were started with the same options.
+
+    Each option's digest is gathered from all workers, so that all of them stop, and say which
+    option differs.
+
+    Raises:
+      UserError: naming the options and the workers that differ from the chief.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    names = option_names()
+    digests = [zlib.crc32(option_text(getattr(config, name)).encode()) >> 1 for name in names]
+
+    @tf.function
+    def gather() -> tf.Tensor:
+        def own() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_gather(tf.constant([digests], tf.int32), axis=0)
+
+        return strategy.run(own)
+
+    rows = strategy.experimental_local_results(gather())[0].numpy()
+    different = rows != rows[0]
+    if different.any():
+        told = [
+            f"{names[column]} ({', '.join(f'worker {row}' for row in np.flatnonzero(mask))})"
+            for column, mask in enumerate(different.T)
+            if mask.any()
+        ]
+        raise UserError(
+            f"workers were started with options other than the chief's: {'; '.join(told)}; "
+            f"here {_values(config, [names[c] for c in np.flatnonzero(different.any(axis=0))])}"
+        )
+
+
+def _values(config: Config, names: list[str]) -> str:
+    return ", ".join(f"{name}={option_text(getattr(config, name))}" for name in names)
+
+
+@functools.lru_cache(maxsize=None)
+def _make_strategy(
+    kind: str, tpu: str, logical_cpus: int, fusion_bytes: int, deterministic: bool
+) -> tf.distribute.Strategy:
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    if logical_cpus:
+        _split_cpu(logical_cpus)
+    cluster = Cluster.from_environment()
+    if kind == "auto":
+        kind = _find_kind(tpu, cluster, logical_cpus)
+    if kind == "tpu":
+        return _tpu_strategy(tpu)
+    if kind == "multi_worker":
+        return _multi_worker_strategy(cluster, fusion_bytes)
+    devices = _replica_devices(logical_cpus)
+    if kind == "mirrored":
+        return tf.distribute.MirroredStrategy(devices)
+    return tf.distribute.OneDeviceStrategy(devices[0])
+
+
+def _find_kind(tpu: str, cluster: Cluster | None, logical_cpus: int) -> str:
+    # TensorFlow lists a TPU_SYSTEM device where there is no TPU: only these variables, which TPU
+    # VMs set, tell.
+    if tpu or os.environ.get("TPU_NAME") or os.environ.get("TPU_ACCELERATOR_TYPE"):
+        return "tpu"
+    if cluster is not None and len(cluster.workers) > 1:
+        return "multi_worker"
+    return "mirrored" if len(_replica_devices(logical_cpus)) > 1 else "one_device"
+
+
+def _replica_devices(logical_cpus: int) -> list[str]:
+    gpus = tf.config.list_logical_devices("GPU")
+    if gpus and not logical_cpus:
+        return [device.name for device in gpus]
+    return [device.name for device in tf.config.list_logical_devices("CPU")][: logical_cpus or 1]
+
+
+def _split_cpu(parts: int) -> None:
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    pieces = [tf.config.LogicalDeviceConfiguration() for _ in range(parts)]
+    try:
+        tf.config.set_logical_device_configuration(cpu, pieces)
+    except RuntimeError:
+        # TensorFlow has started. That is fine if it was with as many devices.
+        if len(tf.config.list_logical_devices("CPU")) != parts:
+            raise UserError(
+                f"logical_cpus={parts} must be set before TensorFlow starts: restart the process"
+            ) from None
+
+
+def _multi_worker_strategy(
+    cluster: Cluster | None, fusion_bytes: int
+) -> tf.distribute.MultiWorkerMirroredStrategy:
+    if cluster is None:
+        raise UserError(
+            "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "
+            "tools/launch_local.py starts workers on this machine"
+        )
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+        task_type="worker",
+        task_id=cluster.index,
+        rpc_layer="grpc",
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=resolver,
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            bytes_per_pack=fusion_bytes
+        ),
+    )
+
+
+def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
+    name = tpu or os.environ.get("TPU_NAME") or "local"
+    try:
+        resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
+        if name != "local":
+            tf.config.experimental_connect_to_cluster(resolver)
+        tf.tpu.experimental.initialize_tpu_system(resolver)
+        return tf.distribute.TPUStrategy(resolver)
+    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+        raise UserError(
+            f"cannot use the TPU {name!r}: {error}. On a TPU VM install the extra [tpu]; "
+            "elsewhere choose another --strategy"
+        ) from error

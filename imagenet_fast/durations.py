@@ -1,0 +1,61 @@
+"""Lengths of time in training: so many steps, epochs or examples."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from imagenet_fast.errors import UserError
+
+_UNITS = ("steps", "epochs", "examples")
+_PATTERN = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)\s*([a-z]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Duration:
+    """An amount of training, e.g. ``Duration(90, "epochs")``.
+
+    Attributes:
+      amount: how many, not negative; epochs may have a fraction.
+      unit: ``steps`` (weight updates), ``epochs`` (passes over the training set) or ``examples``
+        (training images).
+    """
+
+    amount: float
+    unit: str
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Reads ``90 epochs``, ``90epochs``, ``1 epoch``, ``5000 steps`` or ``1e6 examples``.
+
+        Raises:
+          UserError: if ``text`` is anything else.
+        """
+        match = _PATTERN.fullmatch(text.strip())
+        unit = match and (match[2] if match[2].endswith("s") else match[2] + "s")
+        if not match or unit not in _UNITS:
+            raise UserError(
+                f"{text!r} is not a duration: write a number and a unit out of "
+                f"{', '.join(_UNITS)}, as in '90 epochs' or '5000steps'"
+            )
+        try:
+            return cls(float(match[1]), unit)
+        except ValueError:
+            raise UserError(f"{text!r} is not a duration: {match[1]!r} is not a number") from None
+
+    def steps(self, steps_per_epoch: int, batch_size: int) -> int:
+        """Returns the number of weight updates, rounded to the nearest.
+
+        Args:
+          steps_per_epoch: weight updates in an epoch.
+          batch_size: images in a weight update, over all replicas.
+        """
+        if self.unit == "epochs":
+            return round(self.amount * steps_per_epoch)
+        if self.unit == "examples":
+            return round(self.amount / batch_size)
+        return round(self.amount)
+
+    def __str__(self) -> str:
+        unit = self.unit[:-1] if self.amount == 1 else self.unit
+        return f"{self.amount:g} {unit}"

@@ -1,0 +1,5 @@
+"""Keras layers of the published recipes, to be used in any tf_keras model."""
+
+from imagenet_fast.layers.pixel_normalization import PixelNormalization
+
+__all__ = ["PixelNormalization"]

@@ -1,0 +1,38 @@
+"""From pixels to a network's input, on the accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+class PixelNormalization(keras.layers.Layer):
+    """Subtracts each colour's mean and divides by its standard deviation.
+
+    Input: uint8 or float [batch, height, width, channels] in 0..255. The arithmetic is float32,
+    the output has the layer's compute dtype, so that under mixed precision each pixel is rounded
+    once.
+
+    Args:
+      mean: of each channel, in 0..255.
+      std: of each channel, positive.
+      **kwargs: Keras' own options (``name``, ``dtype``).
+    """
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs: Any) -> None:
+        # Casting comes after the arithmetic.
+        super().__init__(autocast=False, **kwargs)
+        self.mean = tuple(mean)
+        self.std = tuple(std)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        pixels = tf.cast(inputs, tf.float32)
+        scale = tf.constant([1 / std for std in self.std], tf.float32)
+        return tf.cast((pixels - tf.constant(self.mean, tf.float32)) * scale, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "mean": self.mean, "std": self.std}

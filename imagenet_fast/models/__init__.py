@@ -1,0 +1,98 @@
+"""Image classifiers: Keras models that turn normalised images into float32 logits.
+
+``build`` makes a model by name; ``MODELS`` is the table of names. The functions behind it,
+``resnet.resnet``, ``resnet.cifar_resnet`` and ``alexnet.alexnet_bn``, can be called directly.
+
+TensorFlow is imported when the table is first read, not when this package is: flags are checked
+against ``names.MODEL_NAMES`` without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.models.names import MODEL_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import tf_keras as keras
+
+    MODELS: dict[str, Callable[..., keras.Model]]
+
+__all__ = ["MODELS", "MODEL_NAMES", "build", "option_names"]
+
+
+def build(
+    name: str,
+    /,
+    num_classes: int,
+    input_shape: tuple[int | None, int | None, int],
+    **options: Any,
+) -> keras.Model:
+    """Makes the model called ``name``, un-compiled, under the global mixed-precision policy.
+
+    Args:
+        name: one of ``MODEL_NAMES``; by position only, because ``name=`` is a model's own option.
+        num_classes: number of logits.
+        input_shape: (height, width, channels) of one image.
+        **options: keyword arguments of the model's own function.
+
+    Returns:
+        A functional model from float images [batch, height, width, channels], normalised, to
+        float32 logits [batch, num_classes].
+
+    Raises:
+        UserError: if there is no such model, the model has no such option, or it cannot be made
+            for these sizes.
+    """
+    models = _models()
+    if name not in models:
+        raise UserError(
+            f"there is no model {name!r}{nearest(name, models)}; the models are {', '.join(models)}"
+        )
+    own = _options(models[name])
+    for option in options:
+        if option not in own:
+            others = [other for other in models if option in _options(models[other])]
+            raise UserError(
+                f"model {name!r} has no option {option!r}"
+                + (
+                    f"; the models that have it are {', '.join(others)}"
+                    if others
+                    else f"{nearest(option, own)}; its options are {', '.join(own)}"
+                )
+            )
+    return models[name](num_classes, input_shape, **options)
+
+
+def option_names(name: str) -> list[str]:
+    """Returns the names of the options that ``build`` takes for the model called ``name``."""
+    return _options(_models()[name])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "MODELS":
+        return _models()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@functools.cache
+def _models() -> dict[str, Callable[..., keras.Model]]:
+    from imagenet_fast.models.alexnet import alexnet_bn
+    from imagenet_fast.models.resnet import CIFAR_DEPTHS, IMAGENET_DEPTHS, cifar_resnet, resnet
+
+    return {
+        **{f"resnet{depth}": functools.partial(resnet, depth) for depth in IMAGENET_DEPTHS},
+        **{f"resnet{depth}": functools.partial(cifar_resnet, depth) for depth in CIFAR_DEPTHS},
+        "alexnet_bn": alexnet_bn,
+    }
+
+
+def _options(builder: Callable[..., keras.Model]) -> list[str]:
+    """The names of a builder's keyword-only arguments."""
+    parameters = inspect.signature(builder).parameters.values()
+    return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

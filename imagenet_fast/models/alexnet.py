@@ -1,0 +1,131 @@
+"""AlexNet with batch norm, as trained at batch 64K by Jia et al. 2018 (arXiv 1807.11205).
+
+Krizhevsky's network in BVLC Caffe's sizes, but in one tower without groups, and without local
+response normalisation. Every convolutional stage has a batch norm: between the convolution and its
+ReLU in stages 1 to 4 and, what Jia et al. add, after the last pool in stage 5, because the
+distribution there drifts most. The convolutions keep their biases: the network is then the 62
+million parameters and 26 tensors of the publication.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.models.arguments import check_sizes
+
+# The smallest image of which the three pools leave something.
+_MIN_SIZE = 64
+
+
+def alexnet_bn(
+    num_classes: int = 1000,
+    input_shape: tuple[int, int, int] = (224, 224, 3),
+    *,
+    dropout: float = 0.5,
+    batch_norm_after_pool5: bool = True,
+    batch_norm_momentum: float = 0.9,
+    batch_norm_epsilon: float = 1e-5,
+    name: str | None = None,
+) -> keras.Model:
+    """Makes an AlexNet with batch norm.
+
+    Images of 227 pixels fit the first convolution (11x11, stride 4) without padding, as in BVLC
+    Caffe. Where the windows do not fit exactly, as with 224 pixels, two zeros are put on every
+    side, as Krizhevsky's own and torchvision's networks do; both sizes lead to 6x6 after the last
+    pool and so to the same weights.
+
+    Args:
+        num_classes: number of logits.
+        input_shape: (height, width, channels) of one image, at least 64 x 64.
+        dropout: share of the outputs of each of the two hidden dense layers to drop in training.
+        batch_norm_after_pool5: have the fifth batch norm; otherwise four, and none in stage 5.
+        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_epsilon: added to the variance.
+        name: the model's name; None makes it ``alexnet_bn``.
+
+    Returns:
+        An un-compiled functional model from float images [batch, height, width, channels],
+        normalised, to float32 logits [batch, num_classes].
+
+    Raises:
+        UserError: if the image is too small or its size unknown, or dropout is no share.
+    """
+    check_sizes(num_classes, input_shape)
+    height, width, _ = input_shape
+    if height is None or width is None or min(height, width) < _MIN_SIZE:
+        raise UserError(
+            f"alexnet_bn: images of {height} x {width} pixels cannot pass its three pools; use at "
+            f"least {_MIN_SIZE} x {_MIN_SIZE} (the dense layers need the size to be known)"
+        )
+    if not 0 <= dropout < 1:
+        raise UserError(f"alexnet_bn: dropout={dropout} is not in [0, 1)")
+
+    def norm(x: tf.Tensor, name: str) -> tf.Tensor:
+        return keras.layers.BatchNormalization(
+            momentum=batch_norm_momentum, epsilon=batch_norm_epsilon, name=name
+        )(x)
+
+    x = images = keras.Input(input_shape, name="images")
+    margins = (_first_margin(height), _first_margin(width))
+    if any(margins):
+        x = keras.layers.ZeroPadding2D(margins, name="conv1_pad")(x)
+    x = _conv(x, 96, 11, 4, "valid", "conv1")
+    x = _relu(norm(x, "bn1"), "relu1")
+    x = _pool(x, "pool1")
+    x = _conv(x, 256, 5, 1, "same", "conv2")
+    x = _relu(norm(x, "bn2"), "relu2")
+    x = _pool(x, "pool2")
+    x = _conv(x, 384, 3, 1, "same", "conv3")
+    x = _relu(norm(x, "bn3"), "relu3")
+    x = _conv(x, 384, 3, 1, "same", "conv4")
+    x = _relu(norm(x, "bn4"), "relu4")
+    x = _conv(x, 256, 3, 1, "same", "conv5")
+    x = _pool(_relu(x, "relu5"), "pool5")
+    if batch_norm_after_pool5:
+        x = norm(x, "bn5")
+
+    x = keras.layers.Flatten(name="flatten")(x)
+    for layer in ("6", "7"):
+        x = _relu(_dense(x, 4096, 0.005, f"fc{layer}"), f"relu{layer}")
+        x = keras.layers.Dropout(dropout, name=f"dropout{layer}")(x)
+    # Losses and probabilities of 16-bit logits would be too coarse.
+    x = _dense(x, num_classes, 0.01, "logits", dtype="float32")
+    return keras.Model(images, x, name=name or "alexnet_bn")
+
+
+def _first_margin(size: int) -> int:
+    return 0 if (size - 11) % 4 == 0 else 2
+
+
+def _conv(
+    x: tf.Tensor, filters: int, kernel_size: int, strides: int, padding: str, name: str
+) -> tf.Tensor:
+    return keras.layers.Conv2D(
+        filters,
+        kernel_size,
+        strides,
+        padding,
+        # By the number of inputs, as Jia et al. say.
+        kernel_initializer=keras.initializers.VarianceScaling(
+            2.0, mode="fan_in", distribution="untruncated_normal"
+        ),
+        name=name,
+    )(x)
+
+
+def _relu(x: tf.Tensor, name: str) -> tf.Tensor:
+    return keras.layers.Activation("relu", name=name)(x)
+
+
+def _pool(x: tf.Tensor, name: str) -> tf.Tensor:
+    return keras.layers.MaxPooling2D(3, 2, name=name)(x)
+
+
+def _dense(
+    x: tf.Tensor, units: int, stddev: float, name: str, dtype: str | None = None
+) -> tf.Tensor:
+    """A dense layer with weights N(0, stddev^2): Jia et al. say Gaussian, BVLC Caffe how wide."""
+    initializer = keras.initializers.RandomNormal(stddev=stddev)
+    return keras.layers.Dense(units, kernel_initializer=initializer, dtype=dtype, name=name)(x)

@@ -1,0 +1,178 @@
+"""Weights of Keras applications' ResNets for the models of this package."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import h5py
+import numpy as np
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+
+# What Keras applications' networks are built with.
+_EPSILON = 1.001e-5
+# The classifier's name in the code and in the files that Keras offers for download.
+_TOPS = ("predictions", "probs")
+
+
+def load_keras_applications_weights(
+    model: keras.Model, weights: keras.Model | str | Path, *, include_top: bool = True
+) -> None:
+    """Sets the weights of a ResNet-50, 101 or 152 to those of Keras applications.
+
+    The model must be Keras applications' network: ``resnet(depth, stride_on_1x1=True,
+    batch_norm_epsilon=1.001e-5)`` with the ImageNet stem. Its logits are then the same. Keras'
+    convolutions have biases and this package's have none: each is subtracted from the moving mean
+    of the batch norm that follows, which is exactly equivalent in inference.
+
+    The weights that Keras offers were trained on images prepared its "caffe" way: channels in the
+    order blue, green, red, in 0..255, less (103.939, 116.779, 123.68).
+
+    Args:
+        model: the model to change, made by ``imagenet_fast.models.resnet.resnet``.
+        weights: a model of ``tf_keras.applications``, or the path of its weights in HDF5 format
+            (.h5), as downloaded by Keras or written by ``save_weights``.
+        include_top: set the classifier too; False leaves the model's own as it is.
+
+    Raises:
+        UserError: if the file cannot be read, or the weights do not fit the model; the message
+            lists what differs, and the model is unchanged.
+    """
+    _check_variant(model)
+    source = _of_model(weights) if isinstance(weights, keras.Model) else _of_file(Path(weights))
+    tops = [name for name in _TOPS if name in source]
+    if include_top and not tops:
+        raise UserError(
+            "the weights have no classifier; pass include_top=False to keep the model's own"
+        )
+
+    values = {}
+    missing = []
+    unused = {name for name in source if name.startswith("conv")}
+    for layer in model.layers:
+        if not layer.weights or (layer.name == "logits" and not include_top):
+            continue
+        name = tops[0] if layer.name == "logits" else _their_name(layer.name)
+        unused.discard(name)
+        if name not in source:
+            missing.append(name)
+        elif isinstance(layer, keras.layers.BatchNormalization):
+            conv = source.get(re.sub("bn$", "conv", name), {})
+            values[layer] = _batch_norm_values(source[name], conv)
+        else:
+            roles = ("kernel", "bias") if layer.use_bias else ("kernel",)
+            values[layer] = [source[name].get(role) for role in roles]
+    if missing or unused:
+        lacking = f"the weights lack {_first(missing)}" if missing else ""
+        beyond = f"the model lacks {_first(sorted(unused))}" if unused else ""
+        raise UserError(
+            f"the weights are of another network than {model.name}: "
+            f"{'; '.join(filter(None, (lacking, beyond)))}; build the model with their depth"
+        )
+    _check_shapes(values)
+    for layer, arrays in values.items():
+        layer.set_weights(arrays)
+
+
+def _check_variant(model: keras.Model) -> None:
+    layers = {layer.name: layer for layer in model.layers}
+    first = layers.get("stage2_block1_conv1")
+    if first is None or "stage1_block1_conv3" not in layers:
+        raise UserError(
+            f"Keras applications has no weights for {model.name}, only for models made by "
+            "resnet(50), resnet(101) and resnet(152)"
+        )
+    if first.strides == (1, 1):
+        raise UserError(
+            f"{model.name} has its strides on the 3x3 convolutions and Keras applications on the "
+            "1x1; build it with stride_on_1x1=True"
+        )
+    epsilon = layers["stem_bn"].epsilon
+    if not np.isclose(epsilon, _EPSILON, rtol=1e-6, atol=0):
+        raise UserError(
+            f"{model.name} has batch_norm_epsilon={epsilon:g} and Keras applications {_EPSILON}; "
+            f"build it with batch_norm_epsilon={_EPSILON}"
+        )
+
+
+def _their_name(name: str) -> str:
+    """Keras applications' name for the layer that this package calls ``name``."""
+    if name.startswith("stem_"):
+        return name.replace("stem", "conv1")
+    stage, block, rest = name.split("_", maxsplit=2)
+    kind, number = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest).groups()
+    # Their stages count from the stem; their projection is number 0.
+    return f"conv{int(stage[len('stage') :]) + 1}_{block}_{number or 0}_{kind}"
+
+
+def _of_model(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
+    """The arrays of a model by layer and role."""
+    return {
+        layer.name: {_role(weight.name): weight.numpy() for weight in layer.weights}
+        for layer in model.layers
+        if layer.weights
+    }
+
+
+def _of_file(path: Path) -> dict[str, dict[str, np.ndarray]]:
+    """The arrays of an HDF5 file of Keras by layer and role."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file of weights")
+    try:
+        with h5py.File(path, "r") as file:
+            # ``save`` puts the weights in a group of their own, ``save_weights`` at the root.
+            root = file.get("model_weights", file)
+            return {
+                layer: {_role(name): group[name][()] for name in names}
+                for layer, group in root.items()
+                if len(names := [_text(name) for name in group.attrs["weight_names"]])
+            }
+    except (OSError, KeyError) as error:
+        raise UserError(
+            f"{path} cannot be read as a file of weights in Keras' HDF5 format (.h5): {error}"
+        ) from error
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _role(name: str) -> str:
+    """``"kernel"`` of ``"conv1_conv/kernel:0"``."""
+    return name.rsplit("/", maxsplit=1)[-1].split(":")[0]
+
+
+def _batch_norm_values(
+    source: Mapping[str, np.ndarray], conv: Mapping[str, np.ndarray]
+) -> list[np.ndarray | None]:
+    """Gamma, beta, mean and variance of a batch norm with the bias of ``conv`` folded in."""
+    gamma, beta, mean, variance = (
+        source.get(role) for role in ("gamma", "beta", "moving_mean", "moving_variance")
+    )
+    if mean is not None and "bias" in conv:
+        mean = mean - conv["bias"]
+    return [gamma, beta, mean, variance]
+
+
+def _check_shapes(values: Mapping[keras.layers.Layer, list[np.ndarray | None]]) -> None:
+    wrong = {}
+    for layer, arrays in values.items():
+        for variable, array in zip(layer.weights, arrays):
+            shape = None if array is None else array.shape
+            if shape != tuple(variable.shape):
+                wrong[f"{layer.name}/{_role(variable.name)}"] = (shape, tuple(variable.shape))
+    if wrong:
+        differences = [f"{name} is {ours}, not {theirs}" for name, (theirs, ours) in wrong.items()]
+        hint = ""
+        if all(name.startswith("logits") for name in wrong):
+            hint = "; include_top=False leaves the model's own classifier as it is"
+        raise UserError(f"the model does not have the weights' shapes: {_first(differences)}{hint}")
+
+
+def _first(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,15 @@
+"""The names of the models, to be read without importing TensorFlow."""
+
+from __future__ import annotations
+
+MODEL_NAMES: tuple[str, ...] = (
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet20",
+    "resnet32",
+    "resnet56",
+    "alexnet_bn",
+)

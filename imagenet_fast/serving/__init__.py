@@ -1,0 +1,1 @@
+"""SavedModels that take encoded images and need nothing but TensorFlow."""

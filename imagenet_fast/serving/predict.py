@@ -1,0 +1,66 @@
+"""Answers of an exported model for image files."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_fast.errors import UserError
+
+
+def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
+    """Classifies image files with a SavedModel that :func:`~imagenet_fast.export` wrote.
+
+    Args:
+      directory: of the SavedModel.
+      paths: of JPEG or PNG files.
+      batch_size: files in a call of the model.
+
+    Yields:
+      For each file, in order: ``file``, and either ``predictions``, a list of ``class``, ``label``
+      and ``probability``, best first, or ``error``, the reason why there are none.
+
+    Raises:
+      UserError: if ``directory`` holds no such model, or there are no paths.
+    """
+    if not paths:
+        raise UserError("no images: name JPEG or PNG files")
+    classify = _load(directory)
+    for start in range(0, len(paths), batch_size):
+        yield from _classify(classify, paths[start : start + batch_size])
+
+
+def _load(directory: str) -> Any:
+    if not tf.saved_model.contains_saved_model(directory):
+        raise UserError(f"{directory or 'saved_model'!r} is no SavedModel: give --saved_model")
+    signatures = tf.saved_model.load(directory).signatures
+    signature = signatures.get("serving_default")
+    if signature is None or "probabilities" not in signature.structured_outputs:
+        raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")
+    # Signatures hold no reference to the model whose variables they use.
+    signature.owner = signatures
+    return signature
+
+
+def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
+    try:
+        encoded = [pathlib.Path(path).read_bytes() for path in paths]
+        answers = classify(images=tf.constant(encoded))
+    except (OSError, tf.errors.OpError) as error:
+        if len(paths) > 1:  # find out which
+            for path in paths:
+                yield from _classify(classify, [path])
+            return
+        reason = error.strerror if isinstance(error, OSError) else "not a whole JPEG or PNG image"
+        yield {"file": paths[0], "error": reason}
+        return
+    columns = (answers[name].numpy() for name in ("classes", "labels", "probabilities"))
+    for path, classes, labels, probabilities in zip(paths, *columns):
+        predictions = [
+            {"class": int(c), "label": label.decode(), "probability": float(p)}
+            for c, label, p in zip(classes, labels, probabilities)
+        ]
+        yield {"file": path, "predictions": predictions}

@@ -1,0 +1,1 @@
+"""The training loop: model, callbacks, checkpoints, clock and report."""

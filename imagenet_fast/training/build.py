@@ -1,0 +1,127 @@
+"""From a configuration to a compiled model."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import tf_keras as keras
+
+from imagenet_fast import models
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.optimizers import SGD, GradualWarmup, Role, StepDecay, variable_roles
+from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.training.classifier import Classifier
+
+# Options of Config that belong to some models only.
+_MODEL_OPTIONS = (
+    "stem",
+    "stride_on_1x1",
+    "zero_gamma",
+    "batch_norm_momentum",
+    "batch_norm_epsilon",
+    "dropout",
+)
+
+
+def build_model(config: Config) -> Classifier:
+    """Returns the model that ``config`` describes, compiled, made in its strategy's scope.
+
+    The same seed gives the same weights, whatever the strategy.
+
+    Raises:
+      UserError: if the data, the hardware or the model's options cannot be used.
+    """
+    info = read_info(config)
+    strategy = make_strategy(config)
+    keras.utils.set_random_seed(config.seed)
+    with strategy.scope():
+        model = build_classifier(config, info.labels)
+        model.steps_per_epoch = steps_per_epoch(info, config)
+        updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
+        model.epochs = max(1, round(updates / model.steps_per_epoch))
+        model.compile(optimizer=build_optimizer(config, model))
+    return model
+
+
+def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
+    """Returns the model, not compiled, from uint8 [batch, image_size, image_size, 3] to logits.
+
+    Args:
+      config: of the model.
+      labels: the name of each class.
+    """
+    shape = (config.image_size, config.image_size, 3)
+    with _precision(config.precision):
+        network = models.build(config.model, len(labels), shape, **_model_options(config))
+        pixels = keras.Input(shape, dtype="uint8", name="pixels")
+        normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
+        return Classifier(
+            pixels,
+            network(normalized(pixels)),
+            label_smoothing=config.label_smoothing,
+            accumulation_steps=config.accumulation_steps,
+            xla=config.xla,
+            config=config,
+            labels=labels,
+            name=config.model,
+        )
+
+
+def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
+    """Returns the learning rate by the step.
+
+    Linear scaling, gradual warmup from the reference rate and decay in steps: Goyal et al. 2017.
+    """
+    boundaries = [at.steps(steps_per_epoch, config.batch_size) for at in config.decay_at]
+    schedule = StepDecay(config.scaled_learning_rate, boundaries, config.decay_factor)
+    warmup = config.warmup.steps(steps_per_epoch, config.batch_size)
+    if warmup and config.scaled_learning_rate > config.learning_rate:
+        return GradualWarmup(schedule, config.learning_rate, warmup)
+    return schedule
+
+
+def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
+    """Returns the optimizer, in a loss scale for float16, with decay by the variables' roles."""
+    decayed = [role not in (Role.SCALE, Role.SHIFT) for role in variable_roles(model)]
+    optimizer = SGD(
+        build_schedule(config, model.steps_per_epoch),
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        weight_decay=config.weight_decay,
+        weight_decay_mask=decayed,
+    )
+    if config.precision != "mixed_float16":
+        return optimizer
+    if config.loss_scale:
+        return keras.mixed_precision.LossScaleOptimizer(
+            optimizer, dynamic=False, initial_scale=config.loss_scale
+        )
+    return keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+def _model_options(config: Config) -> dict[str, object]:
+    """Returns the options that the model has; one that it lacks must be at its default."""
+    default = Config()
+    has = models.option_names(config.model)
+    return {
+        name: getattr(config, name)
+        for name in _MODEL_OPTIONS
+        # models.build says which models have an option that this one lacks.
+        if name in has or getattr(config, name) != getattr(default, name)
+    }
+
+
+@contextlib.contextmanager
+def _precision(policy: str) -> Iterator[None]:
+    """Layers made inside compute under ``policy``."""
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(policy)
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(before)

@@ -1,0 +1,206 @@
+"""Checkpoints from which a run goes on as if it had never stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config, option_text
+from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.errors import UserError
+from imagenet_fast.training.classifier import Classifier
+
+CONFIG_FILE = "config.json"
+LABELS_FILE = "labels.txt"
+_FOLDER = "checkpoints"
+
+
+class Checkpoints:
+    """Saves and restores a run: weights, optimizer, loss scale, step, clock.
+
+    A checkpoint appears under its name when it is whole; the last ones are kept. All workers must
+    call :meth:`save` together, since each holds a part of what is averaged; the chief's file is
+    kept. All restore from it, so that ``model_dir`` must be one that every worker can read.
+
+    Args:
+      model: compiled and made in its strategy's scope.
+      config: gives ``model_dir`` and ``keep_checkpoints``.
+    """
+
+    def __init__(self, model: Classifier, config: Config) -> None:
+        self._model = model
+        self._state = _State()
+        self._checkpoint = tf.train.Checkpoint(model=model, state=self._state)
+        self._folder = pathlib.Path(config.model_dir, _FOLDER)
+        own = self._folder
+        if not is_chief():
+            own = pathlib.Path(tempfile.mkdtemp(prefix="imagenet-fast-worker-"))
+            self._temporary = own
+        else:
+            self._temporary = None
+        self._manager = tf.train.CheckpointManager(
+            self._checkpoint, str(own), max_to_keep=config.keep_checkpoints
+        )
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Writes a checkpoint.
+
+        Args:
+          step: weight updates so far.
+          state: whatever else the run must know, as JSON can hold it.
+        """
+        self._model.average_batch_norm_statistics()
+        self._state.value = state
+        self._manager.save(checkpoint_number=step)
+
+    def restore(self) -> dict[str, Any] | None:
+        """Restores the latest checkpoint and returns its ``state``; None if there is none.
+
+        Raises:
+          UserError: if it is another model's.
+        """
+        latest = tf.train.latest_checkpoint(str(self._folder))
+        if latest is None:
+            return None
+        # Slots exist only once the optimizer is built, and are then checked with all else.
+        with self._model.distribute_strategy.scope():
+            self._model.optimizer.build(self._model.trainable_variables)
+        try:
+            self._checkpoint.restore(latest).assert_existing_objects_matched()
+        except (AssertionError, ValueError, tf.errors.OpError) as error:
+            raise _foreign(latest, error) from error
+        return self._state.value
+
+    def close(self) -> None:
+        """Removes what a worker other than the chief wrote."""
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+
+def restore_weights(model: Classifier, model_dir: str) -> str:
+    """Restores the weights of the latest checkpoint in ``model_dir``, whatever its precision.
+
+    Returns:
+      The checkpoint's path.
+
+    Raises:
+      UserError: if there is none, or it is another model's.
+    """
+    latest = tf.train.latest_checkpoint(str(pathlib.Path(model_dir, _FOLDER)))
+    if latest is None:
+        raise UserError(f"{model_dir} holds no checkpoint: train there first")
+    try:
+        status = tf.train.Checkpoint(model=model).restore(latest)
+        status.expect_partial().assert_existing_objects_matched()
+    except (AssertionError, ValueError, tf.errors.OpError) as error:
+        raise _foreign(latest, error) from error
+    return latest
+
+
+def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
+    """Makes ``model_dir`` this configuration's, or checks that it is already.
+
+    Args:
+      config: gives ``model_dir``, and is written there.
+      labels: the name of each class, written beside it.
+
+    Raises:
+      UserError: if it cannot be written, or holds a run with other options.
+    """
+    directory = pathlib.Path(config.model_dir)
+    try:
+        (directory / _FOLDER).mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise UserError(
+            f"cannot write to model_dir {directory}: {error.strerror}; choose another --model_dir"
+        ) from None
+    file = directory / CONFIG_FILE
+    if not file.exists():
+        if tf.train.latest_checkpoint(str(directory / _FOLDER)):
+            raise UserError(
+                f"{directory} holds checkpoints but no {CONFIG_FILE} to tell whose they are; "
+                "choose another --model_dir"
+            )
+    else:
+        found = read_config(config.model_dir)
+        names = config.differences(found, free=False)
+        if names:
+            told = "; ".join(
+                f"{name} is {option_text(getattr(found, name))} there, "
+                f"{option_text(getattr(config, name))} here"
+                for name in names
+            )
+            raise UserError(
+                f"{directory} holds a run with other options ({told}); choose another "
+                "--model_dir, or remove that one"
+            )
+    if is_chief():
+        write_file(file, config.to_json())
+        write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def read_config(model_dir: str) -> Config:
+    """Returns the configuration of the run in ``model_dir``.
+
+    Raises:
+      UserError: if there is none.
+    """
+    if not model_dir:
+        raise UserError("no model: give --model_dir, the directory of a training run")
+    file = pathlib.Path(model_dir, CONFIG_FILE)
+    try:
+        return Config.from_json(file.read_text()).replace(model_dir=model_dir)
+    except OSError as error:
+        raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def read_labels(model_dir: str) -> tuple[str, ...]:
+    """Returns the name of each class of the run in ``model_dir``.
+
+    Raises:
+      UserError: if there is none.
+    """
+    file = pathlib.Path(model_dir, LABELS_FILE)
+    try:
+        return tuple(file.read_text().splitlines())
+    except OSError as error:
+        raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
+
+
+def write_file(path: pathlib.Path, text: str) -> None:
+    """Writes a file beside its place and renames it, so that it is never there in part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _foreign(path: str, error: Exception) -> UserError:
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    return UserError(
+        f"checkpoint {path} is not of this model ({reason[:200]}); choose another --model_dir"
+    )
+
+
+class _State(tf.train.experimental.PythonState):
+    """JSON beside the variables, so that both are of the same step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value: dict[str, Any] = {}
+
+    def serialize(self) -> str:
+        return json.dumps(self.value)
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        self.value = json.loads(string_value)

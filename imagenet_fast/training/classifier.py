@@ -1,0 +1,211 @@
+"""A Keras model that trains as the large-batch papers do; ``model.fit`` is its training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.config import Config
+from imagenet_fast.training.totals import Totals, batch_sums
+
+Tensors = list[tf.Tensor]
+
+
+class Classifier(keras.Model):
+    """A functional model from pixels to float32 logits, with a training step of its own.
+
+    Where Keras' step differs from what the papers do, this one follows the papers:
+
+    * the loss is the sum over images divided by the *global* batch, in float32, so that one device
+      and any number of replicas take the same step;
+    * micro-batches are accumulated inside the step: one sum over replicas, one update;
+    * gradients and metrics travel in one all-reduce, before the optimizer clips or scales;
+    * the loss reported is without loss scale, regularization or rounding to float16;
+    * XLA compiles a replica's forward and backward pass, not the update, which strategies with
+      several devices cannot compile.
+
+    Batches are ``(images, labels)`` or ``(images, labels, weights)``: of the input's dtype
+    [batch, height, width, 3], integer [batch] and float [batch]. Images of weight 0 do not count;
+    negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5`` (fractions), ``examples``
+    (images that counted), ``skipped`` (images that had no weight).
+
+    Args:
+      inputs: the functional model's input.
+      outputs: its logits, float32 [batch, classes].
+      label_smoothing: probability spread evenly over all classes.
+      accumulation_steps: micro-batches in each replica's share of a step.
+      xla: whether XLA compiles the forward and backward pass.
+      config: what the model was made from, if it was; ``export`` needs it.
+      labels: the name of each class; ``export`` puts them into its answers.
+      name: of the model.
+
+    Attributes:
+      steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
+      epochs: what ``fit`` takes where it is not told.
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        outputs: Any,
+        *,
+        label_smoothing: float = 0.0,
+        accumulation_steps: int = 1,
+        xla: bool = False,
+        config: Config | None = None,
+        labels: Sequence[str] = (),
+        name: str | None = None,
+    ) -> None:
+        super().__init__(inputs=inputs, outputs=outputs, name=name)
+        self.label_smoothing = label_smoothing
+        self.accumulation_steps = accumulation_steps
+        self.config = config
+        self.labels = tuple(labels)
+        self.steps_per_epoch: int | None = None
+        self.epochs = 1
+        self.totals = Totals()
+        self._forward_backward = tf.function(
+            self._gradients, jit_compile=True if xla else None, autograph=False
+        )
+
+    def fit(
+        self,
+        x: Any = None,
+        *args: Any,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        **kwargs: Any,
+    ) -> keras.callbacks.History:
+        """Keras' ``fit``; the recipe's epochs and steps are the defaults."""
+        return super().fit(
+            x,
+            *args,
+            epochs=self.epochs if epochs is None else epochs,
+            steps_per_epoch=self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch,
+            **kwargs,
+        )
+
+    def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        """Takes one step on this replica's share of the global batch."""
+        context = tf.distribute.get_replica_context()
+        images, labels, weights = _unpack(data)
+        global_batch = tf.cast(tf.shape(labels)[0] * context.num_replicas_in_sync, tf.float32)
+        gradients, sums = self._accumulate(images, labels, weights, global_batch)
+        *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
+        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
+            gradients = self.optimizer.get_unscaled_gradients(gradients)
+        self.optimizer.apply_gradients(
+            zip(gradients, self.trainable_variables), skip_gradients_aggregation=True
+        )
+        self.totals.add(sums)
+        return self.totals.results()
+
+    def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        """Counts one batch, summed over the replicas."""
+        images, labels, weights = _unpack(data)
+        logits = self(images, training=False)
+        sums = batch_sums(logits, self._cross_entropy(logits, labels), labels, weights)
+        context = tf.distribute.get_replica_context()
+        self.totals.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
+        return self.totals.results()
+
+    def predict_step(self, data: Any) -> tf.Tensor:
+        """Returns the classes' probabilities, float32 [batch, classes]."""
+        images = keras.utils.unpack_x_y_sample_weight(data)[0]
+        return tf.nn.softmax(self(images, training=False))
+
+    def reset_metrics(self) -> None:
+        """Starts counting again; Keras calls it before each epoch and each evaluation."""
+        super().reset_metrics()
+        self.totals.reset()
+
+    def average_batch_norm_statistics(self) -> None:
+        """Gives all replicas the mean of their moving averages of batch norm.
+
+        Each replica keeps its own between calls, and Keras would evaluate and save the first's.
+        To be called outside the training step, by all workers.
+        """
+        statistics = [
+            variable
+            for layer in self.submodules
+            if isinstance(layer, keras.layers.BatchNormalization)
+            for variable in (layer.moving_mean, layer.moving_variance)
+        ]
+        if self.distribute_strategy.num_replicas_in_sync == 1 or not statistics:
+            return
+
+        @tf.function
+        def average() -> None:
+            def own() -> None:
+                context = tf.distribute.get_replica_context()
+                values = [tf.convert_to_tensor(variable) for variable in statistics]
+                means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
+                for variable, mean in zip(statistics, means):
+                    variable.assign(mean)
+
+            self.distribute_strategy.run(own)
+
+        average()
+
+    def _accumulate(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, global_batch: tf.Tensor
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Returns the gradients and sums of this replica's share, micro-batch by micro-batch."""
+        if self.accumulation_steps == 1:
+            return self._forward_backward(images, labels, weights, global_batch)
+        parts = [
+            tf.reshape(part, tf.concat([[self.accumulation_steps, -1], tf.shape(part)[1:]], 0))
+            for part in (images, labels, weights)
+        ]
+        for part, whole in zip(parts, (images, labels, weights)):
+            part.set_shape([self.accumulation_steps, None, *whole.shape[1:]])
+
+        def add(step: tf.Tensor, gradients: Tensors, sums: tf.Tensor) -> tuple[Any, ...]:
+            new, new_sums = self._forward_backward(*(part[step] for part in parts), global_batch)
+            return step + 1, [a + b for a, b in zip(gradients, new)], sums + new_sums
+
+        zeros = [tf.zeros(variable.shape) for variable in self.trainable_variables]
+        _, gradients, sums = tf.while_loop(
+            lambda step, *_: step < self.accumulation_steps,
+            add,
+            (tf.constant(0), zeros, tf.zeros_like(self.totals.variable)),
+            parallel_iterations=1,
+        )
+        return gradients, sums
+
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, global_batch: tf.Tensor
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Returns float32 gradients of a micro-batch's part of the loss, and its sums."""
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        with tf.GradientTape() as tape:
+            logits = self(images, training=True)
+            losses = self._cross_entropy(logits, labels)
+            loss = tf.reduce_sum(losses * weights) / global_batch
+            if self.losses:  # regularization, of which each micro-batch adds its share
+                loss += tf.add_n(self.losses) / (replicas * self.accumulation_steps)
+            if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
+                loss = self.optimizer.get_scaled_loss(loss)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        return gradients, batch_sums(logits, losses, labels, weights)
+
+    def _cross_entropy(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Returns each image's cross-entropy, float32 [batch]; padding counts as class 0."""
+        logits = tf.cast(logits, tf.float32)
+        labels = tf.maximum(labels, 0)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        if not self.label_smoothing:
+            return losses
+        # The cross-entropy against (1 - s) * one-hot + s / classes.
+        uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+
+
+def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+    if weights is None:
+        weights = tf.ones(tf.shape(labels)[:1])
+    return images, tf.cast(labels, tf.int32), tf.cast(weights, tf.float32)

@@ -1,0 +1,77 @@
+"""Training time as DAWNBench and MLPerf mean it: without compilation and without evaluation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+class Clock:
+    """Measures a run over all its restarts.
+
+    The caller makes sure that the devices have finished before each call (by reading a result),
+    since TensorFlow returns before they have.
+
+    Attributes:
+      train_seconds: spent in training steps other than the first of each process.
+      timed_images: images in those steps.
+      compile_seconds: spent until the end of the first step of each process.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.train_seconds = 0.0
+        self.timed_images = 0
+        self.compile_seconds = 0.0
+        self._earlier_wall_seconds = 0.0
+        self._process_start = now()
+        self._running_since: float | None = None
+
+    @property
+    def wall_seconds(self) -> float:
+        """Everything since the first process started, except while no process ran."""
+        return self._earlier_wall_seconds + self._now() - self._process_start
+
+    @property
+    def images_per_second(self) -> float:
+        """The mean over all timed steps; 0 before there are any."""
+        return self.timed_images / self.train_seconds if self.train_seconds else 0.0
+
+    def compiled(self) -> None:
+        """The first step of this process has ended: from here on, time is training time."""
+        self.compile_seconds += self._now() - self._process_start
+        self._running_since = self._now()
+
+    def stop(self) -> None:
+        """Evaluation begins, or training ends."""
+        self.advance(0)
+        self._running_since = None
+
+    def start(self) -> None:
+        """Training goes on."""
+        self._running_since = self._now()
+
+    def advance(self, images: int) -> None:
+        """Counts the time and the images since the last call."""
+        if self._running_since is not None:
+            now = self._now()
+            self.train_seconds += now - self._running_since
+            self.timed_images += images
+            self._running_since = now
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint must hold."""
+        return {
+            "train_seconds": self.train_seconds,
+            "timed_images": self.timed_images,
+            "compile_seconds": self.compile_seconds,
+            "wall_seconds": self.wall_seconds,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Goes on from what :meth:`state` returned in an earlier process."""
+        self.train_seconds = state["train_seconds"]
+        self.timed_images = state["timed_images"]
+        self.compile_seconds = state["compile_seconds"]
+        self._earlier_wall_seconds = state["wall_seconds"]

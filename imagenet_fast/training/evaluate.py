@@ -1,0 +1,40 @@
+"""Accuracy of a trained model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
+from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.errors import UserError
+from imagenet_fast.training.build import build_model
+from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.recorder import check_evaluated
+
+
+def evaluate(config: Config) -> dict[str, Any]:
+    """Evaluates the latest checkpoint in ``model_dir`` on each validation image once.
+
+    Returns:
+      ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (images that could not
+      be read) and ``checkpoint``.
+
+    Raises:
+      UserError: if there is no checkpoint, no validation data, or either cannot be used.
+    """
+    info = read_info(config)
+    if "validation" not in info.splits:
+        raise UserError(f"{info.name} has no validation shards")
+    model = build_model(config)
+    checkpoint = restore_weights(model, config.model_dir)
+    result = model.evaluate(
+        make_dataset(config, "validation"),
+        steps=evaluation_steps(info, config, make_strategy(config)),
+        verbose=0,
+        return_dict=True,
+    )
+    result = {name: float(value) for name, value in result.items()}
+    check_evaluated(result, info.splits["validation"].examples)
+    return {**result, "checkpoint": checkpoint}

@@ -1,0 +1,314 @@
+"""What a run tells of itself while it goes: one row of numbers at a time, to several readers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+import tf_keras as keras
+from tqdm import tqdm
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.training.clock import Clock
+
+Row = dict[str, Any]
+METRICS_FILE = "metrics.jsonl"
+
+
+class Reader(Protocol):
+    """Takes the rows of a run."""
+
+    def write(self, row: Row) -> None:
+        """Takes a row: ``kind`` is ``train`` or ``validation``, see :class:`Recorder`."""
+
+    def close(self) -> None:
+        """The run has ended."""
+
+
+class Recorder(keras.callbacks.Callback):
+    """Reads the model's metrics now and then, checks them, and passes them on as rows.
+
+    A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
+    ``loss``, ``top1`` and ``top5`` (of the images since the last row of its kind, or of the whole
+    validation set), ``examples``, ``skipped``, ``learning_rate``, ``images_per_second`` (since the
+    last row; training only), ``train_seconds`` and ``wall_seconds``.
+
+    Metrics are read, and the devices waited for, only every ``every`` steps.
+
+    Args:
+      clock: measures the run.
+      readers: take the rows.
+      step: weight updates before this process.
+      steps_per_epoch: weight updates in an epoch.
+      batch_size: images in a weight update.
+      every: steps between two rows.
+      max_bad_images: unreadable images since the last evaluation that stop the run.
+      evaluated_examples: images that an evaluation must have seen.
+    """
+
+    # Keras would read the metrics at each step otherwise.
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        clock: Clock,
+        readers: Sequence[Reader],
+        *,
+        step: int,
+        steps_per_epoch: int,
+        batch_size: int,
+        every: int,
+        max_bad_images: int,
+        evaluated_examples: int,
+    ) -> None:
+        super().__init__()
+        self.step = step
+        self.validation: Row = {}
+        self._clock = clock
+        self._readers = readers
+        self._steps_per_epoch = steps_per_epoch
+        self._batch_size = batch_size
+        self._every = every
+        self._max_bad_images = max_bad_images
+        self._evaluated_examples = evaluated_examples
+        self._compiled = False
+        self._untimed = 0
+        self._unread: list[tf.Tensor] = []
+        self._logs: dict[str, tf.Tensor] = {}
+        self._read_sums = dict.fromkeys(("loss", "top1", "top5", "examples", "skipped"), 0.0)
+        self._read_time = (0.0, 0)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Training goes on after a pause, unless there is something to compile first."""
+        if self._compiled:
+            self._clock.start()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """The model has started to sum anew."""
+        self._read_sums = dict.fromkeys(self._read_sums, 0.0)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Counts a step."""
+        self.step += 1
+        self._unread.append(logs["loss"])
+        self._logs = logs
+        if not self._compiled:
+            float(logs["loss"])
+            self._clock.compiled()
+            self._compiled = True
+            self._read_time = (self._clock.train_seconds, self._clock.timed_images)
+            self._untimed = 1
+        elif self.step % self._every == 0:
+            self.read()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Evaluation is not training time; each replica must evaluate the same model."""
+        self.read()
+        self._clock.stop()
+        self.model.average_batch_norm_statistics()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Checks that each image was counted once, and passes the result on.
+
+        Raises:
+          RuntimeError: if images are missing or were counted twice.
+        """
+        row = {name: float(value) for name, value in (logs or {}).items()}
+        check_evaluated(row, self._evaluated_examples)
+        self.validation = {"kind": "validation", **self._where(), **row, **self._times()}
+        self._write(self.validation)
+        self._clock.start()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Reads what is left."""
+        self.read()
+        self._clock.stop()
+
+    def read(self) -> None:
+        """Waits for the devices and passes on what has come since the last row.
+
+        Raises:
+          UserError: if the loss is not finite any more, or too many images cannot be read.
+        """
+        if not self._unread:
+            return
+        sums = _sums(self._logs)
+        self._check_finite()
+        steps, self._unread = len(self._unread), []
+        new = {name: sums[name] - self._read_sums[name] for name in sums}
+        self._read_sums = sums
+        if sums["skipped"] > self._max_bad_images:
+            raise UserError(
+                f"{sums['skipped']:.0f} images could not be read since the last evaluation, more "
+                f"than max_bad_images={self._max_bad_images}; `imagenet-fast prepare --verify` "
+                "finds damaged shards"
+            )
+        timed = steps - self._untimed
+        self._untimed = 0
+        self._clock.advance(timed * self._batch_size)
+        examples = max(new["examples"], 1.0)
+        row = {
+            "kind": "train",
+            **self._where(),
+            **{name: new[name] / examples for name in ("loss", "top1", "top5")},
+            "examples": new["examples"],
+            "skipped": new["skipped"],
+            "learning_rate": self._learning_rate(),
+            "images_per_second": self._speed(),
+            **self._times(),
+        }
+        self._write(row)
+
+    def _check_finite(self) -> None:
+        for place, loss in enumerate(self._unread):
+            if not math.isfinite(float(loss)):
+                step = self.step - len(self._unread) + place + 1
+                raise UserError(
+                    f"the loss is {float(loss)} at step {step} (epoch "
+                    f"{step / self._steps_per_epoch:.2f}): training has diverged. A lower "
+                    "--learning_rate or a longer --warmup may help; checkpoints are kept"
+                )
+
+    def _where(self) -> Row:
+        return {"step": self.step, "epoch": self.step / self._steps_per_epoch}
+
+    def _times(self) -> Row:
+        return {
+            "train_seconds": self._clock.train_seconds,
+            "wall_seconds": self._clock.wall_seconds,
+        }
+
+    def _speed(self) -> float:
+        """Returns images per second since the last row; 0 if nothing was timed."""
+        seconds, images = self._read_time
+        self._read_time = (self._clock.train_seconds, self._clock.timed_images)
+        seconds, images = self._read_time[0] - seconds, self._read_time[1] - images
+        return images / seconds if seconds > 0 else 0.0
+
+    def _learning_rate(self) -> float:
+        optimizer = self.model.optimizer
+        return float(getattr(optimizer, "inner_optimizer", optimizer).learning_rate)
+
+    def _write(self, row: Row) -> None:
+        for reader in self._readers:
+            reader.write(row)
+
+
+def check_evaluated(row: Row, examples: int) -> None:
+    """Checks that an evaluation saw each image once.
+
+    Raises:
+      RuntimeError: if it did not, which is a bug of ours and never a matter of the data.
+    """
+    seen = row["examples"] + row["skipped"]
+    if seen != examples:
+        raise RuntimeError(f"evaluation saw {seen:.0f} images, but there are {examples}")
+
+
+def _sums(logs: dict[str, tf.Tensor]) -> dict[str, float]:
+    """Turns means back into sums, so that their differences can be taken."""
+    values = {name: float(value) for name, value in logs.items()}
+    means = {name: values[name] * values["examples"] for name in ("loss", "top1", "top5")}
+    return {**values, **means}
+
+
+class JsonLines:
+    """Appends rows to ``metrics.jsonl``; rows of steps that will be done again are dropped.
+
+    Args:
+      model_dir: the run's directory.
+      step: the step from which the run goes on.
+    """
+
+    def __init__(self, model_dir: str, step: int) -> None:
+        path = pathlib.Path(model_dir, METRICS_FILE)
+        kept = [row for row in read_rows(model_dir) if row["step"] <= step]
+        temporary = path.with_name(path.name + ".tmp")
+        self._file = temporary.open("w")
+        for row in kept:
+            self.write(row)
+        temporary.replace(path)
+
+    def write(self, row: Row) -> None:
+        """Appends a row, whole."""
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def read_rows(model_dir: str) -> list[Row]:
+    """Returns the rows of ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    path = pathlib.Path(model_dir, METRICS_FILE)
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+class ProgressBar:
+    """A bar over the run's steps with loss, accuracy, images/s, images/s per device and ETA."""
+
+    def __init__(self, step: int, total_steps: int, devices: int) -> None:
+        self._bar = tqdm(
+            total=total_steps,
+            initial=step,
+            unit="step",
+            dynamic_ncols=True,
+            # A file or a pipe gets a line now and then, not a bar redrawn each time.
+            mininterval=0.5 if os.isatty(2) else 10,
+            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} ETA {remaining}{postfix}",
+        )
+        self._devices = devices
+
+    def write(self, row: Row) -> None:
+        """Moves the bar to the row's step; says how an evaluation went."""
+        if row["kind"] == "validation":
+            self._bar.write(
+                f"epoch {row['epoch']:.4g}: validation top-1 {row['top1']:.2%}, top-5 "
+                f"{row['top5']:.2%}, loss {row['loss']:.4f} on {row['examples']:.0f} images"
+            )
+            return
+        speed = row["images_per_second"]
+        self._bar.set_postfix_str(
+            f"epoch {row['epoch']:.2f}, loss {row['loss']:.4f}, top-1 {row['top1']:.1%}, "
+            f"{speed:.0f} images/s, {speed / self._devices:.0f} per device",
+            refresh=False,
+        )
+        self._bar.update(row["step"] - self._bar.n)
+
+    def close(self) -> None:
+        """Leaves the bar where it is."""
+        self._bar.close()
+
+
+class TensorBoard:
+    """Writes rows as TensorBoard scalars, by the step."""
+
+    def __init__(self, model_dir: str) -> None:
+        self._writers = {
+            kind: tf.summary.create_file_writer(str(pathlib.Path(model_dir, "tensorboard", kind)))
+            for kind in ("train", "validation")
+        }
+
+    def write(self, row: Row) -> None:
+        """Writes a row's numbers."""
+        with self._writers[row["kind"]].as_default(step=row["step"]):
+            for name, value in row.items():
+                if name not in ("kind", "step"):
+                    tf.summary.scalar(name, value)
+
+    def close(self) -> None:
+        """Writes what is buffered."""
+        for writer in self._writers.values():
+            writer.close()

@@ -1,0 +1,624 @@
+"""A run as a page: ``report.html``, one file that needs nothing else to be looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import io
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib.style
+import matplotlib.ticker
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.durations import Duration
+
+Row = dict[str, Any]
+FILE = "report.html"
+
+# A curve has at most so many points, each the mean of a window: more cannot be seen.
+_MAX_POINTS = 300
+# A curve of fewer points shows each of them, and is not smoothed.
+_FEW_POINTS = 24
+_MISSING = "–"
+
+
+def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
+    """Returns the report of a run as an HTML page without scripts or links to other files.
+
+    What is missing (a run without validation data, or stopped before the first row) is left out.
+
+    Args:
+      summary: the run's numbers, as in ``summary.json``; any of them may be None.
+      rows: the rows of ``metrics.jsonl``, in order.
+      config: the run's options.
+    """
+    name = f"{config.model} on {_data_name(config)}"
+    top1 = summary.get("top1")
+    title = f"{_percent(top1)} top-1: {name}" if _is_number(top1) else name
+    body = [
+        f"<header><h1>{_escape(name)}</h1><p>{_escape(_subtitle(summary, config))}</p></header>",
+        _tiles(summary),
+        f'<div class="cards">{"".join(_charts(summary, rows))}</div>',
+        '<div class="cards">',
+        _section("Time", _time_bar(summary) + _table(_times(summary))),
+        _section("Hardware and versions", _table(_environment(summary))),
+        _section("Images", _table(_images(summary))),
+        _evaluations(rows),
+        "</div>",
+        _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
+        _section("Options", _options(config)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(filter(None, body))
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+# What the page says.
+
+
+def _data_name(config: Config) -> str:
+    return "synthetic images" if config.synthetic else pathlib.Path(config.data_dir).name or "data"
+
+
+def _subtitle(summary: dict[str, Any], config: Config) -> str:
+    replicas = summary.get("replicas")
+    parts = [
+        _epochs(summary, config),
+        _count(summary.get("steps"), "step"),
+        f"batch {config.batch_size:,}",
+        f"{_count(replicas, 'replica')} ({', '.join(summary.get('devices') or [_MISSING])})",
+        config.precision,
+    ]
+    finished = str(summary.get("finished") or "")
+    if finished:
+        parts.append(f"finished {finished.replace('T', ' ').replace('+00:00', ' UTC')}")
+    return " · ".join(parts)
+
+
+def _epochs(summary: dict[str, Any], config: Config) -> str:
+    """Tells the run's length, and that it was to be longer where it ended before."""
+    done, planned = summary.get("epochs"), config.duration
+    if not _is_number(done):
+        return f"{_MISSING} epochs"
+    if planned.unit == "epochs" and done < 0.999 * planned.amount:
+        return f"{done:.3g} of {planned}"
+    return str(Duration(float(f"{done:.4g}"), "epochs"))
+
+
+def _tiles(summary: dict[str, Any]) -> str:
+    """The result at a glance."""
+    evaluated = summary.get("images_evaluated")
+    if _is_number(summary.get("top1")):
+        tiles = [
+            ("Top-1 accuracy", _percent(summary["top1"]), f"on {_count(evaluated, 'image')}"),
+            (
+                "Top-5 accuracy",
+                _percent(summary.get("top5")),
+                f"validation loss {_number(summary.get('loss'))}",
+            ),
+        ]
+    else:
+        tiles = [("Training loss", _number(summary.get("train_loss")), "no evaluation in this run")]
+    target = summary.get("target_top1")
+    if _is_number(target):
+        reached = _is_number(summary.get("train_seconds_to_target"))
+        tiles.append(
+            (
+                f"Time to {_target(target)}",
+                _seconds(summary["train_seconds_to_target"]) if reached else "not reached",
+                f"of training; {_seconds(summary.get('wall_seconds_to_target'))} in all"
+                if reached
+                else f"in {_seconds(summary.get('train_seconds'))} of training",
+            )
+        )
+    else:
+        tiles.append(
+            (
+                "Training time",
+                _seconds(summary.get("train_seconds")),
+                f"{_seconds(summary.get('wall_seconds'))} in all",
+            )
+        )
+    tiles.append(
+        (
+            "Images per second",
+            _number(summary.get("images_per_second")),
+            f"{_number(summary.get('images_per_second_per_device'))} per device",
+        )
+    )
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile"><span>{_escape(label)}</span><strong>{_escape(value)}</strong>'
+            f"<span>{_escape(note)}</span></div>"
+            for label, value, note in tiles
+        )
+        + "</div>"
+    )
+
+
+def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    times = [
+        ("Training, without compilation and evaluation", _seconds(summary.get("train_seconds"))),
+        ("Start and compilation", _seconds(summary.get("compile_seconds"))),
+        ("In all", _seconds(summary.get("wall_seconds"))),
+        ("Images per second of training", _number(summary.get("images_per_second"))),
+        ("The same per device", _number(summary.get("images_per_second_per_device"))),
+    ]
+    if _is_number(summary.get("target_top1")):
+        target = _target(summary["target_top1"])
+        times += [
+            (f"Training to {target} top-1", _seconds(summary.get("train_seconds_to_target"))),
+            (f"In all to {target} top-1", _seconds(summary.get("wall_seconds_to_target"))),
+        ]
+    return times
+
+
+def _time_bar(summary: dict[str, Any]) -> str:
+    """A bar that shows where the time went."""
+    train, compiling, wall = (
+        summary.get(f"{name}_seconds") for name in ("train", "compile", "wall")
+    )
+    if not (_is_number(train) and _is_number(compiling) and _is_number(wall) and wall > 0):
+        return ""
+    parts = {
+        "training": train,
+        "start and compilation": compiling,
+        "evaluation and saving": max(wall - train - compiling, 0.0),
+    }
+    colors = ("speed", "compile", "other")
+    total = sum(parts.values())
+    bar = "".join(
+        f'<i style="width:{100 * seconds / total:.2f}%;background:var(--{color})"></i>'
+        for color, seconds in zip(colors, parts.values())
+    )
+    keys = "".join(
+        f'<span><i style="background:var(--{color})"></i>{name} {seconds / total:.0%}</span>'
+        for color, (name, seconds) in zip(colors, parts.items())
+    )
+    return f'<div class="bar">{bar}</div><p class="keys">{keys}</p>'
+
+
+def _evaluations(rows: list[Row]) -> str:
+    """All evaluations, folded, newest first."""
+    evaluations = [row for row in rows if row.get("kind") == "validation"]
+    if not evaluations:
+        return ""
+    head = "".join(
+        f"<th>{name}</th>" for name in ("Epoch", "Top-1", "Top-5", "Loss", "Training time")
+    )
+    lines = "".join(
+        "<tr>"
+        + "".join(
+            f"<td>{_escape(text)}</td>"
+            for text in (
+                _number(row.get("epoch")),
+                _percent(row.get("top1")),
+                _percent(row.get("top5")),
+                _number(row.get("loss")),
+                _seconds(row.get("train_seconds")),
+            )
+        )
+        + "</tr>"
+        for row in reversed(evaluations)
+    )
+    return _section(
+        "Evaluations",
+        f"<details><summary>{_count(len(evaluations), 'evaluation')}, the last one first</summary>"
+        f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
+        "</details>",
+    )
+
+
+def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (label, f"{summary[name]:,.0f}" if _is_number(summary.get(name)) else _MISSING)
+        for label, name in (
+            ("Evaluated, each once", "images_evaluated"),
+            ("Unreadable and skipped in training", "images_skipped_in_training"),
+            ("Unreadable and skipped in the last evaluation", "images_skipped_in_evaluation"),
+        )
+    ]
+
+
+def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    parameters = summary.get("parameters")
+    return [
+        ("Devices", ", ".join(summary.get("devices") or [_MISSING])),
+        ("Replicas", _number(summary.get("replicas"))),
+        ("Processor cores of the first worker", _number(summary.get("cpus"))),
+        ("Trainable parameters", f"{parameters:,}" if _is_number(parameters) else _MISSING),
+        *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
+    ]
+
+
+def _options(config: Config) -> str:
+    """The options that make this run what it is, then, folded, the others."""
+    default = Config()
+    changed = config.differences(default)
+    others = [name for name in option_names() if name not in changed]
+    return (
+        _table(
+            (
+                name,
+                option_text(getattr(config, name)),
+                f"default: {option_text(getattr(default, name)) or 'none'}",
+            )
+            for name in changed
+        )
+        + f"<details><summary>{_count(len(others), 'option')} left at the default</summary>"
+        + _table((name, option_text(getattr(config, name)) or "none") for name in others)
+        + "</details>"
+    )
+
+
+# How it is written.
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section><h2>{_escape(title)}</h2>{content}</section>"
+
+
+def _table(lines: Iterable[Sequence[str]]) -> str:
+    """Writes lines of a name and its values."""
+    return (
+        "<table>"
+        + "".join(
+            f'<tr><th scope="row">{_escape(name)}</th>'
+            + "".join(f"<td>{_escape(value)}</td>" for value in values)
+            + "</tr>"
+            for name, *values in lines
+        )
+        + "</table>"
+    )
+
+
+def _escape(text: str) -> str:
+    return html.escape(text)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
+def _percent(value: Any) -> str:
+    return f"{value:.2%}" if _is_number(value) else _MISSING
+
+
+def _target(value: Any) -> str:
+    """Writes a percentage as briefly as the user did."""
+    return f"{100 * value:.6g}%" if _is_number(value) else _MISSING
+
+
+def _number(value: Any) -> str:
+    """Writes whole numbers and those from 1000 on in full, others with four digits."""
+    if not _is_number(value):
+        return _MISSING
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _count(value: Any, noun: str) -> str:
+    return f"{_number(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def _seconds(value: Any) -> str:
+    """Writes a length of time with its two largest units."""
+    if not _is_number(value):
+        return _MISSING
+    if value < 60:
+        return f"{value:.1f} s"
+    minutes, seconds = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+# The curves.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Curve:
+    """A curve of a chart.
+
+    Attributes:
+      label: its name in the chart's key; empty: not there.
+      kind: the kind of rows it is drawn from.
+      value: the number in the row that it shows.
+      color: the style sheet's variable for its color.
+      dashed: whether to draw it with dashes.
+      noisy: whether single points say little, so that a running mean is what to look at.
+    """
+
+    label: str
+    kind: str
+    value: str
+    color: str
+    dashed: bool = False
+    noisy: bool = False
+
+    def points(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the epochs and the values, both float64 [points], that are there and finite."""
+        pairs = [
+            (row["epoch"], row[self.value])
+            for row in rows
+            if row.get("kind") == self.kind
+            and _is_number(row.get("epoch"))
+            and _is_number(row.get(self.value))
+        ]
+        epochs, values = np.asarray(pairs, np.float64).reshape(-1, 2).T
+        return epochs, values
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chart:
+    """A drawing with a title.
+
+    Attributes:
+      title: what its values are.
+      curves: what is drawn, the most important last, on top.
+      unit: how a value is written: ``percent`` or ``number``.
+      level: a value to draw a line at.
+      level_label: the name of that line in the key.
+    """
+
+    title: str
+    curves: Sequence[_Curve]
+    unit: str = "number"
+    level: float | None = None
+    level_label: str = ""
+
+    def render(self, rows: list[Row]) -> str:
+        """Returns the chart as an HTML figure; empty if there is nothing to draw."""
+        drawn = [
+            (curve, *points) for curve in self.curves if len((points := curve.points(rows))[0])
+        ]
+        if not drawn:
+            return ""
+        with matplotlib.style.context(["default", _MATPLOTLIB]):
+            figure = Figure(figsize=(5.0, 2.9), layout="constrained")
+            axes = figure.add_subplot()
+            for curve, epochs, values in drawn:
+                _draw(axes, curve, epochs, values)
+            if self.level is not None:
+                axes.axhline(self.level, color=_SENTINELS["muted"], lw=0.9, ls=(0, (1.5, 2.5)))
+            self._scale(axes, drawn)
+            picture = _svg(figure)
+        label = _escape(f"{self.title} by epoch")
+        return (
+            f'<figure><figcaption><h2>{_escape(self.title)}</h2><p class="keys">'
+            f"{self._keys(curve for curve, _, _ in drawn)}</p></figcaption>"
+            f'<div role="img" aria-label="{label}">{picture}</div></figure>'
+        )
+
+    def _scale(self, axes: Axes, drawn: Sequence[tuple[_Curve, np.ndarray, np.ndarray]]) -> None:
+        lowest, highest = (
+            extreme(np.concatenate([values for _, _, values in drawn])) for extreme in (min, max)
+        )
+        middle = np.median(np.concatenate([values for _, _, values in drawn]))
+        locator = {"steps": [1, 2, 2.5, 5, 10]}
+        axes.set_xlabel("epoch")
+        axes.set_xlim(0, max(epochs[-1] for _, epochs, _ in drawn) or 1)
+        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(7, **locator))
+        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+        axes.grid(axis="y")
+        if self.unit == "percent":
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
+        elif lowest > 0 and highest > 200 * middle:
+            # One value far above the others would press them all to the ground.
+            axes.set_yscale("log")
+        else:
+            axes.set_ylim(min(lowest, 0), 1.06 * highest if highest > 0 else None)
+            axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, **locator))
+            axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
+
+    def _keys(self, curves: Iterable[_Curve]) -> str:
+        """Names colors and dashes: a dashed curve's color has its name from a solid one."""
+        keys = [
+            ("dashed", "muted", curve.label)
+            if curve.dashed
+            else ("solid", curve.color, curve.label)
+            for curve in curves
+        ][::-1]
+        if self.level is not None:
+            keys.append(("dotted", "muted", self.level_label))
+        return "".join(
+            f'<span><i class="{line}" style="color:var(--{color})"></i>{_escape(label)}</span>'
+            for line, color, label in keys
+            if label
+        )
+
+
+def _charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
+    target, speed = summary.get("target_top1"), summary.get("images_per_second")
+    has_speed = _is_number(speed) and speed > 0
+    # Rows of steps that were not timed, as each process' first one, have no speed.
+    timed = [row for row in rows if row.get("images_per_second") != 0]
+    accuracy = _Chart(
+        "Accuracy",
+        (
+            _Curve("", "validation", "top5", "validation", dashed=True),
+            _Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
+            _Curve("train", "train", "top1", "train", noisy=True),
+            _Curve("validation", "validation", "top1", "validation"),
+        ),
+        unit="percent",
+        level=target if _is_number(target) else None,
+        level_label=f"target {_target(target)}",
+    )
+    loss = _Chart(
+        "Loss",
+        (
+            _Curve("train", "train", "loss", "train", noisy=True),
+            _Curve("validation", "validation", "loss", "validation"),
+        ),
+    )
+    rate = _Chart("Learning rate", (_Curve("", "train", "learning_rate", "rate"),))
+    throughput = _Chart(
+        "Images per second",
+        (_Curve("", "train", "images_per_second", "speed", noisy=True),),
+        level=speed if has_speed else None,
+        level_label=f"mean {_number(speed)}",
+    )
+    return [accuracy.render(rows), loss.render(rows), rate.render(rows), throughput.render(timed)]
+
+
+def _draw(axes: Axes, curve: _Curve, epochs: np.ndarray, values: np.ndarray) -> None:
+    few = len(values) <= _FEW_POINTS
+    style = {
+        "color": _SENTINELS[curve.color],
+        "ls": (0, (3.5, 2)) if curve.dashed else "-",
+        "clip_on": False,
+    }
+    if few or not curve.noisy:
+        marker = "o" if few and not curve.dashed else ""
+        axes.plot(epochs, values, lw=1.7, marker=marker, ms=3.6, **style)
+        return
+    epochs, values = _windows(epochs), _windows(values)
+    if not curve.dashed:
+        axes.plot(epochs, values, lw=0.9, alpha=0.35, **style)
+    axes.plot(epochs, _running_mean(values, len(values) // 40 + 1), lw=1.7, **style)
+
+
+def _windows(values: np.ndarray) -> np.ndarray:
+    """Returns the means of at most ``_MAX_POINTS`` equal windows."""
+    if len(values) <= _MAX_POINTS:
+        return values
+    return np.array([part.mean() for part in np.array_split(values, _MAX_POINTS)])
+
+
+def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
+    """Returns each value's mean with ``reach`` neighbours on both sides, with fewer at the ends."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    places = np.arange(len(values))
+    reaches = np.minimum(reach, np.minimum(places, places[::-1]))
+    return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
+
+
+def _svg(figure: Figure) -> str:
+    """Returns a figure as an SVG element that takes size, font and colors from the page."""
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    # The page has several pictures: their ids of groups would clash, and nothing refers to them.
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
+    text = re.sub(r"(\.\d\d)\d+", r"\1", text)
+    text = re.sub(r">\s+<", "><", text)
+    for name, color in _SENTINELS.items():
+        text = text.replace(color, f"var(--{name})")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+# Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
+_SENTINELS = {
+    name: f"#0000{number:02x}"
+    for number, name in enumerate(
+        ("muted", "grid", "train", "validation", "rate", "speed"), start=0xA1
+    )
+}
+
+_MATPLOTLIB = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": _SENTINELS["grid"],
+    "axes.labelcolor": _SENTINELS["muted"],
+    "axes.labelsize": 9,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.015,
+    "font.family": ["DejaVu Sans"],
+    "grid.color": _SENTINELS["grid"],
+    "grid.linewidth": 0.6,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "svg.fonttype": "none",
+    # Else the ids of clip paths are random, and a page never the same twice.
+    "svg.hashsalt": "imagenet_fast",
+    "xtick.color": _SENTINELS["muted"],
+    "xtick.labelsize": 9,
+    "xtick.major.size": 0,
+    "ytick.color": _SENTINELS["muted"],
+    "ytick.labelsize": 9,
+    "ytick.major.size": 0,
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1a2230; --muted: #667085;
+  --grid: #e2e6ec; --train: #f0913a; --validation: #2f5fe0; --rate: #8250c8; --speed: #0f9d83;
+  --compile: #f2b134; --other: #a9b4c4; }
+@media (prefers-color-scheme: dark) { :root { --page: #12161d; --card: #1a202a; --ink: #e8ecf2;
+  --muted: #98a3b5; --grid: #2f3846; --train: #f2a65e; --validation: #7da2ff; --rate: #b592f0;
+  --speed: #45cdb1; --compile: #e0b04e; --other: #5d6a7e; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
+  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
+  font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
+main { max-width: 1080px; margin: 0 auto; padding: 40px 20px 64px; }
+h1 { font-size: 28px; line-height: 1.2; letter-spacing: -.02em; margin: 0 0 6px;
+  overflow-wrap: anywhere; }
+h2 { font-size: 15px; font-weight: 600; margin: 0 0 10px; }
+header p { color: var(--muted); margin: 0 0 24px; }
+.tiles, .cards { display: grid; gap: 16px; margin-bottom: 16px; }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(min(210px, 45%), 1fr)); }
+.cards { grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); }
+.tile, figure, section { background: var(--card); border-radius: 12px; padding: 18px 20px;
+  margin: 0; box-shadow: 0 1px 2px rgb(16 24 40 / 8%); }
+.tile span { display: block; color: var(--muted); font-size: 13px; }
+.tile strong { display: block; font-size: 30px; line-height: 1.25; font-weight: 650;
+  letter-spacing: -.02em; }
+.tile:first-child strong { color: var(--validation); }
+main > section { margin-bottom: 16px; }
+figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px;
+  margin-bottom: 8px; }
+figcaption h2 { margin: 0; }
+.keys { display: flex; flex-wrap: wrap; gap: 0 14px; margin: 0; color: var(--muted);
+  font-size: 12.5px; }
+.keys span { display: inline-flex; align-items: center; gap: 6px; }
+.keys i { width: 10px; height: 10px; border-radius: 3px; }
+.keys i.solid, .keys i.dashed, .keys i.dotted { width: 18px; height: 0; border-radius: 0;
+  border-top: 2.5px solid; }
+.keys i.dashed { border-top-style: dashed; }
+.keys i.dotted { border-top-style: dotted; }
+svg { display: block; width: 100%; height: auto; overflow: visible; stroke-linejoin: round; }
+svg text { font-family: inherit !important; }
+.bar { display: flex; height: 14px; border-radius: 7px; overflow: hidden; margin-bottom: 8px; }
+.bar + .keys { margin-bottom: 12px; }
+table { width: 100%; border-collapse: collapse; }
+th, td { text-align: left; vertical-align: top; padding: 6px 16px 6px 0; font-weight: 400;
+  border-top: 1px solid var(--grid); }
+table tr:first-child > * { border-top: 0; }
+tbody th { color: var(--muted); width: 46%; }
+td { overflow-wrap: anywhere; }
+td + td { color: var(--muted); }
+.numbers th, .numbers td { text-align: right; padding: 6px 0 6px 12px; }
+.numbers td { color: inherit; }
+.numbers thead th { color: var(--muted); }
+.numbers tbody tr:first-child > * { border-top: 1px solid var(--grid); }
+pre { margin: 0; padding: 12px 14px; border-radius: 8px; background: var(--page);
+  font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
+  white-space: pre-wrap; overflow-wrap: anywhere; }
+summary { cursor: pointer; color: var(--muted); padding: 6px 0; }
+table + details { border-top: 1px solid var(--grid); }
+@media (max-width: 640px) { main { padding: 24px 12px 40px; } h1 { font-size: 23px; }
+  .tiles, .cards { gap: 10px; } .tile, figure, section { padding: 14px; }
+  .tile strong { font-size: 23px; } }
+@media print { body { background: none; } figure, section, .tile { break-inside: avoid; } }
+"""

@@ -1,0 +1,71 @@
+"""Loss and accuracy over many steps, summed on the device without a word between replicas."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+_NAMES = ("loss", "top1", "top5", "examples", "skipped")
+
+
+def batch_sums(
+    logits: tf.Tensor, losses: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tf.Tensor:
+    """Returns the sums over a batch that :class:`Totals` adds up.
+
+    Args:
+      logits: float32 [batch, classes].
+      losses: float32 [batch], without weights.
+      labels: int32 [batch]; negative ones are padding.
+      weights: float32 [batch]; 0 for images that do not count.
+
+    Returns:
+      float32 [5]: the sum of losses, of right first answers, of right answers among the first
+      five, of images that count, and of images that could not be read.
+    """
+    right = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
+    # Ties count against the model, so that equal logits are no answer; NaN is never above.
+    rank = tf.reduce_sum(tf.cast(logits >= right[:, tf.newaxis], tf.int32), axis=1)
+    finite = tf.cast(rank > 0, tf.float32)
+    real = tf.cast(labels >= 0, tf.float32)
+    return tf.stack(
+        [
+            tf.reduce_sum(losses * weights),
+            tf.reduce_sum(tf.cast(rank <= 1, tf.float32) * finite * weights),
+            tf.reduce_sum(tf.cast(rank <= 5, tf.float32) * finite * weights),
+            tf.reduce_sum(weights),
+            tf.reduce_sum(real) - tf.reduce_sum(weights * real),
+        ]
+    )
+
+
+class Totals:
+    """Running sums of what :func:`batch_sums` returns, summed over the replicas already.
+
+    Each replica keeps its own copy of the same numbers, so that neither adding nor reading needs
+    the others. Float32 counts images exactly up to 16.7 million. Not a ``tf.Module``, since Keras
+    would take its variable for one of the model's weights.
+    """
+
+    def __init__(self) -> None:
+        self.variable = tf.Variable(
+            tf.zeros([len(_NAMES)]),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            name="sums",
+        )
+
+    def reset(self) -> None:
+        """Starts again from nothing."""
+        self.variable.assign(tf.zeros_like(self.variable))
+
+    def add(self, sums: tf.Tensor) -> None:
+        """Adds one step's sums over all replicas: float32 [5]."""
+        self.variable.assign_add(sums)
+
+    def results(self) -> dict[str, tf.Tensor]:
+        """Returns means over the images so far, and how many they are: float32 scalars."""
+        sums = dict(zip(_NAMES, tf.unstack(tf.convert_to_tensor(self.variable))))
+        examples = sums["examples"]
+        means = {name: tf.math.divide_no_nan(sums[name], examples) for name in _NAMES[:3]}
+        return {**means, "examples": examples, "skipped": sums["skipped"]}

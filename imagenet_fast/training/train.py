@@ -1,0 +1,313 @@
+"""A training run from its configuration to its summary."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import imagenet_fast
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
+from imagenet_fast.distribute.strategy import (
+    check_same_config,
+    is_chief,
+    make_strategy,
+    per_replica_batch_size,
+)
+from imagenet_fast.errors import UserError
+from imagenet_fast.training import report
+from imagenet_fast.training.build import build_model
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, write_file
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.recorder import (
+    JsonLines,
+    ProgressBar,
+    Recorder,
+    TensorBoard,
+    read_rows,
+)
+
+SUMMARY_FILE = "summary.json"
+
+
+def train(config: Config) -> dict[str, Any]:
+    """Trains as ``config`` says and writes all of it to ``model_dir``.
+
+    A run found there goes on from its last checkpoint, to the same weights as if it had never
+    stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
+    ``report.html``, ``checkpoints/`` and ``tensorboard/``.
+
+    Returns:
+      The summary, as in ``summary.json``.
+
+    Raises:
+      UserError: if anything the user gave cannot be used, training diverges, or another worker
+        stops.
+    """
+    if not config.model_dir:
+        raise UserError("no place for the results: give --model_dir")
+    with _lost_workers_explained():
+        info = read_info(config)
+        strategy = make_strategy(config)
+        check_same_config(config, strategy)
+        claim_model_dir(config, info.labels)
+        return _Run(config, info, strategy).train()
+
+
+class _Run:
+    """One process' part in a run."""
+
+    def __init__(self, config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy) -> None:
+        self.config, self.info, self.strategy = config, info, strategy
+        self.steps_per_epoch = steps_per_epoch(info, config)
+        self.total_steps = self._steps(config.duration)
+        self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
+        self.clock = Clock()
+        self.model = build_model(config)
+        self.checkpoints = Checkpoints(self.model, config)
+
+    def _steps(self, duration: Any) -> int:
+        return duration.steps(self.steps_per_epoch, self.config.batch_size)
+
+    def train(self) -> dict[str, Any]:
+        step = self._restore()
+        if is_chief():
+            print(self._headline(step), file=sys.stderr, flush=True)
+        readers = self._readers(step)
+        recorder = Recorder(
+            self.clock,
+            readers,
+            step=step,
+            steps_per_epoch=self.steps_per_epoch,
+            batch_size=self.config.batch_size,
+            every=max(1, self._steps(self.config.log_every)),
+            max_bad_images=self.config.max_bad_images,
+            evaluated_examples=self._evaluated_examples(),
+        )
+        saver = _Saver(self, recorder)
+        stopper = _StopAtAccuracy(self.config.stop_at_accuracy, recorder)
+        try:
+            for first_epoch, epochs, first_step, steps in _stretches(
+                step, self.total_steps, self.eval_every
+            ):
+                self.model.fit(
+                    make_dataset(self.config, "train", first_step),
+                    initial_epoch=first_epoch,
+                    epochs=epochs,
+                    steps_per_epoch=steps,
+                    callbacks=[recorder, stopper, saver],
+                    verbose=0,
+                    **self._validation(),
+                )
+                if self.model.stop_training:
+                    break
+        finally:
+            for reader in readers:
+                reader.close()
+            self.checkpoints.close()
+        return self._finish(recorder.step)
+
+    def _restore(self) -> int:
+        state = self.checkpoints.restore()
+        if state is None:
+            return 0
+        self.clock.restore(state["clock"])
+        return state["step"]
+
+    def _readers(self, step: int) -> list[Any]:
+        """Only the chief tells."""
+        if not is_chief():
+            return []
+        devices = self.strategy.num_replicas_in_sync
+        readers = [
+            JsonLines(self.config.model_dir, step),
+            ProgressBar(step, self.total_steps, devices),
+        ]
+        if self.config.tensorboard:
+            readers.append(TensorBoard(self.config.model_dir))
+        return readers
+
+    def _evaluated_examples(self) -> int:
+        split = self.info.splits.get("validation")
+        return split.examples if split else 0
+
+    def _validation(self) -> dict[str, Any]:
+        if "validation" not in self.info.splits:
+            return {}
+        return {
+            "validation_data": make_dataset(self.config, "validation"),
+            "validation_steps": evaluation_steps(self.info, self.config, self.strategy),
+        }
+
+    def _headline(self, step: int) -> str:
+        config, replicas = self.config, self.strategy.num_replicas_in_sync
+        share = per_replica_batch_size(config, self.strategy)
+        parts = config.accumulation_steps
+        return (
+            f"{config.model} on {self.info.name} ({self.info.splits['train'].examples} training "
+            f"images, {self.info.num_classes} classes), {replicas} replica"
+            f"{'s' * (replicas > 1)}, {config.precision}; batch {config.batch_size} = {replicas} "
+            f"x {share}" + (f" in {parts} micro-batches" if parts > 1 else "") + "; "
+            f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
+            + (f", from step {step}" if step else "")
+        )
+
+    def _finish(self, step: int) -> dict[str, Any]:
+        """Writes the summary and the report."""
+        summary = self._summary(step)
+        if is_chief():
+            directory = pathlib.Path(self.config.model_dir)
+            write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
+            rows = read_rows(self.config.model_dir)
+            write_file(directory / report.FILE, report.render(summary, rows, self.config))
+        return summary
+
+    def _summary(self, step: int) -> dict[str, Any]:
+        rows = read_rows(self.config.model_dir) if is_chief() else []
+        validation = [row for row in rows if row["kind"] == "validation"]
+        last = validation[-1] if validation else {}
+        reached = next((row for row in validation if self._reached(row)), {})
+        training = [row for row in rows if row["kind"] == "train"]
+        devices = self.strategy.num_replicas_in_sync
+        return {
+            "top1": last.get("top1"),
+            "top5": last.get("top5"),
+            "loss": last.get("loss"),
+            "train_loss": training[-1]["loss"] if training else None,
+            "images_evaluated": last.get("examples"),
+            "images_skipped_in_training": sum(row["skipped"] for row in training),
+            "images_skipped_in_evaluation": last.get("skipped"),
+            "epochs": step / self.steps_per_epoch,
+            "steps": step,
+            "train_seconds": self.clock.train_seconds,
+            "compile_seconds": self.clock.compile_seconds,
+            "wall_seconds": self.clock.wall_seconds,
+            "images_per_second": self.clock.images_per_second,
+            "images_per_second_per_device": self.clock.images_per_second / devices,
+            "target_top1": self.config.stop_at_accuracy or None,
+            "train_seconds_to_target": reached.get("train_seconds"),
+            "wall_seconds_to_target": reached.get("wall_seconds"),
+            "parameters": int(sum(v.shape.num_elements() for v in self.model.trainable_variables)),
+            "replicas": devices,
+            "devices": sorted(
+                {
+                    tf.DeviceSpec.from_string(d).device_type
+                    for d in self.strategy.extended.worker_devices
+                }
+            ),
+            "cpus": os.cpu_count(),
+            "versions": {
+                "python": platform.python_version(),
+                "tensorflow": tf.__version__,
+                "tf_keras": keras.__version__,
+                "numpy": np.__version__,
+                "imagenet_fast": imagenet_fast.__version__,
+            },
+            "command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        }
+
+    def _reached(self, row: dict[str, Any]) -> bool:
+        return 0 < self.config.stop_at_accuracy <= row["top1"]
+
+
+class _Saver(keras.callbacks.Callback):
+    """Saves a checkpoint when one is due: after the evaluation of the same step, if there is one.
+
+    Args:
+      run: what is saved.
+      recorder: knows the step; what it has not yet told goes first.
+    """
+
+    _supports_tf_logs = True
+
+    def __init__(self, run: _Run, recorder: Recorder) -> None:
+        super().__init__()
+        self._run = run
+        self._recorder = recorder
+        self._every = max(1, run._steps(run.config.checkpoint_every))
+        self._saved = recorder.step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves between evaluations."""
+        if self._recorder.step % self._run.eval_every:
+            self._save_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an evaluation."""
+        self._save_if_due()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Saves what is left."""
+        self._save()
+
+    def _save_if_due(self) -> None:
+        if self._recorder.step % self._every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        step = self._recorder.step
+        if step == self._saved:
+            return
+        self._recorder.read()
+        self._run.checkpoints.save(step, {"step": step, "clock": self._run.clock.state()})
+        self._saved = step
+
+
+class _StopAtAccuracy(keras.callbacks.Callback):
+    """Ends the run after an evaluation that reaches the target."""
+
+    def __init__(self, target: float, recorder: Recorder) -> None:
+        super().__init__()
+        self._target = target
+        self._recorder = recorder
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Looks at the last evaluation."""
+        if 0 < self._target <= self._recorder.validation.get("top1", -1.0):
+            self.model.stop_training = True
+
+
+def _stretches(step: int, total: int, segment: int) -> Iterator[tuple[int, int, int, int]]:
+    """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.
+
+    Usually one call does. A run that goes on in the middle of a segment needs one more to end it,
+    and one whose length is no multiple of it another for the rest.
+
+    Yields:
+      (initial_epoch, epochs, first step, steps_per_epoch) of a call.
+    """
+    while step < total:
+        epoch, done = divmod(step, segment)
+        if done or total - step < segment:
+            steps, epochs = min(segment - done, total - step), epoch + 1
+        else:
+            steps, epochs = segment, epoch + (total - step) // segment
+        yield epoch, epochs, step, steps
+        step += (epochs - epoch) * steps
+
+
+@contextlib.contextmanager
+def _lost_workers_explained() -> Iterator[None]:
+    try:
+        yield
+    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+        raise UserError(
+            "another worker has stopped, and without it this one cannot go on "
+            f"({type(error).__name__}); see its output, then start all workers again with the "
+            "same command to go on from the last checkpoint"
+        ) from error

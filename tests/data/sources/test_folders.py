@@ -1,0 +1,99 @@
+import pytest
+
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.errors import UserError
+
+
+def write(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+
+
+def items(source, split):
+    return [source.read(split, index) for index in range(source.splits[split])]
+
+
+@pytest.mark.parametrize("folder", ["validation", "val", "test"])
+def test_two_folders_of_class_folders(tmp_path, folder):
+    write(
+        tmp_path,
+        "train/dog/b.jpg",
+        "train/dog/a.JPEG",
+        "train/ant/x.png",
+        "train/ant/deeper/y.webp",
+        "train/ant/notes.txt",
+        "train/.hidden/z.jpg",
+        "train/ant/.thumbnail.jpg",
+        f"{folder}/dog/c.bmp",
+    )
+    source = open_source("folders", tmp_path)
+    assert source.labels == ("ant", "dog")
+    assert items(source, "train") == [
+        (b"train/ant/deeper/y.webp", 0, "train/ant/deeper/y.webp"),
+        (b"train/ant/x.png", 0, "train/ant/x.png"),
+        (b"train/dog/a.JPEG", 1, "train/dog/a.JPEG"),
+        (b"train/dog/b.jpg", 1, "train/dog/b.jpg"),
+    ]
+    assert items(source, "validation") == [
+        (f"{folder}/dog/c.bmp".encode(), 1, f"{folder}/dog/c.bmp")
+    ]
+
+
+def test_validation_goes_before_test(tmp_path):
+    write(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
+    assert items(open_source("folders", tmp_path), "validation")[0].filename == "val/a/3.jpg"
+
+
+@pytest.mark.parametrize("prefix", ["", "train/"])
+def test_some_of_each_class_is_held_out_where_there_is_no_validation_folder(tmp_path, prefix):
+    names = [f"{prefix}{label}/{index}.jpg" for label in ("a", "b") for index in range(10)]
+    write(tmp_path, *names)
+    source = open_source("folders", tmp_path, holdout=0.2, name="mine")
+    assert source.name == "mine"
+    train, validation = items(source, "train"), items(source, "validation")
+    assert [item.label for item in validation] == [0, 0, 1, 1]
+    assert sorted(item.filename for item in train + validation) == sorted(names)
+    other = open_source("folders", tmp_path, holdout=0.2, seed=1)
+    assert items(other, "validation") != validation
+    assert other.describe() != source.describe()
+
+
+def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
+    for place in ("here", "there", "other"):
+        write(tmp_path / place / "set", "train/a/1.jpg", "val/a/2.jpg")
+    write(tmp_path / "other" / "set", "train/a/3.jpg")
+    here, there, other = (
+        open_source("folders", tmp_path / place / "set").describe()
+        for place in ("here", "there", "other")
+    )
+    assert here == there != other
+    (tmp_path / "here/set/train/a/1.jpg").write_bytes(b"longer than it was")
+    assert open_source("folders", tmp_path / "here/set").describe() != here
+
+
+def test_a_validation_class_that_training_has_not(tmp_path):
+    write(tmp_path, "train/zebra/1.jpg", "val/zebra/2.jpg", "val/zebras/3.jpg")
+    with pytest.raises(
+        UserError, match=r"val/zebras: there is no such class.*did you mean 'zebra'"
+    ):
+        open_source("folders", tmp_path)
+
+
+def test_a_class_without_images(tmp_path):
+    write(tmp_path, "train/full/1.jpg", "train/void/readme.txt", "val/full/1.jpg")
+    with pytest.raises(UserError, match="train/void: no image"):
+        open_source("folders", tmp_path)
+
+
+def test_no_class_folders(tmp_path):
+    write(tmp_path, "1.jpg")
+    with pytest.raises(UserError, match="has no class folders"):
+        open_source("folders", tmp_path)
+
+
+@pytest.mark.parametrize("holdout", [0, 1, -0.5])
+def test_an_impossible_fraction(tmp_path, holdout):
+    write(tmp_path, "a/1.jpg")
+    with pytest.raises(UserError, match="between 0 and 1"):
+        open_source("folders", tmp_path, holdout=holdout)

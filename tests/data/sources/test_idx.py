@@ -1,0 +1,110 @@
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.errors import UserError
+
+FASHION = [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+
+
+def idx(array, rank=None):
+    rank = array.ndim if rank is None else rank
+    return bytes((0, 0, 8, rank)) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+def write(directory, train, validation, zipped=False):
+    random = np.random.RandomState(0)
+    for prefix, labels in (("train", train), ("t10k", validation)):
+        images = random.randint(0, 256, (len(labels), 7, 5), np.uint8)
+        for name, array in (("images-idx3", images), ("labels-idx1", np.array(labels, np.uint8))):
+            data = idx(array)
+            path = directory / f"{prefix}-{name}-ubyte"
+            if zipped:
+                path.with_name(path.name + ".gz").write_bytes(gzip.compress(data))
+            else:
+                path.write_bytes(data)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_pixels_and_labels(tmp_path, zipped):
+    write(tmp_path, [*FASHION, 1], [4, 2], zipped)
+    source = open_source("idx", tmp_path)
+    assert source.name == "fashion_mnist"
+    assert source.splits == {"train": 11, "validation": 2}
+    assert source.labels[9] == "Ankle boot"
+    image, label, filename = source.read("train", 10)
+    expected = np.random.RandomState(0).randint(0, 256, (11, 7, 5), np.uint8)[10]
+    assert (image == expected).all() and image.dtype == np.uint8
+    assert (label, filename) == (1, "train_00010")
+    assert source.read("validation", 0).label == 4
+
+
+def test_which_set_it_is_told_by_the_labels_or_by_name(tmp_path):
+    write(tmp_path, [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [0])
+    assert open_source("idx", tmp_path).labels == tuple("0123456789")
+    write(tmp_path, [1, 2, 3], [0])
+    with pytest.raises(UserError, match="say which by name"):
+        open_source("idx", tmp_path)
+    assert open_source("idx", tmp_path, name="mnist").name == "mnist"
+    with pytest.raises(UserError, match="did you mean 'fashion_mnist'"):
+        open_source("idx", tmp_path, name="fashion-mnist")
+
+
+def test_labels_out_of_range(tmp_path):
+    write(tmp_path, [*FASHION, 10], [0])
+    with pytest.raises(UserError, match=r"train image 10 has the label 10, outside 0..9"):
+        open_source("idx", tmp_path)
+
+
+def test_more_images_than_labels(tmp_path):
+    write(tmp_path, FASHION, [0, 1])
+    (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([0], np.uint8)))
+    with pytest.raises(UserError, match="validation has 2 images but 1 labels"):
+        open_source("idx", tmp_path)
+
+
+def test_a_missing_file(tmp_path):
+    write(tmp_path, FASHION, [0])
+    (tmp_path / "t10k-images-idx3-ubyte").unlink()
+    with pytest.raises(UserError, match=r"t10k-images-idx3-ubyte: no such file, nor .*ubyte.gz"):
+        open_source("idx", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data[:-1], "holds 349 bytes of data, its header says 350"),
+        (lambda data: data + b"x", "holds 351 bytes of data, its header says 350"),
+        (lambda data: b"\0\0\x0d\3" + data[4:], "no idx file of unsigned bytes in 3 dimensions"),
+        (lambda data: b"\0\0\x08\1" + data[4:], "no idx file of unsigned bytes in 3 dimensions"),
+        (lambda data: b"", "no idx file"),
+    ],
+)
+def test_files_that_are_not_what_they_say(tmp_path, change, message):
+    write(tmp_path, FASHION, [0])
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(UserError, match=message):
+        open_source("idx", tmp_path)
+
+
+def test_a_cut_gzip_file(tmp_path):
+    write(tmp_path, FASHION, [0], zipped=True)
+    path = tmp_path / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"ubyte.gz: cannot be read"):
+        open_source("idx", tmp_path)
+
+
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_debians_fashion_mnist():
+    source = open_source("idx")
+    assert source.name == "fashion_mnist"
+    assert source.splits == {"train": 60_000, "validation": 10_000}
+    assert source.labels[source.read("train", 0).label] == "Ankle boot"
+    assert source.read("validation", 9_999).image.shape == (28, 28)

@@ -1,0 +1,33 @@
+import pytest
+
+from imagenet_fast.data.sources import KINDS, open_source
+from imagenet_fast.errors import UserError
+
+
+def test_an_unknown_kind_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"no source 'cifar'; there are .*did you mean 'cifar10'"):
+        open_source("cifar")
+
+
+def test_an_option_of_another_kind_is_refused(tmp_path):
+    with pytest.raises(UserError, match="'idx' takes no holdout; it takes path, name"):
+        open_source("idx", tmp_path, holdout=0.5)
+    with pytest.raises(UserError, match="'digits' takes no path; it takes nothing"):
+        open_source("digits", tmp_path)
+
+
+def test_options_that_are_none_are_not_given(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        open_source("idx", tmp_path / "nowhere", holdout=None)
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100", "folders", "imagenet", "tfds"])
+def test_a_path_is_asked_for(kind):
+    with pytest.raises(UserError, match=f"'{kind}' needs a path"):
+        open_source(kind)
+
+
+@pytest.mark.parametrize("kind", sorted(set(KINDS) - {"digits"}))
+def test_no_such_path(kind, tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        open_source(kind, tmp_path / "nowhere")

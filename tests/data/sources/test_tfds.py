@@ -1,0 +1,127 @@
+import json
+
+import pytest
+
+from imagenet_fast.data import records
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.errors import UserError
+
+
+def example(**features):
+    import tensorflow as tf
+
+    kinds = {bytes: "bytes_list", int: "int64_list"}
+    message = tf.train.Example()
+    for name, value in features.items():
+        getattr(message.features.feature[name], kinds[type(value)]).value.append(value)
+    return message.SerializeToString()
+
+
+def write(directory, splits, names=("cat", "dog"), features=("image", "label"), **info):
+    """Writes what ``tfds build`` writes; ``splits`` holds each shard's examples."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, shards in splits.items():
+        for number, members in enumerate(shards):
+            file = f"toy-{split}.tfrecord-{number:05d}-of-{len(shards):05d}"
+            records.write_records(directory / file, members)
+    described = [
+        {"name": split, "shardLengths": [str(len(members)) for members in shards]}
+        for split, shards in splits.items()
+    ]
+    info = {"name": "toy", "fileFormat": "tfrecord", "splits": described, **info}
+    (directory / "dataset_info.json").write_text(json.dumps(info))
+    label = {"classLabel": {"numClasses": "2"}}
+    described = {feature: label if feature == "label" else {} for feature in features}
+    (directory / "features.json").write_text(json.dumps({"featuresDict": {"features": described}}))
+    if names:
+        (directory / "label.labels.txt").write_text("\n".join(names) + "\n")
+
+
+SPLITS = {
+    "train": [
+        [example(image=b"a", label=0), example(image=b"b", label=1)],
+        [],
+        [example(image=b"c", label=1, file_name=b"c.jpg")],
+    ],
+    "test": [[example(image=b"d", label=0)]],
+}
+
+
+def items(source, split):
+    return [tuple(source.read(split, index)) for index in range(source.splits[split])]
+
+
+def test_images_labels_and_names(tmp_path):
+    write(tmp_path, SPLITS)
+    source = open_source("tfds", tmp_path)
+    assert source.name == "toy"
+    assert source.labels == ("cat", "dog")
+    assert items(source, "train") == [
+        (b"a", 0, "toy-train.tfrecord-00000-of-00003[0]"),
+        (b"b", 1, "toy-train.tfrecord-00000-of-00003[1]"),
+        (b"c", 1, "c.jpg"),
+    ]
+    assert items(source, "validation") == [(b"d", 0, "toy-test.tfrecord-00000-of-00001[0]")]
+
+
+def test_validation_goes_before_test_and_the_newest_version_before_others(tmp_path):
+    for version, name in (("2.0.0", b"old"), ("10.0.0", b"new")):
+        splits = {**SPLITS, "validation": [[example(image=name, label=1)]]}
+        write(tmp_path / version, splits)
+    assert items(open_source("tfds", tmp_path), "validation")[0][0] == b"new"
+    assert items(open_source("tfds", tmp_path / "2.0.0"), "validation")[0][0] == b"old"
+
+
+def test_classes_without_names(tmp_path):
+    write(tmp_path, SPLITS, names=None)
+    assert open_source("tfds", tmp_path).labels == ("0", "1")
+
+
+def test_other_directories(tmp_path):
+    with pytest.raises(UserError, match=r"no dataset_info.json in it"):
+        open_source("tfds", tmp_path)
+    (tmp_path / "dataset_info.json").write_text("{")
+    with pytest.raises(UserError, match=r"dataset_info.json: cannot be read"):
+        open_source("tfds", tmp_path)
+
+
+def test_other_file_formats(tmp_path):
+    write(tmp_path, SPLITS, fileFormat="array_record")
+    with pytest.raises(UserError, match="files are array_record"):
+        open_source("tfds", tmp_path)
+
+
+def test_missing_splits_and_features(tmp_path):
+    write(tmp_path, {"train": SPLITS["train"]})
+    with pytest.raises(
+        UserError, match="needs the splits train, and validation or test; has train"
+    ):
+        open_source("tfds", tmp_path)
+    write(tmp_path, SPLITS, features=("image", "objects"))
+    with pytest.raises(UserError, match="no feature 'label'; it has image, objects"):
+        open_source("tfds", tmp_path)
+
+
+def test_missing_files_and_records(tmp_path):
+    write(tmp_path, SPLITS)
+    shard = tmp_path / "toy-train.tfrecord-00000-of-00003"
+    records.write_records(shard, [example(image=b"a", label=0)])
+    with pytest.raises(UserError, match=r"00000-of-00003: has 1 records, .* says 2"):
+        open_source("tfds", tmp_path)
+    shard.unlink()
+    with pytest.raises(UserError, match=r"no file .*-train.tfrecord-00000-of-00003"):
+        open_source("tfds", tmp_path)
+
+
+def test_corrupt_records_and_examples(tmp_path):
+    write(tmp_path, {**SPLITS, "test": [[b"\xff\xff", example(image=b"d"), example(label=1)]]})
+    source = open_source("tfds", tmp_path)
+    for index in range(3):
+        with pytest.raises(UserError, match=f"record {index} is no example with an image"):
+            source.read("validation", index)
+    shard = tmp_path / "toy-train.tfrecord-00002-of-00003"
+    content = bytearray(shard.read_bytes())
+    content[20] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(records.CorruptRecordError, match="00002-of-00003: record 0"):
+        source.read("train", 2)

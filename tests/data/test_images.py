@@ -1,0 +1,135 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_fast.data.images import BadImageError, encode_pixels, normalise_encoding
+
+RANDOM = np.random.RandomState(0)
+# Smooth, as photographs are, so that JPEG changes little.
+RAMP = np.stack(
+    np.broadcast_arrays(np.arange(48)[:, None] * 5, np.arange(64) * 4, np.full((48, 64), 90)), -1
+).astype(np.uint8)
+
+
+def encoded(image, kind, **options):
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def decoded(image):
+    """Decodes as training does."""
+    import tensorflow as tf
+
+    return tf.image.decode_jpeg(image.jpeg, channels=3, dct_method="INTEGER_ACCURATE").numpy()
+
+
+def close(image, pixels):
+    return np.abs(decoded(image).astype(int) - pixels).mean() < 2
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
+def test_good_jpegs_stay_as_they_are(mode, channels, progressive):
+    data = encoded(Image.fromarray(RAMP).convert(mode), "JPEG", progressive=progressive)
+    image = normalise_encoding(data)
+    assert image == (data, 48, 64, channels, None)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
+def test_other_formats_become_jpegs(kind):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    image = normalise_encoding(encoded(Image.fromarray(RAMP), kind, **options))
+    assert image[1:] == (48, 64, 3, kind)
+    if kind == "GIF":  # 256 colours
+        assert np.abs(decoded(image).astype(int) - RAMP).mean() < 12
+    else:
+        assert close(image, RAMP)
+
+
+def test_cmyk_jpegs_become_rgb():
+    data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", quality=95)
+    image = normalise_encoding(data)
+    assert image[1:] == (48, 64, 3, "CMYK JPEG")
+    assert close(image, RAMP)
+
+
+def test_what_is_transparent_becomes_white():
+    alpha = np.full((48, 64), 255, np.uint8)
+    alpha[:24] = 0
+    data = encoded(Image.fromarray(np.dstack([RAMP, alpha])), "PNG")
+    expected = RAMP.copy()
+    expected[:24] = 255
+    assert close(normalise_encoding(data), expected)
+
+
+def test_a_transparent_palette_becomes_white():
+    image = Image.new("P", (16, 16), 0)
+    image.putpalette([200, 0, 0, 0, 0, 200])
+    image.paste(1, (0, 0, 16, 8))
+    result = decoded(normalise_encoding(encoded(image, "PNG", transparency=0)))
+    assert (result[12, 8] > 250).all()
+    assert result[3, 8, 2] > 180 and result[3, 8, 0] < 20
+
+
+def test_grey_stays_grey_whatever_the_depth():
+    grey = RAMP[:, :, 0]
+    deep = Image.fromarray(grey.astype(np.uint16) * 256)
+    for image in (
+        normalise_encoding(encoded(Image.fromarray(grey), "PNG")),
+        normalise_encoding(encoded(deep, "PNG")),
+        encode_pixels(grey),
+    ):
+        assert image.channels == 1
+        assert close(image, np.dstack([grey] * 3))
+
+
+def test_pixels_are_encoded_without_chroma_subsampling():
+    stripes = np.zeros((32, 32, 3), np.uint8)
+    stripes[:, ::2] = (200, 40, 40)
+    stripes[:, 1::2] = (40, 40, 200)
+    image = encode_pixels(stripes)
+    assert image[1:] == (32, 32, 3, "pixels")
+    assert np.abs(decoded(image).astype(int) - stripes).mean() < 6  # 4:2:0 would give about 50
+
+
+def test_pixels_in_any_memory_order():
+    first = np.ascontiguousarray(RAMP.transpose(2, 0, 1))
+    assert encode_pixels(first.transpose(1, 2, 0)) == encode_pixels(RAMP)
+
+
+@pytest.mark.parametrize(
+    "pixels", [np.zeros((8, 8)), np.zeros((8, 8, 4), np.uint8), np.zeros((0, 8), np.uint8)]
+)
+def test_other_arrays_are_refused(pixels):
+    with pytest.raises(ValueError, match="pixels must be uint8"):
+        encode_pixels(pixels)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_truncated_images_are_bad(kind):
+    data = encoded(Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)), kind)
+    with pytest.raises(BadImageError, match="cannot be decoded"):
+        normalise_encoding(data[: len(data) // 2])
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff"])
+def test_what_is_no_image_is_bad_and_the_reason_always_the_same(data):
+    reasons = set()
+    for _ in range(2):
+        with pytest.raises(BadImageError) as caught:
+            normalise_encoding(data)
+        reasons.add(str(caught.value))
+    assert len(reasons) == 1
+
+
+def test_tensorflow_decodes_the_first_picture_of_an_mpo():
+    buffer = io.BytesIO()
+    Image.fromarray(RAMP).save(
+        buffer, "MPO", save_all=True, append_images=[Image.fromarray(255 - RAMP)], quality=95
+    )
+    image = normalise_encoding(buffer.getvalue())
+    assert image.converted_from is None
+    assert close(image, RAMP)

@@ -1,0 +1,203 @@
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+
+from imagenet_fast.data import records
+from imagenet_fast.data.manifest import (
+    FILE,
+    Manifest,
+    Shard,
+    Skipped,
+    Split,
+    check_sizes,
+    read_manifest,
+    verify,
+    write_manifest,
+)
+from imagenet_fast.errors import UserError
+
+LABELS = {
+    "train-00000-of-00002": [0, 1, 1],
+    "train-00001-of-00002": [2],
+    "validation-00000-of-00001": [0, 2],
+}
+
+
+def examples(labels):
+    for label in labels:
+        yield records.encode_example(
+            b"jpeg", label=label, text="x", filename="f", height=1, width=1, channels=3
+        )
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A data set of three classes in three shards."""
+    shards = {
+        file: Shard(file, *records.write_records(tmp_path / file, examples(labels)))
+        for file, labels in LABELS.items()
+    }
+    train, more, validation = shards.values()
+    manifest = Manifest(
+        name="toy",
+        labels=("a", "b", "c"),
+        splits={
+            "train": Split((train, more), (1, 2, 1)),
+            "validation": Split((validation,), (1, 0, 1)),
+        },
+        source={"kind": "toy", "seed": 3},
+        converted={"PNG": 2},
+        skipped=(Skipped("train", "x.jpg", "empty"),),
+        warnings=("odd",),
+    )
+    write_manifest(manifest, tmp_path)
+    return tmp_path
+
+
+def change(directory, **values):
+    content = json.loads((directory / FILE).read_text())
+    (directory / FILE).write_text(json.dumps({**content, **values}))
+
+
+def test_a_manifest_is_read_as_it_was_written(directory):
+    manifest = read_manifest(directory)
+    write_manifest(manifest, directory)
+    assert read_manifest(directory) == manifest
+    assert manifest.num_classes == 3
+    assert manifest.splits["train"].examples == 4
+    assert manifest.skipped[0].reason == "empty"
+    assert {path.name for path in directory.iterdir()} == {FILE, *LABELS}
+
+
+def test_no_directory_and_no_manifest(directory):
+    with pytest.raises(UserError, match=r"nowhere: no such directory.*prepare"):
+        read_manifest(directory / "nowhere")
+    (directory / FILE).unlink()
+    with pytest.raises(UserError, match=f"no {FILE}.*prepare"):
+        read_manifest(directory)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"version": 1}', '{"version": "x"}'])
+def test_what_is_no_manifest_is_refused(directory, content):
+    (directory / FILE).write_text(content)
+    with pytest.raises(UserError, match=FILE):
+        read_manifest(directory)
+
+
+def test_a_newer_version_is_refused(directory):
+    change(directory, version=99)
+    with pytest.raises(UserError, match=r"version 99.*update"):
+        read_manifest(directory)
+
+
+@pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c", "d"]])
+def test_labels_and_counts_must_agree(directory, labels):
+    change(directory, labels=labels)
+    with pytest.raises(UserError, match=f"3 classes for {len(labels)} labels"):
+        read_manifest(directory)
+
+
+def test_counts_by_class_and_by_shard_must_agree(directory):
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    splits["train"]["class_counts"] = [1, 2, 3]
+    change(directory, splits=splits)
+    with pytest.raises(UserError, match="6 examples by class, 4 by shard"):
+        read_manifest(directory)
+
+
+def test_a_shard_must_lie_in_the_directory(directory):
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    splits["train"]["shards"][0]["file"] = "../../secret"
+    change(directory, splits=splits)
+    with pytest.raises(UserError, match="not the name of a file"):
+        read_manifest(directory)
+
+
+def test_good_sizes_pass(directory):
+    for split in ("train", "validation"):
+        check_sizes(read_manifest(directory), directory, split)
+
+
+@pytest.mark.parametrize("state", ["missing", "empty", "cut short", "too long"])
+def test_wrong_sizes_are_named(directory, state):
+    shard = directory / "train-00001-of-00002"
+    content = shard.read_bytes()
+    if state == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes({"empty": b"", "cut short": content[:-1], "too long": content * 2}[state])
+    with pytest.raises(UserError, match=f"00001-of-00002: is {state}.*prepare.*--verify") as caught:
+        check_sizes(read_manifest(directory), directory, "train")
+    if state == "cut short":
+        assert f"expected {len(content)} bytes, has {len(content) - 1}" in str(caught.value)
+    check_sizes(read_manifest(directory), directory, "validation")
+    assert any(f"is {state}" in problem for problem in verify(directory, progress=False))
+
+
+def test_an_unknown_split_is_refused_with_the_nearest(directory):
+    with pytest.raises(UserError, match="did you mean 'validation'"):
+        check_sizes(read_manifest(directory), directory, "validaton")
+
+
+def test_verify_finds_nothing_wrong_with_a_good_directory(directory, capsys):
+    assert verify(directory, progress=False) == []
+    assert capsys.readouterr().err == ""
+    verify(directory)
+    assert "verify" in capsys.readouterr().err
+
+
+def test_verify_finds_a_flipped_bit(directory):
+    shard = directory / "train-00000-of-00002"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    check_sizes(read_manifest(directory), directory, "train")
+    problems = "\n".join(verify(directory, progress=False))
+    assert "train-00000-of-00002: its SHA-256" in problems
+    assert "record 1, at byte" in problems
+    assert "train: 0 records of class 'b' can be read, the manifest says 2" in problems
+
+
+def test_verify_finds_labels_that_are_no_class(directory):
+    file = "validation-00000-of-00001"
+    written = records.write_records(directory / file, examples([0, 3]))
+    manifest = read_manifest(directory)
+    split = dataclasses.replace(manifest.splits["validation"], shards=(Shard(file, *written),))
+    write_manifest(
+        dataclasses.replace(manifest, splits={**manifest.splits, "validation": split}), directory
+    )
+    assert verify(directory, progress=False) == [
+        "validation: 0 records of class 'c' can be read, the manifest says 1",
+        "validation: 1 records have the label 3, outside 0..2",
+    ]
+
+
+def test_verify_knows_labels_that_start_at_one(directory):
+    change(directory, label_offset=-1)
+    problems = "\n".join(verify(directory, progress=False))
+    assert "1 records have the label 0, outside 1..3" in problems
+
+
+def test_verify_finds_a_wrong_number_of_records(directory):
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    splits["train"]["shards"][1]["examples"] = 2
+    splits["train"]["class_counts"] = [1, 2, 2]
+    change(directory, splits=splits)
+    assert verify(directory, progress=False) == [
+        f"{directory / 'train-00001-of-00002'}: has 1 records, the manifest says 2",
+        "train: 1 records of class 'c' can be read, the manifest says 2",
+    ]
+
+
+def test_reading_a_manifest_needs_no_tensorflow(directory):
+    program = (
+        "import sys\n"
+        "from imagenet_fast.data import manifest\n"
+        f"found = manifest.read_manifest({str(directory)!r})\n"
+        f"manifest.check_sizes(found, {str(directory)!r}, 'train')\n"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,355 @@
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_fast.data import records
+from imagenet_fast.data.manifest import FILE, read_manifest, verify
+from imagenet_fast.data.prepare import JOURNAL, default_shards, prepare
+from imagenet_fast.data.sources import Item, Source, open_source
+from imagenet_fast.errors import UserError
+
+
+def jpeg(seed, mode="RGB", kind="JPEG"):
+    pixels = np.random.RandomState(seed).randint(0, 256, (20, 24, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Three classes of 40, 20 and 60 images, a quarter of them for validation."""
+    root = tmp_path_factory.mktemp("images") / "toy"
+    for label, (name, count) in enumerate({"ant": 40, "bee": 20, "cat": 60}.items()):
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            (root / name / f"{index:03d}.jpg").write_bytes(jpeg(100 * label + index))
+    return root
+
+
+@pytest.fixture
+def source(folders):
+    return open_source("folders", folders, holdout=0.25)
+
+
+def contents(directory):
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def read(directory, split):
+    return [
+        records.decode_example(record)
+        for path in sorted(directory.glob(f"{split}-*"))
+        for record in records.read_records(path)
+    ]
+
+
+def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
+    manifest = prepare(source, tmp_path, progress=False)
+    assert manifest == read_manifest(tmp_path)
+    assert verify(tmp_path, progress=False) == []
+    assert manifest.labels == ("ant", "bee", "cat")
+    assert manifest.splits["train"].class_counts == (30, 15, 45)
+    assert manifest.splits["validation"].class_counts == (10, 5, 15)
+    assert [len(manifest.splits[split].shards) for split in manifest.splits] == [8, 4]
+    examples = read(tmp_path, "train") + read(tmp_path, "validation")
+    names = {example[records.FILENAME][0].decode() for example in examples}
+    assert len(examples) == len(names) == 120
+    for example in examples:
+        name = example[records.FILENAME][0].decode()
+        assert example[records.ENCODED][0] == (folders / name).read_bytes()
+        assert example[records.TEXT][0].decode() == name.split("/")[0]
+        assert manifest.labels[example[records.LABEL][0]] == name.split("/")[0]
+        assert (example[records.HEIGHT], example[records.WIDTH]) == ([20], [24])
+    assert not (tmp_path / JOURNAL).exists()
+
+
+def test_both_splits_are_shuffled_by_the_seed(source, tmp_path):
+    orders = []
+    for seed in (0, 1):
+        prepare(source, tmp_path / str(seed), seed=seed, progress=False)
+        for split in ("train", "validation"):
+            labels = [example[records.LABEL][0] for example in read(tmp_path / str(seed), split)]
+            assert labels != sorted(labels)
+            orders.append(labels)
+    assert orders[0] != orders[2] and orders[1] != orders[3]
+
+
+def test_the_number_of_threads_changes_no_byte(source, tmp_path):
+    for threads in (1, 5):
+        prepare(source, tmp_path / str(threads), threads=threads, progress=False)
+    assert contents(tmp_path / "1") == contents(tmp_path / "5")
+
+
+SLOW_PREPARE = """
+import sys, time
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.sources import open_source
+
+source = open_source("folders", sys.argv[1], holdout=0.25)
+read = source.read
+def slow_read(split, index):
+    time.sleep(0.01)
+    return read(split, index)
+source.read = slow_read
+prepare(source, sys.argv[2], threads=2, progress=False)
+"""
+
+
+def test_kill_9_and_go_on_gives_the_same_bytes(source, folders, tmp_path):
+    prepare(source, tmp_path / "whole", progress=False)
+    killed = tmp_path / "killed"
+    process = subprocess.Popen([sys.executable, "-c", SLOW_PREPARE, str(folders), str(killed)])
+    journal = killed / JOURNAL
+    deadline = time.monotonic() + 60
+    while not journal.exists() or journal.read_bytes().count(b"\n") < 4:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not (killed / FILE).exists()
+    done = [json.loads(line)["shard"]["file"] for line in journal.read_text().splitlines()[1:]]
+    assert 3 <= len(done) < 12
+    times = {file: (killed / file).stat().st_mtime_ns for file in done}
+    prepare(source, killed, progress=False)
+    assert contents(killed) == contents(tmp_path / "whole")
+    assert {file: (killed / file).stat().st_mtime_ns for file in done} == times  # not made again
+
+
+def interrupt(source, directory, after):
+    """Prepares until ``after`` images were read."""
+    fetch = source.read
+    seen = []
+
+    def read(split, index):
+        seen.append(index)
+        if len(seen) > after:
+            raise KeyboardInterrupt
+        return fetch(split, index)
+
+    source.read = read
+    with pytest.raises(KeyboardInterrupt):
+        prepare(source, directory, threads=1, progress=False)
+    source.read = fetch
+
+
+@pytest.mark.parametrize("bytes_lost", [1, 30])
+def test_a_torn_journal_and_a_lost_shard_are_made_good(source, tmp_path, bytes_lost):
+    prepare(source, tmp_path / "whole", progress=False)
+    torn = tmp_path / "torn"
+    interrupt(source, torn, after=60)
+    journal = torn / JOURNAL
+    lines = journal.read_bytes().splitlines()
+    assert len(lines) > 3
+    journal.write_bytes(journal.read_bytes()[:-bytes_lost])
+    (torn / json.loads(lines[1])["shard"]["file"]).write_bytes(b"")
+    prepare(source, torn, progress=False)
+    assert contents(torn) == contents(tmp_path / "whole")
+
+
+def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
+    interrupt(source, tmp_path, after=30)
+    assert not list(tmp_path.glob(".*"))
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_finished_directory_is_left_alone(source, tmp_path):
+    first = prepare(source, tmp_path, progress=False)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    source.read = None  # nothing is read
+    assert prepare(source, tmp_path, progress=False) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+
+
+def test_a_damaged_shard_of_a_finished_directory_is_made_again(source, tmp_path):
+    prepare(source, tmp_path, progress=False)
+    before = contents(tmp_path)
+    (tmp_path / "train-00003-of-00008").write_bytes(b"short")
+    (tmp_path / "validation-00001-of-00004").unlink()
+    prepare(source, tmp_path, progress=False)
+    assert contents(tmp_path) == before
+
+
+def test_mending_from_changed_images_is_refused(source, folders, tmp_path):
+    prepare(source, tmp_path, progress=False)
+    shard = tmp_path / "train-00003-of-00008"
+    shard.unlink()
+    fetch = source.read
+    other = jpeg(999)
+    source.read = lambda split, index: fetch(split, index)._replace(image=other)
+    with pytest.raises(UserError, match="00003-of-00008: was made again and is not what it was"):
+        prepare(source, tmp_path, progress=False)
+    assert not shard.exists()
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
+    source = open_source("folders", folders, holdout=0.25)
+    if finished:
+        prepare(source, tmp_path, progress=False)
+    else:
+        interrupt(source, tmp_path, after=30)
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"holds other data.*: seed 0 there, 5 asked for"):
+        prepare(source, tmp_path, seed=5, progress=False)
+    with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
+        prepare(source, tmp_path, train_shards=2, progress=False)
+    with pytest.raises(UserError, match="fingerprint"):
+        prepare(open_source("folders", folders, holdout=0.25, seed=1), tmp_path, progress=False)
+    assert contents(tmp_path) == before
+
+
+def test_shards_of_unknown_origin_are_not_replaced(source, tmp_path):
+    (tmp_path / "train-00000-of-00008").write_bytes(b"precious")
+    with pytest.raises(UserError, match="holds train-00000-of-00008, which neither"):
+        prepare(source, tmp_path, progress=False)
+    assert contents(tmp_path) == {"train-00000-of-00008": b"precious"}
+
+
+def test_two_at_once_are_refused(source, tmp_path):
+    fetch = source.read
+    errors = []
+
+    def read(split, index):
+        if not errors:
+            with pytest.raises(UserError) as caught:
+                prepare(source, tmp_path, progress=False)
+            errors.append(str(caught.value))
+        return fetch(split, index)
+
+    source.read = read
+    prepare(source, tmp_path, threads=1, progress=False)
+    assert "another process is preparing it" in errors[0]
+    assert verify(tmp_path, progress=False) == []
+
+
+def test_an_unwritable_directory_is_refused_before_any_work(source, tmp_path):
+    (tmp_path / "file").touch()
+    source.read = None
+    for directory in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UserError, match=r"file.*: cannot be written to: "):
+            prepare(source, directory, progress=False)
+
+
+def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
+    def full(path, examples):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(records, "write_records", full)
+    with pytest.raises(UserError, match=r"-of-0000.: cannot be written: No space left"):
+        prepare(source, tmp_path, progress=False)
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """A folder of a grey, a CMYK, a PNG, a PNG named .jpg, a truncated and an empty image."""
+    root = tmp_path / "mixed"
+    images = {
+        "cmyk.jpg": jpeg(0, mode="CMYK"),
+        "cut.jpg": jpeg(1)[:300],
+        "empty.jpg": b"",
+        "good.jpg": jpeg(2),
+        "grey.jpg": jpeg(3, mode="L"),
+        "masked.jpg": jpeg(4, kind="PNG"),
+        "picture.png": jpeg(5, kind="PNG"),
+        "text.png": b"not an image",
+    }
+    for split in ("train", "val"):
+        (root / split / "only").mkdir(parents=True)
+        for name, data in images.items():
+            (root / split / "only" / name).write_bytes(data)
+    return open_source("folders", root)
+
+
+def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
+    import tensorflow as tf
+
+    manifest = prepare(mixed, tmp_path / "out", progress=False)
+    assert manifest.splits["train"].class_counts == (5,)
+    assert manifest.converted == {"CMYK JPEG": 2, "PNG": 4}
+    skipped = {(skipped.split, Path(skipped.file).name) for skipped in manifest.skipped}
+    bad = ("cut.jpg", "empty.jpg", "text.png")
+    assert skipped == {(split, name) for split in ("train", "validation") for name in bad}
+    assert {skipped.reason for skipped in manifest.skipped} >= {"empty"}
+    assert verify(tmp_path / "out", progress=False) == []
+    for example in read(tmp_path / "out", "train"):
+        pixels = tf.image.decode_jpeg(example[records.ENCODED][0])
+        assert tuple(pixels.shape) == (20, 24, example[records.CHANNELS][0])
+
+
+def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp_path):
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"more than 5 images \(max_bad_images\).*such as .*: "):
+            prepare(mixed, tmp_path / "out", max_bad_images=5, progress=False)
+    assert len(prepare(mixed, tmp_path / "out", max_bad_images=6, progress=False).skipped) == 6
+
+
+class Pixels(Source):
+    """Grey images of one class, whose labels and reading a test can spoil."""
+
+    def __init__(self, train=20, validation=4, label=0, error=None):
+        splits = {"train": train, "validation": validation}
+        super().__init__("pixels", "pixels", ("one", "two"), splits, "fingerprint", ("n1", "n2"))
+        self._label, self._error = label, error
+
+    def read(self, split, index):
+        if self._error:
+            raise self._error
+        return Item(np.full((6, 5), index, np.uint8), self._label, f"{split}{index}")
+
+
+def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
+    manifest = prepare(Pixels(), tmp_path, progress=False)
+    assert manifest.converted == {"pixels": 24}
+    assert manifest.warnings == ("class 'two' has no training image",)
+    for example in read(tmp_path, "train"):
+        assert example[records.SYNSET] == [b"n1"]
+        assert example[records.COLORSPACE] == [b"Grayscale"]
+
+
+@pytest.mark.parametrize("label", [-1, 2])
+def test_labels_out_of_range_are_refused(tmp_path, label):
+    with pytest.raises(UserError, match=rf"pixels: .* has the label {label}, outside 0\.\.1"):
+        prepare(Pixels(label=label), tmp_path, progress=False)
+
+
+def test_a_source_that_cannot_be_read_is_the_users_error(tmp_path):
+    with pytest.raises(UserError, match=r"pixels: cannot be read: .*disk on fire"):
+        prepare(Pixels(error=OSError("disk on fire")), tmp_path, progress=False)
+
+
+def test_numbers_of_shards(tmp_path):
+    manifest = prepare(Pixels(), tmp_path, train_shards=3, validation_shards=1, progress=False)
+    assert [shard.file for shard in manifest.splits["train"].shards] == [
+        "train-00000-of-00003",
+        "train-00001-of-00003",
+        "train-00002-of-00003",
+    ]
+    assert [shard.examples for shard in manifest.splits["train"].shards] == [7, 7, 6]
+    for wrong in (0, 21, -1):
+        with pytest.raises(UserError, match=f"between 1 and .* 20, not {wrong}"):
+            prepare(Pixels(), tmp_path / "x", train_shards=wrong, progress=False)
+    with pytest.raises(UserError, match="no validation images"):
+        prepare(Pixels(validation=0), tmp_path / "x", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("images", "train", "validation"),
+    [(1_281_167, 1024, 128), (60_000, 32, 4), (50_000, 32, 4), (1437, 8, 4), (16_000, 16, 4)],
+)
+def test_default_shards(images, train, validation):
+    assert default_shards(images) == {"train": train, "validation": validation}
+
+
+def test_the_bar_shows_all_images_and_their_rate(source, tmp_path, capsys):
+    prepare(source, tmp_path, progress=True)
+    assert "120/120" in capsys.readouterr().err

@@ -1,0 +1,185 @@
+import struct
+
+import pytest
+
+from imagenet_fast.data import records
+from imagenet_fast.errors import UserError
+
+DATA = [b"first", b"", bytes(range(256)) * 40, b"\0" * 100, b"last"]
+OFFSETS = [0, 21, 37, 37 + 16 + 256 * 40, 37 + 16 + 256 * 40 + 116]
+
+
+@pytest.fixture
+def shard(tmp_path):
+    path = tmp_path / "shard"
+    records.write_records(path, DATA)
+    return path
+
+
+def flip(path, offset):
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 0x40
+    path.write_bytes(content)
+
+
+def test_tensorflow_reads_what_was_written_and_the_other_way_round(shard, tmp_path):
+    import tensorflow as tf
+
+    assert [record.numpy() for record in tf.data.TFRecordDataset(str(shard))] == DATA
+    with tf.io.TFRecordWriter(str(tmp_path / "theirs")) as writer:
+        for data in DATA:
+            writer.write(data)
+    assert (tmp_path / "theirs").read_bytes() == shard.read_bytes()
+
+
+def test_write_records_says_what_it_wrote(tmp_path):
+    import hashlib
+
+    path = tmp_path / "shard"
+    written = records.write_records(path, iter(DATA))
+    content = path.read_bytes()
+    assert written == (len(DATA), len(content), hashlib.sha256(content).hexdigest())
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(shard):
+    def failing():
+        yield b"new"
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        records.write_records(shard, failing())
+    assert list(records.read_records(shard)) == DATA
+    assert list(shard.parent.iterdir()) == [shard]
+
+
+def test_index_and_random_access(shard):
+    assert records.index_shard(shard) == len(DATA)
+    assert list(records.locate_records(shard)) == OFFSETS
+    assert [records.read_record(shard, i, offset) for i, offset in enumerate(OFFSETS)] == DATA
+
+
+def test_an_empty_file_has_no_records(tmp_path):
+    (tmp_path / "empty").touch()
+    assert records.index_shard(tmp_path / "empty") == 0
+    assert list(records.read_records(tmp_path / "empty")) == []
+
+
+def test_reading_stops_at_the_corrupt_record_and_names_it(shard):
+    flip(shard, OFFSETS[2] + 500)
+    reader = records.read_records(shard)
+    assert [next(reader), next(reader)] == DATA[:2]
+    with pytest.raises(
+        records.CorruptRecordError, match=r"record 2, at byte 37.*its data"
+    ) as caught:
+        next(reader)
+    assert (caught.value.record, caught.value.offset) == (2, 37)
+    assert records.index_shard(shard) == len(DATA)  # the lengths are whole
+    with pytest.raises(records.CorruptRecordError, match="record 2, at byte 37"):
+        records.read_record(shard, 2, 37)
+
+
+def test_a_corrupt_length_is_found_by_every_reader(shard):
+    flip(shard, OFFSETS[3] + 1)
+    for read in (records.index_shard, lambda path: list(records.read_records(path))):
+        with pytest.raises(records.CorruptRecordError, match=r"record 3, .* its length"):
+            read(shard)
+
+
+@pytest.mark.parametrize("cut", [1, 10, 19])
+def test_a_cut_file_is_named(shard, cut):
+    shard.write_bytes(shard.read_bytes()[:-cut])
+    with pytest.raises(records.CorruptRecordError, match=r"record 4, .*the file ends"):
+        list(records.read_records(shard))
+    assert list(records.salvage_records(shard)) == []
+
+
+def test_nothing_to_salvage_in_a_whole_file(shard):
+    assert list(records.salvage_records(shard)) == []
+
+
+@pytest.mark.parametrize("number", [0, 2, 3])
+@pytest.mark.parametrize("place", ["length", "checksum of length", "data", "checksum of data"])
+def test_salvage_yields_all_after_the_first_corrupt_record(shard, number, place):
+    offset = {
+        "length": OFFSETS[number] + 2,
+        "checksum of length": OFFSETS[number] + 9,
+        "data": OFFSETS[number] + 12,
+        "checksum of data": OFFSETS[number + 1] - 1,
+    }[place]
+    flip(shard, offset)
+    assert list(records.salvage_records(shard)) == DATA[number + 1 :]
+
+
+def test_salvage_goes_past_several_corrupt_records(shard):
+    flip(shard, OFFSETS[0] + 13)
+    flip(shard, OFFSETS[2])
+    flip(shard, OFFSETS[3] + 30)
+    assert list(records.salvage_records(shard)) == [DATA[1], DATA[4]]
+
+
+def test_what_tensorflow_and_salvage_read_is_everything_but_the_corrupt_record(shard):
+    import tensorflow as tf
+
+    flip(shard, OFFSETS[2] + 100)
+    before = tf.data.TFRecordDataset(str(shard)).ignore_errors()
+    together = [record.numpy() for record in before] + list(records.salvage_records(shard))
+    assert together == DATA[:2] + DATA[3:]
+
+
+def test_a_missing_file_is_the_users_error(tmp_path):
+    for read in (records.read_records, records.salvage_records, records.locate_records):
+        with pytest.raises(UserError, match="nowhere: cannot be read"):
+            next(read(tmp_path / "nowhere"))
+
+
+def example(**changes):
+    arguments = {
+        "label": 7,
+        "text": "tench, Tinca tinca",
+        "filename": "n01440764_1.JPEG",
+        "height": 40,
+        "width": 30,
+        "channels": 3,
+        **changes,
+    }
+    return records.encode_example(b"\xff\xd8jpeg", **arguments)
+
+
+def test_examples_have_the_fields_of_the_imagenet_converters():
+    assert records.decode_example(example(synset="n01440764")) == {
+        "image/encoded": [b"\xff\xd8jpeg"],
+        "image/format": [b"JPEG"],
+        "image/class/label": [7],
+        "image/class/text": [b"tench, Tinca tinca"],
+        "image/class/synset": [b"n01440764"],
+        "image/height": [40],
+        "image/width": [30],
+        "image/channels": [3],
+        "image/colorspace": [b"RGB"],
+        "image/filename": [b"n01440764_1.JPEG"],
+    }
+
+
+def test_grey_and_no_synset():
+    fields = records.decode_example(example(channels=1))
+    assert fields["image/colorspace"] == [b"Grayscale"]
+    assert "image/class/synset" not in fields
+
+
+def test_model_garden_style_parsing():
+    import tensorflow as tf
+
+    parsed = tf.io.parse_single_example(
+        example(),
+        {
+            "image/encoded": tf.io.FixedLenFeature((), tf.string, ""),
+            "image/class/label": tf.io.FixedLenFeature((), tf.int64, -1),
+        },
+    )
+    assert parsed["image/encoded"].numpy() == b"\xff\xd8jpeg"
+    assert parsed["image/class/label"].numpy() == 7
+
+
+def test_what_is_no_example_is_a_value_error():
+    with pytest.raises(ValueError, match=r"not a tf.train.Example"):
+        records.decode_example(struct.pack("<Q", 1 << 63) + b"\xff")

@@ -1,0 +1,152 @@
+"""The table of models, and what all models have in common."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+from imagenet_fast import models
+from imagenet_fast.errors import UserError
+from imagenet_fast.models.names import MODEL_NAMES
+
+SMALL = [
+    ("resnet18", (32, 32, 3), {"stem": "small"}),
+    ("resnet20", (32, 32, 3), {}),
+    ("alexnet_bn", (64, 64, 3), {}),
+]
+
+
+@pytest.fixture(autouse=True)
+def default_precision():
+    yield
+    keras.mixed_precision.set_global_policy("float32")
+
+
+def test_names_need_no_tensorflow():
+    code = (
+        "import sys, imagenet_fast.models.names as names\n"
+        "assert 'resnet50' in names.MODEL_NAMES\n"
+        "sys.exit(any(m.split('.')[0] in ('tensorflow', 'tf_keras', 'h5py') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_table_holds_the_names_in_their_order():
+    assert tuple(models.MODELS) == MODEL_NAMES
+
+
+def test_no_other_lazy_attribute():
+    with pytest.raises(AttributeError, match="no attribute 'MODEL'"):
+        _ = models.MODEL
+
+
+def test_build_passes_everything_on():
+    model = models.build(
+        "resnet18", 7, (40, 48, 1), stem="small", batch_norm_momentum=0.8, name="mine"
+    )
+    assert model.name == "mine"
+    assert model.input_shape == (None, 40, 48, 1)
+    assert model.output_shape == (None, 7)
+    assert model.get_layer("stem_conv").kernel_size == (3, 3)
+    assert model.get_layer("stem_bn").momentum == 0.8
+    assert not hasattr(model, "optimizer") or model.optimizer is None
+
+
+def test_unknown_model():
+    with pytest.raises(UserError, match=r"no model 'resnet5'.*did you mean.*'resnet50'"):
+        models.build("resnet5", 10, (32, 32, 3))
+
+
+def test_option_of_other_models():
+    with pytest.raises(UserError, match=r"'alexnet_bn' has no option 'zero_gamma'.*resnet152"):
+        models.build("alexnet_bn", 10, (64, 64, 3), zero_gamma=True)
+    with pytest.raises(UserError, match=r"'resnet20' has no option 'dropout'.*are alexnet_bn$"):
+        models.build("resnet20", 10, (32, 32, 3), dropout=0.1)
+
+
+def test_option_of_no_model():
+    with pytest.raises(UserError, match=r"'zero_gama'; did you mean 'zero_gamma'"):
+        models.build("resnet20", 10, (32, 32, 3), zero_gama=True)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet20", "alexnet_bn"])
+@pytest.mark.parametrize("shape", [(64, 64), (64, 64, None), (64, 0, 3), (2, 64, 64, 3)])
+def test_impossible_input_shape(name, shape):
+    with pytest.raises(UserError, match="input_shape"):
+        models.build(name, 10, shape)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet20", "alexnet_bn"])
+def test_no_classes(name):
+    with pytest.raises(UserError, match="num_classes=0"):
+        models.build(name, 0, (64, 64, 3))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+def test_precision(name, shape, options, policy):
+    keras.mixed_precision.set_global_policy(policy)
+    model = models.build(name, 7, shape, **options)
+    images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
+
+    for training in (False, True):
+        logits = model(images, training=training)
+        assert logits.dtype == "float32"
+        assert logits.shape == (2, 7)
+        assert np.isfinite(logits).all()
+    assert {variable.dtype.name for variable in model.variables} == {"float32"}
+    compute_dtypes = {
+        layer.name: layer.compute_dtype for layer in model.layers if layer.name != "images"
+    }
+    assert compute_dtypes.pop("logits") == "float32"
+    assert set(compute_dtypes.values()) == {policy.replace("mixed_", "")}
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
+    model = models.build(name, 7, shape, **options)
+    logits = model.get_layer("logits")
+    assert logits.activation is keras.activations.linear
+    assert not logits.bias.numpy().any()
+    norm = model.get_layer("bn1" if name == "alexnet_bn" else "stem_bn")
+    assert (norm.momentum, norm.epsilon) == (0.9, 1e-5)
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+def test_batch_norm_options_reach_every_layer(name, shape, options):
+    model = models.build(
+        name, 7, shape, batch_norm_momentum=0.75, batch_norm_epsilon=0.002, **options
+    )
+    norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    assert norms
+    assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.75, 0.002)}
+
+
+@pytest.mark.parametrize("name", ["resnet20", "alexnet_bn"])
+def test_same_seed_same_weights_and_no_two_layers_alike(name):
+    def weights():
+        keras.utils.set_random_seed(3)
+        model = models.build(name, 7, (64, 64, 3))
+        return [v.numpy() for v in model.trainable_variables]
+
+    first = weights()
+    for a, b in zip(first, weights()):
+        np.testing.assert_array_equal(a, b)
+    kernels = [w.ravel()[:100].tobytes() for w in first if w.ndim > 1]
+    assert len(set(kernels)) == len(kernels)
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+def test_model_survives_its_config(name, shape, options):
+    model = models.build(name, 7, shape, **options)
+    again = keras.Model.from_config(model.get_config())
+    assert again.name == model.name
+    weights = {variable.name: variable.shape for variable in model.weights}
+    assert {variable.name: variable.shape for variable in again.weights} == weights
+    again.set_weights(model.get_weights())
+    images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
+    np.testing.assert_allclose(again(images), model(images), rtol=1e-5, atol=1e-7)

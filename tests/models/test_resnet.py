@@ -1,0 +1,301 @@
+"""ResNets against the published counts and a plain reference written with tf.nn."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.models.resnet import SubsampleAndPad, cifar_resnet, resnet
+
+# Trainable parameters and tensors. 18, 34, 101 and 152 are torchvision's counts too.
+IMAGENET_COUNTS = {
+    18: (11_689_512, 62),
+    34: (21_797_672, 110),
+    50: (25_557_032, 161),
+    101: (44_549_160, 314),
+    152: (60_192_808, 467),
+}
+# The paper says 0.27, 0.46 and 0.85 million.
+CIFAR_COUNTS = {20: (269_722, 59), 32: (464_154, 95), 56: (853_018, 167)}
+
+
+@functools.cache
+def resnet50():
+    """One for the tests that only look."""
+    keras.utils.set_random_seed(0)
+    return resnet(50)
+
+
+def size(variables):
+    return sum(math.prod(v.shape) for v in variables)
+
+
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def randomise(model, seed=0):
+    """Gives every variable, batch norm statistics included, values that matter."""
+    rng = np.random.default_rng(seed)
+    for layer in model.layers:
+        values = []
+        for variable in layer.weights:
+            role = variable.name.split("/")[-1].split(":")[0]
+            if role == "kernel":
+                fan_in = math.prod(variable.shape[:-1])
+                values.append(rng.normal(0, fan_in**-0.5, variable.shape))
+            elif role in ("gamma", "moving_variance"):
+                values.append(rng.uniform(0.5, 1.5, variable.shape))
+            else:
+                values.append(rng.normal(0, 0.2, variable.shape))
+        layer.set_weights(values)
+
+
+@pytest.mark.parametrize("depth", IMAGENET_COUNTS)
+def test_counts(depth):
+    model = resnet50() if depth == 50 else resnet(depth)
+    assert (size(model.trainable_variables), len(model.trainable_variables)) == (
+        IMAGENET_COUNTS[depth]
+    )
+    assert model.name == f"resnet{depth}"
+    assert model.get_layer("stage4_block1_relu").output_shape[1:3] == (7, 7)
+
+
+@pytest.mark.parametrize("depth", CIFAR_COUNTS)
+def test_cifar_counts(depth):
+    model = cifar_resnet(depth)
+    assert (size(model.trainable_variables), len(model.trainable_variables)) == CIFAR_COUNTS[depth]
+    convs = layers_of(model, keras.layers.Conv2D)
+    assert len(convs) + 1 == depth
+    assert model.get_layer("stage3_block1_relu").output_shape == (None, 8, 8, 64)
+
+
+def test_resnet50_tensors_by_kind():
+    model = resnet50()
+    convs = layers_of(model, keras.layers.Conv2D)
+    norms = layers_of(model, keras.layers.BatchNormalization)
+    assert len(convs) == len(norms) == 53
+    assert not any(conv.use_bias for conv in convs)
+    assert size(conv.kernel for conv in convs) == 23_454_912
+    assert size(norm.gamma for norm in norms) == 26_560
+    assert size(model.get_layer("logits").trainable_variables) == 2_049_000
+
+
+def test_resnet50_is_created_projection_first():
+    created = []
+
+    def record(next_creator, **kwargs):
+        created.append(next_creator(**kwargs))
+        return created[-1]
+
+    with tf.variable_creator_scope(record):
+        model = resnet(50)
+    of_model = {id(variable) for variable in model.trainable_variables}
+    trainable = [variable for variable in created if id(variable) in of_model]
+    assert len(trainable) == 161
+    # Jia et al. send the gradients in two parts, split between the tensors 76 and 77.
+    assert size(trainable[:76]) == 2_102_336
+    assert size(trainable[76:]) == 23_454_696
+
+
+def test_he_init_by_fan_out():
+    model = resnet50()
+    for name, fan_out in (
+        ("stem_conv", 7 * 7 * 64),
+        ("stage3_block2_conv2", 3 * 3 * 256),
+        ("stage4_block1_projection_conv", 2048),
+    ):
+        kernel = model.get_layer(name).kernel.numpy()
+        std = math.sqrt(2 / fan_out)
+        assert abs(kernel.std() / std - 1) < 0.03
+        # Keras' truncated normal would stop at 2.27 of these.
+        assert np.abs(kernel).max() > 2.6 * std
+    assert abs(model.get_layer("logits").kernel.numpy().std() / 0.01 - 1) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("make", "last"),
+    [
+        (lambda **o: resnet(18, 5, (32, 32, 3), **o), "_bn2"),
+        (lambda **o: resnet(50, 5, (32, 32, 3), **o), "_bn3"),
+        (lambda **o: cifar_resnet(20, **o), "_bn2"),
+    ],
+    ids=["basic", "bottleneck", "cifar"],
+)
+@pytest.mark.parametrize("zero_gamma", [True, False])
+def test_gamma_is_zero_in_the_last_norm_of_a_block_only(make, last, zero_gamma):
+    for norm in layers_of(make(zero_gamma=zero_gamma), keras.layers.BatchNormalization):
+        is_last = norm.name.endswith(last) and norm.name.startswith("stage")
+        assert (norm.gamma.numpy() == (0 if zero_gamma and is_last else 1)).all(), norm.name
+
+
+@pytest.mark.parametrize("zero_gamma", [True, False])
+@pytest.mark.parametrize(
+    ("make", "convs"),
+    [(lambda **o: resnet(18, 5, (32, 32, 3), **o), 2), (lambda **o: cifar_resnet(20, **o), 2)],
+    ids=["imagenet", "cifar"],
+)
+def test_zero_gamma_makes_blocks_the_identity(make, convs, zero_gamma):
+    model = make(zero_gamma=zero_gamma)
+    images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
+    blocks = keras.Model(
+        model.inputs, [model.get_layer(f"stage2_block{b}_relu").output for b in (1, 2)]
+    )
+    first, second = blocks(images, training=True)
+    assert np.abs(first).max() > 0
+    assert np.array_equal(first, second) == zero_gamma
+
+
+@pytest.mark.parametrize("stride_on_1x1", [True, False])
+def test_where_the_stride_is(stride_on_1x1):
+    model = resnet(50, 5, (64, 64, 3), stride_on_1x1=stride_on_1x1)
+    strided = {c.name for c in layers_of(model, keras.layers.Conv2D) if c.strides == (2, 2)}
+    conv = "conv1" if stride_on_1x1 else "conv2"
+    assert strided == {"stem_conv"} | {
+        f"stage{stage}_block1_{name}" for stage in (2, 3, 4) for name in (conv, "projection_conv")
+    }
+
+
+def test_padding_layers_only_before_strided_windows():
+    def pads(model):
+        return [layer.name for layer in layers_of(model, keras.layers.ZeroPadding2D)]
+
+    assert pads(resnet(50, stride_on_1x1=True)) == ["stem_conv_pad", "stem_pool_pad"]
+    assert len(pads(resnet50())) == 5
+    assert pads(cifar_resnet(20)) == ["stage2_block1_conv1_pad", "stage3_block1_conv1_pad"]
+
+
+def test_small_stem_keeps_the_size():
+    model = resnet(18, 10, (32, 32, 3), stem="small")
+    assert model.get_layer("stem_relu").output_shape == (None, 32, 32, 64)
+    assert model.get_layer("stage1_block1_relu").output_shape == (None, 32, 32, 64)
+    assert model.get_layer("stage4_block2_relu").output_shape == (None, 4, 4, 512)
+    assert not layers_of(model, keras.layers.MaxPooling2D)
+
+
+def test_size_of_the_image_may_be_open():
+    model = resnet(18, 10, (None, None, 3))
+    assert model(np.zeros((1, 64, 32, 3), "float32")).shape == (1, 10)
+    model = cifar_resnet(20, 10, (None, None, 3))
+    assert model(np.zeros((1, 30, 18, 3), "float32")).shape == (1, 10)
+
+
+def reference(model, images, convs_per_block, stride_on_1x1):
+    """Inference of a ResNet with tf.nn alone; variables come from ``model`` by layer name."""
+
+    def variables(name):
+        return {
+            variable.name.split("/")[-1].split(":")[0]: variable
+            for variable in model.get_layer(name).weights
+        }
+
+    def conv_norm(x, conv, norm, stride):
+        kernel = variables(conv)["kernel"]
+        pad = kernel.shape[0] // 2
+        x = tf.pad(x, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
+        x = tf.nn.conv2d(x, kernel, stride, "VALID")
+        v = variables(norm)
+        scale = v["gamma"] / tf.sqrt(v["moving_variance"] + 1e-5)
+        return (x - v["moving_mean"]) * scale + v["beta"]
+
+    names = {layer.name for layer in model.layers}
+    imagenet_stem = "stem_pool" in names
+    x = tf.nn.relu(conv_norm(images, "stem_conv", "stem_bn", 2 if imagenet_stem else 1))
+    if imagenet_stem:
+        padded = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=-np.inf)
+        x = tf.nn.max_pool2d(padded, 3, 2, "VALID")
+    stage = block = 1
+    while f"stage{stage}_block1_add" in names:
+        name = f"stage{stage}_block{block}"
+        stride = 2 if stage > 1 and block == 1 else 1
+        y = x
+        for i in range(1, convs_per_block + 1):
+            strided = 2 if convs_per_block == 3 and not stride_on_1x1 else 1
+            y = conv_norm(y, f"{name}_conv{i}", f"{name}_bn{i}", stride if i == strided else 1)
+            if i < convs_per_block:
+                y = tf.nn.relu(y)
+        if f"{name}_projection_conv" in names:
+            x = conv_norm(x, f"{name}_projection_conv", f"{name}_projection_bn", stride)
+        elif stride == 2:
+            x = tf.concat([x[:, ::2, ::2], tf.zeros_like(x[:, ::2, ::2])], axis=-1)
+        x = tf.nn.relu(x + y)
+        block += 1
+        if f"stage{stage}_block{block}_add" not in names:
+            stage, block = stage + 1, 1
+    v = variables("logits")
+    return tf.reduce_mean(x, [1, 2]) @ v["kernel"] + v["bias"]
+
+
+@pytest.mark.parametrize(
+    ("make", "convs_per_block", "stride_on_1x1"),
+    [
+        (lambda shape: resnet(18, 5, shape), 2, False),
+        (lambda shape: resnet(18, 5, shape, stem="small"), 2, False),
+        (lambda shape: resnet(50, 5, shape), 3, False),
+        (lambda shape: resnet(50, 5, shape, stride_on_1x1=True), 3, True),
+        (lambda shape: cifar_resnet(20, 5, shape), 2, False),
+    ],
+    ids=["18", "18-small", "50-v1.5", "50-v1", "cifar-20"],
+)
+def test_equals_the_reference(make, convs_per_block, stride_on_1x1):
+    model = make((None, None, 3))
+    randomise(model)
+    # An odd size too, where the last window of a stride may hang over the edge.
+    for shape in ((64, 32, 3), (45, 51, 3)):
+        images = np.random.default_rng(1).normal(size=(2, *shape)).astype("float32")
+        expected = reference(model, images, convs_per_block, stride_on_1x1).numpy()
+        assert expected.std() > 0
+        np.testing.assert_allclose(
+            model(images, training=False), expected, rtol=0, atol=2e-5 * np.abs(expected).max()
+        )
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 6, 3), (2, 5, 7, 3)])
+def test_option_a_shortcut(shape):
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    y = SubsampleAndPad(2, 8)(x).numpy()
+    assert y.shape == (2, -(-shape[1] // 2), -(-shape[2] // 2), 8)
+    np.testing.assert_array_equal(y[..., :3], x[:, ::2, ::2])
+    assert not y[..., 3:].any()
+
+
+@pytest.mark.parametrize("file", ["model.keras", "model.h5", "saved_model"])
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_option_a_shortcut_survives_a_file(file, tmp_path):
+    images = keras.Input((5, 7, 3))
+    model = keras.Model(images, SubsampleAndPad(2, 8, name="shortcut")(images))
+    model.save(tmp_path / file)
+    again = keras.models.load_model(tmp_path / file, compile=False)
+    layer = again.get_layer("shortcut")
+    assert (layer.strides, layer.filters) == (2, 8)
+    x = np.random.default_rng(0).normal(size=(2, 5, 7, 3)).astype("float32")
+    np.testing.assert_array_equal(again(x), model(x))
+
+
+def test_training_moves_the_batch_norm_statistics_by_the_momentum():
+    model = cifar_resnet(20, batch_norm_momentum=0.75)
+    images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("float32")
+    norm = model.get_layer("stem_bn")
+    mean = tf.reduce_mean(keras.Model(model.inputs, norm.input)(images), [0, 1, 2])
+    model(images, training=True)
+    np.testing.assert_allclose(norm.moving_mean, 0.25 * mean, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: resnet(20), r"no depth 20; the depths are \(18, 34, 50, 101, 152\)"),
+        (lambda: cifar_resnet(50), r"no depth 50; the depths are \(20, 32, 56\)"),
+        (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
+        (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
+    ],
+)
+def test_what_there_is_not(make, message):
+    with pytest.raises(UserError, match=message):
+        make()
