@@ -24,7 +24,7 @@ _COMMENT_MARKS = ("#", "//")
 
 def _option(
     default: Any,
-    help: str,  # noqa: A002 - the name that absl and argparse give it
+    help: str,
     *,
     group: str,
     choices: tuple[str, ...] = (),

@@ -229,7 +229,7 @@ class _Converter:
         self._threads = threads
         self._max_bad_images = max_bad_images
         self._progress = progress
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # held to skip an image, move the bar or finish a shard
         self._skipped: list[Skipped] = []
         self._stopped = False
 
@@ -239,7 +239,7 @@ class _Converter:
         Args:
           tasks: What to do.
           done: What was done in earlier runs, for the progress bar and the limit on bad images.
-          finish: Called in this thread with each shard, as it lies under its final name.
+          finish: Called with each shard as soon as it lies under its final name, one at a time.
         """
         self._skipped += [skipped for shard in done for skipped in shard.skipped]
         self._check_skipped()
@@ -257,13 +257,14 @@ class _Converter:
         with self._bar, warnings.catch_warnings():
             warnings.filterwarnings("ignore", module="PIL")  # of metadata that nobody reads
             try:
-                for future in as_completed([pool.submit(self._make, task) for task in tasks]):
-                    finish(future.result())
+                futures = [pool.submit(self._make, task, finish) for task in tasks]
+                for future in as_completed(futures):
+                    future.result()
             finally:
                 self._stopped = True  # an error or Ctrl-C needn't wait for whole shards
                 pool.shutdown(cancel_futures=True)
 
-    def _make(self, task: _Task) -> _Done:
+    def _make(self, task: _Task, finish: Callable[[_Done], None]) -> None:
         """Makes one shard, in a thread of the pool."""
         path = self._directory / task.file
         counts = [0] * len(self._source.labels)
@@ -285,10 +286,11 @@ class _Converter:
 
         try:
             written = records.write_records(path, examples())
+            shard = Shard(task.file, written.examples, written.bytes, written.sha256)
+            with self._lock:
+                finish(_Done(task.split, shard, counts, dict(converted), skipped))
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from error
-        shard = Shard(task.file, written.examples, written.bytes, written.sha256)
-        return _Done(task.split, shard, counts, dict(converted), skipped)
 
     def _read(self, split: str, index: int) -> Item:
         try:

@@ -95,7 +95,7 @@ def _values(config: Config, names: list[str]) -> str:
     return ", ".join(f"{name}={option_text(getattr(config, name))}" for name in names)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _make_strategy(
     kind: str, tpu: str, logical_cpus: int, fusion_bytes: int, deterministic: bool
 ) -> tf.distribute.Strategy:

@@ -71,6 +71,11 @@ class Classifier(keras.Model):
             self._gradients, jit_compile=True if xla else None, autograph=False
         )
 
+    def compile(self, optimizer: Any = "sgd", **kwargs: Any) -> None:
+        """Keras' ``compile``, which needs no loss here."""
+        # Each replica returns sums over all of them, of which Keras would take the sum.
+        super().compile(optimizer=optimizer, distribute_reduction_method="first", **kwargs)
+
     def fit(
         self,
         x: Any = None,
@@ -141,7 +146,7 @@ class Classifier(keras.Model):
         def average() -> None:
             def own() -> None:
                 context = tf.distribute.get_replica_context()
-                values = [tf.convert_to_tensor(variable) for variable in statistics]
+                values = [variable.read_value() for variable in statistics]
                 means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
                 for variable, mean in zip(statistics, means):
                     variable.assign(mean)

@@ -192,7 +192,7 @@ class Recorder(keras.callbacks.Callback):
 
     def _learning_rate(self) -> float:
         optimizer = self.model.optimizer
-        return float(getattr(optimizer, "inner_optimizer", optimizer).learning_rate)
+        return float(getattr(optimizer, "inner_optimizer", optimizer).learning_rate.numpy())
 
     def _write(self, row: Row) -> None:
         for reader in self._readers:

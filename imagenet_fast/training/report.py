@@ -27,7 +27,9 @@ FILE = "report.html"
 _MAX_POINTS = 300
 # A curve of fewer points shows each of them, and is not smoothed.
 _FEW_POINTS = 24
-_MISSING = "–"
+# So many evaluations are shown without a click.
+_FEW_EVALUATIONS = 6
+_MISSING = "\u2013"
 
 
 def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
@@ -48,21 +50,25 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
         _tiles(summary),
         f'<div class="cards">{"".join(_charts(summary, rows))}</div>',
         '<div class="cards">',
-        _section("Time", _time_bar(summary) + _table(_times(summary))),
+        _section(
+            "Time and images",
+            _time_bar(summary) + _table(_times(summary) + _images(summary)),
+        ),
         _section("Hardware and versions", _table(_environment(summary))),
-        _section("Images", _table(_images(summary))),
-        _evaluations(rows),
         "</div>",
+        _evaluations(rows),
         _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
         _section("Options", _options(config)),
     ]
-    return (
+    page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
+    # ASCII is the same in every encoding, whichever the caller writes the file in.
+    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 # What the page says.
@@ -99,38 +105,26 @@ def _epochs(summary: dict[str, Any], config: Config) -> str:
 
 def _tiles(summary: dict[str, Any]) -> str:
     """The result at a glance."""
-    evaluated = summary.get("images_evaluated")
     if _is_number(summary.get("top1")):
+        images = _count(summary.get("images_evaluated"), "image")
+        loss = f"validation loss {_number(summary.get('loss'))}"
         tiles = [
-            ("Top-1 accuracy", _percent(summary["top1"]), f"on {_count(evaluated, 'image')}"),
-            (
-                "Top-5 accuracy",
-                _percent(summary.get("top5")),
-                f"validation loss {_number(summary.get('loss'))}",
-            ),
+            ("Top-1 accuracy", _percent(summary["top1"]), f"on {images}"),
+            ("Top-5 accuracy", _percent(summary.get("top5")), loss),
         ]
     else:
         tiles = [("Training loss", _number(summary.get("train_loss")), "no evaluation in this run")]
+    train, wall = (_seconds(summary.get(f"{name}_seconds")) for name in ("train", "wall"))
     target = summary.get("target_top1")
-    if _is_number(target):
-        reached = _is_number(summary.get("train_seconds_to_target"))
-        tiles.append(
-            (
-                f"Time to {_target(target)}",
-                _seconds(summary["train_seconds_to_target"]) if reached else "not reached",
-                f"of training; {_seconds(summary.get('wall_seconds_to_target'))} in all"
-                if reached
-                else f"in {_seconds(summary.get('train_seconds'))} of training",
-            )
-        )
+    if not _is_number(target):
+        tiles.append(("Training time", train, f"{wall} in all"))
+    elif not _is_number(summary.get("train_seconds_to_target")):
+        tiles.append((f"Time to {_target(target)}", "not reached", f"in {train} of training"))
     else:
-        tiles.append(
-            (
-                "Training time",
-                _seconds(summary.get("train_seconds")),
-                f"{_seconds(summary.get('wall_seconds'))} in all",
-            )
+        time, wall = (
+            _seconds(summary.get(f"{name}_seconds_to_target")) for name in ("train", "wall")
         )
+        tiles.append((f"Time to {_target(target)}", time, f"of training; {wall} in all"))
     tiles.append(
         (
             "Images per second",
@@ -151,11 +145,11 @@ def _tiles(summary: dict[str, Any]) -> str:
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
     times = [
-        ("Training, without compilation and evaluation", _seconds(summary.get("train_seconds"))),
+        ("Training", _seconds(summary.get("train_seconds"))),
         ("Start and compilation", _seconds(summary.get("compile_seconds"))),
         ("In all", _seconds(summary.get("wall_seconds"))),
-        ("Images per second of training", _number(summary.get("images_per_second"))),
-        ("The same per device", _number(summary.get("images_per_second_per_device"))),
+        ("Images per second", _number(summary.get("images_per_second"))),
+        ("Images per second per device", _number(summary.get("images_per_second_per_device"))),
     ]
     if _is_number(summary.get("target_top1")):
         target = _target(summary["target_top1"])
@@ -192,7 +186,7 @@ def _time_bar(summary: dict[str, Any]) -> str:
 
 
 def _evaluations(rows: list[Row]) -> str:
-    """All evaluations, folded, newest first."""
+    """All evaluations, newest first, folded if they are many."""
     evaluations = [row for row in rows if row.get("kind") == "validation"]
     if not evaluations:
         return ""
@@ -216,7 +210,8 @@ def _evaluations(rows: list[Row]) -> str:
     )
     return _section(
         "Evaluations",
-        f"<details><summary>{_count(len(evaluations), 'evaluation')}, the last one first</summary>"
+        f"<details{' open' * (len(evaluations) <= _FEW_EVALUATIONS)}>"
+        f"<summary>{_count(len(evaluations), 'evaluation')}, the last one first</summary>"
         f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
         "</details>",
     )
@@ -226,9 +221,9 @@ def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         (label, f"{summary[name]:,.0f}" if _is_number(summary.get(name)) else _MISSING)
         for label, name in (
-            ("Evaluated, each once", "images_evaluated"),
-            ("Unreadable and skipped in training", "images_skipped_in_training"),
-            ("Unreadable and skipped in the last evaluation", "images_skipped_in_evaluation"),
+            ("Images evaluated", "images_evaluated"),
+            ("Unreadable in training", "images_skipped_in_training"),
+            ("Unreadable in evaluation", "images_skipped_in_evaluation"),
         )
     ]
 
@@ -238,7 +233,7 @@ def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("Devices", ", ".join(summary.get("devices") or [_MISSING])),
         ("Replicas", _number(summary.get("replicas"))),
-        ("Processor cores of the first worker", _number(summary.get("cpus"))),
+        ("Processor cores", _number(summary.get("cpus"))),
         ("Trainable parameters", f"{parameters:,}" if _is_number(parameters) else _MISSING),
         *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
     ]
@@ -368,14 +363,14 @@ class _Chart:
     Attributes:
       title: what its values are.
       curves: what is drawn, the most important last, on top.
-      unit: how a value is written: ``percent`` or ``number``.
+      percent: whether the values are fractions of 1.
       level: a value to draw a line at.
       level_label: the name of that line in the key.
     """
 
     title: str
     curves: Sequence[_Curve]
-    unit: str = "number"
+    percent: bool = False
     level: float | None = None
     level_label: str = ""
 
@@ -403,22 +398,22 @@ class _Chart:
         )
 
     def _scale(self, axes: Axes, drawn: Sequence[tuple[_Curve, np.ndarray, np.ndarray]]) -> None:
-        lowest, highest = (
-            extreme(np.concatenate([values for _, _, values in drawn])) for extreme in (min, max)
-        )
-        middle = np.median(np.concatenate([values for _, _, values in drawn]))
+        everything = np.concatenate([values for _, _, values in drawn])
+        lowest, highest = everything.min(), everything.max()
         locator = {"steps": [1, 2, 2.5, 5, 10]}
         axes.set_xlabel("epoch")
-        axes.set_xlim(0, max(epochs[-1] for _, epochs, _ in drawn) or 1)
+        axes.set_xlim(0, max(epochs.max() for _, epochs, _ in drawn) or 1)
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(7, **locator))
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
         axes.grid(axis="y")
-        if self.unit == "percent":
+        if self.percent:
             axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-        elif lowest > 0 and highest > 200 * middle:
+        elif lowest > 0 and highest > 200 * np.median(everything):
             # One value far above the others would press them all to the ground.
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
+            axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         else:
             axes.set_ylim(min(lowest, 0), 1.06 * highest if highest > 0 else None)
             axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, **locator))
@@ -454,7 +449,7 @@ def _charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
             _Curve("train", "train", "top1", "train", noisy=True),
             _Curve("validation", "validation", "top1", "validation"),
         ),
-        unit="percent",
+        percent=True,
         level=target if _is_number(target) else None,
         level_label=f"target {_target(target)}",
     )
@@ -483,8 +478,7 @@ def _draw(axes: Axes, curve: _Curve, epochs: np.ndarray, values: np.ndarray) -> 
         "clip_on": False,
     }
     if few or not curve.noisy:
-        marker = "o" if few and not curve.dashed else ""
-        axes.plot(epochs, values, lw=1.7, marker=marker, ms=3.6, **style)
+        axes.plot(epochs, values, lw=1.7, marker="o" if few else "", ms=3.6, **style)
         return
     epochs, values = _windows(epochs), _windows(values)
     if not curve.dashed:
@@ -520,7 +514,7 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
     text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text)
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
-    text = re.sub(r"(\.\d\d)\d+", r"\1", text)
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r">\s+<", "><", text)
     for name, color in _SENTINELS.items():
         text = text.replace(color, f"var(--{name})")
@@ -554,10 +548,12 @@ _MATPLOTLIB = {
     "svg.hashsalt": "imagenet_fast",
     "xtick.color": _SENTINELS["muted"],
     "xtick.labelsize": 9,
+    "xtick.major.pad": 6,
     "xtick.major.size": 0,
     "ytick.color": _SENTINELS["muted"],
     "ytick.labelsize": 9,
     "ytick.major.size": 0,
+    "ytick.minor.size": 0,
 }
 
 _STYLE = """
@@ -585,6 +581,8 @@ header p { color: var(--muted); margin: 0 0 24px; }
 .tile strong { display: block; font-size: 30px; line-height: 1.25; font-weight: 650;
   letter-spacing: -.02em; }
 .tile:first-child strong { color: var(--validation); }
+figure { padding-bottom: 8px; }
+.cards:empty { display: none; }
 main > section { margin-bottom: 16px; }
 figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px;
   margin-bottom: 8px; }
@@ -608,7 +606,7 @@ table tr:first-child > * { border-top: 0; }
 tbody th { color: var(--muted); width: 46%; }
 td { overflow-wrap: anywhere; }
 td + td { color: var(--muted); }
-.numbers th, .numbers td { text-align: right; padding: 6px 0 6px 12px; }
+.numbers th, .numbers td { width: 20%; text-align: right; padding: 6px 0 6px 12px; }
 .numbers td { color: inherit; }
 .numbers thead th { color: var(--muted); }
 .numbers tbody tr:first-child > * { border-top: 1px solid var(--grid); }
@@ -619,6 +617,6 @@ summary { cursor: pointer; color: var(--muted); padding: 6px 0; }
 table + details { border-top: 1px solid var(--grid); }
 @media (max-width: 640px) { main { padding: 24px 12px 40px; } h1 { font-size: 23px; }
   .tiles, .cards { gap: 10px; } .tile, figure, section { padding: 14px; }
-  .tile strong { font-size: 23px; } }
+  .tile strong { font-size: 23px; } svg text { font-size: 10.5px !important; } }
 @media print { body { background: none; } figure, section, .tile { break-inside: avoid; } }
 """

@@ -65,7 +65,7 @@ class Totals:
 
     def results(self) -> dict[str, tf.Tensor]:
         """Returns means over the images so far, and how many they are: float32 scalars."""
-        sums = dict(zip(_NAMES, tf.unstack(tf.convert_to_tensor(self.variable))))
+        sums = dict(zip(_NAMES, tf.unstack(self.variable.read_value())))
         examples = sums["examples"]
         means = {name: tf.math.divide_no_nan(sums[name], examples) for name in _NAMES[:3]}
         return {**means, "examples": examples, "skipped": sums["skipped"]}

@@ -31,7 +31,6 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, write_file
-from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.recorder import (
     JsonLines,

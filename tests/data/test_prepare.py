@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.manifest import FILE, read_manifest, verify
 from imagenet_fast.data.prepare import JOURNAL, default_shards, prepare
@@ -152,6 +153,7 @@ def test_a_torn_journal_and_a_lost_shard_are_made_good(source, tmp_path, bytes_l
     assert len(lines) > 3
     journal.write_bytes(journal.read_bytes()[:-bytes_lost])
     (torn / json.loads(lines[1])["shard"]["file"]).write_bytes(b"")
+    interrupt(source, torn, after=30)
     prepare(source, torn, progress=False)
     assert contents(torn) == contents(tmp_path / "whole")
 
@@ -291,6 +293,17 @@ def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp
         with pytest.raises(UserError, match=r"more than 5 images \(max_bad_images\).*such as .*: "):
             prepare(mixed, tmp_path / "out", max_bad_images=5, progress=False)
     assert len(prepare(mixed, tmp_path / "out", max_bad_images=6, progress=False).skipped) == 6
+
+
+def test_bad_images_of_earlier_runs_count(mixed, tmp_path, monkeypatch):
+    def killed(manifest, directory):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(manifests, "write_manifest", killed)
+        prepare(mixed, tmp_path, progress=False)
+    with pytest.raises(UserError, match="more than 5 images"):
+        prepare(mixed, tmp_path, max_bad_images=5, progress=False)
 
 
 class Pixels(Source):

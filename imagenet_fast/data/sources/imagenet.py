@@ -193,7 +193,7 @@ def _index_train(path: Path, synsets: tuple[str, ...], list_path: Path) -> list[
     missing = [synset for synset in synsets if not found.get(synset)]
     if missing:
         raise UserError(f"{path}: has no image of {missing[0]}, which {list_path} lists")
-    return [image for synset in synsets for image in sorted(found[synset])]
+    return [image for synset in synsets for image in found[synset]]
 
 
 def _index_validation(

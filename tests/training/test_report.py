@@ -1,0 +1,250 @@
+import html.parser
+import math
+import re
+
+import matplotlib
+import pytest
+
+from imagenet_fast.config import Config
+from imagenet_fast.training import report
+
+CONFIG = Config(data_dir="/data/flowers", model="resnet18", batch_size=64, duration="3 epochs")
+
+
+def training(step, **changes):
+    return {
+        "kind": "train",
+        "step": step,
+        "epoch": step / 100,
+        "loss": 2.0 - min(step, 300) / 300,
+        "top1": min(step / 400, 1.0),
+        "top5": min(step / 310, 1.0),
+        "examples": 640.0,
+        "skipped": 0.0,
+        "learning_rate": 0.1,
+        "images_per_second": 120.0 + step % 7,
+        "train_seconds": step * 0.5,
+        "wall_seconds": 10 + step * 0.6,
+        **changes,
+    }
+
+
+def validation(step, **changes):
+    row = training(step, kind="validation", examples=1000.0, **changes)
+    return {name: row[name] for name in row if name not in ("learning_rate", "images_per_second")}
+
+
+ROWS = [
+    row
+    for step in range(10, 310, 10)
+    for row in [training(step), *([validation(step)] if step % 100 == 0 else [])]
+]
+
+SUMMARY = {
+    "top1": 0.91234,
+    "top5": 0.995,
+    "loss": 0.25,
+    "train_loss": 0.2,
+    "images_evaluated": 10000.0,
+    "images_skipped_in_training": 17.0,
+    "images_skipped_in_evaluation": 0.0,
+    "epochs": 3.0,
+    "steps": 300,
+    "train_seconds": 150.0,
+    "compile_seconds": 12.0,
+    "wall_seconds": 3800.0,
+    "images_per_second": 123.4,
+    "images_per_second_per_device": 61.7,
+    "target_top1": 0.9,
+    "train_seconds_to_target": 100.0,
+    "wall_seconds_to_target": 3700.0,
+    "parameters": 11172810,
+    "replicas": 2,
+    "devices": ["CPU"],
+    "cpus": 2,
+    "versions": {"python": "3.11.2", "tensorflow": "2.21.0"},
+    "command": "imagenet-fast train --model=resnet18",
+    "finished": "2025-01-02T03:04:05+00:00",
+}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that the elements of a page nest, and collects what a reader sees."""
+
+    VOID = frozenset({"meta", "br"})
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.references, self.texts = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    @property
+    def text(self):
+        return " ".join(self.texts)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.references += [v for name, v in attrs if name in ("src", "href", "xlink:href")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style" and data.strip():
+            self.texts.append(data.strip())
+
+
+def test_page_is_whole_and_needs_nothing_else():
+    text = report.render(SUMMARY, ROWS, CONFIG)
+    page = Page(text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert "http" not in text
+    assert "url(" not in text.replace("url(#", "")
+    assert "@import" not in text
+    assert text.isascii()
+
+
+def test_page_tells_the_result():
+    text = Page(report.render(SUMMARY, ROWS, CONFIG)).text
+    for expected in (
+        "resnet18 on flowers",
+        "91.23%",
+        "99.50%",
+        "on 10,000 images",
+        "Time to 90%",
+        "1 min 40 s",
+        "1 h 1 min in all",
+        "2 min 30 s",
+        "12.0 s",
+        "1 h 3 min",
+        "123.4",
+        "61.7",
+        "Unreadable in training 17",
+        "11,172,810",
+        "tensorflow 2.21.0",
+        "imagenet-fast train --model=resnet18",
+        "2025-01-02 03:04:05 UTC",
+    ):
+        assert expected in text
+
+
+def test_four_charts_with_their_keys():
+    page = Page(report.render(SUMMARY, ROWS, CONFIG))
+    assert page.tags.count("svg") == 4
+    for title in ("Accuracy", "Loss", "Learning rate", "Images per second"):
+        assert title in page.texts
+    for key in ("validation", "train", "top-5", "target 90%", "mean 123.4"):
+        assert key in page.texts
+
+
+def test_every_evaluation_is_listed_last_first():
+    text = Page(report.render(SUMMARY, ROWS, CONFIG)).text
+    assert "3 evaluations" in text
+    assert text.index("75.00%") < text.index("50.00%") < text.index("25.00%")
+
+
+def test_same_input_gives_the_same_page():
+    assert report.render(SUMMARY, ROWS, CONFIG) == report.render(SUMMARY, ROWS, CONFIG)
+
+
+def test_user_settings_of_matplotlib_have_no_part_and_stay():
+    expected = report.render(SUMMARY, ROWS, CONFIG)
+    with matplotlib.rc_context({"lines.linestyle": ":", "svg.fonttype": "path"}):
+        assert report.render(SUMMARY, ROWS, CONFIG) == expected
+        assert matplotlib.rcParams["lines.linestyle"] == ":"
+
+
+def test_changed_options_come_first_and_the_others_are_folded():
+    text = report.render(SUMMARY, ROWS, CONFIG)
+    options = text[text.index(">Options<") :]
+    shown, folded = options.split("<details>")
+    assert re.findall(r'<th scope="row">(\w+)</th>', shown) == CONFIG.differences(Config())
+    assert "<td>64</td><td>default: 256</td>" in shown
+    assert '<th scope="row">momentum</th><td>0.9</td>' in folded
+    assert ">batch_size<" not in folded
+
+
+def test_text_from_outside_is_escaped():
+    evil = "<script>alert('&')</script>"
+    summary = {**SUMMARY, "command": evil, "versions": {evil: evil}, "devices": [evil]}
+    page = report.render(summary, ROWS, CONFIG.replace(data_dir=f"/{evil.replace('/', '')}"))
+    assert "<script" not in page
+    assert evil in Page(page).text
+
+
+def test_names_that_are_not_ascii_can_be_read():
+    page = report.render(SUMMARY, ROWS, CONFIG.replace(data_dir="/data/blümchen"))
+    assert page.isascii()
+    assert "resnet18 on blümchen" in Page(page).text
+
+
+def test_run_without_validation_data():
+    nothing = dict.fromkeys(("top1", "top5", "loss", "images_evaluated", "target_top1"))
+    rows = [row for row in ROWS if row["kind"] == "train"]
+    page = Page(report.render({**SUMMARY, **nothing}, rows, CONFIG))
+    assert "no evaluation in this run" in page.text
+    assert "Top-1 accuracy" not in page.text
+    assert "Evaluations" not in page.texts
+    assert "validation" not in page.texts
+    assert page.tags.count("svg") == 4
+
+
+def test_target_that_was_not_reached():
+    summary = {**SUMMARY, "train_seconds_to_target": None, "wall_seconds_to_target": None}
+    assert "not reached" in Page(report.render(summary, ROWS, CONFIG)).text
+
+
+def test_run_without_a_target_tells_the_training_time():
+    text = Page(report.render({**SUMMARY, "target_top1": None}, ROWS, CONFIG)).text
+    assert "Time to" not in text
+    assert "Training time 2 min 30 s" in text
+
+
+def test_run_that_ended_early_says_so():
+    assert "1.5 of 3 epochs" in report.render({**SUMMARY, "epochs": 1.5}, ROWS, CONFIG)
+    assert "3 of 3 epochs" not in report.render(SUMMARY, ROWS, CONFIG)
+
+
+def test_single_row_is_drawn_as_points():
+    page = Page(report.render(SUMMARY, [training(1, images_per_second=0.0)], CONFIG))
+    # Nothing was timed, so that there is no speed to draw.
+    assert page.tags.count("svg") == 3
+    assert "0.01" in page.texts
+
+
+def test_summary_and_rows_without_anything():
+    page = Page(report.render(dict.fromkeys(SUMMARY), [], CONFIG))
+    assert "svg" not in page.tags
+    assert "resnet18 on flowers" in page.text
+    assert "None" not in page.text
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None])
+def test_values_that_are_no_numbers_are_left_out(bad):
+    broken = [training(20, loss=bad), validation(20, top1=bad), {"kind": "train", "step": 21}]
+    page = Page(report.render({**SUMMARY, "loss": bad}, ROWS + broken, CONFIG))
+    assert page.tags.count("svg") == 4
+    assert not re.search(r"\b(nan|inf|None)\b", page.text)
+
+
+def test_one_huge_loss_does_not_hide_the_others():
+    rows = [training(5, loss=1e5), *ROWS]
+    assert "100,000" in Page(report.render(SUMMARY, rows, CONFIG)).texts
+    # All powers of ten in between: the axis is logarithmic.
+    assert {"1", "10", "100", "1,000"} <= set(Page(report.render(SUMMARY, rows, CONFIG)).texts)
+
+
+def test_size_does_not_grow_with_the_length_of_the_run():
+    long = [training(step) for step in range(1, 20001)]
+    assert len(report.render(SUMMARY, long, CONFIG)) < 100_000
