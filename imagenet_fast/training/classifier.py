@@ -67,14 +67,11 @@ class Classifier(keras.Model):
         self.steps_per_epoch: int | None = None
         self.epochs = 1
         self.totals = Totals()
+        # Each replica returns sums over all replicas, of which Keras would take the sum.
+        self.distribute_reduction_method = "first"
         self._forward_backward = tf.function(
             self._gradients, jit_compile=True if xla else None, autograph=False
         )
-
-    def compile(self, optimizer: Any = "sgd", **kwargs: Any) -> None:
-        """Keras' ``compile``, which needs no loss here."""
-        # Each replica returns sums over all of them, of which Keras would take the sum.
-        super().compile(optimizer=optimizer, distribute_reduction_method="first", **kwargs)
 
     def fit(
         self,
