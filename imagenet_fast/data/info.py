@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import re
 
@@ -139,7 +138,7 @@ def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
         splits[name] = SplitInfo(
             paths=tuple(map(str, paths)),
             counts=counts,
-            bytes=sum(os.path.getsize(path) for path in paths),
+            bytes=sum(path.stat().st_size for path in paths),
             examples=sum(counts),
         )
     labels = tuple(str(label) for label in range(config.num_classes))

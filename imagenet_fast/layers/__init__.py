@@ -1,5 +1,6 @@
 """Keras layers of the published recipes, to be used in any tf_keras model."""
 
+from imagenet_fast.layers.dropout import Dropout
 from imagenet_fast.layers.pixel_normalization import PixelNormalization
 
-__all__ = ["PixelNormalization"]
+__all__ = ["Dropout", "PixelNormalization"]

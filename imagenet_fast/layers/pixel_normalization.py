@@ -30,9 +30,11 @@ class PixelNormalization(keras.layers.Layer):
         self.std = tuple(std)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Normalizes a batch."""
         pixels = tf.cast(inputs, tf.float32)
         scale = tf.constant([1 / std for std in self.std], tf.float32)
         return tf.cast((pixels - tf.constant(self.mean, tf.float32)) * scale, self.compute_dtype)
 
     def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
         return {**super().get_config(), "mean": self.mean, "std": self.std}

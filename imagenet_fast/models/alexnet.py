@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.layers import Dropout
 from imagenet_fast.models.arguments import check_sizes
 
 # The smallest image of which the three pools leave something.
@@ -89,7 +90,7 @@ def alexnet_bn(
     x = keras.layers.Flatten(name="flatten")(x)
     for layer in ("6", "7"):
         x = _relu(_dense(x, 4096, 0.005, f"fc{layer}"), f"relu{layer}")
-        x = keras.layers.Dropout(dropout, name=f"dropout{layer}")(x)
+        x = Dropout(dropout, name=f"dropout{layer}")(x)
     # Losses and probabilities of 16-bit logits would be too coarse.
     x = _dense(x, num_classes, 0.01, "logits", dtype="float32")
     return keras.Model(images, x, name=name or "alexnet_bn")

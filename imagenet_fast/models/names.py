@@ -8,6 +8,8 @@ MODEL_NAMES: tuple[str, ...] = (
     "resnet50",
     "resnet101",
     "resnet152",
+    "resnet8",
+    "resnet14",
     "resnet20",
     "resnet32",
     "resnet56",

@@ -27,7 +27,7 @@ _BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 IMAGENET_DEPTHS = (*_BASIC, *_BOTTLENECK)
-CIFAR_DEPTHS = (20, 32, 56)
+CIFAR_DEPTHS = (8, 14, 20, 32, 56)
 
 
 def resnet(

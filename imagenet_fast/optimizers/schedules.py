@@ -31,11 +31,13 @@ class StepDecay(Schedule):
         self.factor = factor
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate of a step."""
         rates = [self.rate * self.factor**i for i in range(len(self.boundaries) + 1)]
         passed = tf.cast(step, tf.int64) >= tf.constant(self.boundaries, tf.int64)
         return tf.gather(tf.constant(rates, tf.float32), tf.reduce_sum(tf.cast(passed, tf.int32)))
 
     def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
         return {"rate": self.rate, "boundaries": self.boundaries, "factor": self.factor}
 
 
@@ -60,6 +62,7 @@ class GradualWarmup(Schedule):
         self.steps = int(steps)
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the rate of a step."""
         step = tf.cast(step, tf.int64)
         # Scaled steps, not a sum of increments, so that no rounding adds up.
         progress = tf.cast(step, tf.float32) / tf.cast(max(self.steps, 1), tf.float32)
@@ -68,6 +71,7 @@ class GradualWarmup(Schedule):
         return tf.where(step < self.steps, rising, self.schedule(step))
 
     def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
         return {
             "schedule": keras.optimizers.schedules.serialize(self.schedule),
             "start": self.start,
@@ -76,5 +80,6 @@ class GradualWarmup(Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> GradualWarmup:
+        """Makes a schedule from what ``get_config`` returned."""
         schedule = keras.optimizers.schedules.deserialize(config["schedule"])
         return cls(schedule, config["start"], config["steps"])

@@ -69,6 +69,9 @@ class Classifier(keras.Model):
         self.totals = Totals()
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
+        self._average_statistics = tf.function(
+            lambda: self.distribute_strategy.run(self._average_own_statistics), autograph=False
+        )
         self._forward_backward = tf.function(
             self._gradients, jit_compile=True if xla else None, autograph=False
         )
@@ -130,27 +133,25 @@ class Classifier(keras.Model):
         Each replica keeps its own between calls, and Keras would evaluate and save the first's.
         To be called outside the training step, by all workers.
         """
+        if self.distribute_strategy.num_replicas_in_sync > 1:
+            self._average_statistics()
+
+    def _average_own_statistics(self) -> None:
+        """One replica's part in averaging."""
         statistics = [
             variable
             for layer in self.submodules
             if isinstance(layer, keras.layers.BatchNormalization)
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
-        if self.distribute_strategy.num_replicas_in_sync == 1 or not statistics:
+        if not statistics:
             return
-
-        @tf.function
-        def average() -> None:
-            def own() -> None:
-                context = tf.distribute.get_replica_context()
-                values = [variable.read_value() for variable in statistics]
-                means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
-                for variable, mean in zip(statistics, means):
-                    variable.assign(mean)
-
-            self.distribute_strategy.run(own)
-
-        average()
+        context = tf.distribute.get_replica_context()
+        # Not converted to tensors: that would read all replicas' values.
+        values = [variable.read_value() for variable in statistics]
+        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
+        for variable, mean in zip(statistics, means):
+            variable.assign(mean)
 
     def _accumulate(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, global_batch: tf.Tensor

@@ -1,0 +1,56 @@
+"""Dropout that a resumed run repeats."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+class Dropout(keras.layers.Layer):
+    """Sets a share of its inputs to 0 in training, and scales up the rest.
+
+    The noise is a function of a key, drawn once from Python's random numbers
+    (``keras.utils.set_random_seed``), of how often the layer was called in training, and of the
+    replica. Key and count are weights, so that a checkpoint holds them, which it does not for
+    Keras' own dropout.
+
+    Args:
+      rate: the share, in [0, 1).
+      **kwargs: Keras' own options (``name``, ``dtype``).
+    """
+
+    def __init__(self, rate: float, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rate = rate
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the key and the count: int64 [2], each replica's own, and the same in all."""
+        key = random.randrange(2**31)
+        self.state = self.add_weight(
+            name="state",
+            shape=[2],
+            dtype="int64",
+            initializer=lambda shape, dtype=None: tf.constant([key, 0], dtype, shape),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        super().build(input_shape)
+
+    def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
+        """Drops if ``training``."""
+        if not training or not self.rate:
+            return tf.identity(inputs)
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group if context else 0
+        seed = tf.random.experimental.stateless_fold_in(self.state.read_value(), replica)
+        self.state.assign_add([0, 1])
+        return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        return {**super().get_config(), "rate": self.rate}

@@ -1,0 +1,400 @@
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+LAUNCHER = pathlib.Path(__file__).parents[2] / "tools" / "launch_local.py"
+# Every wait below ends by then, whatever is broken.
+PATIENCE = 20.0
+
+# A worker that tells its process id, and ends by itself if nobody ends it.
+SLEEPER = """
+import os, time
+print("pid", os.getpid(), flush=True)
+time.sleep(30)
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Returns a function that makes an environment with so many GPUs."""
+
+    def make(gpus=0, **variables):
+        lines = "".join(
+            f"echo 'GPU {index}: NVIDIA (UUID: GPU-{index})'\n" for index in range(gpus)
+        )
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        command = tmp_path / "bin" / "nvidia-smi"
+        command.write_text(f"#!/bin/sh\n{lines}")
+        command.chmod(0o755)
+        ours = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CONFIG")
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
+        return {**inherited, "PATH": path, **variables}
+
+    return make
+
+
+@pytest.fixture
+def start(tmp_path, machine):
+    """Returns a function that starts the launcher with a script as the workers' program."""
+    with contextlib.ExitStack() as launchers:
+
+        def launch(script, *arguments, workers=2, environment=None):
+            path = tmp_path / "worker.py"
+            path.write_text(script)
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, LAUNCHER, "--workers", str(workers), "--program"),
+                    shlex.join([sys.executable, str(path)]),
+                    *arguments,
+                ],
+                env=environment or machine(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            launchers.enter_context(process)
+            launchers.callback(process.kill)
+            return process
+
+        yield launch
+
+
+@pytest.fixture
+def run(start):
+    """Returns a function that runs the launcher to its end: (status, stdout, stderr)."""
+
+    def launch(*arguments, **options):
+        process = start(*arguments, **options)
+        output, errors = process.communicate(timeout=PATIENCE)
+        return process.returncode, output, errors
+
+    return launch
+
+
+def refused(*arguments, environment=None):
+    """Runs a wrong command line and returns the message."""
+    result = subprocess.run(
+        [sys.executable, LAUNCHER, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def lines_of(output, worker):
+    prefix = f"[worker {worker}] "
+    return [line[len(prefix) :] for line in output.split("\n") if line.startswith(prefix)]
+
+
+def told(output, worker):
+    """Returns what a worker printed as JSON."""
+    return json.loads("\n".join(lines_of(output, worker)))
+
+
+def environments(run, **options):
+    status, output, errors = run(
+        "import json, os; print(json.dumps(dict(os.environ)))", "--", **options
+    )
+    assert status == 0, errors
+    return [told(output, worker) for worker in range(options.get("workers", 2))]
+
+
+def read_pids(process, count):
+    return [int(process.stdout.readline().split()[-1]) for _ in range(count)]
+
+
+def is_alive(pid):
+    """Tells whether a process runs; one that has ended but was not waited for does not."""
+    try:
+        state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def all_gone(pids, seconds=5.0):
+    end = time.monotonic() + seconds
+    while any(map(is_alive, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(is_alive, pids))
+
+
+def test_each_worker_has_its_own_place_in_one_cluster(run):
+    configs = [json.loads(each["TF_CONFIG"]) for each in environments(run, workers=3)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 3
+    assert all(re.fullmatch(r"127\.0\.0\.1:[0-9]+", address) for address in addresses)
+    assert [config["cluster"] for config in configs] == [{"worker": addresses}] * 3
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": index} for index in range(3)
+    ]
+
+
+def test_ports_from_a_base(run):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        base = free.getsockname()[1]
+    script = "import os; print(os.environ['TF_CONFIG'])"
+    status, output, _ = run(script, "--port_base", str(base), workers=1)
+    assert status == 0
+    assert told(output, 0)["cluster"]["worker"] == [f"127.0.0.1:{base}"]
+
+
+def test_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        message = refused("--workers", "1", "--port_base", port, "--program", "true")
+    assert f"port {port}" in message
+
+
+def test_starts_imagenet_fast_with_all_that_follows(tmp_path, machine):
+    package = tmp_path / "imagenet_fast"
+    package.mkdir()
+    (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
+    result = subprocess.run(
+        [sys.executable, LAUNCHER, "--workers", "1", "--", "train", "--workers=3", "--", "a b"],
+        cwd=tmp_path,
+        env=machine(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert result.stdout == "[worker 0] ['train', '--workers=3', '--', 'a b']\n"
+
+
+def test_lines_are_prefixed_and_streams_kept_apart(run):
+    script = """
+import sys
+print("first\\n\\nlast", end="")
+print("to stderr", file=sys.stderr)
+"""
+    status, output, errors = run(script)
+    assert status == 0
+    for worker in range(2):
+        assert lines_of(output, worker) == ["first", "", "last"]
+        assert lines_of(errors, worker) == ["to stderr"]
+    assert len(output.splitlines()) == 6
+
+
+def test_lines_come_as_they_are_written(start):
+    process = start("import time; print('now'); time.sleep(30)", workers=1)
+    begin = time.monotonic()
+    assert process.stdout.readline() == "[worker 0] now\n"
+    assert time.monotonic() - begin < 15
+
+
+def test_redrawn_bars_become_lines(run):
+    script = r"""
+import sys, time
+for text in ("\r 10%", "\r 20%", "\r    \r", "message\r", "\n", "\r 30%\n", "\r 40%\r"):
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    time.sleep(0.05)
+"""
+    _, _, errors = run(script, workers=1)
+    assert errors.split("\n") == [
+        *(f"[worker 0] {text}" for text in (" 10%", " 20%", "message", " 30%", " 40%")),
+        "",
+    ]
+
+
+def test_waits_for_all_when_one_ends_well(run):
+    script = """
+import json, os, time
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+time.sleep(index)
+print("done")
+"""
+    status, output, _ = run(script)
+    assert status == 0
+    assert lines_of(output, 0) == lines_of(output, 1) == ["done"]
+
+
+# Worker 1 fails once the file named by the last argument is there.
+FAILS = """
+import json, os, pathlib, signal, sys, time
+print("pid", os.getpid(), flush=True)
+{first}
+end = time.monotonic() + 30
+while time.monotonic() < end:
+    if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+        if pathlib.Path(sys.argv[-1]).exists():
+            {failure}
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137)],
+)
+def test_failure_of_one_ends_the_others(start, tmp_path, failure, expected):
+    cue = tmp_path / "cue"
+    process = start(FAILS.format(first="", failure=failure), "--", str(cue), workers=3)
+    pids = read_pids(process, 3)
+    cue.touch()
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == expected
+    assert f"worker 1 failed (status {expected})" in errors
+    assert all_gone(pids)
+
+
+def test_worker_that_does_not_want_to_end_is_killed(start, tmp_path):
+    cue, deaf = tmp_path / "cue", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    script = FAILS.format(first=deaf, failure="sys.exit(7)")
+    process = start(script, "--grace", "0.3", "--", str(cue))
+    pids = read_pids(process, 2)
+    cue.touch()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 7
+    assert all_gone(pids)
+
+
+def test_workers_can_end_in_order(start):
+    polite = """
+import signal, sys, time
+def end(number, frame):
+    time.sleep(0.3)
+    print("saved", flush=True)
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(30)
+"""
+    process = start(polite, workers=1)
+    process.stdout.readline()
+    process.terminate()
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert lines_of(output, 0) == ["saved"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_to_the_launcher_ends_all(start, number):
+    process = start(SLEEPER)
+    pids = read_pids(process, 2)
+    assert all(map(is_alive, pids))
+    process.send_signal(number)
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number
+    assert all_gone(pids)
+
+
+def test_second_signal_waits_no_longer(start):
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    deaf += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    process = start(deaf + SLEEPER, "--grace", "25")
+    pids = read_pids(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert "ending the workers" in process.stderr.readline()
+    assert all(map(is_alive, pids))
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=15)
+    assert all_gone(pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs PR_SET_PDEATHSIG")
+def test_workers_do_not_outlive_a_killed_launcher(start):
+    process = start(SLEEPER)
+    pids = read_pids(process, 2)
+    assert all(map(is_alive, pids))
+    process.kill()
+    assert all_gone(pids)
+
+
+def test_what_a_worker_started_does_not_outlive_it(start, tmp_path):
+    script = f"""
+import pathlib, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {SLEEPER!r}])
+while not pathlib.Path(sys.argv[-1]).exists():
+    time.sleep(0.02)
+"""
+    cue = tmp_path / "cue"
+    process = start(script, "--", str(cue), workers=1)
+    pids = read_pids(process, 1)
+    assert is_alive(pids[0])
+    cue.touch()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0
+    assert all_gone(pids)
+
+
+def test_reader_that_goes_away_ends_the_run(start):
+    process = start("import os\nprint('pid', os.getpid())\nwhile True: print('y' * 1000)")
+    pids = {int(re.search(r"pid (\d+)", process.stdout.readline())[1])}
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 128 + signal.SIGPIPE
+    assert "Traceback" not in process.stderr.read()
+    assert all_gone(pids)
+
+
+def test_cores_are_shared(run, machine):
+    cores = len(os.sched_getaffinity(0))
+    for own in environments(run, workers=2):
+        assert own["TF_NUM_INTRAOP_THREADS"] == str(max(1, cores // 2))
+        assert own["OMP_NUM_THREADS"] == str(max(1, cores // 2))
+        assert "CUDA_VISIBLE_DEVICES" not in own
+    own = environments(run, workers=1, environment=machine(OMP_NUM_THREADS="5"))[0]
+    assert own["OMP_NUM_THREADS"] == "5"
+    assert own["TF_NUM_INTRAOP_THREADS"] == str(cores)
+
+
+def test_gpus_are_shared_evenly(run, machine):
+    shares = environments(run, workers=2, environment=machine(gpus=5))
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in shares] == ["0,1", "2,3"]
+    assert all("TF_NUM_INTRAOP_THREADS" not in own for own in shares)
+
+
+def test_gpus_that_the_user_chose_stay(run, machine):
+    environment = machine(gpus=1, CUDA_VISIBLE_DEVICES="")
+    shares = environments(run, workers=2, environment=environment)
+    assert [own["CUDA_VISIBLE_DEVICES"] for own in shares] == ["", ""]
+    assert all("TF_NUM_INTRAOP_THREADS" in own for own in shares)
+
+
+def test_fewer_gpus_than_workers(machine):
+    message = refused("--workers", "3", "--program", "true", environment=machine(gpus=2))
+    assert "3 workers cannot share 2 GPUs" in message
+
+
+def test_workers_reach_each_other_without_a_proxy(run, machine):
+    environment = machine(no_proxy="example.org")
+    environment.pop("NO_PROXY", None)
+    own = environments(run, workers=1, environment=environment)[0]
+    assert own["no_proxy"] == "example.org,127.0.0.1,localhost"
+    assert own["NO_PROXY"] == "127.0.0.1,localhost"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workers", "0", "--", "train"], "--workers is 0"),
+        (["--workers", "two", "--", "train"], "invalid int value"),
+        (["--", "train"], "--workers"),
+        (["--workers", "2"], "nothing to run"),
+        (["--workers", "2", "--"], "nothing to run"),
+        (["--workers", "2", "train"], "train"),
+        (["--workers", "2", "--port_base", "65535", "--", "train"], "--port_base is 65535"),
+        (["--workers", "2", "--port_base", "0", "--", "train"], "--port_base is 0"),
+        (["--workers", "2", "--grace", "-1", "--", "train"], "--grace is -1"),
+        (["--workers", "2", "--program", "/no/such/file"], "cannot start '/no/such/file'"),
+    ],
+)
+def test_wrong_command_lines_are_explained(arguments, message, machine):
+    assert message in refused(*arguments, environment=machine())

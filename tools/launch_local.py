@@ -1,0 +1,376 @@
+#!/usr/bin/env python3
+r"""Starts the workers of a multi-worker run on this machine, and ends them together.
+
+Two workers that share this machine's cores or GPUs:
+
+    python tools/launch_local.py --workers 2 -- train --flagfile=flags/digits.flags \
+        --model_dir=runs/digits
+
+What follows ``--`` goes to ``python -m imagenet_fast`` in each worker. Each one gets a
+``TF_CONFIG`` of its own and an equal share of the GPUs, or of the cores where there are none;
+``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS`` and ``TF_NUM_INTRAOP_THREADS`` are left alone where
+they are set. Output lines begin with ``[worker K]``. When a worker fails, the others are ended,
+and its exit status (128 + n after signal n) is the launcher's. No worker outlives the launcher: not
+after Ctrl-C, and on Linux not even after ``kill -9``.
+
+Needs nothing but Python's standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
+
+HOST = "127.0.0.1"
+# A bar redrawn with \r becomes a line each time. A \r at the end may yet become \r\n.
+_LINE = re.compile(rb"(.*?)(\r\n|\n|\r(?!\Z))", re.DOTALL)
+_PR_SET_PDEATHSIG = 1
+
+
+class LaunchError(Exception):
+    """The workers cannot be started: the message says why and what to do."""
+
+
+@dataclasses.dataclass
+class Options:
+    """What to start: ``workers`` times ``command``; see :func:`parse`."""
+
+    workers: int
+    port_base: int | None
+    grace: float
+    command: list[str]
+
+
+def parse(arguments: list[str]) -> Options:
+    """Reads the command line; wrong ones end the process with status 2."""
+    parser = argparse.ArgumentParser(
+        usage="launch_local.py --workers N [options] -- train --flagfile=...",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--workers", type=int, required=True, help="processes to start")
+    parser.add_argument(
+        "--port_base", type=int, help="worker K listens on port_base + K (default: free ports)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=5.0,
+        help="seconds between asking workers to end (SIGTERM) and SIGKILL (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--program", help='what to start instead of imagenet_fast, e.g. "python script.py"'
+    )
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    given, passed = parser.parse_args(arguments[:split]), arguments[split + 1 :]
+    if given.workers < 1:
+        parser.error(f"--workers is {given.workers}, but must be at least 1")
+    if given.grace < 0:
+        parser.error(f"--grace is {given.grace:g}, but must not be negative")
+    if given.port_base is not None and not 1 <= given.port_base <= 65536 - given.workers:
+        parser.error(f"--port_base is {given.port_base}, but ports are 1 to 65535")
+    if not passed and not given.program:
+        parser.error("nothing to run: put imagenet_fast's arguments after --, as in -- train")
+    imagenet_fast = [sys.executable, "-m", "imagenet_fast"]
+    program = shlex.split(given.program) if given.program else imagenet_fast
+    return Options(given.workers, given.port_base, given.grace, [*program, *passed])
+
+
+def choose_ports(workers: int, base: int | None) -> list[int]:
+    """Returns a port for each worker that nothing listens on now.
+
+    Raises:
+      LaunchError: if one of those from ``base`` on is taken.
+    """
+    with contextlib.ExitStack() as sockets:
+        ports = []
+        # All are held until the last one is found, so that none is found twice.
+        for index in range(workers):
+            listener = sockets.enter_context(socket.socket())
+            port = 0 if base is None else base + index
+            if base is not None:
+                # What is left of a finished job's connections does not count.
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((HOST, port))
+            except OSError as error:
+                raise LaunchError(
+                    f"port {port} on {HOST} cannot be used ({error.strerror}): choose another "
+                    "--port_base, or none to have free ports found"
+                ) from None
+            ports.append(listener.getsockname()[1])
+    return ports
+
+
+def count_gpus() -> int:
+    """Returns the number of NVIDIA GPUs that this machine shows."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        directory = pathlib.Path("/proc/driver/nvidia/gpus")
+        return len(list(directory.iterdir())) if directory.is_dir() else 0
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
+
+
+def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns the environment of each worker: the inherited one and its part of the job.
+
+    Raises:
+      LaunchError: if there are GPUs, but fewer than workers.
+    """
+    workers, common = len(ports), dict(inherited)
+    gpus = 0 if "CUDA_VISIBLE_DEVICES" in inherited else count_gpus()
+    if 0 < gpus < workers:
+        raise LaunchError(
+            f"{workers} workers cannot share {gpus} GPU{'s' * (gpus > 1)}: start fewer, or set "
+            "CUDA_VISIBLE_DEVICES yourself (empty: use the processor)"
+        )
+    if not gpus and inherited.get("CUDA_VISIBLE_DEVICES", "") in ("", "-1"):
+        # Else each worker starts a thread for every core, and they are in each other's way.
+        for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
+            common.setdefault(name, str(max(1, count_cores() // workers)))
+    # gRPC would ask a proxy to reach the other workers.
+    for name in ("no_proxy", "NO_PROXY"):
+        common[name] = ",".join(filter(None, [inherited.get(name), HOST, "localhost"]))
+    common.setdefault("PYTHONUNBUFFERED", "1")
+    environments = []
+    for index in range(workers):
+        addresses = [f"{HOST}:{port}" for port in ports]
+        task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        own = {**common, "TF_CONFIG": json.dumps(task)}
+        if gpus:
+            # Equal shares, since the slowest worker sets the pace; what is left over stays idle.
+            share = gpus // workers
+            first = index * share
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + share)))
+        environments.append(own)
+    return environments
+
+
+def count_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Worker:
+    """A running worker, the leader of a process group of its own.
+
+    Args:
+      index: its number.
+      command: what to run.
+      environment: its environment variables.
+
+    Raises:
+      LaunchError: if it cannot be started.
+    """
+
+    def __init__(self, index: int, command: list[str], environment: Mapping[str, str]) -> None:
+        self.index = index
+        try:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Ctrl-C in the terminal then reaches the launcher alone, which ends the group.
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        except OSError as error:
+            raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from None
+
+    def has_ended(self) -> bool:
+        """Tells whether it has ended; if so, what it started and left behind is ended too."""
+        if self.process.poll() is None:
+            return False
+        self.send(signal.SIGKILL)
+        return True
+
+    @property
+    def status(self) -> int:
+        """The exit status as a shell counts it: 128 + n after signal n."""
+        code = self.process.returncode
+        return 128 - code if code < 0 else code
+
+    def send(self, number: int) -> None:
+        """Sends a signal to all of its group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """Returns what a child does first so that it is killed when its parent dies; Linux only."""
+    if sys.platform != "linux":
+        return None
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # It died before the line above.
+            os._exit(1)
+
+    return prepare
+
+
+class Output:
+    """Passes the workers' output on, line by line."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._pending: dict[int, bytes] = {}
+
+    def add(self, worker: Worker) -> None:
+        """Begins to read from a worker."""
+        prefix = f"[worker {worker.index}] ".encode()
+        pipes = (
+            (worker.process.stdout, sys.stdout.buffer),
+            (worker.process.stderr, sys.stderr.buffer),
+        )
+        for pipe, target in pipes:
+            self._selector.register(pipe, selectors.EVENT_READ, (prefix, target))
+            self._pending[pipe.fileno()] = b""
+
+    def forward(self, timeout: float) -> bool:
+        """Waits up to ``timeout`` seconds for output; returns whether there was any."""
+        if not self._pending:
+            time.sleep(timeout)
+            return False
+        ready = self._selector.select(timeout)
+        for key, _ in ready:
+            data = os.read(key.fd, 65536)
+            text = self._pending[key.fd] + data
+            if data:
+                end = 0
+                for match in _LINE.finditer(text):
+                    end = match.end()
+                    # Before a bar is redrawn there is nothing, or blanks that wipe it out.
+                    if match[2] != b"\r" or match[1].strip():
+                        _write(*key.data, match[1])
+                self._pending[key.fd] = text[end:]
+            else:
+                if text.strip():
+                    _write(*key.data, text.rstrip(b"\r"))
+                self._selector.unregister(key.fileobj)
+                del self._pending[key.fd]
+        return bool(ready)
+
+
+def _write(prefix: bytes, target: BinaryIO, line: bytes) -> None:
+    target.write(prefix + line + b"\n")
+    target.flush()
+
+
+class Job:
+    """The workers together.
+
+    Args:
+      grace: seconds that they get to end when asked to.
+    """
+
+    def __init__(self, grace: float) -> None:
+        self._grace = grace
+        self._output = Output()
+        self._running: list[Worker] = []
+        self._signals: list[int] = []
+        self._status: int | None = None
+        self._kill_at = math.inf
+
+    def end_on(self, *signals: signal.Signals) -> None:
+        """Has the job end when this process gets one of ``signals``; at once on the second one."""
+        for number in signals:
+            # nohup has SIGHUP ignored, and that is to stay.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: self._signals.append(number))
+
+    def start(self, command: list[str], environments: list[dict[str, str]]) -> None:
+        """Starts a worker in each environment.
+
+        Raises:
+          LaunchError: if one cannot be started.
+        """
+        for index, environment in enumerate(environments):
+            worker = Worker(index, command, environment)
+            self._running.append(worker)
+            self._output.add(worker)
+
+    def wait(self) -> int:
+        """Waits until all have ended; returns 0, or the status of the first failure."""
+        while self._running:
+            self._output.forward(timeout=0.1)
+            for worker in [worker for worker in self._running if worker.has_ended()]:
+                self._running.remove(worker)
+                if worker.status:
+                    self._end(f"worker {worker.index} failed", worker.status)
+            while self._signals:
+                if self._status is not None:
+                    self._kill_at = 0
+                number = self._signals.pop(0)
+                self._end(f"got {signal.Signals(number).name}", 128 + number)
+            if time.monotonic() >= self._kill_at:
+                self.kill()
+        while self._output.forward(timeout=0):
+            pass
+        return self._status or 0
+
+    def _end(self, reason: str, status: int) -> None:
+        """Asks the workers to end, unless they have been asked."""
+        if self._status is not None:
+            return
+        self._status = status
+        self._kill_at = time.monotonic() + self._grace
+        _say(f"{reason} (status {status})" + "; ending the workers left" * bool(self._running))
+        for worker in self._running:
+            worker.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends what still runs, without asking."""
+        for worker in self._running:
+            worker.send(signal.SIGKILL)
+
+
+def _say(message: str) -> None:
+    print(f"[launcher] {message}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the job that the command line asks for; returns the exit status."""
+    options = parse(arguments)
+    job = Job(options.grace)
+    job.end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        ports = choose_ports(options.workers, options.port_base)
+        job.start(options.command, worker_environments(ports, os.environ))
+        return job.wait()
+    except LaunchError as error:
+        _say(str(error))
+        return 2
+    except BrokenPipeError:
+        # Nobody reads the output any more, not even what Python would still write at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    finally:
+        job.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
