@@ -20,6 +20,13 @@ from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
 
 _COMMENT_MARKS = ("#", "//")
+_KINDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Duration: "a duration, as '90 epochs'",
+}
 
 
 def _option(
@@ -313,8 +320,8 @@ class Config:
         0,
         "of the weights, the order of the data and its augmentation",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=lambda value: 0 <= value < 2**32,
+        must="be in [0, 2**32)",
     )
 
     # Hardware.
@@ -424,26 +431,15 @@ class Config:
     @staticmethod
     def _coerce(field: dataclasses.Field, value: Any) -> Any:
         """Takes text for durations, and whole numbers and lists where floats and tuples belong."""
-        kind = option_type(field.name)
-        if isinstance(value, str) and kind is not str:
-            return parse_option(field.name, value)
-        if kind is float and type(value) is int:
-            return float(value)
-        if typing.get_origin(kind) is tuple:
-            if not isinstance(value, (list, tuple)):
-                raise UserError(f"{field.name} is {value!r}, but must be a list")
-            item = typing.get_args(kind)[0]
-            return tuple(
-                _parse(field.name, item, entry)
-                if isinstance(entry, str)
-                else item(entry)
-                if item is float
-                else entry
-                for entry in value
-            )
-        if type(value) is not kind:
-            raise UserError(f"{field.name} is {value!r}, but must be of type {kind.__name__}")
-        return value
+        name, kind = field.name, option_type(field.name)
+        if typing.get_origin(kind) is not tuple:
+            return _convert(name, kind, value)
+        if isinstance(value, str):
+            return parse_option(name, value)
+        if not isinstance(value, (list, tuple)):
+            raise UserError(f"{name} is {value!r}, but must be a list")
+        item = typing.get_args(kind)[0]
+        return tuple(_convert(name, item, entry) for entry in value)
 
     @staticmethod
     def _check(field: dataclasses.Field, value: Any) -> None:
@@ -586,6 +582,17 @@ def parse_option(name: str, text: str) -> Any:
     return _parse(name, kind, text)
 
 
+def _convert(name: str, kind: Any, value: Any) -> Any:
+    """Returns ``value`` as ``kind``, if it is that, text for it, or a whole number for a float."""
+    if isinstance(value, str) and kind is not str:
+        return _parse(name, kind, value)
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise UserError(f"{name} is {value!r}, but must be {_KINDS[kind]}")
+    return value
+
+
 def _parse(name: str, kind: Any, text: str) -> Any:
     text = text.strip()
     if kind is Duration:
@@ -595,13 +602,12 @@ def _parse(name: str, kind: Any, text: str) -> Any:
             raise UserError(f"{name}: {error}") from None
     if kind is bool:
         if text.lower() not in ("true", "false", "1", "0"):
-            raise UserError(f"{name} is {text!r}, but must be true or false")
+            raise UserError(f"{name} is {text!r}, but must be {_KINDS[bool]}")
         return text.lower() in ("true", "1")
     try:
         return kind(text)
     except ValueError:
-        words = {int: "a whole number", float: "a number"}[kind]
-        raise UserError(f"{name} is {text!r}, but must be {words}") from None
+        raise UserError(f"{name} is {text!r}, but must be {_KINDS[kind]}") from None
 
 
 def read_flagfile(path: str | pathlib.Path) -> Iterator[tuple[str, str]]:
@@ -619,9 +625,11 @@ def _read_flagfile(
     if path.resolve() in parents:
         raise UserError(f"flagfile {path} includes itself")
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"cannot read flagfile {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read flagfile {path}: it is not text") from None
     for number, line in enumerate(lines, start=1):
         flag = line.strip()
         if not flag or flag.startswith(_COMMENT_MARKS):
@@ -635,9 +643,9 @@ def _read_flagfile(
                 nested = path.parent / nested
             yield from _read_flagfile(nested, (*parents, path.resolve()))
             continue
-        if not equals:
-            name, text = _boolean_flag(name)
         try:
+            if not equals:
+                name, text = _boolean_flag(name)
             parse_option(name, text)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
@@ -646,9 +654,13 @@ def _read_flagfile(
 
 def _boolean_flag(flag: str) -> tuple[str, str]:
     """Reads ``--xla`` and ``--noxla``."""
-    if flag.startswith("no") and flag not in option_names():
-        return flag[2:], "false"
-    return flag, "true"
+    name, text = flag, "true"
+    if flag.startswith("no") and flag[2:] in option_names():
+        name, text = flag[2:], "false"
+    _require_option(name)
+    if option_type(name) is not bool:
+        raise UserError(f"{name} needs a value: --{name}=...")
+    return name, text
 
 
 def _require_option(name: str) -> None:

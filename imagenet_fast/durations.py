@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 from imagenet_fast.errors import UserError
 
 _UNITS = ("steps", "epochs", "examples")
-_PATTERN = re.compile(r"([0-9.]+(?:[eE][0-9]+)?)\s*([a-z]+)")
+_PATTERN = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,10 +20,19 @@ class Duration:
       amount: how many, not negative; epochs may have a fraction.
       unit: ``steps`` (weight updates), ``epochs`` (passes over the training set) or ``examples``
         (training images).
+
+    Raises:
+      UserError: if it has no such unit, or no such amount.
     """
 
     amount: float
     unit: str
+
+    def __post_init__(self) -> None:
+        if self.unit not in _UNITS:
+            raise UserError(f"the unit {self.unit!r} is none of {', '.join(_UNITS)}")
+        if not 0 <= self.amount < math.inf:
+            raise UserError(f"{self.amount} {self.unit} are no duration: not finite or negative")
 
     @classmethod
     def parse(cls, text: str) -> Duration:
@@ -58,4 +68,6 @@ class Duration:
 
     def __str__(self) -> str:
         unit = self.unit[:-1] if self.amount == 1 else self.unit
-        return f"{self.amount:g} {unit}"
+        # All digits: this is what a run is continued from.
+        amount = int(self.amount) if self.amount == int(self.amount) else self.amount
+        return f"{amount} {unit}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Mapping
 
 from imagenet_fast.errors import UserError
@@ -13,6 +14,7 @@ _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '
     '"task": {"type": "worker", "index": 0}}'
 )
+_ADDRESS = re.compile(r".+:[0-9]+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +55,10 @@ class Cluster:
         try:
             jobs, kind, index = config["cluster"], config["task"]["type"], config["task"]["index"]
             members = {job: list(jobs[job]) for job in jobs}
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
             raise UserError(f"TF_CONFIG lacks {error}; expected e.g. {_EXAMPLE}") from None
+        except TypeError:
+            raise UserError(f"TF_CONFIG is {text}; expected e.g. {_EXAMPLE}") from None
         unknown = sorted(set(members) - {"chief", "worker", "evaluator"})
         if unknown:
             raise UserError(
@@ -67,11 +71,11 @@ class Cluster:
         own = chiefs if kind == "chief" else workers
         if not isinstance(index, int) or not 0 <= index < len(own):
             raise UserError(
-                f"TF_CONFIG's task index is {index!r}, but there are {len(own)} {kind}s"
+                f"TF_CONFIG's task index is {index!r}, but must count the {len(own)} {kind}s from 0"
             )
         everyone = (*chiefs, *workers)
         for address in everyone:
-            if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+            if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
                 raise UserError(f"TF_CONFIG names {address!r}, which is not host:port")
         if len(set(everyone)) != len(everyone):
             raise UserError("TF_CONFIG names the same host:port twice")
@@ -84,11 +88,16 @@ class Cluster:
         The tasks of one host listen on consecutive ports from ``port`` on.
 
         Raises:
-          UserError: if they contradict each other.
+          UserError: if they cannot be read or contradict each other.
         """
-        names = ("SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE")
         if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
             return None
+        names = (
+            "SLURM_PROCID",
+            "SLURM_STEP_NUM_TASKS",
+            "SLURM_STEP_NODELIST",
+            "SLURM_STEP_TASKS_PER_NODE",
+        )
         missing = [name for name in names if name not in environment]
         if missing:
             raise UserError(f"Slurm's {missing[0]} is not set: start the tasks with srun")
@@ -99,19 +108,19 @@ class Cluster:
             expand_tasks_per_node,
         )
 
-        hosts = expand_hostlist(environment["SLURM_STEP_NODELIST"])
-        counts = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+        try:
+            hosts = expand_hostlist(environment["SLURM_STEP_NODELIST"])
+            counts = expand_tasks_per_node(environment["SLURM_STEP_TASKS_PER_NODE"])
+            index = int(environment["SLURM_PROCID"])
+            tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+        except ValueError as error:
+            raise UserError(f"cannot read Slurm's variables: {error}") from None
         workers = tuple(
-            f"{host}:{port + task}"
-            for host, count in zip(hosts, counts)
-            for task in range(int(count))
+            f"{host}:{port + task}" for host, count in zip(hosts, counts) for task in range(count)
         )
-        index = int(environment["SLURM_PROCID"])
-        if len(hosts) != len(counts) or not 0 <= index < len(workers):
-            raise UserError(
-                f"Slurm's variables contradict each other: {len(hosts)} hosts, "
-                f"{len(workers)} tasks, but this is task {index}"
-            )
+        if len(hosts) != len(counts) or len(workers) != tasks or not 0 <= index < tasks:
+            told = ", ".join(f"{name}={environment[name]}" for name in names)
+            raise UserError(f"Slurm's variables contradict each other: {told}")
         return cls(workers, index)
 
     def to_tf_config(self) -> str:

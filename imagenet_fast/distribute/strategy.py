@@ -176,7 +176,7 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
             tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
-    except (ValueError, RuntimeError, tf.errors.OpError) as error:
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(
             f"cannot use the TPU {name!r}: {error}. On a TPU VM install the extra [tpu]; "
             "elsewhere choose another --strategy"

@@ -81,7 +81,7 @@ class Recorder(keras.callbacks.Callback):
         self._unread: list[tf.Tensor] = []
         self._logs: dict[str, tf.Tensor] = {}
         self._read_sums = dict.fromkeys(("loss", "top1", "top5", "examples", "skipped"), 0.0)
-        self._read_time = (0.0, 0)
+        self._read_time = (clock.train_seconds, clock.timed_images)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Training goes on after a pause, unless there is something to compile first."""
@@ -101,9 +101,8 @@ class Recorder(keras.callbacks.Callback):
             float(logs["loss"])
             self._clock.compiled()
             self._compiled = True
-            self._read_time = (self._clock.train_seconds, self._clock.timed_images)
             self._untimed = 1
-        elif self.step % self._every == 0:
+        if self.step % self._every == 0:
             self.read()
 
     def on_test_begin(self, logs: Any = None) -> None:

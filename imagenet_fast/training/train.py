@@ -251,8 +251,9 @@ class _Saver(keras.callbacks.Callback):
         self._save_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Saves what is left."""
-        self._save()
+        """Saves the end of the run, but not of a stretch: where it ends is a matter of chance."""
+        if self._recorder.step == self._run.total_steps or self.model.stop_training:
+            self._save()
 
     def _save_if_due(self) -> None:
         if self._recorder.step % self._every == 0:

@@ -16,6 +16,15 @@ LAUNCHER = pathlib.Path(__file__).parents[2] / "tools" / "launch_local.py"
 # Every wait below ends by then, whatever is broken.
 PATIENCE = 20.0
 
+# What the launcher sets, or looks at.
+SET_HERE = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONUNBUFFERED",
+    "TF_CONFIG",
+    "TF_NUM_INTRAOP_THREADS",
+)
+
 # A worker that tells its process id, and ends by itself if nobody ends it.
 SLEEPER = """
 import os, time
@@ -36,8 +45,7 @@ def machine(tmp_path):
         command = tmp_path / "bin" / "nvidia-smi"
         command.write_text(f"#!/bin/sh\n{lines}")
         command.chmod(0o755)
-        ours = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_CONFIG")
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        inherited = {name: value for name, value in os.environ.items() if name not in SET_HERE}
         path = f"{command.parent}{os.pathsep}{os.environ['PATH']}"
         return {**inherited, "PATH": path, **variables}
 
@@ -200,7 +208,7 @@ def test_lines_come_as_they_are_written(start):
     assert time.monotonic() - begin < 15
 
 
-def test_redrawn_bars_become_lines(run):
+def test_redrawn_bars_become_lines(start):
     script = r"""
 import sys, time
 for text in ("\r 10%", "\r 20%", "\r    \r", "message\r", "\n", "\r 30%\n", "\r 40%\r"):
@@ -208,11 +216,9 @@ for text in ("\r 10%", "\r 20%", "\r    \r", "message\r", "\n", "\r 30%\n", "\r 
     sys.stderr.flush()
     time.sleep(0.05)
 """
-    _, _, errors = run(script, workers=1)
-    assert errors.split("\n") == [
-        *(f"[worker 0] {text}" for text in (" 10%", " 20%", "message", " 30%", " 40%")),
-        "",
-    ]
+    errors = start(script, workers=1).stderr.buffer.read()
+    texts = (b" 10%", b" 20%", b"message", b" 30%", b" 40%")
+    assert errors == b"".join(b"[worker 0] %s\n" % text for text in texts)
 
 
 def test_waits_for_all_when_one_ends_well(run):
@@ -336,8 +342,15 @@ while not pathlib.Path(sys.argv[-1]).exists():
 
 
 def test_reader_that_goes_away_ends_the_run(start):
-    process = start("import os\nprint('pid', os.getpid())\nwhile True: print('y' * 1000)")
-    pids = {int(re.search(r"pid (\d+)", process.stdout.readline())[1])}
+    script = """
+import os, subprocess
+child = subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(os.getpid(), child.pid)
+while True:
+    print("y" * 1000)
+"""
+    process = start(script, workers=1)
+    pids = [int(word) for word in process.stdout.readline().split()[-2:]]
     process.stdout.close()
     assert process.wait(PATIENCE) == 128 + signal.SIGPIPE
     assert "Traceback" not in process.stderr.read()

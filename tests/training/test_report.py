@@ -3,6 +3,7 @@ import math
 import re
 
 import matplotlib
+import numpy as np
 import pytest
 
 from imagenet_fast.config import Config
@@ -148,6 +149,27 @@ def test_four_charts_with_their_keys():
         assert key in page.texts
 
 
+def test_drawings_take_their_colors_from_the_style_sheet():
+    text = report.render(SUMMARY, ROWS, CONFIG)
+    drawings = re.findall("<svg.*?</svg>", text)
+    style = text[text.index("<style>") : text.index("</style>")]
+    for name in {name for drawing in drawings for name in re.findall(r"var\(--(\w+)\)", drawing)}:
+        # One color for light pages, and one for dark ones.
+        assert style.count(f"--{name}:") == 2
+    assert all("stroke: var(--" in drawing for drawing in drawings)
+    assert not any("#0000a" in drawing for drawing in drawings)
+
+
+def test_smoothing_leaves_a_straight_line_alone():
+    line = np.linspace(3.0, 1.0, 41)
+    np.testing.assert_allclose(report._running_mean(line, 4), line)
+    # An outlier is spread over itself and four neighbours on both sides.
+    outlier = np.eye(41)[20]
+    np.testing.assert_allclose(
+        report._running_mean(outlier, 4), np.where(abs(np.arange(41) - 20) <= 4, 1 / 9, 0)
+    )
+
+
 def test_every_evaluation_is_listed_last_first():
     text = Page(report.render(SUMMARY, ROWS, CONFIG)).text
     assert "3 evaluations" in text
@@ -160,9 +182,9 @@ def test_same_input_gives_the_same_page():
 
 def test_user_settings_of_matplotlib_have_no_part_and_stay():
     expected = report.render(SUMMARY, ROWS, CONFIG)
-    with matplotlib.rc_context({"lines.linestyle": ":", "svg.fonttype": "path"}):
+    with matplotlib.rc_context({"axes.linewidth": 5, "svg.fonttype": "path"}):
         assert report.render(SUMMARY, ROWS, CONFIG) == expected
-        assert matplotlib.rcParams["lines.linestyle"] == ":"
+        assert matplotlib.rcParams["axes.linewidth"] == 5
 
 
 def test_changed_options_come_first_and_the_others_are_folded():

@@ -1,0 +1,78 @@
+"""``imagenet-fast benchmark``."""
+
+from __future__ import annotations
+
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.config import Config
+from imagenet_fast.errors import UserError, nearest
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the benchmark that the first argument names, and prints its table."""
+    name = arguments[0] if arguments else "--help"
+    if name in ("--help", "-h", "--helpfull"):
+        print(_help())
+        return 0
+    if name not in BENCHMARKS:
+        raise UserError(
+            f"there is no benchmark {name!r}"
+            f"{nearest(name, BENCHMARKS) or '; the benchmarks are ' + ', '.join(BENCHMARKS)}"
+        )
+    run, _ = BENCHMARKS[name]
+    run(arguments[1:])
+    return 0
+
+
+def _step(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark step")
+    # Options of Config, but with other defaults: small enough for a CPU, and the peer's network.
+    flags.define_string("model", "resnet50", "resnet50, resnet101 or resnet152")
+    flags.define_integer("batch_size", 16, "images in a step")
+    flags.define_integer("image_size", 224, "height and width of the images, in pixels")
+    flags.define_string("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
+    flags.define_boolean(
+        "stride_on_1x1",
+        True,
+        "ResNet v1, which Keras applications has; --nostride_on_1x1 times v1.5 against it",
+    )
+    options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1")
+    flags.define_integer("repeats", 10, "timed samples of each")
+    flags.define_integer("warmup", 2, "untimed samples of each at first")
+    flags.define_integer("steps", 1, "training steps in a sample; more where a step is short")
+    flags.define_string("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
+    flags.parse(arguments)
+    counts = {name: flags[name] for name in ("repeats", "warmup", "steps")}
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}, but must be positive")
+    config = Config(**{name: flags[name] for name in options})
+
+    from imagenet_fast.benchmarks import report
+    from imagenet_fast.benchmarks.step import compare_steps
+
+    comparison = compare_steps(config, **counts)
+    print(report.table(comparison))
+    if flags["output_dir"]:
+        told = {**{name: flags[name] for name in options}, **counts}
+        files = f"{config.model}_{config.precision}"
+        for path in report.write(comparison, told, flags["output_dir"], files):
+            print(path)
+
+
+# By name: what runs it, and what it does.
+BENCHMARKS = {
+    "step": (_step, "a training step against the same network from Keras applications"),
+}
+
+
+def _help() -> str:
+    lines = [f"  {name:10} {text}" for name, (_, text) in BENCHMARKS.items()]
+    return "\n".join(
+        [
+            "usage: imagenet-fast benchmark NAME [--flag=value ...]",
+            "",
+            *lines,
+            "",
+            "imagenet-fast benchmark NAME --help lists a benchmark's flags.",
+        ]
+    )

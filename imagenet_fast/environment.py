@@ -1,0 +1,68 @@
+"""What a number was measured on: it means little without."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import platform
+import re
+import shlex
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import imagenet_fast
+
+# Instructions that decide how fast a CPU multiplies matrices.
+_CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the packages that decide a result."""
+    return {
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "tf_keras": keras.__version__,
+        "numpy": np.__version__,
+        "imagenet_fast": imagenet_fast.__version__,
+    }
+
+
+def hardware() -> dict[str, Any]:
+    """Returns ``cpu`` (its name), ``cpu_features``, ``cores`` (that TensorFlow uses) and ``gpus``.
+
+    Where the system does not say, the name is the architecture's and there are no features.
+    """
+    name, features = _cpu()
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    return {
+        "cpu": name,
+        "cpu_features": [feature for feature in _CPU_FEATURES if feature in features],
+        "cores": os.cpu_count(),
+        "gpus": [gpu.get("device_name", "GPU") for gpu in gpus],
+    }
+
+
+def command() -> str:
+    """Returns this process' command line, without the program's directory."""
+    name = pathlib.Path(sys.argv[0])
+    # `python -m imagenet_fast` and the console script are the same command.
+    program = "imagenet-fast" if name.name == "__main__.py" else name.name
+    return shlex.join([program, *sys.argv[1:]])
+
+
+def _cpu() -> tuple[str, set[str]]:
+    """Returns the CPU's name and its features, as Linux lists them."""
+    try:
+        text = pathlib.Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    name = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    features = re.search(r"^(?:flags|Features)\s*: (.+)$", text, re.MULTILINE)
+    return (
+        name[1].strip() if name else platform.processor() or platform.machine(),
+        set(features[1].split()) if features else set(),
+    )

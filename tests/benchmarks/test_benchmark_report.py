@@ -1,0 +1,73 @@
+import json
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+
+from imagenet_fast import environment
+from imagenet_fast.benchmarks import report
+from imagenet_fast.benchmarks.timing import Comparison
+from imagenet_fast.errors import UserError
+
+COMPARISON = Comparison(
+    "resnet50, training step: batch 16",
+    ("The same network.",),
+    ("imagenet_fast", "Keras applications"),
+    ((1.6, 2.0, 3.2), (2.0, 2.0, 8.0)),
+    images=16,
+)
+
+
+@pytest.fixture
+def hardware(monkeypatch):
+    """A machine without a GPU."""
+    values = {"cpu": "Some CPU", "cpu_features": ["avx2"], "cores": 2, "gpus": []}
+    monkeypatch.setattr(environment, "hardware", lambda: values)
+    return values
+
+
+def test_table(hardware):
+    lines = report.table(COMPARISON).splitlines()
+    assert lines[:2] == ["resnet50, training step: batch 16", "The same network."]
+    rows = {line[:18].strip(): line[18:].split() for line in lines}
+    assert rows["imagenet_fast"] == ["2000.0", "1600.0", "3200.0", "8.00", "5.00", "10.00"]
+    assert rows["Keras applications"] == ["2000.0", "2000.0", "8000.0", "8.00", "2.00", "8.00"]
+    assert "ratio of times: 0.800 (0.400 to 1.000 in 3 pairs)" in lines[-2]
+    assert lines[-1] == "on Some CPU, 2 cores"
+
+
+def test_the_table_names_the_gpu_where_there_is_one(hardware):
+    hardware["gpus"] = ["NVIDIA H100"]
+    assert report.table(COMPARISON).endswith("\non NVIDIA H100")
+
+
+def test_files(tmp_path, hardware):
+    directory = tmp_path / "new" / "folder"
+    paths = report.write(COMPARISON, {"batch_size": 16}, str(directory), "resnet50_float32")
+    assert paths == [str(directory / f"resnet50_float32{suffix}") for suffix in (".json", ".svg")]
+    values = json.loads((directory / "resnet50_float32.json").read_text())
+    assert values["ratio"] == {"median": 0.8, "min": 0.4, "max": 1.0}
+    assert values["n"] == 3
+    assert values["results"]["Keras applications"]["each_seconds"] == [2.0, 2.0, 8.0]
+    assert values["results"]["imagenet_fast"]["images_per_second"]["median"] == 8.0
+    assert values["options"] == {"batch_size": 16}
+    assert values["hardware"] == hardware
+    assert values["versions"].keys() >= {"python", "tensorflow", "tf_keras"}
+    assert values["command"]
+    picture = ElementTree.parse(directory / "resnet50_float32.svg").getroot()
+    assert picture.tag.endswith("svg")
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "resnet50_float32.json",
+        "resnet50_float32.svg",
+    ]
+
+
+def test_the_same_numbers_give_the_same_picture(tmp_path):
+    for name in "ab":
+        report.write(COMPARISON, {}, str(tmp_path), name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+def test_an_impossible_directory(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*file/below: Not a directory"):
+        report.write(COMPARISON, {}, str(tmp_path / "file" / "below"), "name")

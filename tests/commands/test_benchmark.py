@@ -1,0 +1,74 @@
+import json
+
+import pytest
+
+from imagenet_fast.benchmarks import step
+from imagenet_fast.benchmarks.timing import Comparison
+from imagenet_fast.commands import run
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Has the benchmark answer at once, and returns what it was asked for."""
+    calls = []
+
+    def compare_steps(config, **counts):
+        calls.append((config, counts))
+        return Comparison("a title", ("a note",), ("ours", "theirs"), ((1.0,), (2.0,)), 16)
+
+    monkeypatch.setattr(step, "compare_steps", compare_steps)
+    return calls
+
+
+def test_defaults(calls, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["benchmark", "step"]) == 0
+    ((config, counts),) = calls
+    assert (config.model, config.batch_size, config.image_size) == ("resnet50", 16, 224)
+    assert config.stride_on_1x1
+    assert counts == {"repeats": 10, "warmup": 2, "steps": 1}
+    assert "ratio of times: 0.500" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_and_files(calls, capsys, tmp_path):
+    flags = ["--model=resnet101", "--precision=mixed_bfloat16", "--batch_size=8", "--repeats=3"]
+    flags += ["--nostride_on_1x1", "--image_size=96", f"--output_dir={tmp_path}"]
+    assert run(["benchmark", "step", *flags]) == 0
+    ((config, counts),) = calls
+    assert (config.precision, config.batch_size, config.image_size) == ("mixed_bfloat16", 8, 96)
+    assert not config.stride_on_1x1
+    assert counts["repeats"] == 3
+    told = json.loads((tmp_path / "resnet101_mixed_bfloat16.json").read_text())["options"]
+    assert told["stride_on_1x1"] is False
+    assert told["repeats"] == 3
+    assert str(tmp_path / "resnet101_mixed_bfloat16.svg") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stepp"], "there is no benchmark 'stepp'; did you mean 'step'?"),
+        (["--repeats=2"], "there is no benchmark '--repeats=2'; the benchmarks are step"),
+        (["step", "--repeats=0"], "repeats is 0, but must be positive"),
+        (["step", "--precision=float8"], "precision='float8' does not exist"),
+        (["step", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
+        (["step", "more"], "unexpected argument 'more'"),
+    ],
+)
+def test_mistakes(calls, capsys, arguments, message):
+    assert run(["benchmark", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not calls
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_benchmarks(capsys, arguments):
+    assert run(["benchmark", *arguments]) == 0
+    assert "  step " in capsys.readouterr().out
+
+
+def test_help_of_a_benchmark(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(["benchmark", "step", "--help"])
+    assert "usage: imagenet-fast benchmark step" in capsys.readouterr().out

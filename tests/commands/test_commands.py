@@ -1,0 +1,79 @@
+"""The command line, up to where the work begins."""
+
+import pytest
+
+from imagenet_fast import commands
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--helpfull"], ["help"]])
+def test_help_lists_the_commands(capsys, arguments):
+    assert commands.run(arguments) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("usage: imagenet-fast COMMAND")
+    for name, text in commands.COMMANDS.items():
+        assert any(line.split() == [name, *text.split()] for line in page.splitlines())
+
+
+@pytest.mark.parametrize("name", commands.COMMANDS)
+def test_each_command_has_help(capsys, name):
+    try:
+        status = commands.run([name, "--help"])
+    except SystemExit as end:
+        status = end.code
+    assert status == 0
+    assert capsys.readouterr().out.startswith(f"usage: imagenet-fast {name} ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "imagenet-fast trian: error: there is no command 'trian'; did you mean 'train'"),
+        (["qqq"], "there is no command 'qqq'; the commands are prepare, train, evaluate"),
+        (["--batch_size=3"], "there is no command '--batch_size=3'"),
+        (["flags"], "there is no command 'flags'"),
+        (["train", "--bach_size=3"], "imagenet-fast train: error: there is no flag --bach_size; did"),
+        (["train", "--batch_size=x"], "batch_size is 'x', but must be a whole number"),
+        (["train", "--batch_size=-3"], "batch_size is -3, but must be positive"),
+        (["train", "--model=restnet50"], "model='restnet50' does not exist; did you mean 'resnet50'"),
+        (["train", "--batch_size=10", "--accumulation_steps=4"], "cannot be split into"),
+        (["train", "data"], "unexpected argument 'data'"),
+        (["train", "--flagfile=none"], "cannot read flagfile none: No such file"),
+        (["evaluate", "--model=resnet50"], "imagenet-fast evaluate: error: there is no flag --model"),
+        (["export"], "give --saved_model"),
+        (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
+        (["prepare"], "give --data_dir"),
+        (["prepare", "--data_dir=x", "image.jpg"], "unexpected argument 'image.jpg'"),
+        (["predict", "--job=3"], "there is no flag --job"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_are_told_in_a_line_and_give_status_2(capsys, arguments, message):
+    assert commands.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith(f"imagenet-fast {arguments[0]}: error: ")
+    assert message in err
+
+
+def test_interrupt(monkeypatch, capsys):
+    def main(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("imagenet_fast.commands.train.main", main)
+    assert commands.run(["train"]) == 130
+    assert capsys.readouterr().err == "imagenet-fast train: interrupted\n"
+
+
+def test_status_and_arguments_are_passed_on(monkeypatch):
+    monkeypatch.setattr("imagenet_fast.commands.train.main", lambda arguments: len(arguments))
+    assert commands.run(("train", "a", "b", "c")) == 3
+
+
+def test_bugs_are_not_hidden(monkeypatch):
+    def main(arguments):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("imagenet_fast.commands.train.main", main)
+    with pytest.raises(ValueError, match="a bug"):
+        commands.run(["train"])

@@ -1,0 +1,178 @@
+"""absl flags derived from Config."""
+
+import dataclasses
+
+import pytest
+
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.durations import Duration
+from imagenet_fast.errors import UserError
+
+
+@pytest.fixture
+def flags():
+    """All options of Config, and one flag of each kind of the command's own."""
+    flags = CommandFlags("paint", option_names())
+    flags.define_string("colour", "red", "which colour")
+    flags.define_integer("coats", 2, "how often")
+    flags.define_boolean("gloss", False, "whether it shines")
+    return flags
+
+
+def test_nothing_given(flags):
+    assert flags.parse([]) == []
+    assert flags.changes() == {}
+    assert (flags["colour"], flags["coats"], flags["gloss"]) == ("red", 2, False)
+    for field in dataclasses.fields(Config):
+        assert flags[field.name] == field.default
+
+
+def test_all_forms(flags):
+    flags.parse(
+        [
+            "--batch_size=512",
+            "--learning_rate",
+            "0.5",
+            "-seed=3",
+            "--xla",
+            "--noflip",
+            "--nesterov=false",
+            "--duration=1e6 examples",
+            "--decay_at=3 epochs,6epochs",
+            "--pixel_std=1,2,3",
+            "--data_dir=a=b",
+            "--colour=blue",
+            "--coats=3",
+            "--gloss",
+        ]
+    )
+    assert flags.changes() == {
+        "batch_size": 512,
+        "learning_rate": 0.5,
+        "seed": 3,
+        "xla": True,
+        "flip": False,
+        "nesterov": False,
+        "duration": Duration(1e6, "examples"),
+        "decay_at": (Duration(3, "epochs"), Duration(6, "epochs")),
+        "pixel_std": (1.0, 2.0, 3.0),
+        "data_dir": "a=b",
+    }
+    assert (flags["colour"], flags["coats"], flags["gloss"]) == ("blue", 3, True)
+    assert Config().replace(**flags.changes()).pixel_std == (1.0, 2.0, 3.0)
+
+
+@pytest.mark.parametrize("name", option_names())
+def test_each_option_can_be_given_as_text(flags, name):
+    """What is given counts as given, even where it is the default."""
+    default = getattr(Config(), name)
+    flags.parse([f"--{name}={option_text(default)}"])
+    assert flags.changes() == {name: default}
+
+
+def test_default_given_is_a_change_but_a_commands_own_flag_is_not(flags):
+    flags.parse(["--seed=0", "--colour=red"])
+    assert flags.changes() == {"seed": 0}
+
+
+def test_later_flag_wins(flags):
+    flags.parse(["--seed=1", "--xla", "--seed=2", "--noxla"])
+    assert flags.changes() == {"seed": 2, "xla": False}
+
+
+def test_two_commands_do_not_share_flags():
+    first, second = CommandFlags("a", ["seed"]), CommandFlags("b", ["seed"])
+    first.parse(["--seed=1"])
+    second.parse([])
+    assert (first["seed"], second["seed"]) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--bach_size=3"], "there is no flag --bach_size; did you mean 'batch_size'"),
+        (["--color=red"], "there is no flag --color; did you mean 'colour'"),
+        (["--qqq"], "there is no flag --qqq"),
+        (["--batch_size=many"], "batch_size is 'many', but must be a whole number"),
+        (["--batch_size=2.5"], "batch_size is '2.5', but must be a whole number"),
+        (["--learning_rate=high"], "learning_rate is 'high', but must be a number"),
+        (["--duration=90"], "'90' is not a duration"),
+        (["--decay_at=3 epochs,6"], "'6' is not a duration"),
+        (["--xla=maybe"], "--xla=maybe"),
+        (["--coats=two"], "--coats=two"),
+        (["--batch_size"], "batch_size"),
+        (["train"], "unexpected argument 'train': options are written --name=value"),
+        (["--xla", "true"], "unexpected argument 'true'"),
+        (["--flagfile"], "write --flagfile=FILE"),
+        (["--flagfile=none.flags"], "cannot read flagfile none.flags: No such file"),
+    ],
+)
+def test_rejected(flags, arguments, message):
+    with pytest.raises(UserError) as caught:
+        flags.parse(arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_option_of_another_command_is_unknown():
+    with pytest.raises(UserError, match="no flag --batch_size"):
+        CommandFlags("evaluate", ["seed"]).parse(["--batch_size=3"])
+
+
+def test_positional_arguments(flags):
+    rest = flags.parse(["a.jpg", "--seed=1", "b.jpg", "--", "--c.jpg"], positional=True)
+    assert rest == ["a.jpg", "b.jpg", "--c.jpg"]
+    assert flags["seed"] == 1
+
+
+def test_flagfile_in_its_place(flags, tmp_path):
+    (tmp_path / "base.flags").write_text("# A comment.\n--seed=3\n--momentum=0.5\n")
+    (tmp_path / "top.flags").write_text(
+        "// Another.\n\n--seed=2\n--flagfile=base.flags\n--noflip\n--duration=10 epochs\n"
+    )
+    path = tmp_path / "top.flags"
+    flags.parse(["--seed=1", f"--flagfile={path}", "--momentum=0.8", "--xla"])
+    assert flags.changes() == {
+        "seed": 3,
+        "momentum": 0.8,
+        "flip": False,
+        "duration": Duration(10, "epochs"),
+        "xla": True,
+    }
+
+
+def test_flagfile_with_an_unknown_option_names_the_line(flags, tmp_path):
+    path = tmp_path / "a.flags"
+    path.write_text("--seed=1\n--bach_size=3\n")
+    with pytest.raises(UserError, match=r"a\.flags, line 2: there is no option 'bach_size'; did"):
+        flags.parse([f"--flagfile={path}"])
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h", "--helpfull"])
+def test_help(flags, capsys, argument):
+    with pytest.raises(SystemExit) as end:
+        flags.parse(["--seed=1", argument])
+    assert end.value.code == 0
+    page = capsys.readouterr().out
+    assert page.startswith("usage: imagenet-fast paint [--flagfile=FILE] [--flag=value ...]\n")
+    assert max(map(len, page.splitlines())) <= 96
+    words = " ".join(page.split())
+    for field in dataclasses.fields(Config):
+        assert f"{field.name}: {field.metadata['help']}" in words
+        assert f"\n{field.metadata['group']}:\n" in page
+        if field.default not in ("", ()):
+            assert f"(default: {option_text(field.default)})" in words
+    for name in Config.__dataclass_fields__["model"].metadata["choices"]:
+        assert name in words
+    assert "--[no]gloss: whether it shines (default: false)" in words
+    assert "--[no]xla:" in words
+    assert "--coats: how often (default: 2)" in words
+    assert "(default: 90 epochs)" in words
+    assert "(default: 30 epochs,60 epochs,80 epochs)" in words
+
+
+def test_help_of_a_command_with_files(capsys):
+    with pytest.raises(SystemExit):
+        CommandFlags("predict").parse(["--help"], positional=True)
+    assert capsys.readouterr().out.endswith("[--flag=value ...] FILE ...\n")

@@ -1,0 +1,578 @@
+"""Config: values, checks, files; and that no option is there for nothing."""
+
+import ast
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import imagenet_fast
+from imagenet_fast.config import (
+    Config,
+    option_names,
+    option_text,
+    option_type,
+    parse_option,
+    read_flagfile,
+)
+from imagenet_fast.durations import Duration
+from imagenet_fast.errors import UserError
+
+PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
+RECIPES = sorted((PACKAGE.parent / "flags").rglob("*.flags"))
+
+# One value other than the default for each option.
+OTHER = {
+    "data_dir": "/data/imagenet",
+    "synthetic": True,
+    "num_classes": 1000,
+    "label_offset": -1,
+    "image_size": 160,
+    "train_crop": "pad",
+    "crop_min_area": 0.25,
+    "crop_padding": 3,
+    "flip": False,
+    "color_jitter": 0.4,
+    "lighting": 0.1,
+    "resize_method": "bilinear",
+    "eval_crop_fraction": 0.1 + 0.2,
+    "pixel_mean": (0.0, 1e-7, 127.5),
+    "pixel_std": (1.0, 1 / 3, 255.0),
+    "shuffle_buffer": 1,
+    "shard_by": "files",
+    "data_threads": 3,
+    "max_bad_images": 0,
+    "model": "resnet101",
+    "stem": "small",
+    "stride_on_1x1": True,
+    "zero_gamma": False,
+    "batch_norm_momentum": 0.99,
+    "batch_norm_epsilon": 1e-3,
+    "dropout": 0.0,
+    "batch_size": 8192,
+    "accumulation_steps": 4,
+    "duration": Duration(1_281_167, "examples"),
+    "learning_rate": 1 / 3,
+    "learning_rate_batch": 0,
+    "warmup": Duration(0, "steps"),
+    "decay_at": (Duration(0.5, "epochs"), Duration(12, "epochs")),
+    "decay_factor": 1.0,
+    "momentum": 0.0,
+    "nesterov": False,
+    "weight_decay": 5e-5,
+    "label_smoothing": 0.1,
+    "seed": 2**32 - 1,
+    "strategy": "tpu",
+    "tpu": "local",
+    "logical_cpus": 4,
+    "fusion_bytes": 0,
+    "precision": "mixed_float16",
+    "loss_scale": 1024.0,
+    "xla": True,
+    "deterministic": True,
+    "model_dir": "/runs/a b",
+    "eval_every": Duration(100, "steps"),
+    "eval_batch_size": 300,
+    "checkpoint_every": Duration(1e7, "examples"),
+    "keep_checkpoints": 1,
+    "log_every": Duration(1, "steps"),
+    "stop_at_accuracy": 0.749,
+    "tensorboard": False,
+}
+# A TPU always compiles, so that both cannot be in one configuration.
+CHANGED = Config(**{**OTHER, "xla": False})
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, text):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# --- Options
+
+
+def test_this_file_knows_all_options():
+    assert list(OTHER) == option_names()
+    default = Config()
+    assert [name for name in OTHER if OTHER[name] == getattr(default, name)] == []
+
+
+@pytest.mark.parametrize("name", option_names())
+def test_text_of_each_option(name):
+    for value in (getattr(Config(), name), OTHER[name]):
+        again = parse_option(name, option_text(value))
+        assert again == value
+        assert type(again) is type(value)
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_each_option_has_help_and_a_group(field):
+    assert field.metadata["help"]
+    assert field.metadata["group"] in ("data", "model", "optimization", "hardware", "run")
+    assert bool(field.metadata["check"]) == bool(field.metadata["must"])
+
+
+def test_recipe_of_the_paper_is_the_default():
+    """Goyal et al. 2017, for one server of 8 GPUs."""
+    config = Config()
+    assert (config.model, config.batch_size, config.learning_rate) == ("resnet50", 256, 0.1)
+    assert (config.momentum, config.nesterov, config.weight_decay) == (0.9, True, 1e-4)
+    assert config.duration == Duration(90, "epochs")
+    assert config.warmup == Duration(5, "epochs")
+    assert [str(at) for at in config.decay_at] == ["30 epochs", "60 epochs", "80 epochs"]
+    assert (config.decay_factor, config.zero_gamma, config.stride_on_1x1) == (0.1, True, False)
+    assert config.batch_norm_momentum == 0.9
+    # In 0..255 what the paper's code has in 0..1.
+    np.testing.assert_allclose(np.array(config.pixel_mean) / 255, [0.485, 0.456, 0.406])
+    np.testing.assert_allclose(np.array(config.pixel_std) / 255, [0.229, 0.224, 0.225])
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate"),
+    [(128, 0.05), (256, 0.1), (1024, 0.4), (4096, 1.6), (8192, 3.2), (16384, 6.4), (65536, 25.6)],
+)
+def test_linear_scaling_rule(batch, rate):
+    assert Config(batch_size=batch).scaled_learning_rate == pytest.approx(rate, rel=1e-15)
+    assert Config(batch_size=batch, learning_rate_batch=0).scaled_learning_rate == 0.1
+
+
+def test_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().seed = 1
+
+
+def test_replace_leaves_the_original():
+    config = Config(seed=3)
+    assert config.replace(seed=4, model="resnet18") == Config(seed=4, model="resnet18")
+    assert config == Config(seed=3)
+
+
+def test_accepted_forms():
+    config = Config(
+        duration="10 epochs",
+        decay_at=["3 epochs", Duration(6, "epochs")],
+        weight_decay=0,
+        pixel_mean=[1, 2.5, "3"],
+        pixel_std="1, 2,3",
+        batch_size="512",
+        xla="True",
+    )
+    assert config.duration == Duration(10, "epochs")
+    assert config.decay_at == (Duration(3, "epochs"), Duration(6, "epochs"))
+    assert type(config.weight_decay) is float
+    assert config.pixel_mean == (1.0, 2.5, 3.0)
+    assert config.pixel_std == (1.0, 2.0, 3.0)
+    assert config.batch_size == 512
+    assert config.xla is True
+    assert Config(decay_at="").decay_at == ()
+    assert Config(decay_at=[]).decay_at == ()
+
+
+# --- Values that an option cannot have
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        # Of the wrong type.
+        ({"batch_size": 256.0}, "batch_size is 256.0, but must be a whole number"),
+        ({"batch_size": True}, "batch_size is True, but must be a whole number"),
+        ({"batch_size": "many"}, "batch_size is 'many', but must be a whole number"),
+        ({"batch_size": "1e3"}, "batch_size is '1e3', but must be a whole number"),
+        ({"batch_size": None}, "batch_size is None, but must be a whole number"),
+        ({"learning_rate": False}, "learning_rate is False, but must be a number"),
+        ({"learning_rate": "high"}, "learning_rate is 'high', but must be a number"),
+        ({"learning_rate": [0.1]}, "learning_rate is [0.1], but must be a number"),
+        ({"nesterov": 1}, "nesterov is 1, but must be true or false"),
+        ({"nesterov": "yes"}, "nesterov is 'yes', but must be true or false"),
+        ({"data_dir": 5}, "data_dir is 5, but must be text"),
+        ({"duration": 90}, "duration is 90, but must be a duration, as '90 epochs'"),
+        ({"duration": "90"}, "duration: '90' is not a duration"),
+        ({"duration": "90 hours"}, "duration: '90 hours' is not a duration"),
+        ({"decay_at": 30}, "decay_at is 30, but must be a list"),
+        ({"decay_at": [30, 60]}, "decay_at is 30, but must be a duration"),
+        ({"decay_at": Duration(3, "steps")}, "must be a list"),
+        ({"pixel_mean": 0.5}, "pixel_mean is 0.5, but must be a list"),
+        ({"pixel_mean": [None, 1, 2]}, "pixel_mean is None, but must be a number"),
+        ({"pixel_mean": "1,two,3"}, "pixel_mean is 'two', but must be a number"),
+        # Out of its range.
+        ({"num_classes": -1}, "num_classes is -1, but must not be negative"),
+        ({"image_size": 0}, "image_size is 0, but must be positive"),
+        ({"crop_min_area": 0.0}, "crop_min_area is 0, but must be in (0, 1]"),
+        ({"crop_min_area": 1.01}, "crop_min_area is 1.01, but must be in (0, 1]"),
+        ({"crop_padding": -1}, "crop_padding is -1, but must not be negative"),
+        ({"color_jitter": 1.0}, "color_jitter is 1, but must be in [0, 1)"),
+        ({"lighting": -0.1}, "lighting is -0.1, but must not be negative"),
+        ({"eval_crop_fraction": 0.0}, "eval_crop_fraction is 0, but must be in (0, 1]"),
+        ({"pixel_mean": (1.0, 2.0)}, "pixel_mean is 1,2, but must have three values"),
+        ({"pixel_std": (1.0, 2.0)}, "pixel_std is 1,2, but must have three positive values"),
+        ({"pixel_std": (1.0, 0.0, 1.0)}, "pixel_std is 1,0,1, but must have three positive"),
+        ({"shuffle_buffer": 0}, "shuffle_buffer is 0, but must be positive"),
+        ({"data_threads": -1}, "data_threads is -1, but must not be negative"),
+        ({"max_bad_images": -1}, "max_bad_images is -1, but must not be negative"),
+        ({"batch_norm_momentum": 1.0}, "batch_norm_momentum is 1, but must be in [0, 1)"),
+        ({"batch_norm_epsilon": 0.0}, "batch_norm_epsilon is 0, but must be positive"),
+        ({"dropout": 1.0}, "dropout is 1, but must be in [0, 1)"),
+        ({"batch_size": 0}, "batch_size is 0, but must be positive"),
+        ({"accumulation_steps": 0}, "accumulation_steps is 0, but must be positive"),
+        ({"duration": "0 epochs"}, "duration is 0 epochs, but must be positive"),
+        ({"learning_rate": -0.1}, "learning_rate is -0.1, but must not be negative"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan, but must not be negative"),
+        ({"learning_rate_batch": -1}, "learning_rate_batch is -1, but must not be negative"),
+        ({"decay_at": "60 epochs,30 epochs"}, "must be in one unit and in order"),
+        ({"decay_at": "30 epochs,9000 steps"}, "must be in one unit and in order"),
+        ({"decay_factor": 0.0}, "decay_factor is 0, but must be in (0, 1]"),
+        ({"momentum": 1.0}, "momentum is 1, but must be in [0, 1)"),
+        ({"weight_decay": -1e-4}, "weight_decay is -0.0001, but must not be negative"),
+        ({"label_smoothing": 1.0}, "label_smoothing is 1, but must be in [0, 1)"),
+        ({"seed": -1}, "seed is -1, but must be in [0, 2**32)"),
+        ({"seed": 2**32}, "seed is 4294967296, but must be in [0, 2**32)"),
+        ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
+        ({"fusion_bytes": -1}, "fusion_bytes is -1, but must not be negative"),
+        ({"loss_scale": -1.0}, "loss_scale is -1, but must not be negative"),
+        ({"eval_every": "0 steps"}, "eval_every is 0 steps, but must be positive"),
+        ({"eval_batch_size": -1}, "eval_batch_size is -1, but must not be negative"),
+        ({"checkpoint_every": "0 steps"}, "checkpoint_every is 0 steps, but must be positive"),
+        ({"keep_checkpoints": 0}, "keep_checkpoints is 0, but must be positive"),
+        ({"log_every": "0 epochs"}, "log_every is 0 epochs, but must be positive"),
+        ({"stop_at_accuracy": 76.0}, "stop_at_accuracy is 76, but must be in [0, 1)"),
+        # No such choice.
+        ({"model": "resnet-50"}, "model='resnet-50' does not exist; did you mean 'resnet50'"),
+        ({"model": "xxx"}, "model='xxx' does not exist; choose from resnet18, resnet34"),
+        ({"train_crop": "random"}, "did you mean 'random_resized'"),
+        ({"resize_method": "cubic"}, "did you mean 'bicubic'"),
+        ({"shard_by": "file"}, "did you mean 'files'"),
+        ({"stem": "tiny"}, "choose from imagenet, small"),
+        ({"strategy": "mirror"}, "did you mean 'mirrored'"),
+        ({"precision": "bfloat16"}, "did you mean 'mixed_bfloat16'"),
+        # Contradictions.
+        ({"batch_size": 10, "accumulation_steps": 4}, "batch_size 10 cannot be split into"),
+        ({"synthetic": True}, "synthetic data needs num_classes"),
+        ({"loss_scale": 128.0}, "loss_scale is for precision=mixed_float16, but precision is flo"),
+        ({"tpu": "local", "strategy": "mirrored"}, "tpu='local' contradicts strategy=mirrored"),
+        ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
+        (
+            {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
+            "crop_padding 8 must be smaller than image_size 8",
+        ),
+    ],
+    ids=str,
+)
+def test_rejected(changes, message):
+    for make in (lambda: Config(**changes), lambda: Config().replace(**changes)):
+        with pytest.raises(UserError) as caught:
+            make()
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_size": 12, "accumulation_steps": 4},
+        {"synthetic": True, "num_classes": 1},
+        {"loss_scale": 128.0, "precision": "mixed_float16"},
+        {"tpu": "local", "strategy": "auto"},
+        {"tpu": "local", "strategy": "tpu"},
+        {"xla": True, "strategy": "mirrored"},
+        {"train_crop": "pad", "image_size": 8, "crop_padding": 7},
+        {"train_crop": "none", "image_size": 8, "crop_padding": 8},
+        {"crop_min_area": 1.0, "eval_crop_fraction": 1.0, "decay_factor": 1.0},
+        {"decay_at": "30 epochs,30 epochs"},
+    ],
+    ids=str,
+)
+def test_allowed_at_the_edge(changes):
+    Config(**changes)
+
+
+def test_unknown_option_with_the_nearest():
+    for make in (
+        lambda: Config().replace(bach_size=3),
+        lambda: Config.from_json('{"bach_size": 3}'),
+        lambda: parse_option("bach_size", "3"),
+    ):
+        with pytest.raises(UserError, match=r"no option 'bach_size'; did you mean 'batch_size'"):
+            make()
+    with pytest.raises(UserError, match=r"no option 'qqq'$"):
+        Config().replace(qqq=3)
+
+
+# --- JSON
+
+
+@pytest.mark.parametrize("config", [Config(), CHANGED], ids=["default", "changed"])
+def test_json_round_trip(config):
+    text = config.to_json()
+    assert text.endswith("}\n")
+    assert Config.from_json(text) == config
+    assert list(json.loads(text)) == option_names()
+
+
+def test_json_is_for_people_too():
+    values = json.loads(CHANGED.to_json())
+    assert values["duration"] == "1281167 examples"
+    assert values["decay_at"] == ["0.5 epochs", "12 epochs"]
+
+
+def test_json_of_an_older_version_takes_the_defaults():
+    assert Config.from_json('{"seed": 3}') == Config(seed=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a configuration"),
+        ("{", "not a configuration"),
+        ("[1]", "expected a JSON object"),
+        ('{"seed": null}', "seed is None"),
+        ('{"seed": "x"}', "seed is 'x'"),
+        ('{"duration": 90}', "duration is 90"),
+        ('{"decay_at": [[1]]}', "decay_at is"),
+    ],
+)
+def test_json_that_is_no_configuration(text, message):
+    with pytest.raises(UserError, match=message):
+        Config.from_json(text)
+
+
+# --- Differences
+
+
+def test_differences():
+    assert Config().differences(Config()) == []
+    changed = Config(seed=1, data_dir="/elsewhere", data_threads=3)
+    assert Config().differences(changed) == ["data_dir", "data_threads", "seed"]
+    assert Config().differences(changed, free=False) == ["seed"]
+
+
+def test_what_shapes_the_weights_is_not_free():
+    free = set(CHANGED.differences(Config())) - set(CHANGED.differences(Config(), free=False))
+    assert free == {
+        "data_dir",
+        "data_threads",
+        "max_bad_images",
+        "model_dir",
+        "eval_batch_size",
+        "keep_checkpoints",
+        "log_every",
+        "stop_at_accuracy",
+        "tensorboard",
+    }
+
+
+# --- Flagfiles
+
+
+def test_flagfile(write):
+    path = write(
+        "recipe.flags",
+        """
+# facebook_1h, for 256 GPUs.
+// Both marks of a comment are absl's.
+--batch_size=8192
+  --duration=90 epochs
+--decay_at=30 epochs,60 epochs, 80 epochs
+--noflip
+--xla
+-seed=3
+--model_dir=/runs/a=b
+--seed=4
+""",
+    )
+    expected = Config(batch_size=8192, flip=False, xla=True, model_dir="/runs/a=b", seed=4)
+    assert Config.from_flagfile(path) == expected
+    assert Config.from_flagfile(str(path), seed=5, warmup="0 steps") == expected.replace(
+        seed=5, warmup=Duration(0, "steps")
+    )
+
+
+def test_nested_flagfile_in_its_place(write):
+    write("sub/base.flags", "--seed=1\n--batch_size=64\n")
+    write("sub/middle.flags", "--seed=2\n--flagfile=base.flags\n--momentum=0.5\n")
+    top = write("top.flags", "--batch_size=32\n--flagfile=sub/middle.flags\n--momentum=0.8\n")
+    assert list(read_flagfile(top)) == [
+        ("batch_size", "32"),
+        ("seed", "2"),
+        ("seed", "1"),
+        ("batch_size", "64"),
+        ("momentum", "0.5"),
+        ("momentum", "0.8"),
+    ]
+    assert Config.from_flagfile(top) == Config(seed=1, batch_size=64, momentum=0.8)
+
+
+def test_same_file_twice_is_no_circle(write):
+    write("base.flags", "--seed=1\n")
+    top = write("top.flags", "--flagfile=base.flags\n--seed=2\n--flagfile=base.flags\n")
+    assert Config.from_flagfile(top).seed == 1
+
+
+def test_changes_may_mend_what_contradicts_in_the_recipe(write):
+    path = write("a.flags", "--synthetic\n")
+    assert Config.from_flagfile(path, num_classes=10).synthetic
+    with pytest.raises(UserError, match="needs num_classes"):
+        Config.from_flagfile(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("--bach_size=3", "line 1: there is no option 'bach_size'; did you mean 'batch_size'"),
+        ("\n\n--batch_size=x", "line 3: batch_size is 'x', but must be a whole number"),
+        ("batch_size=3", "line 1: 'batch_size=3' is not a flag"),
+        ("--batch_size 3", "line 1: there is no option 'batch_size 3'"),
+        ("--data_dir", "line 1: data_dir needs a value: --data_dir=..."),
+        ("--nodata_dir", "line 1: data_dir needs a value: --data_dir=..."),
+        ("--batch_size", "line 1: batch_size needs a value"),
+        ("--nozzle", "line 1: there is no option 'nozzle'"),
+        ("--xla=maybe", "line 1: xla is 'maybe', but must be true or false"),
+        ("--duration=90", "line 1: duration: '90' is not a duration"),
+        ("--flagfile=a.flags", "includes itself"),
+        ("--flagfile=none.flags", "none.flags: No such file"),
+        ("--flagfile", "Is a directory"),
+    ],
+)
+def test_bad_flagfile(write, text, message):
+    path = write("a.flags", text)
+    with pytest.raises(UserError) as caught:
+        Config.from_flagfile(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value) or "flagfile" in str(caught.value)
+
+
+def test_circle_of_flagfiles(write):
+    first = write("a.flags", "--flagfile=b.flags")
+    write("b.flags", "--flagfile=a.flags")
+    with pytest.raises(UserError, match="includes itself"):
+        Config.from_flagfile(first)
+
+
+def test_flagfile_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read flagfile .*none\.flags: No such file"):
+        Config.from_flagfile(tmp_path / "none.flags")
+    with pytest.raises(UserError, match="Is a directory"):
+        Config.from_flagfile(tmp_path)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(UserError, match="it is not text"):
+        Config.from_flagfile(tmp_path / "image.png")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes(path):
+    Config.from_flagfile(path)
+
+
+# --- Every option is read by something
+
+
+def unread_options(names, config_source, other_sources):
+    """Returns the options that no code reads.
+
+    An option is read by ``config.NAME`` (or ``x.config.NAME``), by ``getattr(config, name)`` where
+    ``name`` runs over a tuple of texts, or by a property of Config that is itself read.
+    """
+    read = set()
+    for source in other_sources:
+        read |= _reads(ast.parse(source))
+    for function in ast.walk(ast.parse(config_source)):
+        if isinstance(function, ast.FunctionDef) and function.name in read:
+            read |= {
+                node.attr
+                for node in ast.walk(function)
+                if isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "self"
+            }
+    return [name for name in names if name not in read]
+
+
+def _reads(tree):
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and _is_config(node.value)
+    }
+    tuples = {
+        target.id: {item.value for item in node.value.elts if isinstance(item, ast.Constant)}
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Tuple, ast.List))
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    looked_up = {
+        node.args[1].id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "getattr"
+        and _is_config(node.args[0])
+        and isinstance(node.args[1], ast.Name)
+    }
+    for loop in ast.walk(tree):
+        if (
+            isinstance(loop, (ast.For, ast.comprehension))
+            and isinstance(loop.target, ast.Name)
+            and loop.target.id in looked_up
+            and isinstance(loop.iter, ast.Name)
+        ):
+            attributes |= tuples.get(loop.iter.id, set())
+    return attributes
+
+
+def _is_config(node):
+    return (isinstance(node, ast.Name) and node.id == "config") or (
+        isinstance(node, ast.Attribute) and node.attr in ("config", "_config")
+    )
+
+
+def test_every_option_is_read():
+    config_path = PACKAGE / "config.py"
+    others = [path.read_text() for path in PACKAGE.rglob("*.py") if path != config_path]
+    unread = unread_options([*option_names(), "made_up"], config_path.read_text(), others)
+    assert unread == ["made_up"], "read options as config.NAME, or remove them"
+
+
+@pytest.mark.parametrize(
+    ("code", "read"),
+    [
+        ("x = config.rate", True),
+        ("x = self.config.rate + 1", True),
+        ("x = self._config.rate", True),
+        ("NAMES = ('other', 'rate')\nx = {n: getattr(config, n) for n in NAMES}", True),
+        ("NAMES = ('rate',)\nfor n in NAMES:\n    f(getattr(m.config, n))", True),
+        ("x = config.scaled_rate", True),
+        ("x = self.rate", False),
+        ("config.rate = 3", False),
+        ("x = optimizer.rate", False),
+        ("x = rate", False),
+        ("x = 'config.rate'  # config.rate", False),
+        ("NAMES = ('rate',)", False),
+        ("NAMES = ('rate',)\nx = [getattr(model, n) for n in NAMES]", False),
+        ("NAMES = ('rate',)\nOTHERS = ('b',)\nx = [getattr(config, n) for n in OTHERS]", False),
+        ("x = config.unscaled", False),
+    ],
+)
+def test_search_for_reads(code, read):
+    config_source = (
+        "class Config:\n"
+        "    def __post_init__(self):\n        self.rate\n"
+        "    def scaled_rate(self):\n        return 2 * self.rate\n"
+        "    def unscaled(self):\n        return 2\n"
+    )
+    assert (unread_options(["rate"], config_source, [code]) == []) == read
+
+
+def test_types():
+    assert option_type("batch_size") is int
+    assert option_type("duration") is Duration
+    assert option_type("decay_at") == tuple[Duration, ...]

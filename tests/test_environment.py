@@ -1,0 +1,42 @@
+import os
+import sys
+
+import pytest
+
+from imagenet_fast import environment
+
+
+@pytest.mark.parametrize(
+    ("program", "shown"),
+    [
+        ("/somewhere/imagenet_fast/__main__.py", "imagenet-fast"),
+        ("/usr/bin/imagenet-fast", "imagenet-fast"),
+        ("bench.py", "bench.py"),
+    ],
+)
+def test_command_can_be_pasted_into_a_shell(monkeypatch, program, shown):
+    monkeypatch.setattr(sys, "argv", [program, "train", "--duration=90 epochs"])
+    assert environment.command() == f"{shown} train '--duration=90 epochs'"
+
+
+def test_hardware():
+    hardware = environment.hardware()
+    assert hardware["cpu"]
+    assert hardware["cores"] == os.cpu_count()
+    assert isinstance(hardware["gpus"], list)
+
+
+def test_hardware_where_the_system_does_not_say(monkeypatch):
+    def refuse(self):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(environment.pathlib.Path, "read_text", refuse)
+    hardware = environment.hardware()
+    assert hardware["cpu"]
+    assert hardware["cpu_features"] == []
+
+
+def test_versions():
+    versions = environment.versions()
+    assert versions["python"] == sys.version.split()[0]
+    assert all(versions.values())

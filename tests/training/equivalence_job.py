@@ -1,0 +1,90 @@
+"""Trains small models and evaluates, on whatever strategy the arguments ask for.
+
+Arguments: the path of a JSON object with ``data_dir``, ``out`` (an .npz file that the chief
+writes) and ``config``, options of Config.
+"""
+
+import json
+import sys
+
+import numpy as np
+import tf_keras as keras
+
+from imagenet_fast import Config, build_model, make_dataset, make_strategy
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import evaluation_steps
+from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.training.build import build_optimizer
+from imagenet_fast.training.classifier import Classifier
+
+STEPS = 20
+BATCH_NORM_STEPS = 3
+# A young network with batch norm multiplies rounding errors by ten a step at higher rates.
+BATCH_NORM_RATE = 0.005
+
+
+def build_without_batch_norm(config):
+    """A small convolutional network, with what make_dataset gives as its input."""
+    keras.utils.set_random_seed(config.seed)
+    with make_strategy(config).scope():
+        size = config.image_size
+        inputs = x = keras.Input((size, size, 3), dtype="uint8")
+        x = PixelNormalization(config.pixel_mean, config.pixel_std)(x)
+        for filters in (8, 16):
+            x = keras.layers.Conv2D(filters, 3, strides=2, activation="relu")(x)
+        logits = keras.layers.Dense(10)(keras.layers.Flatten()(x))
+        model = Classifier(
+            inputs,
+            logits,
+            accumulation_steps=config.accumulation_steps,
+            label_smoothing=config.label_smoothing,
+        )
+        model.steps_per_epoch = 10
+        model.compile(build_optimizer(config, model))
+    return model
+
+
+def train(model, config, steps):
+    """Returns the weights before and after some steps of fit, and the mean loss."""
+    before = numbered("initial", model.trainable_variables)
+    history = model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=steps, verbose=0)
+    model.average_batch_norm_statistics()
+    return {
+        **before,
+        **numbered("weight", model.trainable_variables),
+        **numbered("moving", model.non_trainable_variables),
+        "loss": history.history["loss"][-1],
+    }
+
+
+def numbered(name, variables):
+    return {f"{name}{i}": variable.numpy() for i, variable in enumerate(variables)}
+
+
+def evaluate(model, config, batch_size):
+    """Returns what evaluation says at a batch size."""
+    config = config.replace(eval_batch_size=batch_size)
+    steps = evaluation_steps(read_info(config), config, make_strategy(config))
+    return model.evaluate(
+        make_dataset(config, "validation"), steps=steps, verbose=0, return_dict=True
+    )
+
+
+def main():
+    job = json.load(open(sys.argv[1]))
+    config = Config(**job["config"])
+    model = build_without_batch_norm(config)
+    results = {f"plain_{k}": v for k, v in train(model, config, STEPS).items()}
+    for batch_size in job["evaluate"]:
+        values = evaluate(model, config, batch_size)
+        results.update({f"eval{batch_size}_{k}": v for k, v in values.items()})
+    config = config.replace(learning_rate=BATCH_NORM_RATE)
+    normed = train(build_model(config), config, BATCH_NORM_STEPS)
+    results.update({f"normed_{k}": v for k, v in normed.items()})
+    if is_chief():
+        np.savez(job["out"], **results)
+
+
+if __name__ == "__main__":
+    main()

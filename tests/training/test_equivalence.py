@@ -1,0 +1,169 @@
+"""One device = replicas = workers = micro-batches, wherever the mathematics says so."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import Config, build_model, make_dataset
+
+JOB = pathlib.Path(__file__).with_name("equivalence_job.py")
+BATCH_NORM_STEPS = 3
+BATCH_NORM_RATE = 0.005
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": 32,
+    "train_crop": "pad",
+    "batch_size": 32,
+    "learning_rate": 0.05,
+    "learning_rate_batch": 0,
+    "warmup": "0 epochs",
+    "decay_at": "15 steps",
+    "weight_decay": 0.01,
+    "label_smoothing": 0.1,
+    "zero_gamma": False,
+    "seed": 3,
+}
+EVALUATION_BATCHES = (64, 300, 4096)
+# Name -> (changed options, worker processes).
+JOBS = {
+    "one_device": ({"strategy": "one_device"}, 0),
+    "micro_batches": ({"strategy": "one_device", "accumulation_steps": 4}, 0),
+    "replicas": ({"strategy": "mirrored", "logical_cpus": 4}, 0),
+    "replicas_and_micro_batches": (
+        {"strategy": "mirrored", "logical_cpus": 2, "accumulation_steps": 2},
+        0,
+    ),
+    "two_workers": ({"strategy": "multi_worker"}, 2),
+    "four_workers": ({"strategy": "multi_worker"}, 4),
+}
+
+
+@pytest.fixture(scope="module")
+def results(digits, tmp_path_factory, run_python_session):
+    """The outcome of each job, run when it is first asked for."""
+    found = {}
+
+    def get(name):
+        if name not in found:
+            changes, workers = JOBS[name]
+            folder = tmp_path_factory.mktemp(name)
+            job = {
+                "config": {**OPTIONS, "data_dir": digits, **changes},
+                "evaluate": EVALUATION_BATCHES,
+                "out": str(folder / "out.npz"),
+            }
+            (folder / "job.json").write_text(json.dumps(job))
+            run_python_session([JOB, folder / "job.json"], workers=workers)
+            found[name] = dict(np.load(folder / "out.npz"))
+        return found[name]
+
+    return get
+
+
+def weights(result, prefix):
+    """The arrays saved as PREFIX0, PREFIX1, ..."""
+    count = sum(key.startswith(prefix) for key in result)
+    return [result[f"{prefix}{i}"] for i in range(count)]
+
+
+def assert_same_weights(one, other, tolerance):
+    assert len(one) == len(other) > 0
+    for a, b in zip(one, other):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "one_device"])
+def test_same_weights_without_batch_norm(results, name):
+    one, other = results("one_device"), results(name)
+    assert_same_weights(weights(one, "plain_weight"), weights(other, "plain_weight"), 1e-5)
+    np.testing.assert_allclose(one["plain_loss"], other["plain_loss"], rtol=1e-5)
+
+
+def test_the_steps_change_the_weights(results):
+    one = results("one_device")
+    pairs = zip(weights(one, "plain_weight"), weights(one, "plain_initial"))
+    assert min(np.abs(after - before).max() for after, before in pairs) > 0.01
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_each_image_is_evaluated_once(results, name):
+    result, one = results(name), results("one_device")
+    for batch in EVALUATION_BATCHES:
+        assert result[f"eval{batch}_examples"] == 359
+        assert result[f"eval{batch}_skipped"] == 0
+        assert result[f"eval{batch}_top1"] == one["eval64_top1"]
+        assert result[f"eval{batch}_top5"] == one["eval64_top5"]
+        np.testing.assert_allclose(result[f"eval{batch}_loss"], one["eval64_loss"], rtol=1e-5)
+
+
+# With batch norm each part of the global batch has its own statistics: a replica takes consecutive
+# images, and so does a micro-batch; of several workers each takes every n-th image.
+PARTS = {
+    "one_device": [slice(None)],
+    "micro_batches": [slice(8 * i, 8 * i + 8) for i in range(4)],
+    "replicas": [slice(8 * i, 8 * i + 8) for i in range(4)],
+    "replicas_and_micro_batches": [slice(8 * i, 8 * i + 8) for i in range(4)],
+    "two_workers": [slice(i, None, 2) for i in range(2)],
+    "four_workers": [slice(i, None, 4) for i in range(4)],
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_batch_norm_uses_the_statistics_of_each_part(results, digits, name):
+    result = results(name)
+    trained, moving = reference(digits, PARTS[name])
+    found = weights(result, "normed_weight")
+    assert_same_weights(found, trained, 1e-5)
+    if name not in ("micro_batches", "replicas_and_micro_batches"):
+        assert_same_weights(weights(result, "normed_moving"), moving, 5e-5)
+
+
+def reference(data_dir, parts):
+    """Trains with plain Keras layers and NumPy, one part of each batch after another.
+
+    Returns:
+      The trainable weights, and the moving averages of batch norm, averaged over the parts, each
+      of which has its own.
+    """
+    config = Config(data_dir=data_dir, strategy="one_device", **OPTIONS)
+    rate = BATCH_NORM_RATE
+    model = build_model(config)
+    batches = iter(make_dataset(config, "train"))
+    momentum = [np.zeros(v.shape, np.float32) for v in model.trainable_variables]
+    decayed = [not keras_scale_or_shift(v, model) for v in model.trainable_variables]
+    own = [[v.numpy() for v in model.non_trainable_variables] for _ in parts]
+    for _ in range(BATCH_NORM_STEPS):
+        images, labels, _ = next(batches)
+        gradients = [np.zeros(v.shape, np.float32) for v in model.trainable_variables]
+        for part, statistics in zip(parts, own):
+            for variable, value in zip(model.non_trainable_variables, statistics):
+                variable.assign(value)
+            with tf.GradientTape() as tape:
+                logits = model(images[part], training=True)
+                targets = 0.9 * tf.one_hot(labels[part], 10) + 0.1 / 10
+                losses = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
+                loss = tf.reduce_sum(losses) / config.batch_size
+            for total, gradient in zip(
+                gradients, tape.gradient(loss, model.trainable_variables)
+            ):
+                total += gradient.numpy()
+            statistics[:] = [v.numpy() for v in model.non_trainable_variables]
+        for i, variable in enumerate(model.trainable_variables):
+            gradient = gradients[i] + (0.01 * variable.numpy() if decayed[i] else 0)
+            momentum[i] = 0.9 * momentum[i] + gradient
+            variable.assign_sub(rate * (gradient + 0.9 * momentum[i]))
+    moving = [np.mean(values, axis=0) for values in zip(*own)]
+    return [v.numpy() for v in model.trainable_variables], moving
+
+
+def keras_scale_or_shift(variable, model):
+    return any(
+        variable is parameter
+        for layer in model.submodules
+        if isinstance(layer, keras.layers.BatchNormalization)
+        for parameter in (layer.gamma, layer.beta)
+    )

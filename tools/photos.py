@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+"""Makes a folder of JPEGs like ImageNet's from a few real photographs, to measure throughput.
+
+    sudo apt-get install mate-backgrounds
+    python tools/photos.py --output_dir=runs/photos --train_images=2000 --validation_images=200
+    imagenet-fast prepare --source=folders --source_path=runs/photos --data_dir=runs/photos_shards
+
+Each image is a random window of a photograph, shrunk to about 500x375 pixels, the size of most of
+ImageNet's, a quarter of them upright, and encoded with a quality of 90 to 95. The package's
+photographs have soft backgrounds, so that a file has 35 kB on average where ImageNet's have 108
+(138 GB in 1,281,167): as many pixels to decode, but fewer bytes to read.
+
+An image's class is the photograph that it was cut from. That is no real label: windows of one
+photograph look alike and overlap, between training and validation too, so that an accuracy on
+these images says nothing.
+
+The same photographs, flags and version of Pillow give the same files. Needs Pillow, NumPy and tqdm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import pathlib
+import shutil
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image
+from tqdm import tqdm
+
+# Photographs of flowers, drops and dunes; its neighbours hold drawings.
+DEFAULT_SOURCE = pathlib.Path("/usr/share/backgrounds/mate/nature")
+SPLITS = ("train", "validation")
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_LONG_SIDE = (400, 600)
+_ASPECT = (4 / 3, 3 / 2)
+_UPRIGHT = 0.25
+_QUALITY = (90, 95)
+
+
+class PhotosError(Exception):
+    """The images cannot be made: the message says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """A part of a photograph, and the image that it becomes.
+
+    Attributes:
+      box: left, top, right and bottom in the photograph, in pixels.
+      size: width and height of the image, in pixels; no more than the box'.
+      quality: of the JPEG, 1 to 95.
+    """
+
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    quality: int
+
+
+def choose_window(photo_size: tuple[int, int], random: np.random.Generator) -> Window:
+    """Draws a window of a photograph of at least 600x600 pixels.
+
+    Args:
+      photo_size: width and height of the photograph, in pixels.
+      random: where chance comes from.
+    """
+    long_side = random.uniform(*_LONG_SIDE)
+    size = (round(long_side), round(long_side / random.uniform(*_ASPECT)))
+    if random.random() < _UPRIGHT:
+        size = size[::-1]
+    # From a window in the photograph's own pixels to the largest one.
+    scale = random.uniform(1, min(photo_size[0] / size[0], photo_size[1] / size[1]))
+    width, height = size[0] * scale, size[1] * scale
+    left = random.uniform(0, photo_size[0] - width)
+    top = random.uniform(0, photo_size[1] - height)
+    quality = int(random.integers(_QUALITY[0], _QUALITY[1] + 1))
+    return Window((left, top, left + width, top + height), size, quality)
+
+
+def find_photos(source: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the photographs in a folder and the folders in it, in order.
+
+    Images that are too small to cut windows from are left out, and named on stderr.
+
+    Raises:
+      PhotosError: if there is no such folder, there are no photographs in it, or one is damaged.
+    """
+    if not source.is_dir():
+        advice = "give --source, a folder of photographs"
+        if source == DEFAULT_SOURCE:
+            advice = f"`apt-get install mate-backgrounds` brings these photographs; or {advice}"
+        raise PhotosError(f"{source}: no such folder; {advice}")
+    photos = []
+    for path in sorted(source.rglob("*")):
+        if path.suffix.lower() not in _SUFFIXES:
+            continue
+        try:
+            with Image.open(path) as photo:
+                width, height = photo.size
+        except OSError:
+            raise PhotosError(f"{path}: not a JPEG or PNG image; remove it") from None
+        if min(width, height) < _LONG_SIDE[1]:
+            limit = f"{_LONG_SIDE[1]}x{_LONG_SIDE[1]}"
+            print(f"left out {path}: {width}x{height} is less than {limit}", file=sys.stderr)
+            continue
+        photos.append(path)
+    if not photos:
+        raise PhotosError(f"{source}: no photographs ({', '.join(_SUFFIXES)}) large enough in it")
+    return photos
+
+
+def make_images(
+    source: pathlib.Path, output: pathlib.Path, images: dict[str, int], seed: int = 0
+) -> None:
+    """Writes ``SPLIT/CLASS/*.jpg``, a class for each photograph, as many images in each.
+
+    Args:
+      source: a folder of photographs.
+      output: the folder to write; it must not exist, and has its name only when it is whole.
+      images: how many of each split.
+      seed: of the windows.
+
+    Raises:
+      PhotosError: if ``output`` exists or cannot be written, there are no photographs, or there
+        are fewer images than photographs in a split, so that classes would be empty.
+    """
+    if output.exists():
+        raise PhotosError(f"{output} exists already: remove it, or choose another folder")
+    photos = find_photos(source)
+    for split, count in images.items():
+        if count < len(photos):
+            raise PhotosError(
+                f"{count} {split} images are too few: there are {len(photos)} photographs, and "
+                "each must give at least one"
+            )
+    temporary = output.with_name(output.name + ".tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        with tqdm(total=sum(images.values()), unit=" images", dynamic_ncols=True) as bar:
+            for number, photo in enumerate(photos):
+                for _ in _cut(photo, number, len(photos), temporary, images, seed):
+                    bar.update()
+        temporary.rename(output)
+    except OSError as error:
+        raise PhotosError(f"cannot make {output}: {error}") from error
+
+
+def _cut(
+    path: pathlib.Path,
+    number: int,
+    photos: int,
+    output: pathlib.Path,
+    images: dict[str, int],
+    seed: int,
+) -> Iterator[None]:
+    """Cuts one photograph's share of the images: each ``photos``-th one, from ``number`` on."""
+    try:
+        with Image.open(path) as file:
+            photo = file.convert("RGB")
+    except OSError as error:
+        raise PhotosError(f"{path}: damaged ({error}); remove it") from None
+
+    def cut(split: str, index: int) -> None:
+        random = np.random.default_rng([seed, SPLITS.index(split), index])
+        window = choose_window(photo.size, random)
+        image = photo.resize(window.size, Image.Resampling.LANCZOS, window.box)
+        # The number keeps apart photographs of the same name.
+        name = pathlib.Path(split, f"{number:02d}_{path.stem}", f"{index:06d}.jpg")
+        image.save(output / name, quality=window.quality)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        pending = []
+        for split, count in images.items():
+            (output / split / f"{number:02d}_{path.stem}").mkdir(parents=True)
+            pending += [pool.submit(cut, split, index) for index in range(number, count, photos)]
+        for done in concurrent.futures.as_completed(pending):
+            yield done.result()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Reads the command line; wrong ones end the process with status 2."""
+    parser = argparse.ArgumentParser(
+        usage="photos.py --output_dir=DIR [options]",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--output_dir", type=pathlib.Path, required=True, help="folder to write")
+    parser.add_argument(
+        "--source",
+        type=pathlib.Path,
+        default=DEFAULT_SOURCE,
+        help="folder of photographs (default: %(default)s, of Debian's mate-backgrounds)",
+    )
+    for split, count in zip(SPLITS, (2000, 200)):
+        parser.add_argument(
+            f"--{split}_images", type=int, default=count, help="(default: %(default)d)"
+        )
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)d)")
+    options = parser.parse_args(arguments)
+    if options.seed < 0:
+        parser.error(f"--seed is {options.seed}, but must not be negative")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Makes what the command line asks for; returns the exit status."""
+    options = parse(arguments)
+    images = {split: getattr(options, f"{split}_images") for split in SPLITS}
+    try:
+        make_images(options.source, options.output_dir, images, options.seed)
+    except PhotosError as error:
+        print(f"photos.py: error: {error}", file=sys.stderr)
+        return 2
+    files = sorted(options.output_dir.rglob("*.jpg"))
+    kilobytes = sum(file.stat().st_size for file in files) / len(files) / 1000
+    print(f"{options.output_dir}: {len(files)} images, {kilobytes:.0f} kB on average")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
