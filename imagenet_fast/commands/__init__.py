@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -31,8 +30,6 @@ def run(arguments: Sequence[str]) -> int:
                 f"there is no command {name!r}"
                 f"{nearest(name, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
             )
-        # TensorFlow's remarks at its start tell users nothing that they could act on.
-        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         module = importlib.import_module(f"imagenet_fast.commands.{name}")
         return module.main(list(arguments[1:]))
     except UserError as error:

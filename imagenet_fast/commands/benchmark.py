@@ -26,20 +26,20 @@ def main(arguments: list[str]) -> int:
 def _step(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark step")
     # Options of Config, but with other defaults: small enough for a CPU, and the peer's network.
-    flags.define_string("model", "resnet50", "resnet50, resnet101 or resnet152")
-    flags.define_integer("batch_size", 16, "images in a step")
-    flags.define_integer("image_size", 224, "height and width of the images, in pixels")
-    flags.define_string("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
-    flags.define_boolean(
+    flags.define("model", "resnet50", "resnet50, resnet101 or resnet152")
+    flags.define("batch_size", 16, "images in a step")
+    flags.define("image_size", 224, "height and width of the images, in pixels")
+    flags.define("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
+    flags.define(
         "stride_on_1x1",
         True,
         "ResNet v1, which Keras applications has; --nostride_on_1x1 times v1.5 against it",
     )
     options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1")
-    flags.define_integer("repeats", 10, "timed samples of each")
-    flags.define_integer("warmup", 2, "untimed samples of each at first")
-    flags.define_integer("steps", 1, "training steps in a sample; more where a step is short")
-    flags.define_string("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
+    flags.define("repeats", 10, "timed samples of each")
+    flags.define("warmup", 2, "untimed samples of each at first")
+    flags.define("steps", 1, "training steps in a sample; more where a step is short")
+    flags.define("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
     flags.parse(arguments)
     counts = {name: flags[name] for name in ("repeats", "warmup", "steps")}
     for name, value in counts.items():

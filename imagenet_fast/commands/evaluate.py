@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 
 _OPTIONS = (
     "model_dir",
@@ -23,9 +24,10 @@ _OPTIONS = (
 def main(arguments: list[str]) -> int:
     """Evaluates the latest checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS)
-    flags.define_boolean("json", False, "print JSON")
+    flags.define("json", False, "print JSON")
     flags.parse(arguments)
 
+    import_tensorflow()
     from imagenet_fast.distribute.strategy import is_chief
     from imagenet_fast.training.checkpoint import read_config
     from imagenet_fast.training.evaluate import evaluate

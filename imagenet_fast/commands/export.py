@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
     """Exports the latest checkpoint of a run."""
     flags = CommandFlags("export", ("model_dir", "eval_crop_fraction"))
-    flags.define_string("saved_model", "", "directory to write; it must not exist")
-    flags.define_integer("top_k", 5, "classes in an answer")
+    flags.define("saved_model", "", "directory to write; it must not exist")
+    flags.define("top_k", 5, "classes in an answer")
     flags.parse(arguments)
     if not flags["saved_model"]:
         raise UserError("give --saved_model, the directory to write")
     if flags["top_k"] < 1:
         raise UserError(f"top_k is {flags['top_k']}, but must be positive")
 
+    import_tensorflow()
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.checkpoint import read_config
 

@@ -20,6 +20,12 @@ from imagenet_fast.config import (
 from imagenet_fast.errors import UserError, nearest
 
 _HELP_WIDTH = 96
+_DEFINE = {
+    str: flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_boolean,
+}
 
 
 class CommandFlags:
@@ -40,20 +46,10 @@ class CommandFlags:
             self._groups.setdefault(field.metadata["group"], []).append(name)
             _define_option(field, self._flags)
 
-    def define_string(self, name: str, default: str, text: str) -> None:
-        """Defines a flag of the command's own."""
+    def define(self, name: str, default: str | float | bool, text: str) -> None:
+        """Defines a flag of the command's own, of its default's type."""
         self._groups.setdefault(self._command, []).append(name)
-        flags.DEFINE_string(name, default, text, flag_values=self._flags)
-
-    def define_integer(self, name: str, default: int, text: str) -> None:
-        """Defines a flag of the command's own."""
-        self._groups.setdefault(self._command, []).append(name)
-        flags.DEFINE_integer(name, default, text, flag_values=self._flags)
-
-    def define_boolean(self, name: str, default: bool, text: str) -> None:
-        """Defines a flag of the command's own."""
-        self._groups.setdefault(self._command, []).append(name)
-        flags.DEFINE_boolean(name, default, text, flag_values=self._flags)
+        _DEFINE[type(default)](name, default, text, flag_values=self._flags)
 
     def parse(self, arguments: Sequence[str], positional: bool = False) -> list[str]:
         """Reads the arguments, flagfiles among them, and returns those that are no flags.

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
     """Classifies image files; the status is 2 if any of them could not be read."""
     flags = CommandFlags("predict")
-    flags.define_string("saved_model", "", "directory that `imagenet-fast export` wrote")
-    flags.define_boolean("json", False, "print a JSON object a line")
+    flags.define("saved_model", "", "directory that `imagenet-fast export` wrote")
+    flags.define("json", False, "print a JSON object a line")
     files = flags.parse(arguments, positional=True)
 
+    import_tensorflow()
     from imagenet_fast.serving.predict import predict
 
     failed = False

@@ -5,29 +5,39 @@ from __future__ import annotations
 import sys
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.errors import UserError
 
-_SOURCE_OPTIONS = ("synsets", "validation_labels", "holdout")
+# The flags that a kind of source takes.
+_SOURCE_OPTIONS = {"imagenet": ("synsets", "validation_labels"), "folders": ("holdout",)}
 
 
 def main(arguments: list[str]) -> int:
     """Writes shards and a manifest, or verifies them; 2 if they are damaged."""
     flags = CommandFlags("prepare")
-    flags.define_string(
+    flags.define(
         "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds; see the docs"
     )
-    flags.define_string("source_path", "", "where the source lies, if it does not know itself")
-    flags.define_string("data_dir", "", "directory for the shards and manifest.json")
-    flags.define_integer("train_shards", 0, "training files; 0: by the size of the data")
-    flags.define_integer("validation_shards", 0, "validation files; 0: by the size of the data")
-    flags.define_integer("threads", 0, "shards written at once; 0: one a core")
-    flags.define_integer("max_bad_images", 100, "undecodable images left out before that fails")
-    flags.define_integer("seed", 0, "of the order of the images")
-    flags.define_boolean("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.define("source_path", "", "where the source lies, if it does not know itself")
+    flags.define("synsets", "", "imagenet: file with a synset a line, in the classes' order")
+    flags.define(
+        "validation_labels", "", "imagenet: file with each validation image's synset, a line each"
+    )
+    flags.define(
+        "holdout", 0.1, "folders: share of each class held out where there is no validation folder"
+    )
+    flags.define("data_dir", "", "directory for the shards and manifest.json")
+    flags.define("train_shards", 0, "training files; 0: by the size of the data")
+    flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
+    flags.define("threads", 0, "shards written at once; 0: one a core")
+    flags.define("max_bad_images", 100, "undecodable images left out before that fails")
+    flags.define("seed", 0, "of the order of the images")
+    flags.define("verify", False, "check data_dir against its manifest, and write nothing")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
+    import_tensorflow()
     return _verify(directory) if flags["verify"] else _prepare(flags, directory)
 
 
@@ -50,7 +60,9 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
 
     if not flags["source"]:
         raise UserError("give --source: what kind of data to prepare")
-    source = open_source(flags["source"], flags["source_path"] or None)
+    names = _SOURCE_OPTIONS.get(flags["source"], ())
+    options = {name: flags[name] or None for name in names}
+    source = open_source(flags["source"], flags["source_path"] or None, **options)
     manifest = prepare(
         source,
         directory,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
 
 
@@ -12,6 +13,7 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
 
+    import_tensorflow()
     from imagenet_fast.distribute.strategy import is_chief
     from imagenet_fast.training.train import train
 

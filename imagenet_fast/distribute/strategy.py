@@ -50,7 +50,7 @@ def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> 
 
 
 def is_chief() -> bool:
-    """Whether this process writes what one process must write for all (Slurm's or ours)."""
+    """Whether this process is the one that writes for all."""
     cluster = Cluster.from_environment()
     return cluster is None or cluster.index == 0
 

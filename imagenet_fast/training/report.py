@@ -229,11 +229,13 @@ def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    parameters = summary.get("parameters")
+    parameters, hardware = summary.get("parameters"), summary.get("hardware") or {}
     return [
         ("Devices", ", ".join(summary.get("devices") or [_MISSING])),
         ("Replicas", _number(summary.get("replicas"))),
-        ("Processor cores", _number(summary.get("cpus"))),
+        ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
+        ("Processor of the chief", hardware.get("cpu") or _MISSING),
+        ("Cores of the chief", _number(hardware.get("cores"))),
         ("Trainable parameters", f"{parameters:,}" if _is_number(parameters) else _MISSING),
         *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
     ]

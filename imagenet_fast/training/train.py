@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import os
 import pathlib
-import platform
-import shlex
 import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-import imagenet_fast
+from imagenet_fast import environment
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
@@ -208,15 +204,9 @@ class _Run:
                     for d in self.strategy.extended.worker_devices
                 }
             ),
-            "cpus": os.cpu_count(),
-            "versions": {
-                "python": platform.python_version(),
-                "tensorflow": tf.__version__,
-                "tf_keras": keras.__version__,
-                "numpy": np.__version__,
-                "imagenet_fast": imagenet_fast.__version__,
-            },
-            "command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "hardware": environment.hardware(),
+            "versions": environment.versions(),
+            "command": environment.command(),
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
 

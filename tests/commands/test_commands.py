@@ -27,18 +27,30 @@ def test_each_command_has_help(capsys, name):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "imagenet-fast trian: error: there is no command 'trian'; did you mean 'train'"),
+        (
+            ["trian"],
+            "imagenet-fast trian: error: there is no command 'trian'; did you mean 'train'",
+        ),
         (["qqq"], "there is no command 'qqq'; the commands are prepare, train, evaluate"),
         (["--batch_size=3"], "there is no command '--batch_size=3'"),
         (["flags"], "there is no command 'flags'"),
-        (["train", "--bach_size=3"], "imagenet-fast train: error: there is no flag --bach_size; did"),
+        (
+            ["train", "--bach_size=3"],
+            "imagenet-fast train: error: there is no flag --bach_size; did",
+        ),
         (["train", "--batch_size=x"], "batch_size is 'x', but must be a whole number"),
         (["train", "--batch_size=-3"], "batch_size is -3, but must be positive"),
-        (["train", "--model=restnet50"], "model='restnet50' does not exist; did you mean 'resnet50'"),
+        (
+            ["train", "--model=restnet50"],
+            "model='restnet50' does not exist; did you mean 'resnet50'",
+        ),
         (["train", "--batch_size=10", "--accumulation_steps=4"], "cannot be split into"),
         (["train", "data"], "unexpected argument 'data'"),
         (["train", "--flagfile=none"], "cannot read flagfile none: No such file"),
-        (["evaluate", "--model=resnet50"], "imagenet-fast evaluate: error: there is no flag --model"),
+        (
+            ["evaluate", "--model=resnet50"],
+            "imagenet-fast evaluate: error: there is no flag --model",
+        ),
         (["export"], "give --saved_model"),
         (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
         (["prepare"], "give --data_dir"),

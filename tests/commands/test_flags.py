@@ -14,9 +14,9 @@ from imagenet_fast.errors import UserError
 def flags():
     """All options of Config, and one flag of each kind of the command's own."""
     flags = CommandFlags("paint", option_names())
-    flags.define_string("colour", "red", "which colour")
-    flags.define_integer("coats", 2, "how often")
-    flags.define_boolean("gloss", False, "whether it shines")
+    flags.define("colour", "red", "which colour")
+    flags.define("coats", 2, "how often")
+    flags.define("gloss", False, "whether it shines")
     return flags
 
 

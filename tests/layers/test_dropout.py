@@ -9,8 +9,7 @@ ONES = np.ones((64, 100), np.float32)
 
 def make(seed=1, rate=0.3):
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([keras.Input((100,)), Dropout(rate)])
-    return model
+    return keras.Sequential([keras.Input((100,)), Dropout(rate)])
 
 
 def test_drops_the_share_and_keeps_the_mean():

@@ -5,6 +5,7 @@ writes) and ``config``, options of Config.
 """
 
 import json
+import pathlib
 import sys
 
 import numpy as np
@@ -72,7 +73,7 @@ def evaluate(model, config, batch_size):
 
 
 def main():
-    job = json.load(open(sys.argv[1]))
+    job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     config = Config(**job["config"])
     model = build_without_batch_norm(config)
     results = {f"plain_{k}": v for k, v in train(model, config, STEPS).items()}

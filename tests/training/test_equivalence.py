@@ -10,6 +10,8 @@ import tf_keras as keras
 
 from imagenet_fast import Config, build_model, make_dataset
 
+pytestmark = pytest.mark.slow
+
 JOB = pathlib.Path(__file__).with_name("equivalence_job.py")
 BATCH_NORM_STEPS = 3
 BATCH_NORM_RATE = 0.005
@@ -147,9 +149,7 @@ def reference(data_dir, parts):
                 targets = 0.9 * tf.one_hot(labels[part], 10) + 0.1 / 10
                 losses = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
                 loss = tf.reduce_sum(losses) / config.batch_size
-            for total, gradient in zip(
-                gradients, tape.gradient(loss, model.trainable_variables)
-            ):
+            for total, gradient in zip(gradients, tape.gradient(loss, model.trainable_variables)):
                 total += gradient.numpy()
             statistics[:] = [v.numpy() for v in model.non_trainable_variables]
         for i, variable in enumerate(model.trainable_variables):

@@ -62,7 +62,7 @@ SUMMARY = {
     "parameters": 11172810,
     "replicas": 2,
     "devices": ["CPU"],
-    "cpus": 2,
+    "hardware": {"cpu": "Quick CPU", "cpu_features": ["avx2"], "cores": 2, "gpus": []},
     "versions": {"python": "3.11.2", "tensorflow": "2.21.0"},
     "command": "imagenet-fast train --model=resnet18",
     "finished": "2025-01-02T03:04:05+00:00",

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+pytestmark = pytest.mark.slow
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 STEPS = 40
 # Evaluations and checkpoints fall on different steps, the last stretch is a short one, and an epoch

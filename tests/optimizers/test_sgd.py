@@ -1,0 +1,388 @@
+"""SGD against NumPy, and what Goyal et al. 2017 say about it."""
+
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.optimizers import SGD, GradualWarmup, StepDecay
+
+STEPS = 60
+SHAPES = [(3, 4), (4,), (2, 3, 2), ()]
+MASK = [True, False, True, False]
+# Warmup, plateau and two drops: the rate changes in 22 of the 60 steps.
+RATES = GradualWarmup(StepDecay(0.4, [30, 45], 0.1), start=0.1, steps=20)
+
+
+def rates(steps=STEPS):
+    """The same, computed apart from the code; rounded to float32 as Keras keeps rates."""
+    warm = [0.1 + 0.3 * step / 20 for step in range(20)]
+    values = warm + [0.4] * 10 + [0.04] * 15 + [0.004] * (steps - 45)
+    return np.array(values[:steps])
+
+
+def problem(dtype, seed=0):
+    """Weights, and gradients that depend on the weights: quadratic, with noise."""
+    generator = np.random.default_rng(seed)
+    weights = [generator.normal(size=shape).astype(dtype) for shape in SHAPES]
+    curvatures = [generator.uniform(0.1, 1.5, shape).astype(dtype) for shape in SHAPES]
+    noise = [[generator.normal(size=s).astype(dtype) for s in SHAPES] for _ in range(STEPS)]
+
+    def gradients(step, weights):
+        return [c * w + n for c, w, n in zip(curvatures, weights, noise[step])]
+
+    return weights, gradients
+
+
+def train(optimizer, weights, gradients, steps=STEPS):
+    """Returns the weights after all steps of a Keras optimizer."""
+    variables = [tf.Variable(weight) for weight in weights]
+    for step in range(steps):
+        grads = gradients(step, [variable.numpy() for variable in variables])
+        optimizer.apply_gradients(zip([tf.constant(g) for g in grads], variables))
+    return [variable.numpy() for variable in variables]
+
+
+def equation_9(weights, gradients, rates, momentum=0.9, nesterov=False, decay=0.0, mask=None):
+    """u' = m u + g; w' = w - eta u'."""
+    mask = mask or [True] * len(weights)
+    weights = [np.array(weight) for weight in weights]
+    momenta = [np.zeros_like(weight) for weight in weights]
+    for step, rate in enumerate(rates):
+        for i, g in enumerate(gradients(step, weights)):
+            if mask[i]:
+                g = g + decay * weights[i]
+            momenta[i] = momentum * momenta[i] + g
+            direction = momentum * momenta[i] + g if nesterov else momenta[i]
+            weights[i] = weights[i] - rate * direction
+    return weights
+
+
+def equation_10(weights, gradients, rates, momentum=0.9, corrected=True):
+    """v' = m v + eta g; w' = w - v'; corrected: v' = m (eta' / eta) v + eta' g."""
+    weights = [np.array(weight) for weight in weights]
+    velocities = [np.zeros_like(weight) for weight in weights]
+    for step, rate in enumerate(rates):
+        correction = rate / rates[step - 1] if corrected and step else 1.0
+        for i, g in enumerate(gradients(step, weights)):
+            velocities[i] = momentum * correction * velocities[i] + rate * g
+            weights[i] = weights[i] - velocities[i]
+    return weights
+
+
+def assert_close(got, expected, rtol, atol=None):
+    for a, b in zip(got, expected):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol if atol is None else atol)
+
+
+def distance(got, expected):
+    return max(np.abs(a - b).max() for a, b in zip(got, expected))
+
+
+# --- Against NumPy
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("decay", "mask"), [(0.0, None), (0.05, None), (0.05, MASK)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+def test_many_steps_with_a_changing_rate(nesterov, decay, mask, dtype, tolerance):
+    # In float64 only constants that float32 holds exactly: Keras keeps rates in float32.
+    momentum, decay = (0.875, decay and 0.0625) if dtype == "float64" else (0.9, decay)
+    schedule = GradualWarmup(StepDecay(0.5, [30, 45], 0.125), start=0.125, steps=16)
+    values = [*(0.125 + 0.375 * np.arange(16) / 16), *[0.5] * 14, *[0.0625] * 15, *[0.0078125] * 15]
+    weights, gradients = problem(dtype)
+    optimizer = SGD(
+        schedule,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=decay,
+        weight_decay_mask=mask,
+    )
+    got = train(optimizer, weights, gradients)
+    expected = equation_9(weights, gradients, values, momentum, nesterov, decay, mask)
+    assert got[0].dtype == dtype
+    assert_close(got, expected, tolerance)
+    # What the case is about makes a difference that the tolerance would show.
+    other = equation_9(weights, gradients, values, momentum, not nesterov, decay, mask)
+    assert distance(got, other) > 1e-3
+    if decay:
+        other = equation_9(weights, gradients, values, momentum, nesterov, 0.0)
+        assert distance(got, other) > 1e-3
+    if mask:
+        other = equation_9(weights, gradients, values, momentum, nesterov, decay)
+        assert distance(got, other) > 1e-3
+
+
+def test_without_momentum():
+    weights, gradients = problem("float32")
+    got = train(SGD(0.25, momentum=0.0), weights, gradients)
+    assert_close(got, equation_9(weights, gradients, [0.25] * STEPS, momentum=0.0), 1e-5)
+
+
+def test_rate_that_the_user_sets_between_steps():
+    weights, gradients = problem("float32")
+    optimizer = SGD(0.1)
+
+    def with_rate(step, weights):
+        optimizer.learning_rate = rates()[step]
+        return gradients(step, weights)
+
+    got = train(optimizer, weights, with_rate)
+    assert_close(got, equation_9(weights, gradients, rates()), 1e-5)
+
+
+def test_inside_a_graph():
+    weights, gradients = problem("float32")
+    variables = [tf.Variable(weight) for weight in weights]
+    optimizer = SGD(RATES, nesterov=True, weight_decay=0.05, weight_decay_mask=MASK)
+    optimizer.build(variables)
+
+    @tf.function
+    def step(grads):
+        optimizer.apply_gradients(zip(grads, variables))
+
+    for number in range(STEPS):
+        grads = gradients(number, [variable.numpy() for variable in variables])
+        step([tf.constant(g) for g in grads])
+    expected = equation_9(weights, gradients, rates(), nesterov=True, decay=0.05, mask=MASK)
+    assert_close([variable.numpy() for variable in variables], expected, 1e-5)
+
+
+# --- Momentum correction (remark 2)
+
+
+def test_needs_no_momentum_correction():
+    """Equation (9) is (10) with the correction, whatever the rate does; without it, it is not."""
+    weights, gradients = problem("float64")
+    got = train(SGD(RATES), weights, gradients)
+    assert_close(got, equation_10(weights, gradients, rates()), 1e-6)
+    assert distance(got, equation_10(weights, gradients, rates(), corrected=False)) > 1e-2
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_keras_own_sgd_is_the_uncorrected_form(nesterov):
+    """As long as the rate stays, both are the same."""
+    weights, gradients = problem("float32")
+
+    def both(rate):
+        keras_sgd = keras.optimizers.SGD(rate, momentum=0.9, nesterov=nesterov)
+        return (
+            train(SGD(rate, nesterov=nesterov), weights, gradients),
+            train(keras_sgd, weights, gradients),
+        )
+
+    assert_close(*both(0.125), 1e-5)
+    assert distance(*both(RATES)) > 1e-2
+
+
+# --- Scaling the loss is not scaling the rate (remark 1)
+
+
+def test_scaling_the_loss_is_scaling_the_rate_only_without_decay():
+    weights, gradients = problem("float32")
+
+    def doubled(step, weights):
+        return [2 * gradient for gradient in gradients(step, weights)]
+
+    def both(decay):
+        return (
+            train(SGD(0.0625, weight_decay=decay), weights, doubled),
+            train(SGD(0.125, weight_decay=decay), weights, gradients),
+        )
+
+    assert_close(*both(0.0), 1e-5)
+    assert distance(*both(0.05)) > 1e-2
+
+
+# --- What Keras offers
+
+
+def test_weight_decay_is_not_keras_decoupled_one():
+    """The decay is in the momentum buffer; it is applied once."""
+    variable = tf.Variable([2.0])
+    optimizer = SGD(0.5, momentum=0.5, weight_decay=0.25)
+    optimizer.apply_gradients([(tf.constant([0.0]), variable)])
+    assert variable.numpy() == [1.75]
+    assert optimizer.momentums[0].numpy() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("options", "clipped"),
+    [
+        ({"clipnorm": 1.0}, [[0.6, 0.8], [1.0]]),
+        ({"global_clipnorm": 6.5}, [[1.5, 2.0], [6.0]]),
+        ({"clipvalue": 3.5}, [[3.0, 3.5], [3.5]]),
+    ],
+)
+def test_clipping(options, clipped):
+    """Of the gradient; the decay comes after."""
+    grads = [[3.0, 4.0], [12.0]]
+    weights = [np.ones(2, "float32"), np.ones(1, "float32")]
+    got = train(
+        SGD(1.0, weight_decay=0.5, **options),
+        weights,
+        lambda step, _: [np.array(g, "float32") for g in grads],
+        steps=1,
+    )
+    for weight, gradient in zip(got, clipped):
+        np.testing.assert_allclose(weight, 1 - (np.array(gradient) + 0.5), rtol=1e-6)
+
+
+def test_moving_average_of_the_weights():
+    variable = tf.Variable([1.0])
+    optimizer = SGD(0.5, momentum=0.0, use_ema=True, ema_momentum=0.75)
+    optimizer.apply_gradients([(tf.constant([1.0]), variable)])
+    assert variable.numpy() == [0.5]
+    optimizer.finalize_variable_values([variable])
+    assert variable.numpy() == [0.875]
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.25])
+def test_sparse_gradient(decay):
+    """Of an embedding: repeated rows add up, and all rows move and decay as with a dense one."""
+    table = np.arange(8, dtype="float32").reshape(4, 2)
+    values = np.array([[1, 2], [3, 4], [5, 6]], "float32")
+    sparse = tf.IndexedSlices(tf.constant(values), tf.constant([3, 1, 3]), tf.constant([4, 2]))
+    dense = np.array([[0, 0], [3, 4], [0, 0], [6, 8]], "float32")
+    results = []
+    for gradient in (sparse, tf.constant(dense)):
+        variable = tf.Variable(table)
+        optimizer = SGD(0.5, nesterov=True, weight_decay=decay)
+        for _ in range(3):
+            optimizer.apply_gradients([(gradient, variable)])
+        results.append([variable.numpy()])
+    assert_close(*results, 1e-6)
+    expected = equation_9([table], lambda *_: [dense], [0.5] * 3, nesterov=True, decay=decay)
+    assert_close(results[0], expected, 1e-6)
+
+
+def test_loss_scale():
+    variable = tf.Variable([2.0])
+    optimizer = keras.mixed_precision.LossScaleOptimizer(
+        SGD(0.5, momentum=0.0, weight_decay=0.25), dynamic=False, initial_scale=1024
+    )
+    assert optimizer.get_scaled_loss(tf.constant(1.0)) == 1024
+    gradients = optimizer.get_unscaled_gradients([tf.constant([1024.0])])
+    optimizer.apply_gradients(zip(gradients, [variable]))
+    assert variable.numpy() == [1.25]
+
+
+def test_mask_of_the_wrong_length():
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+    optimizer = SGD(0.1, weight_decay=0.1, weight_decay_mask=[True])
+    grads = [tf.constant([1.0])] * 2
+    for _ in range(2):  # the failure leaves nothing half-built
+        with pytest.raises(ValueError, match=r"has 1 entries, but there are 2 trainable variables"):
+            optimizer.apply_gradients(zip(grads, variables))
+    assert variables[0].numpy() == [1.0]
+
+
+def test_mask_follows_the_variables_not_the_order_of_the_gradients():
+    variables = [tf.Variable([1.0]), tf.Variable([1.0])]
+    optimizer = SGD(1.0, momentum=0.0, weight_decay=0.5, weight_decay_mask=[True, False])
+    optimizer.build(variables)
+    zero = tf.constant([0.0])
+    optimizer.apply_gradients([(zero, variables[1]), (zero, variables[0])])
+    assert [variable.numpy() for variable in variables] == [[0.5], [1.0]]
+
+
+def test_momentum_is_among_the_variables_of_a_checkpoint(tmp_path):
+    weights, gradients = problem("float32")
+    first, second = ([tf.Variable(w) for w in weights] for _ in range(2))
+
+    def step(optimizer, variables, number):
+        grads = gradients(number, [variable.numpy() for variable in variables])
+        optimizer.apply_gradients(zip(map(tf.constant, grads), variables))
+
+    optimizer = SGD(RATES)
+    for number in range(5):
+        step(optimizer, first, number)
+    path = tf.train.Checkpoint(o=optimizer, v=first).write(str(tmp_path / "c"))
+    step(optimizer, first, 5)
+
+    other = SGD(RATES)
+    other.build(second)
+    tf.train.Checkpoint(o=other, v=second).read(path).assert_consumed()
+    step(other, second, 5)
+    for a, b in zip(first, second):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- Serialization
+
+
+def make_all_different():
+    return SGD(
+        GradualWarmup(StepDecay(0.4, [30, 45], 0.1), start=0.1, steps=20),
+        momentum=0.8,
+        nesterov=True,
+        weight_decay=0.05,
+        weight_decay_mask=np.array(MASK),
+        name="mine",
+        global_clipnorm=5.0,
+    )
+
+
+def through_config(optimizer):
+    return SGD.from_config(optimizer.get_config())
+
+
+def through_keras(optimizer):
+    return keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
+
+
+def through_json(optimizer):
+    return keras.optimizers.deserialize(
+        json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    )
+
+
+@pytest.mark.parametrize("through", [through_config, through_keras, through_json])
+@pytest.mark.parametrize("make", [make_all_different, lambda: SGD(0.25)], ids=["all", "plain"])
+def test_survives_serialization(through, make):
+    optimizer = make()
+    again = through(optimizer)
+    assert type(again) is SGD
+    assert again.get_config() == optimizer.get_config()
+    weights, gradients = problem("float32")
+    for a, b in zip(train(again, weights, gradients), train(optimizer, weights, gradients)):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_config_tells_all_options():
+    config = make_all_different().get_config()
+    assert config["momentum"] == 0.8
+    assert config["nesterov"] is True
+    assert config["weight_decay"] == 0.05
+    assert config["weight_decay_mask"] == MASK
+    assert config["global_clipnorm"] == 5.0
+    assert config["name"] == "mine"
+    assert SGD(0.25).get_config()["weight_decay_mask"] is None
+    assert SGD(0.25).get_config()["learning_rate"] == 0.25
+
+
+def test_by_name_is_keras_own():
+    """Registered under the package's name, so that nobody's "sgd" changes its meaning."""
+    assert type(keras.optimizers.get("sgd")) is keras.optimizers.SGD
+
+
+def test_in_a_model_of_the_users_own(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model.compile(
+        SGD(0.05, nesterov=True, weight_decay=1e-4, weight_decay_mask=[True, False]), "mse"
+    )
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    y = x[:, :3] * 2
+    history = model.fit(x, y, epochs=8, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0] / 10
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    assert type(again.optimizer) is SGD
+    assert again.optimizer.get_config() == model.optimizer.get_config()
+    for optimizer, network in ((model.optimizer, model), (again.optimizer, again)):
+        assert optimizer.iterations.numpy() == 16
+        network.fit(x, y, shuffle=False, verbose=0)
+    assert_close(model.get_weights(), again.get_weights(), 1e-6)

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Trains a real classifier on real JPEG images, from nothing to a served model:
+#
+#   tools/quickstart.sh [--data=fashion_mnist|digits] [--out=DIRECTORY]
+#
+# Makes a virtual environment in .venv, installs this package, writes JPEG shards in ImageNet's
+# layout, trains with two worker processes, evaluates, exports a SavedModel and predicts a few test
+# images with it. Uses Fashion-MNIST where Debian's package dataset-fashion-mnist has put it, else
+# scikit-learn's digits. Run again, it goes on where it stopped.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fashion_mnist=/usr/share/datasets/fashion-mnist
+data=digits
+[ -d "$fashion_mnist" ] && data=fashion_mnist
+out=runs/quickstart
+for argument in "$@"; do
+  case "$argument" in
+    --data=fashion_mnist | --data=digits) data=${argument#*=} ;;
+    --out=?*) out=${argument#*=} ;;
+    --help | -h) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
+    *) echo "tools/quickstart.sh: no such option: $argument; see --help" >&2; exit 2 ;;
+  esac
+done
+if [ "$data" = fashion_mnist ] && [ ! -d "$fashion_mnist" ]; then
+  echo "tools/quickstart.sh: Fashion-MNIST is not in $fashion_mnist:" \
+    "apt-get install dataset-fashion-mnist, or --data=digits" >&2
+  exit 2
+fi
+
+step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
+
+step "Installing into .venv"
+tools/install.sh .venv digits
+export PATH="$PWD/.venv/bin:$PATH" TF_CPP_MIN_LOG_LEVEL=2
+
+shards=$out/$data/shards run=$out/$data/run model=$out/$data/saved_model images=$out/$data/images
+step "Writing JPEG shards to $shards"
+if [ "$data" = fashion_mnist ]; then
+  imagenet-fast prepare --source=idx --source_path="$fashion_mnist" --data_dir="$shards"
+else
+  imagenet-fast prepare --source=digits --data_dir="$shards"
+fi
+
+step "Training with two worker processes"
+python tools/launch_local.py --workers 2 -- \
+  train --flagfile="flags/$data.flags" --data_dir="$shards" --model_dir="$run"
+
+step "Evaluating the checkpoint in one process"
+imagenet-fast evaluate --model_dir="$run"
+
+step "Exporting a SavedModel to $model"
+[ -d "$model" ] || imagenet-fast export --model_dir="$run" --saved_model="$model"
+
+step "Predicting some test images"
+python tools/extract_images.py --data_dir="$shards" --out="$images" --count=8
+imagenet-fast predict --saved_model="$model" "$images"/*.jpg
+
+step "Done"
+cat <<END
+shards      $shards
+report      $run/report.html
+metrics     $run/metrics.jsonl, $run/summary.json; tensorboard --logdir $run/tensorboard
+SavedModel  $model
+images      $images (each file's name begins with its class)
+END

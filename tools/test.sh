@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Installs this package with what its tests need, and runs them:
+#
+#   tools/test.sh [PYTEST-ARGUMENT ...]          current TensorFlow, all tests
+#   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons, without the slow tests
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+export TF_CPP_MIN_LOG_LEVEL=2
+if [ "${1-}" = addons ]; then
+  shift
+  tools/install.sh .venv-addons test,addons
+  export TF_USE_LEGACY_KERAS=1
+  exec .venv-addons/bin/python -m pytest -m "not slow" "$@"
+fi
+tools/install.sh .venv test
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+exec .venv/bin/python -m pytest "$@"
