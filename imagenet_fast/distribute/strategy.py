@@ -91,6 +91,23 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
         )
 
 
+def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have come here."""
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+
+    @tf.function
+    def meet() -> tf.Tensor:
+        def own() -> tf.Tensor:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
+
+        return strategy.run(own)
+
+    for count in strategy.experimental_local_results(meet()):
+        count.numpy()
+
+
 def _values(config: Config, names: list[str]) -> str:
     return ", ".join(f"{name}={option_text(getattr(config, name))}" for name in names)
 

@@ -22,6 +22,7 @@ from imagenet_fast.distribute.strategy import (
     is_chief,
     make_strategy,
     per_replica_batch_size,
+    wait_for_all,
 )
 from imagenet_fast.errors import UserError
 from imagenet_fast.training import report
@@ -47,7 +48,7 @@ def train(config: Config) -> dict[str, Any]:
     ``report.html``, ``checkpoints/`` and ``tensorboard/``.
 
     Returns:
-      The summary, as in ``summary.json``.
+      The summary, as in ``summary.json``; what evaluation found is in the chief's alone.
 
     Raises:
       UserError: if anything the user gave cannot be used, training diverges, or another worker
@@ -169,6 +170,8 @@ class _Run:
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
             rows = read_rows(self.config.model_dir)
             write_file(directory / report.FILE, report.render(summary, rows, self.config))
+        # A worker that left before the others would be reported as lost.
+        wait_for_all(self.strategy)
         return summary
 
     def _summary(self, step: int) -> dict[str, Any]:

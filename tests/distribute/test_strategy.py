@@ -124,7 +124,7 @@ def test_tpu_that_cannot_be_used(no_cluster, monkeypatch, strategy, error):
         raise error
 
     monkeypatch.setattr(tf.distribute.cluster_resolver, "TPUClusterResolver", resolver)
-    with pytest.raises(UserError, match="cannot use the TPU 'nowhere'.*choose another --strategy"):
+    with pytest.raises(UserError, match=r"cannot use the TPU 'nowhere'.* another --strategy"):
         make_strategy(Config(tpu="nowhere", strategy=strategy))
 
 

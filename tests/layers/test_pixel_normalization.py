@@ -20,7 +20,7 @@ def layer(policy="float32", **options):
     ("policy", "dtype", "half_unit"),
     [
         ("float32", tf.float32, 2.0**-22),  # some roundings of 2**-24 each
-        ("mixed_bfloat16", tf.bfloat16, 2.0**-9 * 1.001),
+        ("mixed_bfloat16", tf.bfloat16, 2.0**-8 * 1.001),
         ("mixed_float16", tf.float16, 2.0**-11 * 1.001),
         ("float16", tf.float16, 2.0**-11 * 1.001),
     ],

@@ -92,32 +92,37 @@ def test_padding_and_unreadable_images():
 # --- Totals
 
 
-def numbers(totals):
-    return {name: float(value) for name, value in totals.results().items()}
+NAMES = ("loss", "top1", "top5", "examples", "skipped")
+
+
+def numbers(results):
+    """The results as numbers, in the order of NAMES."""
+    assert set(results) == set(NAMES)
+    return [float(results[name]) for name in NAMES]
 
 
 def test_means_over_all_images():
     totals = Totals()
-    assert numbers(totals) == dict(loss=0, top1=0, top5=0, examples=0, skipped=0)
+    assert numbers(totals.results()) == [0, 0, 0, 0, 0]
     totals.add(tf.constant([6.0, 1.0, 2.0, 3.0, 1.0]))
     totals.add(tf.constant([4.0, 1.0, 1.0, 1.0, 0.0]))
-    assert numbers(totals) == dict(loss=2.5, top1=0.5, top5=0.75, examples=4, skipped=1)
+    assert numbers(totals.results()) == [2.5, 0.5, 0.75, 4, 1]
 
 
 def test_reset():
     totals = Totals()
     totals.add(tf.ones([5]))
     totals.reset()
-    assert set(numbers(totals).values()) == {0}
+    assert numbers(totals.results()) == [0, 0, 0, 0, 0]
     totals.add(tf.constant([6.0, 1.0, 2.0, 4.0, 1.0]))
-    assert numbers(totals)["loss"] == 1.5
+    assert numbers(totals.results()) == [1.5, 0.25, 0.5, 4, 1]
 
 
 def test_counts_imagenet_exactly():
     totals = Totals()
     totals.add(tf.constant([0.0, 0.0, 0.0, 1_281_167.0 * 13, 0.0]))
     totals.add(tf.constant([0.0, 0.0, 0.0, 1.0, 0.0]))
-    assert numbers(totals)["examples"] == 1_281_167 * 13 + 1
+    assert float(totals.results()["examples"]) == 1_281_167 * 13 + 1
 
 
 def test_inside_a_graph():
@@ -130,9 +135,7 @@ def test_inside_a_graph():
 
     step(tf.constant([2.0, 1.0, 1.0, 1.0, 0.0]))
     results = step(tf.constant([4.0, 0.0, 1.0, 1.0, 3.0]))
-    assert {name: float(value) for name, value in results.items()} == dict(
-        loss=3, top1=0.5, top5=1, examples=2, skipped=3
-    )
+    assert numbers(results) == [3, 0.5, 1, 2, 3]
 
 
 MIRRORED = """
