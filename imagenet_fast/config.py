@@ -194,7 +194,7 @@ class Config:
     )
     max_bad_images: int = _option(
         100,
-        "unreadable images skipped in an epoch before the run stops",
+        "unreadable images skipped between two evaluations before the run stops",
         group="data",
         check=_not_negative,
         must="not be negative",

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import re
 
 from imagenet_fast.config import Config
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data.records import LABEL, decode_example, index_shard, read_records
+from imagenet_fast.data.records import (
+    LABEL,
+    CorruptRecordError,
+    decode_example,
+    index_shard,
+    read_records,
+)
 from imagenet_fast.errors import UserError
 
-_SHARD_NAME = re.compile(r"(train|validation)-\d{5}-of-\d{5}")
+_SHARD_NAME = re.compile(r"(train|validation)-\d{5}-of-(\d{5})")
 # How many labels of a directory without a manifest are looked at before the run starts.
 _LABELS_CHECKED = 1000
 _SYNTHETIC_EXAMPLES = 1_281_167  # ImageNet's, so that epochs mean what they mean there
@@ -130,6 +137,7 @@ def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
         )
     splits = {}
     for name, paths in found.items():
+        _check_complete(name, paths)
         counts = tuple(index_shard(path) for path in paths)
         for path, count in zip(paths, counts):
             if not count:
@@ -145,20 +153,45 @@ def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
     return DatasetInfo(directory.name, labels, config.label_offset, splits)
 
 
+def _check_complete(split: str, paths: list[pathlib.Path]) -> None:
+    """Checks that the shards are those that the name of the first one tells of."""
+    directory, first = paths[0].parent, paths[0].name
+    total = _SHARD_NAME.fullmatch(first)[2]
+    expected = {f"{split}-{number:05d}-of-{total}" for number in range(int(total))}
+    names = {path.name for path in paths}
+    if names - expected:
+        raise UserError(
+            f"{directory / min(names - expected)} is not of the same set as {first}: keep the "
+            "shards of one set"
+        )
+    missing = sorted(expected - names)
+    if missing:
+        more = f" ({len(missing) - 1} more like it)" if len(missing) > 1 else ""
+        raise UserError(f"{directory / missing[0]} is missing{more}")
+
+
 def _check_labels(paths: list[pathlib.Path], config: Config) -> None:
     """Checks some labels of each of the first, the middle and the last shard."""
-    for path in {paths[0], paths[len(paths) // 2], paths[-1]}:
-        for number, record in enumerate(read_records(path)):
-            if number == _LABELS_CHECKED:
-                break
-            values = decode_example(record).get(LABEL)
-            if not values:
-                raise UserError(f"{path}, record {number} has no {LABEL}")
-            label = values[0] + config.label_offset
-            if not 0 <= label < config.num_classes:
-                raise UserError(
-                    f"{path}, record {number} has label {values[0]}, which label_offset "
-                    f"{config.label_offset} makes {label}: not in [0, {config.num_classes}). "
-                    "Shards of the TPU and Model Garden converters start at 1: "
-                    "--label_offset=-1 --num_classes=1000"
-                )
+    for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
+        records = itertools.islice(read_records(path), _LABELS_CHECKED)
+        try:
+            for number, record in enumerate(records):
+                _check_label(f"{path}, record {number}", record, config)
+        except CorruptRecordError:
+            continue  # Skipped and counted when its turn comes, as in any other place.
+
+
+def _check_label(place: str, record: bytes, config: Config) -> None:
+    try:
+        values = decode_example(record).get(LABEL)
+    except ValueError as error:
+        raise UserError(f"{place} is {error}") from None
+    if not values or not isinstance(values[0], int):
+        raise UserError(f"{place} has no number as {LABEL}")
+    label = values[0] + config.label_offset
+    if not 0 <= label < config.num_classes:
+        raise UserError(
+            f"{place} has label {values[0]}, which label_offset {config.label_offset} makes "
+            f"{label}: not in [0, {config.num_classes}). Shards of the TPU and Model Garden "
+            "converters start at 1: --label_offset=-1 --num_classes=1000"
+        )

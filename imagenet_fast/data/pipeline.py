@@ -286,8 +286,10 @@ def _read_batches(
         return image.concatenate(unreadable).take(1)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
+        size = tf.shape(records[0], tf.int64)[0]
         records = tf.data.Dataset.from_tensor_slices(records)
-        fast = records.map(read).batch(batch_size).ignore_errors()
+        # Whole or not at all: batching goes on behind an error, with the images that are left.
+        fast = records.map(read).batch(size, drop_remainder=True).ignore_errors()
         careful = records.flat_map(one_by_one).batch(batch_size)
         return fast.concatenate(careful).take(1)
 

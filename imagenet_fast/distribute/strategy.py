@@ -195,6 +195,6 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
         return tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(
-            f"cannot use the TPU {name!r}: {error}. On a TPU VM install the extra [tpu]; "
-            "elsewhere choose another --strategy"
+            f"cannot use the TPU {name!r}: {error}. A TPU VM needs the "
+            "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy"
         ) from error

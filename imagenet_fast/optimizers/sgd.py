@@ -80,7 +80,8 @@ class SGD(keras.optimizers.Optimizer):
         """Applies one gradient to its variable."""
         index = self._index_dict[self._var_key(variable)]
         decayed = self.weight_decay_mask is None or self.weight_decay_mask[index]
-        gradient = tf.convert_to_tensor(gradient)  # an embedding's is sparse
+        # An embedding's is sparse. One of another dtype would make the kernel abort the process.
+        gradient = tf.convert_to_tensor(gradient, variable.dtype)
         if self.l2_weight_decay and decayed:
             gradient += tf.cast(self.l2_weight_decay, gradient.dtype) * variable
         tf.raw_ops.ResourceApplyMomentum(

@@ -69,11 +69,17 @@ class Classifier(keras.Model):
         self.totals = Totals()
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
+        self._xla = xla
         self._average_statistics = tf.function(
             lambda: self.distribute_strategy.run(self._average_own_statistics), autograph=False
         )
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``compile``, of which only the optimizer matters."""
+        super().compile(*args, **kwargs)
+        # Made anew, since its graph depends on the optimizer and on which layers are trainable.
         self._forward_backward = tf.function(
-            self._gradients, jit_compile=True if xla else None, autograph=False
+            self._gradients, jit_compile=True if self._xla else None, autograph=False
         )
 
     def fit(
@@ -92,6 +98,11 @@ class Classifier(keras.Model):
             steps_per_epoch=self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch,
             **kwargs,
         )
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``evaluate``, of the same model on all replicas."""
+        self.average_batch_norm_statistics()
+        return super().evaluate(*args, **kwargs)
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
@@ -130,8 +141,8 @@ class Classifier(keras.Model):
     def average_batch_norm_statistics(self) -> None:
         """Gives all replicas the mean of their moving averages of batch norm.
 
-        Each replica keeps its own between calls, and Keras would evaluate and save the first's.
-        To be called outside the training step, by all workers.
+        Each replica keeps its own between calls, and Keras would evaluate with each one's and save
+        the first's. To be called outside the training step, by all workers.
         """
         if self.distribute_strategy.num_replicas_in_sync > 1:
             self._average_statistics()

@@ -106,10 +106,9 @@ class Recorder(keras.callbacks.Callback):
             self.read()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Evaluation is not training time; each replica must evaluate the same model."""
+        """Evaluation is not training time."""
         self.read()
         self._clock.stop()
-        self.model.average_batch_norm_statistics()
 
     def on_test_end(self, logs: Any = None) -> None:
         """Checks that each image was counted once, and passes the result on.

@@ -94,7 +94,7 @@ class _Run:
             max_bad_images=self.config.max_bad_images,
             evaluated_examples=self._evaluated_examples(),
         )
-        saver = _Saver(self, recorder)
+        saver = _Saver(self, recorder, max(1, self._steps(self.config.checkpoint_every)))
         stopper = _StopAtAccuracy(self.config.stop_at_accuracy, recorder)
         try:
             for first_epoch, epochs, first_step, steps in _stretches(
@@ -223,15 +223,16 @@ class _Saver(keras.callbacks.Callback):
     Args:
       run: what is saved.
       recorder: knows the step; what it has not yet told goes first.
+      every: steps between two checkpoints.
     """
 
     _supports_tf_logs = True
 
-    def __init__(self, run: _Run, recorder: Recorder) -> None:
+    def __init__(self, run: _Run, recorder: Recorder, every: int) -> None:
         super().__init__()
         self._run = run
         self._recorder = recorder
-        self._every = max(1, run._steps(run.config.checkpoint_every))
+        self._every = every
         self._saved = recorder.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

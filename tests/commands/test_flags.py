@@ -132,9 +132,10 @@ def test_flagfile_in_its_place(flags, tmp_path):
         "// Another.\n\n--seed=2\n--flagfile=base.flags\n--noflip\n--duration=10 epochs\n"
     )
     path = tmp_path / "top.flags"
-    flags.parse(["--seed=1", f"--flagfile={path}", "--momentum=0.8", "--xla"])
+    flags.parse(["--seed=1", "--lighting=0.1", f"--flagfile={path}", "--momentum=0.8", "--xla"])
     assert flags.changes() == {
         "seed": 3,
+        "lighting": 0.1,
         "momentum": 0.8,
         "flip": False,
         "duration": Duration(10, "epochs"),

@@ -184,7 +184,7 @@ def test_scaling_the_loss_is_scaling_the_rate_only_without_decay():
     weights, gradients = problem("float32")
 
     def doubled(step, weights):
-        return [2 * gradient for gradient in gradients(step, weights)]
+        return [gradient + gradient for gradient in gradients(step, weights)]
 
     def both(decay):
         return (
@@ -256,6 +256,12 @@ def test_sparse_gradient(decay):
     assert_close(*results, 1e-6)
     expected = equation_9([table], lambda *_: [dense], [0.5] * 3, nesterov=True, decay=decay)
     assert_close(results[0], expected, 1e-6)
+
+
+def test_gradient_of_another_type():
+    """An error, where TensorFlow's kernel would end the process."""
+    with pytest.raises(ValueError, match=r"float32.*float64"):
+        SGD(0.1).apply_gradients([(tf.constant([1.0], tf.float64), tf.Variable([1.0]))])
 
 
 def test_loss_scale():
