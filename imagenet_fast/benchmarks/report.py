@@ -34,10 +34,6 @@ _STYLE = {
 
 def table(comparison: Comparison) -> str:
     """Returns the comparison as text, with the hardware that it was made on."""
-    spreads = [
-        (name, Spread.of(seconds), comparison.images_per_second(index))
-        for index, (name, seconds) in enumerate(zip(comparison.names, comparison.seconds))
-    ]
     width = max(map(len, comparison.names))
     lines = [
         comparison.title,
@@ -46,7 +42,8 @@ def table(comparison: Comparison) -> str:
         f"{'':{width}}  {'ms: median':>10} {'min':>9} {'max':>9}  "
         f"{'images/s: median':>16} {'min':>9} {'max':>9}",
     ]
-    for name, time, speed in spreads:
+    for index, (name, times) in enumerate(zip(comparison.names, comparison.times)):
+        time, speed = Spread.of(times.seconds), comparison.images_per_second(index)
         lines.append(
             f"{name:{width}}  {1e3 * time.median:>10.1f} {1e3 * time.min:>9.1f} "
             f"{1e3 * time.max:>9.1f}  {speed.median:>16.2f} {speed.min:>9.2f} {speed.max:>9.2f}"
@@ -54,7 +51,14 @@ def table(comparison: Comparison) -> str:
     hardware = environment.hardware()
     devices = hardware["gpus"] or [f"{hardware['cpu']}, {hardware['cores']} cores"]
     return "\n".join(
-        [*lines, "", f"ratio of times: {_ratio(comparison)}", f"on {', '.join(devices)}"]
+        [
+            *lines,
+            "",
+            f"ratio of times:     {_told(comparison.ratio)}",
+            f"ratio of CPU times: {_told(comparison.cpu_ratio)}",
+            f"medians of {comparison.repeats} pairs; below 1, {comparison.names[0]} is faster",
+            f"on {', '.join(devices)}",
+        ]
     )
 
 
@@ -88,16 +92,19 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
     """Returns the comparison with all that is needed to judge it and to repeat it."""
     results = {
         name: {
-            "seconds": dataclasses.asdict(Spread.of(seconds)),
+            "seconds": dataclasses.asdict(Spread.of(times.seconds)),
+            "cpu_seconds": dataclasses.asdict(Spread.of(times.cpu_seconds)),
             "images_per_second": dataclasses.asdict(comparison.images_per_second(index)),
-            "each_seconds": [round(value, 6) for value in seconds],
+            "each_seconds": [round(value, 6) for value in times.seconds],
+            "each_cpu_seconds": [round(value, 6) for value in times.cpu_seconds],
         }
-        for index, (name, seconds) in enumerate(zip(comparison.names, comparison.seconds))
+        for index, (name, times) in enumerate(zip(comparison.names, comparison.times))
     }
     values = {
         "title": comparison.title,
         "notes": comparison.notes,
         "ratio": dataclasses.asdict(comparison.ratio),
+        "cpu_ratio": dataclasses.asdict(comparison.cpu_ratio),
         "n": comparison.repeats,
         "results": results,
         "options": options,
@@ -109,12 +116,8 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
     return json.dumps(values, indent=2) + "\n"
 
 
-def _ratio(comparison: Comparison) -> str:
-    ratio, pairs = comparison.ratio, comparison.repeats
-    return (
-        f"{ratio.median:.3f} ({ratio.min:.3f} to {ratio.max:.3f} in {pairs} "
-        f"pair{'s' * (pairs > 1)}); below 1, {comparison.names[0]} is faster"
-    )
+def _told(ratio: Spread) -> str:
+    return f"{ratio.median:.3f} ({ratio.min:.3f} to {ratio.max:.3f})"
 
 
 def _picture(comparison: Comparison) -> str:
@@ -123,17 +126,18 @@ def _picture(comparison: Comparison) -> str:
         figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         axes = figure.add_subplot()
         repeats = range(1, comparison.repeats + 1)
-        for name, seconds, color in zip(comparison.names, comparison.seconds, _COLORS):
-            spread = Spread.of(seconds)
-            label = f"{name}: median {1e3 * spread.median:,.0f} ms"
-            axes.plot(repeats, [1e3 * s for s in seconds], "o", color=color, label=label)
-            axes.axhline(1e3 * spread.median, color=color, linewidth=1)
-        axes.set_ylim(0, 1.08e3 * max(map(max, comparison.seconds)))
+        for name, times, color in zip(comparison.names, comparison.times, _COLORS):
+            median = 1e3 * Spread.of(times.seconds).median
+            label = f"{name}: median {median:,.0f} ms"
+            axes.plot(repeats, [1e3 * s for s in times.seconds], "o", color=color, label=label)
+            axes.axhline(median, color=color, linewidth=1)
+        axes.set_ylim(0, 1.08e3 * max(max(times.seconds) for times in comparison.times))
         axes.set_xlim(0.5, comparison.repeats + 0.5)
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
         axes.set_xlabel("repeat")
         axes.set_ylabel("milliseconds")
-        axes.set_title(f"{comparison.title}\nratio {_ratio(comparison)}", fontsize=9, loc="left")
+        ratios = f"times {_told(comparison.ratio)}, CPU times {_told(comparison.cpu_ratio)}"
+        axes.set_title(f"{comparison.title}\nratio of {ratios}", fontsize=9, loc="left")
         axes.legend(loc="lower left", frameon=False)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})

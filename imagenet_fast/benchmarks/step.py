@@ -50,15 +50,13 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
     batches = tf.data.Dataset.from_tensors(
         (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
     )
-    seconds = take_turns(
+    times = take_turns(
         _stepper(build_model(config), make_dataset(config, "train"), steps),
         _stepper(theirs, batches.repeat().prefetch(tf.data.AUTOTUNE), steps),
         warmup=warmup,
         repeats=repeats,
     )
-    return Comparison(
-        _title(config, steps), _notes(config), NAMES, seconds, steps * images.shape[0]
-    )
+    return Comparison(_title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
 
 
 def keras_model(config: Config) -> keras.Model:

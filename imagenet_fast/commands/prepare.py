@@ -61,7 +61,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     if not flags["source"]:
         raise UserError("give --source: what kind of data to prepare")
     names = _SOURCE_OPTIONS.get(flags["source"], ())
-    options = {name: flags[name] or None for name in names}
+    options = {name: flags[name] for name in names if flags[name] != ""}
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     manifest = prepare(
         source,

@@ -7,12 +7,15 @@ import os
 import pathlib
 import shutil
 import tempfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+import tf_keras as keras
 
 from imagenet_fast.config import Config, option_text
+from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.classifier import Classifier
@@ -39,12 +42,9 @@ class Checkpoints:
         self._state = _State()
         self._checkpoint = tf.train.Checkpoint(model=model, state=self._state)
         self._folder = pathlib.Path(config.model_dir, _FOLDER)
-        own = self._folder
-        if not is_chief():
-            own = pathlib.Path(tempfile.mkdtemp(prefix="imagenet-fast-worker-"))
-            self._temporary = own
-        else:
-            self._temporary = None
+        # A worker killed without notice leaves its files; the next one of its place removes them.
+        self._temporary = None if is_chief() else _temporary_folder(config.model_dir)
+        own = self._temporary or self._folder
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(own), max_to_keep=config.keep_checkpoints
         )
@@ -96,8 +96,10 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     latest = tf.train.latest_checkpoint(str(pathlib.Path(model_dir, _FOLDER)))
     if latest is None:
         raise UserError(f"{model_dir} holds no checkpoint: train there first")
+    # Without the optimizer, which is another one under another precision.
+    network = keras.Model(model.inputs, model.outputs)
     try:
-        status = tf.train.Checkpoint(model=model).restore(latest)
+        status = tf.train.Checkpoint(model=network).restore(latest)
         status.expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError, tf.errors.OpError) as error:
         raise _foreign(latest, error) from error
@@ -190,6 +192,16 @@ def _foreign(path: str, error: Exception) -> UserError:
     return UserError(
         f"checkpoint {path} is not of this model ({reason[:200]}); choose another --model_dir"
     )
+
+
+def _temporary_folder(model_dir: str) -> pathlib.Path:
+    """Returns an empty folder on this machine for what a worker other than the chief writes."""
+    index = Cluster.from_environment().index
+    name = f"imagenet-fast-{zlib.crc32(model_dir.encode()):08x}-worker-{index}"
+    folder = pathlib.Path(tempfile.gettempdir(), name)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 class _State(tf.train.experimental.PythonState):

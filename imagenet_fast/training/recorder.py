@@ -105,6 +105,10 @@ class Recorder(keras.callbacks.Callback):
         if self.step % self._every == 0:
             self.read()
 
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Reads what an evaluation has not: the model is about to sum anew."""
+        self.read()
+
     def on_test_begin(self, logs: Any = None) -> None:
         """Evaluation is not training time."""
         self.read()

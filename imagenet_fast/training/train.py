@@ -7,7 +7,7 @@ import datetime
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +33,7 @@ from imagenet_fast.training.recorder import (
     JsonLines,
     ProgressBar,
     Recorder,
+    Row,
     TensorBoard,
     read_rows,
 )
@@ -60,7 +61,6 @@ def train(config: Config) -> dict[str, Any]:
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
-        claim_model_dir(config, info.labels)
         return _Run(config, info, strategy).train()
 
 
@@ -74,13 +74,15 @@ class _Run:
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         self.model = build_model(config)
+        # Not earlier: options of which no model can be made have no claim.
+        claim_model_dir(config, info.labels)
         self.checkpoints = Checkpoints(self.model, config)
 
     def _steps(self, duration: Any) -> int:
         return duration.steps(self.steps_per_epoch, self.config.batch_size)
 
     def train(self) -> dict[str, Any]:
-        step = self._restore()
+        step, validation = self._restore()
         if is_chief():
             print(self._headline(step), file=sys.stderr, flush=True)
         readers = self._readers(step)
@@ -94,11 +96,14 @@ class _Run:
             max_bad_images=self.config.max_bad_images,
             evaluated_examples=self._evaluated_examples(),
         )
+        recorder.validation = validation
         saver = _Saver(self, recorder, max(1, self._steps(self.config.checkpoint_every)))
-        stopper = _StopAtAccuracy(self.config.stop_at_accuracy, recorder)
+        stopper = _StopAtAccuracy(self._reached, recorder)
+        # A run that has been stopped at its target stays there.
+        last_step = step if self._reached(validation) else self.total_steps
         try:
             for first_epoch, epochs, first_step, steps in _stretches(
-                step, self.total_steps, self.eval_every
+                step, last_step, self.eval_every
             ):
                 self.model.fit(
                     make_dataset(self.config, "train", first_step),
@@ -117,12 +122,13 @@ class _Run:
             self.checkpoints.close()
         return self._finish(recorder.step)
 
-    def _restore(self) -> int:
+    def _restore(self) -> tuple[int, Row]:
+        """Returns the step from which the run goes on, and its last evaluation."""
         state = self.checkpoints.restore()
         if state is None:
-            return 0
+            return 0, {}
         self.clock.restore(state["clock"])
-        return state["step"]
+        return state["step"], state["validation"]
 
     def _readers(self, step: int) -> list[Any]:
         """Only the chief tells."""
@@ -213,8 +219,8 @@ class _Run:
             "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         }
 
-    def _reached(self, row: dict[str, Any]) -> bool:
-        return 0 < self.config.stop_at_accuracy <= row["top1"]
+    def _reached(self, validation: Row) -> bool:
+        return 0 < self.config.stop_at_accuracy <= validation.get("top1", -1.0)
 
 
 class _Saver(keras.callbacks.Callback):
@@ -237,7 +243,8 @@ class _Saver(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves between evaluations."""
-        if self._recorder.step % self._run.eval_every:
+        step = self._recorder.step
+        if step % self._run.eval_every and step != self._run.total_steps:
             self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -258,21 +265,22 @@ class _Saver(keras.callbacks.Callback):
         if step == self._saved:
             return
         self._recorder.read()
-        self._run.checkpoints.save(step, {"step": step, "clock": self._run.clock.state()})
+        state = {"step": step, "clock": self._run.clock.state()}
+        self._run.checkpoints.save(step, {**state, "validation": self._recorder.validation})
         self._saved = step
 
 
 class _StopAtAccuracy(keras.callbacks.Callback):
     """Ends the run after an evaluation that reaches the target."""
 
-    def __init__(self, target: float, recorder: Recorder) -> None:
+    def __init__(self, reached: Callable[[Row], bool], recorder: Recorder) -> None:
         super().__init__()
-        self._target = target
+        self._reached = reached
         self._recorder = recorder
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Looks at the last evaluation."""
-        if 0 < self._target <= self._recorder.validation.get("top1", -1.0):
+        if self._reached(self._recorder.validation):
             self.model.stop_training = True
 
 

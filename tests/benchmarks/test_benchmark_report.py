@@ -5,14 +5,17 @@ import pytest
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks import report
-from imagenet_fast.benchmarks.timing import Comparison
+from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.errors import UserError
 
 COMPARISON = Comparison(
     "resnet50, training step: batch 16",
     ("The same network.",),
     ("imagenet_fast", "Keras applications"),
-    ((1.6, 2.0, 3.2), (2.0, 2.0, 8.0)),
+    (
+        Times((1.6, 2.0, 3.2), (3.0, 3.0, 3.0)),
+        Times((2.0, 2.0, 8.0), (2.0, 4.0, 4.0)),
+    ),
     images=16,
 )
 
@@ -31,7 +34,11 @@ def test_table(hardware):
     rows = {line[:18].strip(): line[18:].split() for line in lines}
     assert rows["imagenet_fast"] == ["2000.0", "1600.0", "3200.0", "8.00", "5.00", "10.00"]
     assert rows["Keras applications"] == ["2000.0", "2000.0", "8000.0", "8.00", "2.00", "8.00"]
-    assert "ratio of times: 0.800 (0.400 to 1.000 in 3 pairs)" in lines[-2]
+    assert lines[-4:-1] == [
+        "ratio of times:     0.800 (0.400 to 1.000)",
+        "ratio of CPU times: 0.750 (0.750 to 1.500)",
+        "medians of 3 pairs; below 1, imagenet_fast is faster",
+    ]
     assert lines[-1] == "on Some CPU, 2 cores"
 
 
@@ -46,8 +53,10 @@ def test_files(tmp_path, hardware):
     assert paths == [str(directory / f"resnet50_float32{suffix}") for suffix in (".json", ".svg")]
     values = json.loads((directory / "resnet50_float32.json").read_text())
     assert values["ratio"] == {"median": 0.8, "min": 0.4, "max": 1.0}
+    assert values["cpu_ratio"] == {"median": 0.75, "min": 0.75, "max": 1.5}
     assert values["n"] == 3
     assert values["results"]["Keras applications"]["each_seconds"] == [2.0, 2.0, 8.0]
+    assert values["results"]["Keras applications"]["each_cpu_seconds"] == [2.0, 4.0, 4.0]
     assert values["results"]["imagenet_fast"]["images_per_second"]["median"] == 8.0
     assert values["options"] == {"batch_size": 16}
     assert values["hardware"] == hardware

@@ -60,8 +60,8 @@ def test_both_take_their_steps(monkeypatch):
         "ours": 9,
         "theirs": 9,
     }
-    assert [len(seconds) for seconds in comparison.seconds] == [2, 2]
-    assert min(map(min, comparison.seconds)) > 0
+    assert [len(times.seconds) for times in comparison.times] == [2, 2]
+    assert all(min(times.seconds) > 0 for times in comparison.times)
     assert comparison.images == 6
     assert comparison.title == "resnet50, 3 training steps: batch 2, 64 px, float32"
     assert comparison.notes[0].startswith("The same network")

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from imagenet_fast.benchmarks import step
-from imagenet_fast.benchmarks.timing import Comparison
+from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 
 
@@ -14,7 +14,8 @@ def calls(monkeypatch):
 
     def compare_steps(config, **counts):
         calls.append((config, counts))
-        return Comparison("a title", ("a note",), ("ours", "theirs"), ((1.0,), (2.0,)), 16)
+        times = (Times((1.0,), (1.0,)), Times((2.0,), (4.0,)))
+        return Comparison("a title", ("a note",), ("ours", "theirs"), times, 16)
 
     monkeypatch.setattr(step, "compare_steps", compare_steps)
     return calls
@@ -27,7 +28,7 @@ def test_defaults(calls, capsys, tmp_path, monkeypatch):
     assert (config.model, config.batch_size, config.image_size) == ("resnet50", 16, 224)
     assert config.stride_on_1x1
     assert counts == {"repeats": 10, "warmup": 2, "steps": 1}
-    assert "ratio of times: 0.500" in capsys.readouterr().out
+    assert "ratio of times:     0.500" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

@@ -1,0 +1,564 @@
+import itertools
+import json
+import pathlib
+import textwrap
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast.data import manifest as manifests
+from imagenet_fast.data import pipeline
+from imagenet_fast.data.decode import evaluation_image
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.records import ENCODED, decode_example, locate_records
+
+TRAIN_SHARDS = (23, 9, 17, 8, 4)  # 61 images, numbered from 0, each of a class of its own
+VALIDATION_SHARDS = (19, 3, 14, 11, 6)  # 53
+CLASSES = 61
+
+
+class Hosts:
+    """Stands for a strategy with several hosts, each with an input pipeline and some replicas."""
+
+    def __init__(self, hosts, replicas=1):
+        self.hosts = hosts
+        self.num_replicas_in_sync = hosts * replicas
+        devices = [
+            f"/job:worker/replica:0/task:{host}/device:GPU:{replica}"
+            for host in range(hosts)
+            for replica in range(replicas)
+        ]
+        self.extended = types.SimpleNamespace(worker_devices=devices)
+
+    def distribute_datasets_from_function(self, function):
+        return [
+            function(tf.distribute.InputContext(self.hosts, host, self.num_replicas_in_sync))
+            for host in range(self.hosts)
+        ]
+
+
+@pytest.fixture
+def host_datasets(monkeypatch):
+    """Calls make_dataset for a strategy of several hosts; returns the dataset of each."""
+
+    def make(config, split, hosts=1, replicas=1, first_step=0):
+        monkeypatch.setattr(pipeline, "make_strategy", lambda config: Hosts(hosts, replicas))
+        return make_dataset(config, split, first_step)
+
+    return make
+
+
+def split_evenly(items, sizes):
+    items = iter(items)
+    return [list(itertools.islice(items, size)) for size in sizes]
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory, write_data, numbered_example):
+    """61 training and 53 validation images; an image's label is its number."""
+    examples = [numbered_example(number) for number in range(CLASSES)]
+    return write_data(
+        tmp_path_factory.mktemp("numbered") / "data",
+        labels=CLASSES,
+        train=split_evenly(examples, TRAIN_SHARDS),
+        validation=split_evenly(examples, VALIDATION_SHARDS),
+    )
+
+
+@pytest.fixture(scope="module")
+def evaluated(numbered_example):
+    """Each numbered image as evaluation sees it: uint8 [61, 8, 8, 3]."""
+    config = Config(image_size=8)
+    return np.stack(
+        [
+            evaluation_image(decode_example(numbered_example(number))[ENCODED][0], config)
+            for number in range(CLASSES)
+        ]
+    )
+
+
+def plain(data, **changes):
+    """No augmentation: what is fast to trace, and gives each image as evaluation does."""
+    return Config(
+        data_dir=data, **{"image_size": 8, "train_crop": "none", "flip": False, **changes}
+    )
+
+
+def augmented(data, **changes):
+    changes = {"image_size": 8, "color_jitter": 0.4, "lighting": 0.1, **changes}
+    return Config(data_dir=data, **changes)
+
+
+def take(dataset, batches):
+    """Returns (images, labels, weights) of so many batches, each [batches, batch, ...]."""
+    parts = zip(*dataset.take(batches).as_numpy_iterator())
+    return tuple(np.stack(part) for part in parts)
+
+
+def read_all(dataset):
+    return take(dataset, -1)
+
+
+def assert_same(one, other):
+    for part, other_part in zip(one, other):
+        np.testing.assert_array_equal(part, other_part)
+
+
+# --- A batch --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_batches_are_as_documented(digits, split):
+    config = Config(data_dir=digits, image_size=16, batch_size=32, strategy="one_device")
+    dataset = make_dataset(config, split)
+    spec = (
+        tf.TensorSpec([32, 16, 16, 3], tf.uint8),
+        tf.TensorSpec([32], tf.int32),
+        tf.TensorSpec([32], tf.float32),
+    )
+    assert dataset.element_spec == spec
+    images, labels, weights = next(iter(dataset))
+    assert (images.dtype, labels.dtype, weights.dtype) == (tf.uint8, tf.int32, tf.float32)
+    assert (weights.numpy() == 1).all()
+    assert set(labels.numpy()) <= set(range(10))
+    assert images.numpy().std() > 20
+
+
+def test_evaluation_of_prepared_digits_finds_the_images_of_the_manifest(digits):
+    config = plain(digits, batch_size=100, strategy="one_device")
+    labels = np.concatenate([batch[1].numpy() for batch in make_dataset(config, "validation")])
+    counts = manifests.read_manifest(digits).splits["validation"].class_counts
+    assert tuple(np.bincount(labels[labels >= 0], minlength=10)) == counts
+    assert len(labels) == 400 and (labels == -1).sum() == 41
+
+
+# --- Order ----------------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_each_image_once_and_another_order(numbered, evaluated, host_datasets):
+    config = plain(numbered, batch_size=8)
+    assert pipeline.steps_per_epoch(read_info(config), config) == 7
+    images, labels, weights = take(host_datasets(config, "train")[0], 28)
+    assert (weights == 1).all()
+    np.testing.assert_array_equal(images, evaluated[labels])
+    epochs = labels.reshape(4, 56)
+    for epoch in epochs:
+        assert len(set(epoch)) == 56
+        assert not (np.diff(epoch) == 1).sum() > 10  # not in order
+    for one, other in itertools.combinations(epochs, 2):
+        assert (one == other).mean() < 0.2
+    # What did not fill a batch is not always the same.
+    assert len(set(labels.flat)) == CLASSES
+
+
+def test_small_shuffle_buffer_loses_nothing(numbered, host_datasets):
+    config = plain(numbered, batch_size=61, shuffle_buffer=4)
+    _, labels, _ = take(host_datasets(config, "train")[0], 2)
+    for epoch in labels:
+        assert sorted(epoch) == list(range(CLASSES))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(numbered):
+    """The first 16 batches of 8 augmented images, more than two epochs."""
+    config = augmented(numbered, batch_size=8, seed=3)
+    (dataset,) = Hosts(1).distribute_datasets_from_function(
+        lambda context: pipeline._training_batches(read_info(config), config, context, 8, 8, 0)
+    )
+    return take(dataset, 16)
+
+
+# In the first epoch and over its end; at the second one's start; in the second.
+@pytest.mark.parametrize("first_step", [5, 7, 11])
+def test_resumed_stream_continues_the_uninterrupted_one(
+    numbered, uninterrupted, host_datasets, first_step
+):
+    tf.random.set_seed(first_step)
+    tf.random.uniform([3])
+    config = augmented(numbered, batch_size=8, seed=3)
+    (dataset,) = host_datasets(config, "train", first_step=first_step)
+    assert_same(take(dataset, 4), [part[first_step : first_step + 4] for part in uninterrupted])
+
+
+def test_stream_does_not_depend_on_tensorflows_seed_nor_on_threads(
+    numbered, uninterrupted, host_datasets
+):
+    tf.random.set_seed(0)
+    config = augmented(numbered, batch_size=8, seed=3, data_threads=5)
+    (dataset,) = host_datasets(config, "train")
+    # Twice: an iterator made again starts where the first one did.
+    for _ in range(2):
+        assert_same(take(dataset, 9), [part[:9] for part in uninterrupted])
+
+
+def test_each_place_of_each_epoch_is_augmented_in_its_own_way(
+    tmp_path, write_data, numbered_example, host_datasets
+):
+    data = write_data(tmp_path / "data", labels=CLASSES, train=[[numbered_example(5)] * 12])
+    images, _, _ = take(host_datasets(augmented(data, batch_size=12), "train")[0], 3)
+    assert len({image.tobytes() for epoch in images for image in epoch}) == 36
+
+
+def test_seed_changes_order_and_augmentation(numbered, uninterrupted, host_datasets):
+    images, labels, _ = uninterrupted
+    # Seed 4's first epoch is not seed 3's second one either.
+    config = augmented(numbered, batch_size=8, seed=4)
+    other_images, other_labels, _ = take(host_datasets(config, "train")[0], 7)
+    for epoch in (labels[:7], labels[7:14]):
+        assert (other_labels == epoch).mean() < 0.2
+    for number in set(labels[:7].flat) & set(other_labels.flat):
+        one, other = images[:7][labels[:7] == number], other_images[other_labels == number]
+        assert (one != other).any()
+
+
+@pytest.mark.parametrize("options", [{}, {"synthetic": True, "num_classes": 7}])
+def test_largest_seed(numbered, host_datasets, options):
+    config = plain(numbered, batch_size=8, seed=2**32 - 1, **options)
+    _, labels, weights = take(host_datasets(config, "train")[0], 2)
+    assert (weights == 1).all() and len(set(labels.flat)) > 1
+
+
+# --- Several hosts --------------------------------------------------------------------------------
+
+
+def test_batches_are_the_same_for_any_number_of_hosts(numbered, host_datasets):
+    config = augmented(
+        numbered,
+        batch_size=12,
+        color_jitter=0.0,
+        lighting=0.0,
+        shuffle_buffer=20,
+        shard_by="records",
+    )
+    streams = {}
+    for hosts in (1, 2, 3, 4):
+        # Five steps an epoch; the third is in the middle, the sixth in the next epoch.
+        shares = host_datasets(config, "train", hosts=hosts, first_step=2)
+        parts = zip(*(take(share, 4) for share in shares))
+        streams[hosts] = [np.concatenate(part, axis=1) for part in parts]
+        assert streams[hosts][1].shape == (4, 12)
+    for hosts in (2, 3, 4):
+        for step in range(4):
+            batches = []
+            for number in (1, hosts):
+                images, labels, weights = (part[step] for part in streams[number])
+                order = np.argsort(labels)
+                batches.append((images[order], labels[order], weights[order]))
+            assert_same(*batches)
+
+
+def test_replicas_of_a_host_take_batches_in_turn(numbered, host_datasets):
+    config = plain(numbered, batch_size=12)
+    _, whole, _ = take(host_datasets(config, "train", first_step=3)[0], 3)
+    _, shares, _ = take(host_datasets(config, "train", replicas=4, first_step=3)[0], 12)
+    assert shares.shape == (12, 3)
+    np.testing.assert_array_equal(shares.reshape(3, 12), whole)
+
+
+def test_hosts_that_read_files_of_their_own(numbered, host_datasets):
+    bounds = np.cumsum((0, *TRAIN_SHARDS))
+    numbers = [set(range(start, end)) for start, end in zip(bounds, bounds[1:])]
+    config = plain(numbered, batch_size=20, shard_by="files")  # 3 steps an epoch
+    for host, dataset in enumerate(host_datasets(config, "train", hosts=2)):
+        own = set().union(*numbers[host::2])  # 44 and 17 images
+        _, labels, weights = take(dataset, 9)
+        assert set(labels.flat) <= own and (weights == 1).all()
+        epochs = labels.reshape(3, 30)
+        for epoch in epochs:
+            # The one that has fewer than its share of 30 starts over with those it has.
+            assert len(set(epoch)) == min(30, len(own))
+        assert (epochs[0] != epochs[1]).any() and (epochs[1] != epochs[2]).any()
+
+
+def test_host_with_files_of_its_own_resumes(numbered, host_datasets):
+    config = plain(numbered, batch_size=20, shard_by="files")
+    for whole, resumed in zip(
+        host_datasets(config, "train", hosts=2),
+        host_datasets(config, "train", hosts=2, first_step=4),
+    ):
+        assert_same([part[4:] for part in take(whole, 7)], take(resumed, 3))
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_too_few_files_for_the_hosts(numbered, host_datasets, split):
+    config = plain(numbered, batch_size=12, shard_by="files")
+    with pytest.raises(UserError, match="5 shards are too few for 6 workers") as caught:
+        host_datasets(config, split, hosts=6)
+    assert "--shard_by=records" in str(caught.value)
+    assert host_datasets(config.replace(shard_by="records"), split, hosts=6)
+
+
+def test_auto_reads_files_where_data_is_large(numbered, host_datasets, monkeypatch):
+    config = plain(numbered, batch_size=12)
+    assert host_datasets(config, "train", hosts=6)  # not by files, of which there are 5
+    monkeypatch.setattr(pipeline, "_LARGE", 1000)
+    with pytest.raises(UserError, match="too few"):
+        host_datasets(config, "train", hosts=6)
+    assert host_datasets(config, "train", hosts=1)
+
+
+REPLICAS_SCRIPT = """
+    import json, sys
+    from imagenet_fast import Config, make_dataset, make_strategy
+
+    config = Config(data_dir=sys.argv[1], image_size=8, batch_size=12, logical_cpus=4)
+    for name in ("one_device", "mirrored"):
+        changed = config.replace(strategy=name)
+        strategy = make_strategy(changed)
+        batches = []
+        for batch in make_dataset(changed, "train", first_step=4):
+            parts = [strategy.experimental_local_results(part) for part in batch]
+            batches.append([[p.numpy().tolist() for p in part] for part in parts])
+            if len(batches) == 2:
+                break
+        seen = [
+            label
+            for batch in make_dataset(changed, "validation")
+            for part in strategy.experimental_local_results(batch[1])
+            for label in part.numpy().tolist()
+        ]
+        print(json.dumps([batches, seen]))
+"""
+
+
+def test_replicas_of_a_strategy_share_the_batches_of_one_device(numbered, run_python):
+    finished = run_python(["-c", textwrap.dedent(REPLICAS_SCRIPT), numbered])
+    (batches, seen), (shared, also_seen) = map(json.loads, finished.stdout.splitlines())
+    for whole, shares in zip(batches, shared):
+        for part, parts in zip(whole, shares):
+            assert len(part) == 1 and len(parts) == 4
+            np.testing.assert_array_equal(np.concatenate(parts), part[0])
+    assert seen == also_seen
+    assert sorted(label for label in seen if label >= 0) == list(range(53))
+
+
+# --- Evaluation -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("hosts", "replicas", "batch_size", "shard_by", "steps"),
+    [
+        (1, 1, 1, "records", 53),
+        (1, 1, 7, "records", 8),
+        (1, 1, 64, "records", 1),
+        (1, 3, 7, "records", 6),  # 3 a replica
+        (2, 1, 7, "records", 7),  # 4 a replica; 27 and 26 images
+        (3, 2, 64, "records", 1),
+        (4, 1, 1, "records", 14),  # 14 and three times 13 images
+        (1, 1, 7, "files", 8),
+        (2, 1, 7, "files", 10),  # 39 and 14 images
+        (3, 1, 7, "files", 10),  # 30, 9 and 14 images
+        (4, 2, 64, "files", 2),  # 25, 3, 14 and 11 images, 16 a step
+    ],
+)
+def test_evaluation_sees_each_image_once(
+    numbered, evaluated, host_datasets, hosts, replicas, batch_size, shard_by, steps
+):
+    config = plain(numbered, batch_size=48, eval_batch_size=batch_size, shard_by=shard_by)
+    info = read_info(config)
+    assert pipeline.evaluation_steps(info, config, Hosts(hosts, replicas)) == steps
+    seen = []
+    for dataset in host_datasets(config, "validation", hosts=hosts, replicas=replicas):
+        images, labels, weights = read_all(dataset)
+        assert labels.shape == (steps * replicas, -(-batch_size // (hosts * replicas)))
+        real = labels >= 0
+        np.testing.assert_array_equal(weights, real)
+        np.testing.assert_array_equal(images[real], evaluated[labels[real]])
+        assert (labels[~real] == -1).all() and not images[~real].any()
+        seen += labels[real].tolist()
+    assert sorted(seen) == list(range(53))
+
+
+def test_evaluation_takes_the_training_batch_where_it_has_none(numbered, host_datasets):
+    (dataset,) = host_datasets(plain(numbered, batch_size=20), "validation")
+    _, labels, _ = read_all(dataset)
+    assert labels.shape == (3, 20)
+
+
+def test_evaluation_can_be_repeated(numbered, host_datasets):
+    (dataset,) = host_datasets(plain(numbered, batch_size=20), "validation")
+    assert_same(read_all(dataset), read_all(dataset))
+
+
+# --- Bad input ------------------------------------------------------------------------------------
+
+WITHOUT_LABEL = tf.train.Example(
+    features=tf.train.Features(
+        feature={ENCODED: tf.train.Feature(bytes_list=tf.train.BytesList(value=[b""]))}
+    )
+).SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def bad_images(tmp_path_factory, write_data, numbered_example):
+    """The numbered images in one shard, some of them unreadable; and the numbers of those."""
+    examples = [numbered_example(number) for number in range(CLASSES)]
+    jpeg = decode_example(examples[9])[ENCODED][0]
+    examples[4] = numbered_example(4, jpeg=b"\xff\xd8\xff not a JPEG")
+    examples[9] = numbered_example(9, jpeg=jpeg[: len(jpeg) // 2])
+    examples[10] = numbered_example(10, jpeg=b"")
+    examples[20] = numbered_example(20, label=CLASSES)
+    examples[33] = numbered_example(33, label=-1)
+    examples[40] = b"not an Example"
+    examples[44] = WITHOUT_LABEL
+    examples[60] = numbered_example(60, jpeg=b"GIF89a")
+    data = write_data(
+        tmp_path_factory.mktemp("bad") / "data",
+        labels=CLASSES,
+        train=[examples],
+        validation=[examples],
+    )
+    return data, [4, 9, 10, 20, 33, 40, 44, 60]
+
+
+def assert_only_bad_are_lost(batches, bad, expected):
+    """Checks flat (images, labels, weights) in the order of the numbers."""
+    images, labels, weights = batches
+    numbers = np.arange(CLASSES)
+    good = ~np.isin(numbers, bad)
+    np.testing.assert_array_equal(weights[:CLASSES], good)
+    np.testing.assert_array_equal(labels[:CLASSES], np.where(good, numbers, 0))
+    np.testing.assert_array_equal(images[:CLASSES][good], expected[good])
+    assert not images[:CLASSES][~good].any()
+    assert (labels[CLASSES:] == -1).all() and not weights[CLASSES:].any()
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("optimized", [True, False])
+def test_unreadable_images_keep_their_places(
+    bad_images, evaluated, host_datasets, batch_size, optimized
+):
+    data, bad = bad_images
+    (dataset,) = host_datasets(plain(data, batch_size=batch_size), "validation")
+    # TensorFlow's optimizer fuses map and batch, which changes what comes after an error.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = optimized
+    batches = [np.concatenate(part) for part in read_all(dataset.with_options(options))]
+    assert_only_bad_are_lost(batches, bad, evaluated)
+
+
+@pytest.mark.parametrize("optimized", [True, False])
+def test_unreadable_images_change_no_other_image_of_a_training_batch(
+    bad_images, tmp_path, write_data, numbered_example, host_datasets, optimized
+):
+    data, bad = bad_images
+    good = write_data(
+        tmp_path / "data", labels=CLASSES, train=[[numbered_example(n) for n in range(CLASSES)]]
+    )
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = optimized
+    # Not random_resized, whose window may lie in what there is of a JPEG that lacks its end.
+    changes = {"train_crop": "pad", "color_jitter": 0.4, "batch_size": 12}
+    streams = []
+    for directory in (good, data):
+        (dataset,) = host_datasets(augmented(directory, **changes), "train")
+        streams.append(take(dataset.with_options(options), 6))
+    (images, labels, weights), (bad_images_, bad_labels, bad_weights) = streams
+    lost = np.isin(labels, bad)
+    assert (weights == 1).all() and lost.sum() > 6
+    np.testing.assert_array_equal(bad_weights, ~lost)
+    np.testing.assert_array_equal(bad_labels, np.where(lost, 0, labels))
+    np.testing.assert_array_equal(bad_images_[~lost], images[~lost])
+    assert not bad_images_[lost].any()
+
+
+@pytest.fixture
+def one_shard(tmp_path, write_data, numbered_example):
+    """20 numbered validation images in one shard; returns the directory and the shard."""
+    examples = [numbered_example(number) for number in range(20)]
+    data = write_data(tmp_path / "data", labels=CLASSES, train=[examples], validation=[examples])
+    return data, pathlib.Path(data) / "validation-00000-of-00001"
+
+
+@pytest.mark.parametrize("where", ["data", "length"])
+@pytest.mark.parametrize("number", [0, 7, 19])
+def test_corrupt_record_costs_one_image(one_shard, evaluated, host_datasets, where, number):
+    data, shard = one_shard
+    content = bytearray(shard.read_bytes())
+    offset = list(locate_records(shard))[number]
+    content[offset + (100 if where == "data" else 1)] ^= 0x10
+    shard.write_bytes(content)
+    (dataset,) = host_datasets(plain(data, batch_size=5), "validation")
+    images, labels, weights = (np.concatenate(part) for part in read_all(dataset))
+    rest = [other for other in range(20) if other != number]
+    np.testing.assert_array_equal(labels, [*rest, 0])  # counted at the end of the shard
+    np.testing.assert_array_equal(weights, [*[1] * 19, 0])
+    np.testing.assert_array_equal(images[:19], evaluated[rest])
+
+
+def test_two_corrupt_records_in_one_of_several_shards(
+    tmp_path, write_data, numbered_example, host_datasets
+):
+    examples = [numbered_example(number) for number in range(30)]
+    data = write_data(tmp_path / "data", labels=CLASSES, train=split_evenly(examples, (10, 12, 8)))
+    shard = pathlib.Path(data) / "train-00001-of-00003"  # numbers 10 to 21
+    content = bytearray(shard.read_bytes())
+    for number in (13, 18):
+        content[list(locate_records(shard))[number - 10] + 50] ^= 1
+    shard.write_bytes(content)
+    _, labels, weights = take(host_datasets(plain(data, batch_size=30), "train")[0], 2)
+    for epoch in range(2):
+        assert weights[epoch].sum() == 28
+        seen = labels[epoch][weights[epoch] == 1]
+        assert sorted(seen) == [number for number in range(30) if number not in (13, 18)]
+
+
+def test_shard_cut_short_after_the_run_began(one_shard, evaluated, host_datasets):
+    data, shard = one_shard
+    (dataset,) = host_datasets(plain(data, batch_size=8), "validation")
+    shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
+    images, labels, weights = (np.concatenate(part) for part in read_all(dataset))
+    np.testing.assert_array_equal(labels, [*range(13), *[0] * 7, *[-1] * 4])
+    np.testing.assert_array_equal(weights, [*[1] * 13, *[0] * 11])
+    np.testing.assert_array_equal(images[:13], evaluated[:13])
+
+
+def test_shard_that_is_cut_short_before_is_named(one_shard, host_datasets):
+    data, shard = one_shard
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(UserError, match="validation-00000-of-00001: is cut short"):
+        host_datasets(plain(data, batch_size=8), "train")
+
+
+# --- Other data -----------------------------------------------------------------------------------
+
+
+def test_shards_of_converters_whose_labels_start_at_one(
+    tmp_path, write_data, numbered_example, evaluated, host_datasets
+):
+    examples = [numbered_example(number, label=number + 1) for number in range(12)]
+    data = write_data(tmp_path / "data", train=[examples], validation=[examples])
+    config = plain(data, batch_size=4, num_classes=12, label_offset=-1)
+    images, labels, weights = take(host_datasets(config, "validation")[0], 3)
+    np.testing.assert_array_equal(labels.flat, range(12))
+    np.testing.assert_array_equal(images.reshape(evaluated[:12].shape), evaluated[:12])
+    assert (weights == 1).all()
+    with pytest.raises(UserError, match="--label_offset=-1"):
+        host_datasets(config.replace(label_offset=0), "validation")
+
+
+def test_split_that_is_not_there(one_shard, tmp_path, write_data, numbered_example, host_datasets):
+    data, _ = one_shard
+    with pytest.raises(UserError, match="no test split, only train, validation"):
+        host_datasets(plain(data, batch_size=8), "test")
+    alone = write_data(tmp_path / "alone", labels=CLASSES, train=[[numbered_example(0)]])
+    with pytest.raises(UserError, match="no validation split, only train"):
+        host_datasets(plain(alone, batch_size=1), "validation")
+
+
+def test_synthetic_batches(host_datasets):
+    config = Config(synthetic=True, num_classes=5, image_size=10, batch_size=64)
+    (dataset,) = host_datasets(config, "train", replicas=2)
+    images, labels, weights = take(dataset, 3)
+    assert images.shape == (3, 32, 10, 10, 3) and images.dtype == np.uint8
+    assert set(labels.flat) == set(range(5)) and labels.dtype == np.int32
+    assert (weights == 1).all() and weights.dtype == np.float32
+    assert images.min() == 0 and images.max() == 255
+    assert (images == images[0]).all()
+    again = take(host_datasets(config, "train", replicas=2)[0], 1)
+    np.testing.assert_array_equal(images[:1], again[0])
+    with pytest.raises(UserError, match="synthetic has no validation split"):
+        host_datasets(config, "validation")
