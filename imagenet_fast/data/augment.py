@@ -40,10 +40,11 @@ def augment(image: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
 
 
 def color_jitter(image: tf.Tensor, strength: float, seed: tf.Tensor) -> tf.Tensor:
-    """Changes brightness, contrast and saturation, in random order.
+    """Changes brightness, contrast and saturation.
 
     Each blends the image with a plainer one: black, the grey of its mean, its own greys. The
-    image's share is drawn from ``[1 - strength, 1 + strength]`` for each of the three.
+    image's share is drawn from ``[1 - strength, 1 + strength]`` for each of the three. Their order,
+    random in fb.resnet.torch, makes no difference, since nothing is clipped in between.
 
     Args:
       image: float32 [height, width, 3].
@@ -53,22 +54,12 @@ def color_jitter(image: tf.Tensor, strength: float, seed: tf.Tensor) -> tf.Tenso
     Returns:
       float32 [height, width, 3], not clipped.
     """
-    share_seed, order_seed = tf.unstack(tf.random.experimental.stateless_split(seed, 2))
-    shares = tf.random.stateless_uniform([3], share_seed, 1 - strength, 1 + strength)
-    order = tf.argsort(tf.random.stateless_uniform([3], order_seed))
-
-    def grey(pixels: tf.Tensor) -> tf.Tensor:
-        return tf.tensordot(pixels, _GREY, 1)[..., tf.newaxis]
-
-    plainer = [tf.zeros_like, lambda pixels: tf.reduce_mean(grey(pixels)), grey]
-
-    def blend(pixels: tf.Tensor, kind: int) -> tf.Tensor:
-        return shares[kind] * pixels + (1 - shares[kind]) * plainer[kind](pixels)
-
-    for place in range(3):
-        branches = [lambda kind=kind, pixels=image: blend(pixels, kind) for kind in range(3)]
-        image = tf.ensure_shape(tf.switch_case(order[place], branches), image.shape)
-    return image
+    shares = tf.random.stateless_uniform([3], seed, 1 - strength, 1 + strength)
+    brightness, contrast, saturation = tf.unstack(shares)
+    grey = tf.tensordot(image, _GREY, 1)[..., tf.newaxis]
+    image = saturation * image + (1 - saturation) * grey
+    image = contrast * image + (1 - contrast) * tf.reduce_mean(grey)
+    return brightness * image
 
 
 def lighting(image: tf.Tensor, std: float, seed: tf.Tensor) -> tf.Tensor:

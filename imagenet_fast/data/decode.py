@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 
-_ASPECT_RATIOS = (3 / 4, 4 / 3)
+_ROOT_RATIOS = (3 / 4, 4 / 3)
 _ATTEMPTS = 10
 
 
@@ -79,28 +79,28 @@ def _decode(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
 
 def _random_resized_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
-    """Draws a window of random area and aspect ratio, as GoogLeNet's authors did.
+    """Draws a window of random area and shape as fb.resnet.torch does, which Goyal et al. 2017 used.
 
-    The aspect ratio is of width to height, in [3/4, 4/3]; after ten windows that do not fit, the
-    centre is taken. (fb.resnet.torch, which Goyal et al. used, draws the ratio's square root from
-    this range.)
+    The area is a uniform fraction of the image; the *root* of the ratio of width to height is
+    uniform in [3/4, 4/3], or of height to width, with even odds. The first of ten windows that fits
+    is taken; if none does, the largest square in the middle. (TensorFlow's own
+    ``sample_distorted_bounding_box`` draws smaller areas more often.)
     """
-    begin, shape, _ = tf.image.stateless_sample_distorted_bounding_box(
-        tf.concat([size, [3]], 0),
-        bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
-        seed=seed,
-        min_object_covered=0.0,
-        aspect_ratio_range=_ASPECT_RATIOS,
-        area_range=(config.crop_min_area, 1.0),
-        max_attempts=_ATTEMPTS,
-        use_image_if_no_bounding_boxes=True,
-    )
-    # The op returns the whole image when it gives up.
-    return tf.cond(
-        tf.reduce_all(shape[:2] == size),
-        lambda: _centre_window(size, config.eval_crop_fraction),
-        lambda: tf.concat([begin[:2], shape[:2]], 0),
-    )
+    draws = tf.random.stateless_uniform([5, _ATTEMPTS], seed)
+    image = tf.cast(size, tf.float32)
+    fraction = config.crop_min_area + (1 - config.crop_min_area) * draws[0]
+    side = tf.sqrt(fraction * tf.reduce_prod(image))
+    low, high = _ROOT_RATIOS
+    ratio = low + (high - low) * draws[1]
+    wide, narrow = tf.round(side * ratio), tf.round(side / ratio)
+    swapped = draws[2] < 0.5
+    shapes = tf.stack([tf.where(swapped, wide, narrow), tf.where(swapped, narrow, wide)], axis=1)
+    shapes = tf.maximum(shapes, 1)
+    corners = tf.floor(tf.transpose(draws[3:]) * (image - shapes + 1))
+    fits = tf.reduce_all(shapes <= image, axis=1)
+    windows = tf.cast(tf.concat([corners, shapes], axis=1), tf.int32)
+    first = tf.argmax(tf.cast(fits, tf.int32))
+    return tf.where(tf.reduce_any(fits), windows[first], _centre_window(size, 1.0))
 
 
 def _centre_window(size: tf.Tensor, fraction: float) -> tf.Tensor:

@@ -192,21 +192,26 @@ def test_random_windows_have_areas_from_the_least_to_the_whole(windows):
     area = windows[:, 2] * windows[:, 3] / (_HEIGHT * _WIDTH)
     assert 0.075 < area.min() < 0.1
     assert 0.9 < area.max() <= 1.01
-    assert 0.1 < np.mean(area > 0.6) < 0.5 and 0.1 < np.mean(area < 0.2) < 0.5
+    # Below 0.45 each window fits, whatever its shape, and none is drawn more often than another.
+    fitting = area[area < 0.45]
+    assert 0.44 < np.mean(fitting < (0.08 + 0.45) / 2) < 0.56
 
 
-def test_random_windows_have_aspects_from_three_quarters_to_four_thirds(windows):
-    ratio = windows[:, 3] / windows[:, 2]
-    assert 0.72 < ratio.min() < 0.78
-    assert 1.28 < ratio.max() < 1.39
-    assert 0.4 < np.mean(ratio > 1) < 0.7
+def test_roots_of_aspects_are_uniform_from_three_quarters_to_four_thirds(windows):
+    ratio = (windows[:, 3] / windows[:, 2])[windows[:, 2] * windows[:, 3] < 0.45 * _HEIGHT * _WIDTH]
+    root = np.sqrt(ratio)
+    assert 0.73 < root.min() < 0.77
+    assert 1.30 < root.max() < 1.36
+    # Half of the windows are turned, so that the root lies in [3/4, 1] as often as its inverse:
+    # (1/4 + 1/3) / (7/12) / 2.
+    assert 0.44 < np.mean(root < 1) < 0.56
 
 
 def test_random_windows_lie_everywhere(windows):
     top, left, height, width = windows.T
     small = (height < 100) & (width < 100)
     centre = np.stack([top + height / 2, left + width / 2], -1)[small]
-    assert small.sum() > 200
+    assert small.sum() > 100
     np.testing.assert_allclose(centre.mean(axis=0), [_HEIGHT / 2, _WIDTH / 2], rtol=0.1)
     assert (centre.std(axis=0) > 25).all()
 
@@ -220,11 +225,11 @@ def test_least_area_is_an_option():
     assert (height * width / _HEIGHT**2).min() > 0.48
 
 
-@pytest.mark.parametrize("shape", [(10, 400), (400, 10), (1, 50)])
+@pytest.mark.parametrize("shape", [(10, 400), (400, 10)])
 def test_centre_is_taken_where_no_window_fits(shape):
     encoded = encode(noise(*shape))
     config = Config(image_size=9)
-    centre = evaluation_image(encoded, config).numpy()
+    centre = evaluation_image(encoded, config.replace(eval_crop_fraction=1.0)).numpy()
     assert (training_images(encoded, config, 20) == centre).all()
 
 

@@ -1,0 +1,224 @@
+"""From options to a model: seeds, precisions, and the numbers of Goyal et al. 2017."""
+
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.optimizers import SGD
+from imagenet_fast.training.build import build_classifier, build_schedule
+
+RECIPES = pathlib.Path(__file__).parents[2] / "flags"
+# As large as ImageNet; no data is read.
+SYNTHETIC = {"synthetic": True, "num_classes": 1000}
+SMALL = Config(
+    synthetic=True,
+    num_classes=10,
+    model="resnet8",
+    image_size=16,
+    train_crop="none",
+    batch_size=32,
+    strategy="one_device",
+)
+
+
+def batch_norms(model):
+    return [layer for layer in model.submodules if isinstance(layer, keras.layers.BatchNormalization)]
+
+
+# --- Goyal et al. 2017
+
+
+@pytest.fixture(scope="module")
+def facebook_1h():
+    """The recipe at batch 8192, which one device holds as weights if not as images."""
+    path = RECIPES / "facebook_1h_8k.flags"
+    return build_model(Config.from_flagfile(path, strategy="one_device", **SYNTHETIC))
+
+
+def test_length(facebook_1h):
+    assert facebook_1h.steps_per_epoch == 156
+    assert facebook_1h.epochs == 90
+    assert sum(v.shape.num_elements() for v in facebook_1h.trainable_variables) == 25_557_032
+
+
+@pytest.mark.parametrize(
+    ("epoch", "rate"),
+    [
+        (0, 0.1),
+        (2.5, 1.65),
+        (5, 3.2),
+        (29, 3.2),
+        (30, 0.32),
+        (59, 0.32),
+        (60, 0.032),
+        (79, 0.032),
+        (80, 0.0032),
+        (89, 0.0032),
+    ],
+)
+def test_rate_by_the_epoch(facebook_1h, epoch, rate):
+    config = Config.from_flagfile(RECIPES / "facebook_1h_8k.flags")
+    schedule = build_schedule(config, steps_per_epoch=156)
+    assert float(schedule(round(epoch * 156))) == pytest.approx(rate, rel=1e-6)
+    # The optimizer has the same one.
+    facebook_1h.optimizer.iterations.assign(round(epoch * 156))
+    own = facebook_1h.optimizer._compute_current_learning_rate
+    own()
+    assert float(facebook_1h.optimizer.learning_rate) == pytest.approx(rate, rel=1e-6)
+    facebook_1h.optimizer.iterations.assign(0)
+
+
+def test_warmup_grows_by_the_step():
+    config = Config.from_flagfile(RECIPES / "facebook_1h_8k.flags")
+    schedule = build_schedule(config, steps_per_epoch=156)
+    rates = np.array([float(schedule(step)) for step in range(782)])
+    np.testing.assert_allclose(np.diff(rates[:781]), 3.1 / 780, rtol=1e-3)
+    assert rates[780] == rates[781]
+
+
+def test_one_server_has_no_warmup():
+    config = Config.from_flagfile(RECIPES / "facebook_1h_256.flags")
+    schedule = build_schedule(config, steps_per_epoch=5004)
+    for step in (0, 1, 5004, 30 * 5004 - 1):
+        assert float(schedule(step)) == pytest.approx(0.1, rel=1e-7)
+    assert float(schedule(30 * 5004)) == pytest.approx(0.01, rel=1e-6)
+
+
+def test_momentum_and_decay(facebook_1h):
+    optimizer = facebook_1h.optimizer
+    assert type(optimizer) is SGD
+    assert (optimizer.momentum, optimizer.nesterov) == (0.9, True)
+    assert optimizer.l2_weight_decay == 1e-4
+    variables = facebook_1h.trainable_variables
+    decayed = [v for v, mask in zip(variables, optimizer.weight_decay_mask) if mask]
+    # All but gamma and beta: convolutions, fc, and fc's bias, "except" for which the paper has no
+    # word.
+    assert sum(v.shape.num_elements() for v in decayed) == 25_502_912 + 1000
+    norms = {id(v) for layer in batch_norms(facebook_1h) for v in (layer.gamma, layer.beta)}
+    assert not norms & {id(v) for v in decayed}
+    assert len(decayed) + len(norms) == len(variables) == 161
+
+
+def test_initialization(facebook_1h):
+    norms = batch_norms(facebook_1h)
+    assert len(norms) == 53
+    assert {(layer.momentum, layer.epsilon) for layer in norms} == {(0.9, 1e-5)}
+    zero = [layer for layer in norms if not layer.gamma.numpy().any()]
+    assert len(zero) == 16  # the last one of each block
+    assert all(layer.name.endswith("_bn3") for layer in zero)
+    assert all((layer.gamma.numpy() == 1).all() for layer in norms if layer not in zero)
+    assert not any(layer.beta.numpy().any() for layer in norms)
+    kernel, bias = facebook_1h.trainable_variables[-2:]
+    assert kernel.shape == (2048, 1000)
+    assert kernel.numpy().std() == pytest.approx(0.01, rel=0.01)
+    assert abs(kernel.numpy().mean()) < 1e-4
+    assert not bias.numpy().any()
+
+
+# --- Seeds
+
+
+def test_the_seed_decides_the_weights():
+    one, same, other = (build_model(SMALL.replace(seed=seed)).get_weights() for seed in (3, 3, 4))
+    for a, b in zip(one, same):
+        np.testing.assert_array_equal(a, b)
+    different = [a.shape for a, b in zip(one, other) if (a != b).any()]
+    assert len(different) == 8  # convolutions (7) and the classifier
+
+
+# --- Options
+
+
+def test_options_reach_the_model():
+    model = build_model(
+        SMALL.replace(batch_norm_momentum=0.5, batch_norm_epsilon=1e-3, zero_gamma=False)
+    )
+    norms = batch_norms(model)
+    assert len(norms) == 7
+    assert {(layer.momentum, layer.epsilon) for layer in norms} == {(0.5, 1e-3)}
+    assert all((layer.gamma.numpy() == 1).all() for layer in norms)
+    model = build_model(SMALL.replace(model="resnet18", stem="small"))
+    assert not any(isinstance(layer, keras.layers.MaxPooling2D) for layer in model.submodules)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "option"),
+    [
+        ("alexnet_bn", {"stem": "small"}, "stem"),
+        ("alexnet_bn", {"zero_gamma": False}, "zero_gamma"),
+        ("resnet8", {"dropout": 0.2}, "dropout"),
+        ("resnet8", {"stride_on_1x1": True}, "stride_on_1x1"),
+    ],
+)
+def test_options_that_the_model_lacks(model, changes, option):
+    message = f"model '{model}' has no option '{option}'; the models that have it are "
+    with pytest.raises(UserError, match=message):
+        build_model(SMALL.replace(model=model, image_size=64, **changes))
+
+
+def test_training_options_reach_the_classifier():
+    config = SMALL.replace(label_smoothing=0.1, accumulation_steps=4)
+    model = build_model(config)
+    assert (model.label_smoothing, model.accumulation_steps) == (0.1, 4)
+    assert model.config == config
+    assert model.labels == tuple(map(str, range(10)))
+    assert model.name == "resnet8"
+
+
+@pytest.mark.parametrize(
+    ("duration", "epochs"),
+    [
+        ("3 epochs", 3),
+        ("1 step", 1),
+        ("40036 steps", 1),
+        ("80072 steps", 2),
+        ("2562334 examples", 2),
+    ],
+)
+def test_epochs_of_a_notebooks_fit(duration, epochs):
+    model = build_model(SMALL.replace(duration=duration))
+    assert (model.steps_per_epoch, model.epochs) == (1_281_167 // 32, epochs)
+
+
+def test_needs_data():
+    with pytest.raises(UserError, match="no data: give --data_dir"):
+        build_model(Config(model="resnet8"))
+
+
+# --- Precision
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+def test_precision(precision):
+    model = build_model(SMALL.replace(precision=precision))
+    compute = {"float32": tf.float32, "mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}
+    images = tf.zeros([2, 16, 16, 3], tf.uint8)
+    assert model.input_shape == (None, 16, 16, 3)
+    logits = model(images, training=True)
+    assert (logits.dtype, logits.shape) == (tf.float32, (2, 10))
+    # Weights, and the moving averages of batch norm.
+    assert {variable.dtype for variable in model.variables} == {tf.float32}
+    convolutions = [v for v in model.submodules if isinstance(v, keras.layers.Conv2D)]
+    assert {layer.output.dtype for layer in convolutions} == {compute[precision]}
+    assert {layer.output.dtype for layer in batch_norms(model)} == {compute[precision]}
+    # Layers made afterwards are not affected.
+    assert keras.mixed_precision.global_policy().name == "float32"
+
+
+def test_an_error_leaves_the_precision_alone():
+    with pytest.raises(UserError, match="cannot pass its three pools"):
+        build_classifier(Config(model="alexnet_bn", image_size=8, precision="mixed_float16"), "ab")
+    assert keras.mixed_precision.global_policy().name == "float32"
+
+
+def test_loss_scale():
+    fixed = build_model(SMALL.replace(precision="mixed_float16", loss_scale=128.0)).optimizer
+    assert (fixed.dynamic, fixed.loss_scale.numpy()) == (False, 128)
+    adapted = build_model(SMALL.replace(precision="mixed_float16")).optimizer
+    assert adapted.dynamic
+    assert type(adapted.inner_optimizer) is type(fixed.inner_optimizer) is SGD
+    assert type(build_model(SMALL.replace(precision="mixed_bfloat16")).optimizer) is SGD

@@ -1,0 +1,351 @@
+"""What a run tells: against numbers worked out by hand, with a clock that stands still by itself."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import UserError
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.recorder import (
+    JsonLines,
+    ProgressBar,
+    Recorder,
+    TensorBoard,
+    check_evaluated,
+    read_rows,
+)
+
+BATCH = 4
+SECONDS_A_STEP = 2.0
+
+
+class Time:
+    """Passes while steps are taken, and faster while models are compiled and evaluated."""
+
+    def __init__(self):
+        self.now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+class Steps(keras.callbacks.Callback):
+    """Lets time pass, before the recorder looks at it."""
+
+    def __init__(self, time):
+        super().__init__()
+        self._time = time
+        self._compiled = False
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._time.now += SECONDS_A_STEP if self._compiled else 100
+        self._compiled = True
+
+    def on_test_batch_end(self, batch, logs=None):
+        self._time.now += 1000
+
+
+class Rows(list):
+    """A reader that keeps the rows."""
+
+    write = list.append
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(scope="module")
+def made_once():
+    inputs = keras.Input((6,))
+    outputs = keras.layers.Dense(6, use_bias=False, kernel_initializer="identity")(inputs)
+    model = Classifier(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.0))
+    return model
+
+
+@pytest.fixture
+def model(made_once):
+    """Its logits are its inputs, whatever it is taught."""
+    made_once.set_weights([np.eye(6)])  # NaN is more than a rate of 0 can bear
+    return made_once
+
+
+def make_data(steps, seed=0):
+    """Logits, labels and weights, a row a step: [steps, BATCH, ...]."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(size=(steps, BATCH, 6)).astype("float32")
+    labels = generator.integers(0, 6, (steps, BATCH))
+    return logits, labels, np.ones((steps, BATCH), "float32")
+
+
+def run(model, data, epochs=1, validation=None, **options):
+    """Returns the recorder, its rows and its clock after some epochs over the same data."""
+    time, rows = Time(), Rows()
+    clock = Clock(time)
+    settings = {
+        "step": 0,
+        "steps_per_epoch": 10,
+        "batch_size": BATCH,
+        "every": 3,
+        "max_bad_images": 0,
+        "evaluated_examples": 0,
+        **options,
+    }
+    recorder = Recorder(clock, [rows], **settings)
+    steps = len(data[0])
+    try:
+        model.fit(
+            tf.data.Dataset.from_tensor_slices(data).repeat(),
+            epochs=epochs,
+            steps_per_epoch=steps,
+            validation_data=validation and tf.data.Dataset.from_tensor_slices(validation),
+            callbacks=[Steps(time), recorder],
+            verbose=0,
+        )
+    finally:
+        recorder.rows, recorder.clock = rows, clock
+    return recorder
+
+
+def expected(data, steps):
+    """Mean loss, top-1 and top-5 over the images of some steps."""
+    logits, labels, weights = (part[list(steps)].reshape(-1, *part.shape[2:]) for part in data)
+    logits, labels = logits[weights > 0].astype("float64"), labels[weights > 0]
+    right = logits[np.arange(len(labels)), labels]
+    losses = np.log(np.exp(logits).sum(1)) - right
+    ranks = (logits > right[:, None]).sum(1)
+    return losses.mean(), (ranks < 1).mean(), (ranks < 5).mean(), len(labels)
+
+
+def assert_row(row, data, steps):
+    loss, top1, top5, examples = expected(data, steps)
+    assert row["loss"] == pytest.approx(loss, rel=1e-5)
+    assert row["top1"] == pytest.approx(top1, abs=1e-6)
+    assert row["top5"] == pytest.approx(top5, abs=1e-6)
+    assert row["examples"] == examples
+
+
+# --- Rows
+
+
+def test_each_row_is_about_the_steps_since_the_last_one(model):
+    data = make_data(10)
+    data[2][4, 1] = 0  # could not be read
+    rows = run(model, data, max_bad_images=1).rows
+    assert [(row["kind"], row["step"]) for row in rows] == [
+        ("train", step) for step in (3, 6, 9, 10)
+    ]
+    assert [row["epoch"] for row in rows] == [0.3, 0.6, 0.9, 1]
+    assert [row["skipped"] for row in rows] == [0, 1, 0, 0]
+    for row, steps in zip(rows, (range(3), range(3, 6), range(6, 9), [9])):
+        assert_row(row, data, steps)
+        assert row["learning_rate"] == 0
+
+
+def test_rows_at_each_evaluation_and_from_there(model):
+    data, validation = make_data(4), make_data(5, seed=1)
+    recorder = run(model, data, epochs=2, validation=validation, evaluated_examples=20)
+    rows = recorder.rows
+    assert [(row["kind"], row["step"]) for row in rows] == [
+        ("train", 3),
+        ("train", 4),
+        ("validation", 4),
+        ("train", 6),
+        ("train", 8),
+        ("validation", 8),
+    ]
+    # Steps 5 and 6 are the first two of the second epoch.
+    for row, steps in zip(rows, (range(3), [3], None, [0, 1], [2, 3])):
+        if steps:
+            assert_row(row, data, steps)
+    for row in (rows[2], rows[5]):
+        assert_row(row, validation, range(5))
+        assert not row.keys() & {"learning_rate", "images_per_second"}
+    assert recorder.validation == rows[5]
+
+
+def test_nothing_is_lost_at_the_end_of_an_epoch_without_evaluation(model):
+    data = make_data(4)
+    rows = run(model, data, epochs=2).rows
+    assert [row["step"] for row in rows] == [3, 4, 6, 8]
+    assert sum(row["examples"] for row in rows) == 8 * BATCH
+    for row, steps in zip(rows, (range(3), [3], [0, 1], [2, 3])):
+        assert_row(row, data, steps)
+
+
+def test_a_run_that_goes_on_counts_from_there(model):
+    rows = run(model, make_data(4), step=17).rows
+    assert [row["step"] for row in rows] == [18, 21]
+    assert [row["epoch"] for row in rows] == [1.8, 2.1]
+    assert [row["examples"] for row in rows] == [BATCH, 3 * BATCH]
+
+
+# --- Times
+
+
+def test_training_time_is_that_of_steps_but_the_first(model):
+    validation = make_data(5, seed=1)
+    recorder = run(model, make_data(4), epochs=2, validation=validation, evaluated_examples=20)
+    clock = recorder.clock
+    assert clock.compile_seconds == 100
+    assert clock.train_seconds == 7 * SECONDS_A_STEP
+    assert clock.timed_images == 7 * BATCH
+    assert clock.wall_seconds == 100 + 7 * SECONDS_A_STEP + 10 * 1000
+    told = [(row["step"], row["train_seconds"], row["wall_seconds"]) for row in recorder.rows]
+    assert told == [
+        (3, 4, 104),
+        (4, 6, 106),
+        (4, 6, 5106),
+        (6, 10, 5110),
+        (8, 14, 5114),
+        (8, 14, 10114),
+    ]
+    speeds = [row["images_per_second"] for row in recorder.rows if row["kind"] == "train"]
+    assert speeds == [BATCH / SECONDS_A_STEP] * 4
+
+
+def test_speed_before_there_is_any(model):
+    rows = run(model, make_data(2), every=1).rows
+    assert [row["images_per_second"] for row in rows] == [0, BATCH / SECONDS_A_STEP]
+
+
+# --- What stops a run
+
+
+@pytest.mark.parametrize("start", [0, 100])
+@pytest.mark.parametrize(("every", "value"), [(4, math.nan), (1, math.inf), (20, math.nan)])
+def test_divergence_is_told_with_its_step(model, every, value, start):
+    data = make_data(10)
+    data[0][6, 2, 1] = value
+    with pytest.raises(UserError) as caught:
+        run(model, data, every=every, step=start)
+    step = start + 7
+    assert f"at step {step} (epoch {step / 10:.2f}): training has div" in str(caught.value)
+    assert str(caught.value).startswith("the loss is nan")
+
+
+def test_too_many_unreadable_images(model):
+    data = make_data(9)
+    data[2][[1, 4, 7], 0] = 0
+    assert [row["skipped"] for row in run(model, data, max_bad_images=3).rows] == [1, 1, 1]
+    with pytest.raises(UserError, match="3 images could not be read .* max_bad_images=2; .*verify"):
+        run(model, data, max_bad_images=2)
+    # An evaluation starts the count anew.
+    run(model, data, epochs=2, max_bad_images=3)
+
+
+def test_an_evaluation_that_lost_images_is_a_bug(model):
+    validation = make_data(5)
+    validation[2][0, 0] = 0  # not lost, only unreadable
+    run(model, make_data(1), validation=validation, evaluated_examples=20)
+    for examples in (19, 21):
+        with pytest.raises(RuntimeError, match=f"saw 20 images, but there are {examples}"):
+            run(model, make_data(1), validation=validation, evaluated_examples=examples)
+    with pytest.raises(RuntimeError):
+        check_evaluated({"examples": 9.0, "skipped": 0.0}, 10)
+    check_evaluated({"examples": 9.0, "skipped": 1.0}, 10)
+
+
+# --- metrics.jsonl
+
+
+def row(step, kind="train", **values):
+    return {"kind": kind, "step": step, "epoch": step / 10, "loss": 0.5, **values}
+
+
+def test_rows_are_there_at_once(tmp_path):
+    assert read_rows(str(tmp_path)) == []
+    lines = JsonLines(str(tmp_path), 0)
+    assert read_rows(str(tmp_path)) == []
+    lines.write(row(1))
+    assert read_rows(str(tmp_path)) == [row(1)]
+    lines.write(row(2, "validation", loss=0.1 + 0.2))
+    lines.close()
+    assert read_rows(str(tmp_path)) == [row(1), row(2, "validation", loss=0.1 + 0.2)]
+
+
+def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
+    lines = JsonLines(str(tmp_path), 0)
+    for step in range(2, 12, 2):
+        lines.write(row(step))
+    lines.close()
+    lines = JsonLines(str(tmp_path), 6)
+    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6]
+    lines.write(row(8, loss=0.25))
+    lines.close()
+    assert read_rows(str(tmp_path))[3:] == [row(8, loss=0.25)]
+    JsonLines(str(tmp_path), 0).close()
+    assert read_rows(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("end", ['{"kind": "train", "st', "{", '{"kind": "train", "step": 4}'])
+def test_a_line_cut_short_is_left_out(tmp_path, end):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps(row(2))}\n{end}")
+    whole = end.endswith("}")
+    assert len(read_rows(str(tmp_path))) == 1 + whole
+    lines = JsonLines(str(tmp_path), 10)
+    lines.write(row(6))
+    lines.close()
+    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6][:: 1 if whole else 2]
+
+
+def test_a_kill_while_old_rows_are_copied_loses_none(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(s))}\n" for s in (2, 4)))
+
+    def killed(self, row):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(JsonLines, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        JsonLines(str(tmp_path), 10)
+    assert read_rows(str(tmp_path)) == [row(2), row(4)]
+
+
+# --- Other readers
+
+
+VALIDATION = row(20, "validation", top1=0.75, top5=0.9, examples=359.0, skipped=0.0)
+
+
+def test_progress_bar(capsys):
+    bar = ProgressBar(10, 40, devices=4)
+    told = {"top1": 0.5, "top5": 0.9, "images_per_second": 800.0}
+    bar.write(row(20, **told))
+    bar.write(VALIDATION)
+    bar.write(row(40, **told))
+    bar.close()
+    out, err = capsys.readouterr()
+    last = err.replace("\r", "\n").strip().splitlines()[-1]
+    assert "40/40" in last
+    assert "epoch 4.00, loss 0.5000, top-1 50.0%, 800 images/s, 200 per device" in last
+    assert "10/40" in err
+    assert "epoch 2: validation top-1 75.00%, top-5 90.00%, loss 0.5000 on 359 images" in out + err
+
+
+def test_tensorboard(tmp_path):
+    board = TensorBoard(str(tmp_path))
+    board.write(row(20, images_per_second=800.0))
+    board.write(VALIDATION)
+    board.close()
+    assert scalars(tmp_path, "train") == {
+        (20, "epoch"): 2,
+        (20, "loss"): 0.5,
+        (20, "images_per_second"): 800,
+    }
+    assert scalars(tmp_path, "validation")[20, "top1"] == 0.75
+
+
+def scalars(model_dir, kind):
+    """What TensorBoard reads: (step, name) -> value."""
+    found = {}
+    for path in (model_dir / "tensorboard" / kind).iterdir():
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+    return found
