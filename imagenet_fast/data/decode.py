@@ -79,7 +79,7 @@ def _decode(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
 
 def _random_resized_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
-    """Draws a window of random area and shape as fb.resnet.torch does, which Goyal et al. 2017 used.
+    """Draws a window as fb.resnet.torch does, on which Goyal et al. 2017 build.
 
     The area is a uniform fraction of the image; the *root* of the ratio of width to height is
     uniform in [3/4, 4/3], or of height to width, with even odds. The first of ten windows that fits

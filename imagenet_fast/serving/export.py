@@ -7,6 +7,7 @@ import pathlib
 import shutil
 
 import tensorflow as tf
+import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
@@ -66,7 +67,8 @@ class ServingModule(tf.Module):
 
     def __init__(self, model: Classifier, config: Config, top_k: int) -> None:
         super().__init__()
-        self._model = model
+        # Without what only training needs.
+        self._network = keras.Model(model.inputs, model.outputs)
         self._config = config
         self._labels = tf.constant(model.labels)
         self._top_k = top_k
@@ -81,7 +83,7 @@ class ServingModule(tf.Module):
                 [self._config.image_size, self._config.image_size, 3], tf.uint8
             ),
         )
-        probabilities = tf.nn.softmax(self._model(pixels, training=False))
+        probabilities = tf.nn.softmax(self._network(pixels, training=False))
         best = tf.math.top_k(probabilities, self._top_k)
         return {
             "classes": best.indices,

@@ -70,17 +70,20 @@ class Classifier(keras.Model):
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
         self._xla = xla
-        self._average_statistics = tf.function(
+        average = tf.function(
             lambda: self.distribute_strategy.run(self._average_own_statistics), autograph=False
         )
+        # Behind a plain function: a SavedModel traces attributes that are tf.functions.
+        self._average_statistics = lambda: average()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``, of which only the optimizer matters."""
         super().compile(*args, **kwargs)
         # Made anew, since its graph depends on the optimizer and on which layers are trainable.
-        self._forward_backward = tf.function(
+        forward_backward = tf.function(
             self._gradients, jit_compile=True if self._xla else None, autograph=False
         )
+        self._forward_backward = lambda *batch: forward_backward(*batch)
 
     def fit(
         self,

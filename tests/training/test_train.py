@@ -1,0 +1,374 @@
+"""Whole runs of a small model: what they write, how they end, and how they go on."""
+
+import contextlib
+import importlib.util
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError, train
+from imagenet_fast.training.recorder import read_rows
+from imagenet_fast.training.train import _stretches
+
+ROOT = pathlib.Path(__file__).parents[2]
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": 16,
+    "train_crop": "none",
+    "flip": False,
+    "eval_crop_fraction": 1.0,
+    "batch_size": 32,
+    "learning_rate_batch": 32,
+    "warmup": "0 steps",
+    "decay_at": "20 steps",
+    "duration": "25 steps",
+    "eval_every": "10 steps",
+    "checkpoint_every": "4 steps",
+    "log_every": "6 steps",
+}
+STEPS_PER_EPOCH = 1438 // 32
+
+
+def files(directory):
+    return {path.name for path in pathlib.Path(directory).iterdir()}
+
+
+def weights_in(model_dir):
+    """All variables of the latest checkpoint."""
+    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
+    }
+
+
+def assert_same_weights(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def stopped_once(config):
+    """Runs and returns the summary, with how many steps that took."""
+    before = [row["step"] for row in read_rows(config.model_dir)]
+    summary = train(config)
+    return summary, summary["steps"] - max(before, default=0)
+
+
+@pytest.fixture(scope="module")
+def config(digits, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("train") / "deep" / "run"
+    return Config(data_dir=digits, model_dir=str(directory), strategy="one_device", **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def summary(config):
+    """Of a run from beginning to end."""
+    return train(config)
+
+
+# --- What a run writes
+
+
+def test_files(config, summary):
+    assert files(config.model_dir) == {
+        "checkpoints",
+        "config.json",
+        "labels.txt",
+        "metrics.jsonl",
+        "report.html",
+        "summary.json",
+        "tensorboard",
+    }
+    assert Config.from_json(pathlib.Path(config.model_dir, "config.json").read_text()) == config
+    # keep_checkpoints: those of steps 24 and 25.
+    indices = pathlib.Path(config.model_dir, "checkpoints").glob("*.index")
+    assert sorted(path.stem for path in indices) == ["ckpt-24", "ckpt-25"]
+
+
+def test_rows(config, summary):
+    rows = read_rows(config.model_dir)
+    # At each sixth step, and with each checkpoint (every fourth) and evaluation (every tenth).
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [
+        *(4, 6, 8, 10, 12, 16, 18, 20, 24, 25)
+    ]
+    assert [row["step"] for row in rows if row["kind"] == "validation"] == [10, 20, 25]
+    assert sum(row["examples"] for row in rows if row["kind"] == "train") == 25 * 32
+    assert all(row["examples"] == 359 for row in rows if row["kind"] == "validation")
+    assert all(row["epoch"] == pytest.approx(row["step"] / STEPS_PER_EPOCH) for row in rows)
+    rates = {row["step"]: row["learning_rate"] for row in rows if row["kind"] == "train"}
+    assert rates[20] == pytest.approx(0.1)
+    assert rates[24] == pytest.approx(0.01)
+
+
+def test_summary(config, summary):
+    assert json.loads(pathlib.Path(config.model_dir, "summary.json").read_text()) == summary
+    last = read_rows(config.model_dir)[-1]
+    assert last["kind"] == "validation"
+    assert {name: summary[name] for name in ("top1", "top5", "loss")} == {
+        name: last[name] for name in ("top1", "top5", "loss")
+    }
+    assert 0 < summary["top1"] < summary["top5"] <= 1
+    assert summary["images_evaluated"] == 359
+    assert summary["images_skipped_in_evaluation"] == summary["images_skipped_in_training"] == 0
+    assert (summary["steps"], summary["epochs"]) == (25, pytest.approx(25 / STEPS_PER_EPOCH))
+    assert 0 < summary["train_seconds"] < summary["wall_seconds"]
+    assert summary["train_seconds"] + summary["compile_seconds"] < summary["wall_seconds"]
+    speed = 24 * 32 / summary["train_seconds"]
+    assert summary["images_per_second"] == pytest.approx(speed)
+    assert summary["images_per_second_per_device"] == pytest.approx(speed)
+    assert (summary["replicas"], summary["devices"]) == (1, ["CPU"])
+    assert summary["parameters"] == 75_290
+    assert summary["target_top1"] is summary["train_seconds_to_target"] is None
+    assert summary["versions"]["tensorflow"] == tf.__version__
+    assert summary["hardware"]["cores"] > 0
+    assert summary["command"]
+    assert summary["train_loss"] < 2.3
+
+
+def test_report(config, summary):
+    page = pathlib.Path(config.model_dir, "report.html").read_text()
+    assert page.lstrip().lower().startswith("<!doctype html>")
+    assert "<svg" in page
+    assert "resnet8" in page
+
+
+def test_tensorboard_has_the_rows(config, summary):
+    found = {}
+    for path in pathlib.Path(config.model_dir, "tensorboard").rglob("*tfevents*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.tag == "loss":
+                    found[path.parent.name, event.step] = float(tf.make_ndarray(value.tensor))
+    rows = read_rows(config.model_dir)
+    assert found == {(row["kind"], row["step"]): pytest.approx(row["loss"]) for row in rows}
+
+
+# --- Going on
+
+
+def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
+    weights, rows = weights_in(config.model_dir), read_rows(config.model_dir)
+    again = train(config)
+    assert_same_weights(weights_in(config.model_dir), weights)
+    assert read_rows(config.model_dir) == rows
+    same = ("top1", "loss", "steps", "train_seconds", "compile_seconds", "images_per_second")
+    assert {name: again[name] for name in same} == {name: summary[name] for name in same}
+    assert again["wall_seconds"] > summary["wall_seconds"]
+    assert "from step 25" in capsys.readouterr().err
+
+
+def test_other_options_are_another_run(config, summary):
+    with pytest.raises(UserError, match="other options .seed is 0 there, 1 here"):
+        train(config.replace(seed=1))
+    assert Config.from_json(pathlib.Path(config.model_dir, "config.json").read_text()) == config
+
+
+@pytest.fixture(scope="module")
+def stopped(config, tmp_path_factory):
+    """A run that stops at a target which its first evaluation reaches, and its summary."""
+    directory = tmp_path_factory.mktemp("stopped")
+    changed = config.replace(
+        model_dir=str(directory), stop_at_accuracy=0.05, tensorboard=False, log_every="100 steps"
+    )
+    return changed, train(changed)
+
+
+def test_a_run_stops_at_its_target(stopped):
+    config, summary = stopped
+    assert summary["steps"] == 10
+    assert summary["top1"] >= summary["target_top1"] == 0.05
+    row = read_rows(config.model_dir)[-1]
+    assert (row["kind"], row["step"]) == ("validation", 10)
+    assert summary["train_seconds_to_target"] == row["train_seconds"] > 0
+    assert summary["wall_seconds_to_target"] == row["wall_seconds"] > row["train_seconds"]
+    assert "tensorboard" not in files(config.model_dir)
+
+
+def test_a_run_that_reached_its_target_stays_there(stopped):
+    config, summary = stopped
+    weights = weights_in(config.model_dir)
+    again = train(config)
+    assert again["steps"] == 10
+    assert again["train_seconds_to_target"] == summary["train_seconds_to_target"]
+    assert_same_weights(weights_in(config.model_dir), weights)
+
+
+def test_options_of_which_no_model_can_be_made_claim_no_directory(config, tmp_path):
+    config = config.replace(model_dir=str(tmp_path / "run"))
+    with pytest.raises(UserError, match="no option 'stem'"):
+        train(config.replace(stem="small"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_last_checkpoint_knows_the_last_evaluation(config, summary):
+    """Step 24 is before the last evaluation, step 25 after it."""
+    path = pathlib.Path(config.model_dir, "checkpoints", "ckpt-25")
+    reader = tf.train.load_checkpoint(str(path))
+    names = [name for name in reader.get_variable_to_shape_map() if name.startswith("state/")]
+    (state,) = (json.loads(reader.get_tensor(name)) for name in names)
+    assert state["step"] == 25
+    assert state["validation"]["step"] == 25
+    assert state["validation"]["top1"] == summary["top1"]
+    assert state["clock"]["train_seconds"] == summary["train_seconds"]
+
+
+# --- Data and durations
+
+
+@pytest.fixture(scope="module")
+def training_shards(digits, tmp_path_factory):
+    """Shards that another program might have written: no manifest, no validation split."""
+    directory = tmp_path_factory.mktemp("shards")
+    for path in pathlib.Path(digits).glob("train-*"):
+        shutil.copy(path, directory)
+    return str(directory)
+
+
+def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
+    """eval_every, checkpoint_every and log_every are longer than the run."""
+    config = config.replace(
+        data_dir=training_shards,
+        num_classes=10,
+        model_dir=str(tmp_path),
+        duration="7 steps",
+        eval_every="1 epoch",
+        checkpoint_every="3 epochs",
+        log_every="9 epochs",
+    )
+    summary = train(config)
+    assert summary["steps"] == 7
+    names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")
+    assert [summary[name] for name in names] == [None] * 5
+    (row,) = read_rows(str(tmp_path))
+    assert (row["kind"], row["step"], row["examples"]) == ("train", 7, 7 * 32)
+    assert summary["train_loss"] == row["loss"]
+    assert files(tmp_path / "checkpoints") >= {"checkpoint", "ckpt-7.index"}
+    assert "report.html" in files(tmp_path)
+    assert pathlib.Path(tmp_path, "labels.txt").read_text().splitlines() == [*"0123456789"]
+
+
+def test_no_place_for_results():
+    with pytest.raises(UserError, match="no place for the results: give --model_dir"):
+        train(Config(synthetic=True, num_classes=10))
+
+
+# --- Stretches
+
+
+def test_stretches_cover_each_step_once():
+    for total in range(26):
+        for segment in range(1, max(total, 1) + 1):
+            for start in range(total + 1):
+                check_stretches(start, total, segment)
+
+
+def check_stretches(start, total, segment):
+    step, evaluations, calls = start, [], 0
+    for initial_epoch, epochs, first_step, steps in _stretches(start, total, segment):
+        assert first_step == step
+        assert 0 <= initial_epoch < epochs
+        assert initial_epoch == step // segment
+        assert steps > 0
+        for _ in range(initial_epoch, epochs):
+            step += steps
+            evaluations.append(step)
+        calls += 1
+    assert step == total
+    # Evaluations are where an uninterrupted run has them.
+    due = [at for at in range(1, total + 1) if at > start and (at % segment == 0 or at == total)]
+    assert evaluations == due
+    assert calls <= 3
+
+
+def test_a_whole_run_is_one_call_of_fit():
+    assert list(_stretches(0, 450, 5)) == [(0, 90, 0, 5)]
+    assert list(_stretches(0, 25, 10)) == [(0, 2, 0, 10), (2, 3, 20, 5)]
+    assert list(_stretches(3, 25, 10)) == [(0, 1, 3, 7), (1, 2, 10, 10), (2, 3, 20, 5)]
+    assert list(_stretches(25, 25, 10)) == []
+
+
+# --- Several workers
+
+
+@pytest.fixture
+def start_workers(digits, tmp_path):
+    """Returns a function that starts two workers, which none but the test ends."""
+    specification = importlib.util.spec_from_file_location(
+        "launch_local", ROOT / "tools" / "launch_local.py"
+    )
+    launcher = importlib.util.module_from_spec(specification)
+    # Dataclasses look their module up.
+    sys.modules["launch_local"] = launcher
+    specification.loader.exec_module(launcher)
+    started = []
+
+    def start(own=({}, {}), **changes):
+        environments = launcher.worker_environments(
+            launcher.choose_ports(2, None), {**os.environ, "PYTHONPATH": str(ROOT)}
+        )
+        for index, environment in enumerate(environments):
+            options = {**OPTIONS, "data_dir": digits, "model_dir": tmp_path / "run", **changes}
+            flags = [f"--{name}={value}" for name, value in {**options, **own[index]}.items()]
+            with (tmp_path / f"worker{index}.log").open("w") as log:
+                command = [sys.executable, "-m", "imagenet_fast", "train", *flags]
+                started.append(
+                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=ROOT)
+                )
+        return started
+
+    yield start
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def error_of(tmp_path, index):
+    """The last line that a worker wrote; no traceback."""
+    text = (tmp_path / f"worker{index}.log").read_text()
+    assert "Traceback" not in text, text
+    lines = [line for line in text.splitlines() if "error:" in line]
+    assert len(lines) == 1, text
+    return lines[0]
+
+
+@pytest.mark.slow
+def test_workers_with_other_options_all_stop(start_workers, tmp_path):
+    workers = start_workers(own=({}, {"seed": 1, "weight_decay": 0.5}))
+    assert [worker.wait(timeout=120) for worker in workers] == [2, 2]
+    for index, values in enumerate(("weight_decay=0.0001, seed=0", "weight_decay=0.5, seed=1")):
+        error = error_of(tmp_path, index)
+        assert error.startswith(
+            "imagenet-fast train: error: workers were started with options other than the chief's:"
+            " weight_decay (worker 1); seed (worker 1); here "
+        )
+        assert error.endswith(values)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_the_worker_left_says_so_and_ends(start_workers, tmp_path, killed):
+    workers = start_workers(duration="100000 steps", log_every="1 step", eval_every="200 steps")
+    deadline = time.monotonic() + 120
+    while len(read_rows(str(tmp_path / "run"))) < 20:
+        assert [worker.poll() for worker in workers] == [None, None]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    workers[killed].send_signal(signal.SIGKILL)
+    left = 1 - killed
+    assert workers[left].wait(timeout=30) == 2
+    error = error_of(tmp_path, left)
+    assert "error: another worker has stopped, and without it this one cannot go on" in error
+    assert "start all workers again with the same command" in error
