@@ -26,7 +26,8 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
 
     Each step is a call of the function that ``fit`` calls for a step, on one device, on the same
     batch of random images. The peer gets its images as float32 and normalized; this package's model
-    normalizes uint8 ones itself. Ours also decays weights and counts top-5 answers.
+    normalizes uint8 ones itself. Ours also counts top-5 answers, and decays weights if ``config``
+    says so.
 
     Args:
       config: of the model, its precision, the image size and the batch size.
@@ -123,6 +124,7 @@ def _title(config: Config, steps: int) -> str:
 
 
 def _notes(config: Config) -> tuple[str, ...]:
+    decay = " and weight decay" if config.weight_decay else ""
     network = (
         "The same network: stride on the 1x1 (ResNet v1), as Keras applications has it."
         if config.stride_on_1x1
@@ -132,7 +134,7 @@ def _notes(config: Config) -> tuple[str, ...]:
     return (
         network,
         "Theirs: compile(SGD with momentum, sparse cross-entropy, accuracy), float32 images that "
-        "are normalized already. Ours: uint8 images, also weight decay and top-5.",
+        f"are normalized already. Ours: uint8 images, also top-5{decay}.",
     )
 
 

@@ -24,7 +24,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _step(arguments: list[str]) -> None:
-    flags = CommandFlags("benchmark step")
+    # Theirs has none: at 0 both do the same.
+    flags = CommandFlags("benchmark step", ("weight_decay",))
     # Options of Config, but with other defaults: small enough for a CPU, and the peer's network.
     flags.define("model", "resnet50", "resnet50, resnet101 or resnet152")
     flags.define("batch_size", 16, "images in a step")
@@ -35,7 +36,7 @@ def _step(arguments: list[str]) -> None:
         True,
         "ResNet v1, which Keras applications has; --nostride_on_1x1 times v1.5 against it",
     )
-    options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1")
+    options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1", "weight_decay")
     flags.define("repeats", 10, "timed samples of each")
     flags.define("warmup", 2, "untimed samples of each at first")
     flags.define("steps", 1, "training steps in a sample; more where a step is short")

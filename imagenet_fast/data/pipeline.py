@@ -31,6 +31,8 @@ from imagenet_fast.errors import UserError
 # Above this many bytes, a worker reads shards of its own instead of its share of all.
 _LARGE = 2**30
 _SHARDS_AT_ONCE = 16
+# For each replica, ready while it computes.
+_BATCHES_AHEAD = 2
 _PADDING = -1
 
 
@@ -66,9 +68,11 @@ def make_dataset(
             dataset = _evaluation_batches(info, config, context, size).take(steps * replicas)
         options = tf.data.Options()
         options.threading.private_threadpool_size = _threads(config)
+        # There is nothing to tune, and an iterator can wait for the tuner half a minute to end.
+        options.autotune.enabled = False
         # Each worker has taken its share already.
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return dataset.prefetch(tf.data.AUTOTUNE).with_options(options)
+        return dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(options)
 
     return strategy.distribute_datasets_from_function(batches)
 

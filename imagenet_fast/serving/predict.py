@@ -36,7 +36,10 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 def _load(directory: str) -> Any:
     if not tf.saved_model.contains_saved_model(directory):
         raise UserError(f"{directory or 'saved_model'!r} is no SavedModel: give --saved_model")
-    signatures = tf.saved_model.load(directory).signatures
+    try:
+        signatures = tf.saved_model.load(directory).signatures
+    except (OSError, ValueError, tf.errors.OpError) as error:
+        raise UserError(f"cannot load {directory}: {error}") from error
     signature = signatures.get("serving_default")
     if signature is None or "probabilities" not in signature.structured_outputs:
         raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")

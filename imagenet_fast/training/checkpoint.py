@@ -93,7 +93,7 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     Raises:
       UserError: if there is none, or it is another model's.
     """
-    latest = tf.train.latest_checkpoint(str(pathlib.Path(model_dir, _FOLDER)))
+    latest = tf.train.latest_checkpoint(str(_directory(model_dir) / _FOLDER))
     if latest is None:
         raise UserError(f"{model_dir} holds no checkpoint: train there first")
     # Without the optimizer, which is another one under another precision.
@@ -156,9 +156,7 @@ def read_config(model_dir: str) -> Config:
     Raises:
       UserError: if there is none.
     """
-    if not model_dir:
-        raise UserError("no model: give --model_dir, the directory of a training run")
-    file = pathlib.Path(model_dir, CONFIG_FILE)
+    file = _directory(model_dir) / CONFIG_FILE
     try:
         return Config.from_json(file.read_text()).replace(model_dir=model_dir)
     except OSError as error:
@@ -173,7 +171,7 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     Raises:
       UserError: if there is none.
     """
-    file = pathlib.Path(model_dir, LABELS_FILE)
+    file = _directory(model_dir) / LABELS_FILE
     try:
         return tuple(file.read_text().splitlines())
     except OSError as error:
@@ -185,6 +183,13 @@ def write_file(path: pathlib.Path, text: str) -> None:
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     temporary.replace(path)
+
+
+def _directory(model_dir: str) -> pathlib.Path:
+    """Returns ``model_dir`` if there is one: the working directory is not meant."""
+    if not model_dir:
+        raise UserError("no model: give --model_dir, the directory of a training run")
+    return pathlib.Path(model_dir)
 
 
 def _foreign(path: str, error: Exception) -> UserError:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -278,7 +279,8 @@ class ProgressBar:
         if row["kind"] == "validation":
             self._bar.write(
                 f"epoch {row['epoch']:.4g}: validation top-1 {row['top1']:.2%}, top-5 "
-                f"{row['top5']:.2%}, loss {row['loss']:.4f} on {row['examples']:.0f} images"
+                f"{row['top5']:.2%}, loss {row['loss']:.4f} on {row['examples']:.0f} images",
+                file=sys.stderr,
             )
             return
         speed = row["images_per_second"]

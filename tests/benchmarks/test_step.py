@@ -65,6 +65,7 @@ def test_both_take_their_steps(monkeypatch):
     assert comparison.images == 6
     assert comparison.title == "resnet50, 3 training steps: batch 2, 64 px, float32"
     assert comparison.notes[0].startswith("The same network")
+    assert "weight decay" in comparison.notes[1]
 
 
 @pytest.mark.parametrize(("model", "hint"), [("resnet18", "did you mean"), ("alexnet_bn", "from")])

@@ -27,6 +27,7 @@ def test_defaults(calls, capsys, tmp_path, monkeypatch):
     ((config, counts),) = calls
     assert (config.model, config.batch_size, config.image_size) == ("resnet50", 16, 224)
     assert config.stride_on_1x1
+    assert config.weight_decay == 1e-4
     assert counts == {"repeats": 10, "warmup": 2, "steps": 1}
     assert "ratio of times:     0.500" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
@@ -34,11 +35,17 @@ def test_defaults(calls, capsys, tmp_path, monkeypatch):
 
 def test_flags_and_files(calls, capsys, tmp_path):
     flags = ["--model=resnet101", "--precision=mixed_bfloat16", "--batch_size=8", "--repeats=3"]
-    flags += ["--nostride_on_1x1", "--image_size=96", f"--output_dir={tmp_path}"]
+    flags += [
+        "--nostride_on_1x1",
+        "--image_size=96",
+        "--weight_decay=0",
+        f"--output_dir={tmp_path}",
+    ]
     assert run(["benchmark", "step", *flags]) == 0
     ((config, counts),) = calls
     assert (config.precision, config.batch_size, config.image_size) == ("mixed_bfloat16", 8, 96)
     assert not config.stride_on_1x1
+    assert config.weight_decay == 0
     assert counts["repeats"] == 3
     told = json.loads((tmp_path / "resnet101_mixed_bfloat16.json").read_text())["options"]
     assert told["stride_on_1x1"] is False

@@ -26,7 +26,9 @@ SMALL = Config(
 
 
 def batch_norms(model):
-    return [layer for layer in model.submodules if isinstance(layer, keras.layers.BatchNormalization)]
+    return [
+        layer for layer in model.submodules if isinstance(layer, keras.layers.BatchNormalization)
+    ]
 
 
 # --- Goyal et al. 2017

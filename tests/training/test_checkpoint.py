@@ -216,7 +216,7 @@ def test_a_run_with_other_options(config):
 
 
 def test_checkpoints_of_nobody_knows_whom(config, saved):
-    with pytest.raises(UserError, match="holds checkpoints but no config.json"):
+    with pytest.raises(UserError, match="holds checkpoints but no config"):
         claim_model_dir(config, LABEL_NAMES)
 
 
@@ -232,7 +232,10 @@ def test_checkpoints_of_nobody_knows_whom(config, saved):
 def test_damaged_configuration(config, text, message):
     claim_model_dir(config, LABEL_NAMES)
     pathlib.Path(config.model_dir, "config.json").write_text(text)
-    for use in (lambda: claim_model_dir(config, LABEL_NAMES), lambda: read_config(config.model_dir)):
+    for use in (
+        lambda: claim_model_dir(config, LABEL_NAMES),
+        lambda: read_config(config.model_dir),
+    ):
         with pytest.raises(UserError, match=message):
             use()
 
@@ -247,7 +250,9 @@ def test_a_file_in_the_way(config, tmp_path):
 
 def test_unwritable_directory(config, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(UserError, match="cannot write to model_dir .*/run: Permission denied; cho"):
+    with pytest.raises(
+        UserError, match=r"cannot write to model_dir .*/run: Permission denied; cho"
+    ):
         claim_model_dir(config, LABEL_NAMES)
 
 

@@ -1,4 +1,4 @@
-"""What a run tells: against numbers worked out by hand, with a clock that stands still by itself."""
+"""What a run tells, against numbers worked out by hand, with a clock that is told the time."""
 
 import json
 import math
@@ -227,7 +227,7 @@ def test_too_many_unreadable_images(model):
     data = make_data(9)
     data[2][[1, 4, 7], 0] = 0
     assert [row["skipped"] for row in run(model, data, max_bad_images=3).rows] == [1, 1, 1]
-    with pytest.raises(UserError, match="3 images could not be read .* max_bad_images=2; .*verify"):
+    with pytest.raises(UserError, match=r"3 images could not be read .* max_bad_images=2; "):
         run(model, data, max_bad_images=2)
     # An evaluation starts the count anew.
     run(model, data, epochs=2, max_bad_images=3)
@@ -319,7 +319,8 @@ def test_progress_bar(capsys):
     assert "40/40" in last
     assert "epoch 4.00, loss 0.5000, top-1 50.0%, 800 images/s, 200 per device" in last
     assert "10/40" in err
-    assert "epoch 2: validation top-1 75.00%, top-5 90.00%, loss 0.5000 on 359 images" in out + err
+    assert "epoch 2: validation top-1 75.00%, top-5 90.00%, loss 0.5000 on 359 images" in err
+    assert out == ""
 
 
 def test_tensorboard(tmp_path):

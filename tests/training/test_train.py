@@ -58,13 +58,6 @@ def assert_same_weights(found, expected):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def stopped_once(config):
-    """Runs and returns the summary, with how many steps that took."""
-    before = [row["step"] for row in read_rows(config.model_dir)]
-    summary = train(config)
-    return summary, summary["steps"] - max(before, default=0)
-
-
 @pytest.fixture(scope="module")
 def config(digits, tmp_path_factory):
     directory = tmp_path_factory.mktemp("train") / "deep" / "run"
@@ -133,7 +126,8 @@ def test_summary(config, summary):
     assert summary["versions"]["tensorflow"] == tf.__version__
     assert summary["hardware"]["cores"] > 0
     assert summary["command"]
-    assert summary["train_loss"] < 2.3
+    training = [row for row in read_rows(config.model_dir) if row["kind"] == "train"]
+    assert summary["train_loss"] == training[-1]["loss"]
 
 
 def test_report(config, summary):
@@ -169,7 +163,7 @@ def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
 
 
 def test_other_options_are_another_run(config, summary):
-    with pytest.raises(UserError, match="other options .seed is 0 there, 1 here"):
+    with pytest.raises(UserError, match=r"other options \(seed is 0 there, 1 here"):
         train(config.replace(seed=1))
     assert Config.from_json(pathlib.Path(config.model_dir, "config.json").read_text()) == config
 

@@ -1,0 +1,206 @@
+"""The command line in processes of its own: from a data set to predictions, and its mistakes."""
+
+import json
+import pathlib
+import re
+import shutil
+import types
+
+import pytest
+
+from imagenet_fast import commands
+from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+
+TRAIN = (
+    "train",
+    "--model=resnet8",
+    "--image_size=16",
+    "--train_crop=none",
+    "--noflip",
+    "--pixel_mean=77.9,77.9,77.9",
+    "--pixel_std=95.9,95.9,95.9",
+    "--batch_size=32",
+    "--learning_rate_batch=32",
+    "--warmup=0 steps",
+    "--duration=2 epochs",
+    "--strategy=one_device",
+)
+
+
+@pytest.fixture(scope="module")
+def command(run_python_session):
+    """Runs a command and returns the finished process; its status must be as expected."""
+
+    def run(*arguments, status=0, environment=None):
+        finished = run_python_session(
+            ["-m", "imagenet_fast", *arguments], check=False, environment=environment
+        )
+        assert finished.returncode == status, finished.stdout + finished.stderr
+        return finished
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def journey(command, tmp_path_factory):
+    """What the commands print, one after the other, and the directory in which they work."""
+    folder = tmp_path_factory.mktemp("journey")
+    data, run, model = (str(folder / name) for name in ("data", "run", "model"))
+    outputs = types.SimpleNamespace(folder=folder)
+    outputs.prepare = command("prepare", "--source=digits", f"--data_dir={data}")
+    outputs.train = command(*TRAIN, f"--data_dir={data}", f"--model_dir={run}")
+    outputs.evaluate = command("evaluate", f"--model_dir={run}", "--json")
+    outputs.export = command("export", f"--model_dir={run}", f"--saved_model={model}")
+    images, labels = [], []
+    for path in sorted((folder / "data").glob("validation-*")):
+        for number, record in enumerate(read_records(path)):
+            example = decode_example(record)
+            images.append(folder / f"{path.name}-{number}.jpg")
+            images[-1].write_bytes(example[ENCODED][0])
+            labels.append(int(example[LABEL][0]))
+    outputs.images, outputs.labels = list(map(str, images)), labels
+    outputs.predict = command("predict", f"--saved_model={model}", "--json", *outputs.images)
+    return outputs
+
+
+def test_prepare(journey):
+    assert journey.prepare.stdout.splitlines()[-1] == (
+        f"{journey.folder}/data: digits, 10 classes, 1438 train images, 359 validation images"
+    )
+
+
+def test_train(journey):
+    summary = json.loads((journey.folder / "run" / "summary.json").read_text())
+    assert journey.train.stdout.count("\n") == 1
+    assert journey.train.stdout.startswith(f"top-1 {summary['top1']:.2%}, 2 epochs in ")
+    assert journey.train.stdout.endswith(f"images/s; {journey.folder}/run/report.html\n")
+    told = journey.train.stderr
+    assert (
+        "resnet8 on digits (1438 training images, 10 classes), 1 replica, float32; "
+        "batch 32 = 1 x 32; 88 steps of 44 an epoch"
+    ) in told
+    assert f"epoch 2: validation top-1 {summary['top1']:.2%}" in told
+    assert summary["command"].startswith("imagenet-fast train --model=resnet8 --image_size=16 ")
+    assert "'--warmup=0 steps'" in summary["command"]
+    assert summary["top1"] > 0.3
+
+
+def test_tensorflow_makes_no_remarks(journey):
+    """But for the bar and what we say ourselves."""
+    for finished in (journey.prepare, journey.evaluate, journey.export, journey.predict):
+        lines = re.split(r"[\r\n]+", finished.stderr)
+        assert [line for line in lines if re.match(r"[IWEF]\d{4} |WARNING", line)] == []
+    assert "oneDNN" not in journey.train.stderr
+
+
+def test_evaluate(journey):
+    result = json.loads(journey.evaluate.stdout)
+    summary = json.loads((journey.folder / "run" / "summary.json").read_text())
+    assert (result["examples"], result["skipped"]) == (359, 0)
+    for name in ("top1", "top5", "loss"):
+        assert result[name] == pytest.approx(summary[name], rel=1e-6)
+    assert result["checkpoint"] == f"{journey.folder}/run/checkpoints/ckpt-88"
+
+
+def test_predictions_are_as_accurate_as_evaluation(journey):
+    assert journey.export.stdout == f"{journey.folder}/model\n"
+    answers = [json.loads(line) for line in journey.predict.stdout.splitlines()]
+    assert [answer["file"] for answer in answers] == journey.images
+    ranks = [
+        [entry["class"] for entry in answer["predictions"]].index(label)
+        if label in [entry["class"] for entry in answer["predictions"]]
+        else 5
+        for answer, label in zip(answers, journey.labels)
+    ]
+    result = json.loads(journey.evaluate.stdout)
+    assert len(ranks) == 359
+    assert sum(rank == 0 for rank in ranks) / 359 == pytest.approx(result["top1"])
+    assert sum(rank < 5 for rank in ranks) / 359 == pytest.approx(result["top5"])
+
+
+# --- Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--data_dir=/nowhere"], {}, "data_dir /nowhere is not a directory"),
+        (
+            ["--strategy=auto", "--logical_cpus=3"],
+            {},
+            "batch_size 32 (global) cannot be split evenly over 3 replicas with "
+            "accumulation_steps=1; try 30 or 33",
+        ),
+        ([], {"TF_CONFIG": '{"cluster": '}, "TF_CONFIG is not JSON ("),
+        (["--model=resnet9"], {}, "model='resnet9' does not exist; did you mean 'resnet"),
+        (["--bach_size=64"], {}, "there is no flag --bach_size; did you mean 'batch_size'"),
+    ],
+    ids=lambda part: " ".join(part) if isinstance(part, list) else None,
+)
+def test_mistakes(command, digits, tmp_path, arguments, environment, message):
+    given = [*TRAIN, f"--data_dir={digits}", f"--model_dir={tmp_path}/run", *arguments]
+    finished = command(*given, status=2, environment=environment)
+    assert finished.stdout == ""
+    assert finished.stderr.count("\n") == 1, finished.stderr
+    assert finished.stderr.startswith(f"imagenet-fast train: error: {message}")
+    assert not (tmp_path / "run").exists()
+
+
+# --- prepare, in this process
+
+
+def run(capfd, *arguments):
+    status = commands.run(["prepare", *map(str, arguments)])
+    out, err = capfd.readouterr()
+    return types.SimpleNamespace(status=status, out=out, err=err)
+
+
+def test_verify(digits, tmp_path, capfd):
+    copy = tmp_path / "copy"
+    shutil.copytree(digits, copy)
+    finished = run(capfd, "--verify", f"--data_dir={copy}")
+    assert finished.status == 0
+    assert finished.out.startswith(f"{copy} is whole: digits, 10 classes, 1438 train images")
+
+    damaged, lost = sorted(copy.glob("train-*"))[:2]
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 1
+    damaged.write_bytes(data)
+    lost.unlink()
+    finished = run(capfd, "--verify", f"--data_dir={copy}")
+    assert (finished.status, finished.out) == (2, "")
+    assert damaged.name in finished.err
+    assert lost.name in finished.err
+    assert re.fullmatch(r".*/copy is damaged: \d+ problems", finished.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give --source: what kind of data to prepare"),
+        (["--source=digit"], "no source 'digit'; there are .* did you mean 'digits'"),
+        (["--source=digits", "--source_path=x"], "the source 'digits' takes no path"),
+        (["--source=cifar10"], "the source 'cifar10' needs a path"),
+        (["--source=folders", "--source_path=/nowhere"], "/nowhere: no such directory"),
+        (["--verify"], "/data"),
+    ],
+    ids=" ".join,
+)
+def test_mistakes_in_prepare(tmp_path, capfd, arguments, message):
+    finished = run(capfd, f"--data_dir={tmp_path}/data", *arguments)
+    assert (finished.status, finished.out) == (2, "")
+    assert finished.err.count("\n") == 1
+    assert re.match(f"imagenet-fast prepare: error: .*{message}", finished.err)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("holdout", ["0", "1", "-0.5"])
+def test_a_holdout_that_cannot_be(digits, tmp_path, capfd, holdout):
+    pathlib.Path(tmp_path, "images", "cat").mkdir(parents=True)
+    record = next(iter(read_records(next(pathlib.Path(digits).glob("train-*")))))
+    image = decode_example(record)[ENCODED][0]
+    pathlib.Path(tmp_path, "images", "cat", "1.jpg").write_bytes(image)
+    arguments = ("--source=folders", f"--source_path={tmp_path}/images", f"--holdout={holdout}")
+    finished = run(capfd, f"--data_dir={tmp_path}/data", *arguments)
+    assert finished.status == 2
+    assert "the fraction to hold out must be between 0 and 1" in finished.err

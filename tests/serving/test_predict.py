@@ -1,0 +1,177 @@
+"""Answers for image files, from Python and from the command line."""
+
+import json
+import pathlib
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from imagenet_fast import Config, UserError, build_model, commands, export
+from imagenet_fast.serving.predict import predict
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A SavedModel of a network that has learnt nothing, but is not undecided."""
+    config = Config(
+        synthetic=True,
+        num_classes=4,
+        model="resnet8",
+        image_size=16,
+        train_crop="none",
+        strategy="one_device",
+        zero_gamma=False,
+    )
+    network = build_model(config)
+    classifier = network.trainable_variables[-2]
+    classifier.assign(classifier * 300)
+    return export(network, tmp_path_factory.mktemp("predict") / "model", top_k=3)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Ten images, JPEG and PNG in turn."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    paths = []
+    for index in range(10):
+        pixels = generator.integers(0, 256, (20 + index, 30, 3), "uint8")
+        paths.append(folder / f"{index}.{'png' if index % 2 else 'jpg'}")
+        Image.fromarray(pixels).save(paths[-1])
+    return [str(path) for path in paths]
+
+
+@pytest.fixture
+def bad(images, tmp_path):
+    """Files that hold no whole image, and the reasons."""
+    data = {name: tmp_path / name for name in ("empty.jpg", "text.jpg", "half.jpg", "half.png")}
+    data["empty.jpg"].write_bytes(b"")
+    data["text.jpg"].write_text("not an image")
+    for path, whole in (("half.jpg", images[0]), ("half.png", images[1])):
+        content = pathlib.Path(whole).read_bytes()
+        data[path].write_bytes(content[: len(content) // 2])
+    reasons = {str(path): "not a whole JPEG or PNG image" for path in data.values()}
+    reasons[str(tmp_path / "none.jpg")] = "No such file or directory"
+    reasons[str(tmp_path)] = "Is a directory"
+    return reasons
+
+
+@pytest.fixture(scope="module")
+def answers(model, images):
+    return list(predict(model, images))
+
+
+def test_answers(model, images, answers):
+    assert [answer["file"] for answer in answers] == images
+    for answer in answers:
+        best = answer["predictions"]
+        assert len(best) == 3
+        probabilities = [entry["probability"] for entry in best]
+        assert probabilities == sorted(probabilities, reverse=True)
+        assert 0 < sum(probabilities) <= 1 + 1e-6
+        assert [entry["label"] for entry in best] == [str(entry["class"]) for entry in best]
+        json.dumps(answer)
+    signature = tf.saved_model.load(model).signatures["serving_default"]
+    encoded = [pathlib.Path(path).read_bytes() for path in images]
+    expected = signature(images=tf.constant(encoded))
+    for answer, classes in zip(answers, expected["classes"].numpy()):
+        assert [entry["class"] for entry in answer["predictions"]] == classes.tolist()
+
+
+def flat(answers):
+    return [
+        (answer["file"], entry["class"], pytest.approx(entry["probability"], abs=1e-6))
+        for answer in answers
+        for entry in answer["predictions"]
+    ]
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_in_batches(model, images, answers, batch_size):
+    assert flat(predict(model, images, batch_size)) == flat(answers)
+
+
+def test_bad_files_do_not_keep_others_from_an_answer(model, images, bad, answers):
+    paths = [path for pair in zip(images, bad) for path in pair]
+    found = list(predict(model, paths, batch_size=5))
+    assert [answer["file"] for answer in found] == paths
+    assert {answer["file"]: answer["error"] for answer in found[1::2]} == bad
+    assert flat(found[::2]) == flat(answers[: len(bad)])
+
+
+def test_nothing_to_do(model):
+    with pytest.raises(UserError, match="no images: name JPEG or PNG files"):
+        list(predict(model, []))
+
+
+def test_no_saved_model(images, tmp_path):
+    with pytest.raises(UserError, match="'/nowhere' is no SavedModel: give --saved_model"):
+        list(predict("/nowhere", images))
+    with pytest.raises(UserError, match="'saved_model' is no SavedModel"):
+        list(predict("", images))
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff half of one")
+    with pytest.raises(UserError, match=f"cannot load {tmp_path}: "):
+        list(predict(str(tmp_path), images))
+
+
+def test_somebody_elses_saved_model(images, tmp_path):
+    module = tf.Module()
+    tf.saved_model.save(module, str(tmp_path / "plain"))
+    double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([], tf.float32)])
+    module.double = double
+    tf.saved_model.save(module, str(tmp_path / "double"), signatures=double)
+    for name in ("plain", "double"):
+        with pytest.raises(UserError, match=f"{name} is not a SavedModel of `imagenet-fast export"):
+            list(predict(str(tmp_path / name), images))
+
+
+# --- The command
+
+
+def run(capfd, *arguments):
+    """Runs predict; returns status, and the lines of stdout and stderr."""
+    status = commands.run(["predict", *arguments])
+    out, err = capfd.readouterr()
+    return types.SimpleNamespace(status=status, out=out.splitlines(), err=err.splitlines())
+
+
+def test_table(model, images, answers, capfd):
+    finished = run(capfd, f"--saved_model={model}", *images)
+    assert finished.status == 0
+    assert len(finished.out) == len(images)
+    for line, answer in zip(finished.out, answers):
+        told = [f"{e['label']} {e['probability']:.1%}" for e in answer["predictions"]]
+        assert line == f"{answer['file']}  {', '.join(told)}"
+
+
+def test_json(model, images, answers, capfd):
+    finished = run(capfd, images[0], f"--saved_model={model}", "--json", images[1])
+    assert finished.status == 0
+    assert flat(map(json.loads, finished.out)) == flat(answers[:2])
+
+
+def test_bad_files_are_listed_and_give_status_2(model, images, bad, capfd):
+    for form in ("--nojson", "--json"):
+        finished = run(capfd, form, f"--saved_model={model}", *bad, images[0])
+        assert finished.status == 2
+        assert len(finished.out) == len(bad) + 1
+        for line, (path, reason) in zip(finished.out, bad.items()):
+            if form == "--json":
+                assert json.loads(line) == {"file": path, "error": reason}
+            else:
+                assert line.startswith(path)
+                assert line.endswith(f"  error: {reason}")
+        assert images[0] in finished.out[-1]
+        assert "error" not in finished.out[-1]
+
+
+def test_mistakes(model, images, capfd):
+    assert run(capfd, *images).err == [
+        "imagenet-fast predict: error: 'saved_model' is no SavedModel: give --saved_model"
+    ]
+    finished = run(capfd, f"--saved_model={model}")
+    assert (finished.status, finished.out) == (2, [])
+    assert finished.err == ["imagenet-fast predict: error: no images: name JPEG or PNG files"]

@@ -1,0 +1,137 @@
+"""Evaluation of a checkpoint, against the model asked image by image."""
+
+import json
+
+import numpy as np
+import pytest
+
+from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
+from imagenet_fast.data.info import read_info
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+
+
+@pytest.fixture(scope="module")
+def config(digits, tmp_path_factory):
+    return Config(
+        data_dir=digits,
+        model_dir=str(tmp_path_factory.mktemp("evaluate")),
+        model="resnet8",
+        image_size=16,
+        train_crop="none",
+        batch_size=32,
+        strategy="one_device",
+        seed=5,
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(config):
+    """A model with a checkpoint: not trained, but with answers of some certainty."""
+    model = build_model(config)
+    classifier = model.trainable_variables[-2]
+    classifier.assign(classifier * 500)
+    model.optimizer.build(model.trainable_variables)
+    claim_model_dir(config, model.labels)
+    Checkpoints(model, config).save(7, {"step": 7})
+    return model
+
+
+@pytest.fixture(scope="module")
+def expected(config, saved):
+    """Loss, top-1 and top-5, in NumPy."""
+    images, labels = [], []
+    for some_images, some_labels, _ in make_dataset(config, "validation"):
+        real = some_labels.numpy() >= 0
+        images.append(some_images.numpy()[real])
+        labels.append(some_labels.numpy()[real])
+    logits = saved(np.concatenate(images), training=False).numpy().astype("float64")
+    labels = np.concatenate(labels)
+    assert len(labels) == 359
+    right = logits[np.arange(359), labels]
+    ranks = (logits > right[:, None]).sum(1)
+    losses = np.log(np.exp(logits).sum(1)) - right
+    return {"loss": losses.mean(), "top1": (ranks < 1).mean(), "top5": (ranks < 5).mean()}
+
+
+def test_result(config, saved, expected):
+    result = evaluate(config)
+    assert set(result) == {"loss", "top1", "top5", "examples", "skipped", "checkpoint"}
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert (result["examples"], result["skipped"]) == (359, 0)
+    assert result["checkpoint"] == f"{config.model_dir}/checkpoints/ckpt-7"
+    # More than guessing the same for all.
+    assert result["loss"] != pytest.approx(np.log(10), abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [50, 1000])
+def test_each_image_once_at_any_batch(config, saved, expected, batch):
+    result = evaluate(config.replace(eval_batch_size=batch))
+    assert result["examples"] == 359
+    assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_in_a_precision_other_than_the_trainings(config, saved, expected, precision):
+    result = evaluate(config.replace(precision=precision))
+    assert result["loss"] == pytest.approx(expected["loss"], rel=0.05)
+    assert result["top1"] == pytest.approx(expected["top1"], abs=0.05)
+    assert result["loss"] != pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_command_prints_a_table_and_json(config, saved, expected, capfd):
+    arguments = ["evaluate", f"--model_dir={config.model_dir}"]
+    assert commands.run(arguments) == 0
+    table = dict(line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines())
+    assert table == {
+        "checkpoint": f"{config.model_dir}/checkpoints/ckpt-7",
+        "top-1": f"{expected['top1']:.2%}",
+        "top-5": f"{expected['top5']:.2%}",
+        "loss": f"{expected['loss']:.4f}",
+        "images": "359",
+    }
+    assert commands.run([*arguments, "--json", "--eval_batch_size=359"]) == 0
+    printed = json.loads(capfd.readouterr().out)
+    assert printed["top1"] == pytest.approx(expected["top1"])
+    assert printed["examples"] == 359
+
+
+def test_a_loss_scale_is_no_obstacle_to_other_precisions(config, saved, tmp_path, capfd):
+    half = config.replace(model_dir=str(tmp_path), precision="mixed_float16", loss_scale=128.0)
+    claim_model_dir(half, saved.labels)
+    Checkpoints(saved, half).save(7, {"step": 7})
+    arguments = ["evaluate", f"--model_dir={tmp_path}", "--precision=float32", "--json"]
+    assert commands.run(arguments) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] == 359
+
+
+# --- What cannot be evaluated
+
+
+def test_no_checkpoint(config, tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint: train there first"):
+        evaluate(config.replace(model_dir=str(tmp_path)))
+
+
+def test_no_model_dir(config):
+    with pytest.raises(UserError, match="no model: give --model_dir"):
+        evaluate(config.replace(model_dir=""))
+
+
+def test_another_model(config, saved):
+    with pytest.raises(UserError, match="ckpt-7 is not of this model"):
+        evaluate(config.replace(model="resnet14"))
+
+
+def test_data_with_other_classes(config, saved, digits, tmp_path):
+    assert read_info(config).num_classes == 10
+    for path in tmp_path.parent.joinpath(digits).iterdir():
+        if path.name != "manifest.json":
+            (tmp_path / path.name).symlink_to(path)
+    other = config.replace(data_dir=str(tmp_path), num_classes=12)
+    with pytest.raises(UserError, match="ckpt-7 is not of this model"):
+        evaluate(other)
+
+
+def test_no_validation_images(config, saved):
+    with pytest.raises(UserError, match="synthetic has no validation shards"):
+        evaluate(config.replace(synthetic=True, num_classes=10))
