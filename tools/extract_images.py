@@ -11,6 +11,7 @@ import itertools
 import pathlib
 import re
 
+from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.records import ENCODED, TEXT, decode_example, read_records
 
@@ -24,6 +25,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=8, help="images (default: %(default)s)")
     options = parser.parse_args()
 
+    import_tensorflow()
     shards = read_manifest(options.data_dir).splits[options.split].shards
     paths = (pathlib.Path(options.data_dir, shard.file) for shard in shards)
     records = itertools.chain.from_iterable(map(read_records, paths))

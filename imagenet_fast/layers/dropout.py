@@ -51,6 +51,9 @@ class Dropout(keras.layers.Layer):
         self.state.assign_add([0, 1])
         return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
 
+    def get_build_config(self) -> None:
+        """Leaves building to the first call, which names the weight after the layer."""
+
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
         return {**super().get_config(), "rate": self.rate}

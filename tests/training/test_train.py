@@ -352,17 +352,15 @@ def test_workers_with_other_options_all_stop(start_workers, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, 1])
-def test_the_worker_left_says_so_and_ends(start_workers, tmp_path, killed):
+def test_the_worker_left_says_so_and_ends(start_workers, tmp_path):
     workers = start_workers(duration="100000 steps", log_every="1 step", eval_every="200 steps")
     deadline = time.monotonic() + 120
     while len(read_rows(str(tmp_path / "run"))) < 20:
         assert [worker.poll() for worker in workers] == [None, None]
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    workers[killed].send_signal(signal.SIGKILL)
-    left = 1 - killed
-    assert workers[left].wait(timeout=30) == 2
-    error = error_of(tmp_path, left)
+    workers[1].send_signal(signal.SIGKILL)
+    assert workers[0].wait(timeout=30) == 2
+    error = error_of(tmp_path, 0)
     assert "error: another worker has stopped, and without it this one cannot go on" in error
     assert "start all workers again with the same command" in error
