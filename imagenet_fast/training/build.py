@@ -10,7 +10,7 @@ import tf_keras as keras
 from imagenet_fast import models
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.data.pipeline import evaluation_steps, steps_per_epoch
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import SGD, GradualWarmup, Role, StepDecay, variable_roles
@@ -44,6 +44,8 @@ def build_model(config: Config) -> Classifier:
         model.steps_per_epoch = steps_per_epoch(info, config)
         updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
         model.epochs = max(1, round(updates / model.steps_per_epoch))
+        if "validation" in info.splits:
+            model.validation_steps = evaluation_steps(info, config, strategy)
         model.compile(optimizer=build_optimizer(config, model))
     return model
 

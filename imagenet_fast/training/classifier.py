@@ -45,6 +45,8 @@ class Classifier(keras.Model):
     Attributes:
       steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
       epochs: what ``fit`` takes where it is not told.
+      validation_steps: steps in which ``make_dataset`` of the same configuration gives each
+        validation image once; Keras cannot ask a distributed data set how long it is.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Classifier(keras.Model):
         self.labels = tuple(labels)
         self.steps_per_epoch: int | None = None
         self.epochs = 1
+        self.validation_steps: int | None = None
         self.totals = Totals()
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
@@ -94,6 +97,8 @@ class Classifier(keras.Model):
         **kwargs: Any,
     ) -> keras.callbacks.History:
         """Keras' ``fit``; the recipe's epochs and steps are the defaults."""
+        if _is_distributed(kwargs.get("validation_data")):
+            kwargs.setdefault("validation_steps", self.validation_steps)
         return super().fit(
             x,
             *args,
@@ -102,10 +107,12 @@ class Classifier(keras.Model):
             **kwargs,
         )
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate``, of the same model on all replicas."""
+        if _is_distributed(x):
+            kwargs.setdefault("steps", self.validation_steps)
         self.average_batch_norm_statistics()
-        return super().evaluate(*args, **kwargs)
+        return super().evaluate(x, *args, **kwargs)
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
@@ -219,6 +226,10 @@ class Classifier(keras.Model):
         # The cross-entropy against (1 - s) * one-hot + s / classes.
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+
+
+def _is_distributed(data: Any) -> bool:
+    return isinstance(data, tf.distribute.DistributedDataset)
 
 
 def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -175,6 +175,8 @@ def test_port_that_is_taken_is_named():
 def test_starts_imagenet_fast_with_all_that_follows(tmp_path, machine):
     package = tmp_path / "imagenet_fast"
     package.mkdir()
+    # A package without it would give way to the installed one.
+    (package / "__init__.py").touch()
     (package / "__main__.py").write_text("import sys; print(sys.argv[1:])")
     result = subprocess.run(
         [sys.executable, LAUNCHER, "--workers", "1", "--", "train", "--workers=3", "--", "a b"],

@@ -78,6 +78,26 @@ def test_in_a_precision_other_than_the_trainings(config, saved, expected, precis
     assert result["loss"] != pytest.approx(expected["loss"], rel=1e-6)
 
 
+def test_a_notebooks_fit_and_evaluate_count_each_image_once(config):
+    """Keras itself cannot tell how long a distributed data set is."""
+    config = config.replace(eval_batch_size=50)
+    model = build_model(config)
+    validation = make_dataset(config, "validation")
+    train = make_dataset(config, "train")
+    history = model.fit(
+        train, validation_data=validation, steps_per_epoch=1, epochs=2, verbose=0
+    ).history
+    assert history["val_examples"] == [359, 359]
+    assert history["examples"] == [32, 32]
+    told = model.evaluate(validation, verbose=0, return_dict=True)
+    assert told["loss"] == pytest.approx(history["val_loss"][-1])
+    assert told["examples"] == 359
+    # Data of one's own is taken whole.
+    images, labels = np.zeros((500, 16, 16, 3), "uint8"), np.zeros(500, int)
+    told = model.evaluate(images, labels, batch_size=10, verbose=0, return_dict=True)
+    assert told["examples"] == 500
+
+
 def test_command_prints_a_table_and_json(config, saved, expected, capfd):
     arguments = ["evaluate", f"--model_dir={config.model_dir}"]
     assert commands.run(arguments) == 0
