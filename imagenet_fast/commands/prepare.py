@@ -48,7 +48,7 @@ def _verify(directory: str) -> int:
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
-        print(f"{directory} is damaged: {len(problems)} problems", file=sys.stderr)
+        print(f"{directory} is damaged; problems: {len(problems)}", file=sys.stderr)
         return 2
     print(f"{directory} is whole: {_contents(read_manifest(directory))}")
     return 0

@@ -202,7 +202,8 @@ def _foreign(path: str, error: Exception) -> UserError:
 def _temporary_folder(model_dir: str) -> pathlib.Path:
     """Returns an empty folder on this machine for what a worker other than the chief writes."""
     index = Cluster.from_environment().index
-    name = f"imagenet-fast-{zlib.crc32(model_dir.encode()):08x}-worker-{index}"
+    owner = f"{os.getuid()}:{pathlib.Path(model_dir).resolve()}"
+    name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{index}"
     folder = pathlib.Path(tempfile.gettempdir(), name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

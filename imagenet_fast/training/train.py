@@ -71,6 +71,10 @@ class _Run:
         self.config, self.info, self.strategy = config, info, strategy
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = self._steps(config.duration)
+        if not self.total_steps:
+            raise UserError(
+                f"duration {config.duration} is less than one step of {config.batch_size} images"
+            )
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         self.model = build_model(config)

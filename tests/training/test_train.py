@@ -252,6 +252,12 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     assert pathlib.Path(tmp_path, "labels.txt").read_text().splitlines() == [*"0123456789"]
 
 
+def test_a_run_of_no_steps_is_refused(config):
+    short = config.replace(duration="3 examples", model_dir=config.model_dir + "_short")
+    with pytest.raises(UserError, match="duration 3 examples is less than one step of 32 images"):
+        train(short)
+
+
 def test_no_place_for_results():
     with pytest.raises(UserError, match="no place for the results: give --model_dir"):
         train(Config(synthetic=True, num_classes=10))
