@@ -171,7 +171,7 @@ def test_verify(digits, tmp_path, capfd):
     assert (finished.status, finished.out) == (2, "")
     assert damaged.name in finished.err
     assert lost.name in finished.err
-    assert re.fullmatch(r".*/copy is damaged: \d+ problems", finished.err.splitlines()[-1])
+    assert re.fullmatch(r".*/copy is damaged; problems: \d+", finished.err.splitlines()[-1])
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def test_training_moves_the_batch_norm_statistics_by_the_momentum():
     ("make", "message"),
     [
         (lambda: resnet(20), r"no depth 20; the depths are \(18, 34, 50, 101, 152\)"),
-        (lambda: cifar_resnet(50), r"no depth 50; the depths are \(20, 32, 56\)"),
+        (lambda: cifar_resnet(50), r"no depth 50; the depths are \(8, 14, 20, 32, 56\)"),
         (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],
