@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import tensorflow as tf
 import tf_keras as keras
@@ -14,7 +13,7 @@ from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.training.build import build_model
+from imagenet_fast.training.build import build_model, precision_policy
 
 NAMES = ("imagenet_fast", "Keras applications")
 # By name: the functions are made for positional arguments that differ between versions.
@@ -68,7 +67,7 @@ def keras_model(config: Config) -> keras.Model:
     """
     _require_peer(config.model)
     shape = (config.image_size, config.image_size, 3)
-    with _policy(config.precision):
+    with precision_policy(config.precision):
         network = getattr(keras.applications, _PEERS[config.model])(
             weights=None,
             input_shape=shape,
@@ -136,13 +135,3 @@ def _notes(config: Config) -> tuple[str, ...]:
         "Theirs: compile(SGD with momentum, sparse cross-entropy, accuracy), float32 images that "
         f"are normalized already. Ours: uint8 images, also top-5{decay}.",
     )
-
-
-@contextlib.contextmanager
-def _policy(name: str) -> Iterator[None]:
-    before = keras.mixed_precision.global_policy()
-    keras.mixed_precision.set_global_policy(name)
-    try:
-        yield
-    finally:
-        keras.mixed_precision.set_global_policy(before)

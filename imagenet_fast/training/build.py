@@ -58,7 +58,7 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
       labels: the name of each class.
     """
     shape = (config.image_size, config.image_size, 3)
-    with _precision(config.precision):
+    with precision_policy(config.precision):
         network = models.build(config.model, len(labels), shape, **_model_options(config))
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
@@ -119,8 +119,8 @@ def _model_options(config: Config) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _precision(policy: str) -> Iterator[None]:
-    """Layers made inside compute under ``policy``."""
+def precision_policy(policy: str) -> Iterator[None]:
+    """Layers made inside compute under the mixed-precision policy of this name."""
     before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy(policy)
     try:
