@@ -128,7 +128,11 @@ def test_tensorflow_alone_serves_it(exported, validation, tmp_path, run_python):
     for index, data in enumerate(encoded):
         (tmp_path / str(index)).write_bytes(data)
     (tmp_path / "alone.py").write_text(ALONE)
-    finished = run_python([tmp_path / "alone.py", exported, tmp_path / "0", tmp_path / "1"])
+    finished = run_python(
+        [tmp_path / "alone.py", exported, tmp_path / "0", tmp_path / "1"],
+        # With it set, TensorFlow itself imports tf_keras.
+        environment={"TF_USE_LEGACY_KERAS": "0"},
+    )
     probabilities = np.array(json.loads(finished.stdout))
     np.testing.assert_allclose(probabilities, serve(exported, encoded)[2], rtol=0, atol=1e-5)
 
