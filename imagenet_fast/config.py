@@ -18,6 +18,7 @@ from typing import Any
 from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
+from imagenet_fast.planning.large_batch import BATCH_TABLES, values_for_batch
 
 _COMMENT_MARKS = ("#", "//")
 _KINDS = {
@@ -71,6 +72,11 @@ def _not_negative(value: float) -> bool:
 
 def _fraction(value: float) -> bool:
     return 0 <= value < 1
+
+
+def _ordered(value: tuple[Duration, ...]) -> bool:
+    amounts = [at.amount for at in value]
+    return len({at.unit for at in value}) <= 1 and amounts == sorted(amounts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,53 +267,67 @@ class Config:
         check=lambda value: value.amount > 0,
         must="be positive",
     )
-    learning_rate: float = _option(
-        0.1,
-        "reference rate, for a batch of learning_rate_batch images",
+    optimizer: str = _option(
+        "sgd",
+        "sgd; lars, for batches above 2000; a Keras optimizer by its name, as adam; or, with "
+        "TensorFlow Addons, tfa:NAME, as tfa:LAMB or tfa:Lookahead(adam)",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
-    )
-    learning_rate_batch: int = _option(
-        256,
-        "batch to which learning_rate belongs; the rate grows in proportion (linear scaling "
-        "rule); 0: no scaling",
-        group="optimization",
-        check=_not_negative,
-        must="not be negative",
-    )
-    warmup: Duration = _option(
-        Duration(5, "epochs"),
-        "gradual warmup, by the step, from learning_rate to the scaled rate if that is higher",
-        group="optimization",
-    )
-    decay_at: tuple[Duration, ...] = _option(
-        (Duration(30, "epochs"), Duration(60, "epochs"), Duration(80, "epochs")),
-        "when to multiply the rate by decay_factor",
-        group="optimization",
-        check=lambda value: (
-            len({at.unit for at in value}) <= 1
-            and list(value) == sorted(value, key=lambda at: at.amount)
-        ),
-        must="be in one unit and in order",
-    )
-    decay_factor: float = _option(
-        0.1,
-        "see decay_at",
-        group="optimization",
-        check=lambda value: 0 < value <= 1,
-        must="be in (0, 1]",
     )
     momentum: float = _option(
-        0.9, "momentum", group="optimization", check=_fraction, must="be in [0, 1)"
+        0.9,
+        "share of the momentum that a step keeps, in optimizers that have one",
+        group="optimization",
+        check=_fraction,
+        must="be in [0, 1)",
     )
-    nesterov: bool = _option(True, "Nesterov's momentum", group="optimization")
+    nesterov: bool = _option(True, "Nesterov's momentum, of sgd and lars", group="optimization")
     weight_decay: float = _option(
         1e-4,
-        "weight decay, on all but gamma and beta of batch norm",
+        "times the weights, added to their gradients",
         group="optimization",
         check=_not_negative,
         must="not be negative",
+    )
+    weight_decay_on: str = _option(
+        "auto",
+        "weights: not biases, nor gamma and beta of batch norm; weights_and_biases; all; "
+        "auto: weights in lars, else weights_and_biases",
+        group="optimization",
+        choices=("auto", "weights", "weights_and_biases", "all"),
+    )
+    lars_eeta: float = _option(
+        0.001,
+        "trust coefficient of lars",
+        group="optimization",
+        check=_positive,
+        must="be positive",
+    )
+    lars_epsilon: float = _option(
+        0.0,
+        "added to the norm of the gradient in lars",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    lars_rate_in_momentum: bool = _option(
+        True,
+        "lars multiplies by the rate before the momentum (MLPerf's scaled momentum), not after it",
+        group="optimization",
+    )
+    clip_norm: float = _option(
+        0.0,
+        "greatest norm of all gradients together, after their sum over replicas; 0: no clipping",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    ema_decay: float = _option(
+        0.0,
+        "share that a step keeps of the weights' moving average, with which evaluation and export "
+        "work; 0: no average",
+        group="optimization",
+        check=_fraction,
+        must="be in [0, 1)",
     )
     label_smoothing: float = _option(
         0.0,
@@ -322,6 +342,100 @@ class Config:
         group="optimization",
         check=lambda value: 0 <= value < 2**32,
         must="be in [0, 2**32)",
+    )
+
+    # Learning rate.
+    learning_rate: float = _option(
+        0.1,
+        "reference rate, for a batch of learning_rate_batch images",
+        group="learning rate",
+        check=_not_negative,
+        must="not be negative",
+    )
+    learning_rate_batch: int = _option(
+        256,
+        "batch to which learning_rate belongs",
+        group="learning rate",
+        check=_positive,
+        must="be positive",
+    )
+    rate_scaling: str = _option(
+        "linear",
+        "how the rate grows with the batch: linear (the linear scaling rule), sqrt or none",
+        group="learning rate",
+        choices=("linear", "sqrt", "none"),
+    )
+    batch_table: str = _option(
+        "",
+        "take learning_rate, warmup, momentum and weight_decay for this batch from a family of "
+        "recipes for lars, interpolated between theirs",
+        group="learning rate",
+        choices=("", *BATCH_TABLES),
+    )
+    warmup: Duration = _option(Duration(5, "epochs"), "length of the warmup", group="learning rate")
+    warmup_kind: str = _option(
+        "gradual",
+        "gradual: up to the scaled rate by the same amount each step; constant: at the first rate",
+        group="learning rate",
+        choices=("gradual", "constant"),
+    )
+    warmup_start: float = _option(
+        -1.0,
+        "first rate of the warmup; -1: learning_rate, and no warmup unless the scaled rate is "
+        "higher",
+        group="learning rate",
+        check=lambda value: value >= 0 or value == -1,
+        must="not be negative, or be -1",
+    )
+    schedule: str = _option(
+        "steps",
+        "of the rate after the warmup: constant; steps, at decay_at; polynomial or cosine, to "
+        "end_learning_rate at the end of the run; piecewise_linear, through knots",
+        group="learning rate",
+        choices=("constant", "steps", "polynomial", "cosine", "piecewise_linear"),
+    )
+    decay_at: tuple[Duration, ...] = _option(
+        (Duration(30, "epochs"), Duration(60, "epochs"), Duration(80, "epochs")),
+        "schedule=steps: when to multiply the rate by decay_factor",
+        group="learning rate",
+        check=_ordered,
+        must="be in one unit and in order",
+    )
+    decay_factor: float = _option(
+        0.1,
+        "schedule=steps: see decay_at",
+        group="learning rate",
+        check=lambda value: 0 < value <= 1,
+        must="be in (0, 1]",
+    )
+    decay_power: float = _option(
+        2.0,
+        "schedule=polynomial: power of the share of the run that is left",
+        group="learning rate",
+        check=_positive,
+        must="be positive",
+    )
+    end_learning_rate: float = _option(
+        0.0,
+        "schedule=polynomial and cosine: rate at the end of the run",
+        group="learning rate",
+        check=_not_negative,
+        must="not be negative",
+    )
+    knots_at: tuple[Duration, ...] = _option(
+        (),
+        "schedule=piecewise_linear: times between which the rate changes by the same amount each "
+        "step",
+        group="learning rate",
+        check=_ordered,
+        must="be in one unit and in order",
+    )
+    knots: tuple[float, ...] = _option(
+        (),
+        "schedule=piecewise_linear: shares of the scaled rate at knots_at",
+        group="learning rate",
+        check=lambda value: not value or min(value) >= 0,
+        must="not be negative",
     )
 
     # Hardware.
@@ -426,6 +540,8 @@ class Config:
             value = self._coerce(field, getattr(self, field.name))
             object.__setattr__(self, field.name, value)
             self._check(field, value)
+        if self.batch_table:
+            self._fill_from_batch_table()
         self._check_together()
 
     @staticmethod
@@ -469,18 +585,48 @@ class Config:
             raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
         if self.xla and self.strategy == "tpu":
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
+        if self.schedule == "piecewise_linear" and len(self.knots) < 1:
+            raise UserError("schedule=piecewise_linear needs knots_at and knots")
+        if len(self.knots) != len(self.knots_at):
+            raise UserError(
+                f"there are {len(self.knots)} knots, but {len(self.knots_at)} times in knots_at"
+            )
         if self.train_crop == "pad" and self.crop_padding >= self.image_size:
             raise UserError(
                 f"crop_padding {self.crop_padding} must be smaller than image_size "
                 f"{self.image_size}"
             )
 
+    def _fill_from_batch_table(self) -> None:
+        values = values_for_batch(self.batch_table, self.batch_size)
+        filled = {
+            "learning_rate": values.learning_rate,
+            "rate_scaling": "none",
+            "warmup": Duration(values.warmup_epochs, "epochs"),
+            "warmup_start": 0.0,
+            "momentum": values.momentum,
+            "weight_decay": values.weight_decay,
+        }
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
+
     @property
     def scaled_learning_rate(self) -> float:
-        """The highest rate of the run: the linear scaling rule of Goyal et al. 2017."""
-        if not self.learning_rate_batch:
-            return self.learning_rate
-        return self.learning_rate * self.batch_size / self.learning_rate_batch
+        """The rate of this batch, after the warmup.
+
+        Linear scaling is the rule of Goyal et al. 2017; by the square root, which their Table 2a
+        tries too, the variance of a step stays the same.
+        """
+        ratio = self.batch_size / self.learning_rate_batch
+        factor = {"linear": ratio, "sqrt": ratio**0.5, "none": 1.0}[self.rate_scaling]
+        return self.learning_rate * factor
+
+    @property
+    def warmup_first_rate(self) -> float | None:
+        """The rate with which the warmup begins; None: there is no warmup."""
+        if self.warmup_start >= 0:
+            return self.warmup_start
+        return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
 
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with other values for some options.

@@ -1,0 +1,1 @@
+"""The published systems as data. Nothing here imports TensorFlow."""
