@@ -117,17 +117,26 @@ class Config:
     )
     train_crop: str = _option(
         "random_resized",
-        "random_resized: of random area and aspect; pad: zeros around, then a random window; "
-        "none: as in evaluation",
+        "random_resized: of random area and aspect, as in fb.resnet.torch; inception: the same as "
+        "TensorFlow draws it, in recipes for TPUs and MLPerf; pad: zeros around, then a random "
+        "window; none: as in evaluation",
         group="data",
-        choices=("random_resized", "pad", "none"),
+        choices=("random_resized", "inception", "pad", "none"),
     )
     crop_min_area: float = _option(
         0.08,
-        "least area of a random_resized crop, as a fraction of the image",
+        "least area of a random_resized or inception crop, as a fraction of the image; inception "
+        "never takes less than a tenth",
         group="data",
         check=lambda value: 0 < value <= 1,
         must="be in (0, 1]",
+    )
+    crop_attempts: int = _option(
+        10,
+        "random_resized or inception crops that may fail to fit before the centre is taken",
+        group="data",
+        check=_positive,
+        must="be positive",
     )
     crop_padding: int = _option(
         4,
@@ -243,6 +252,10 @@ class Config:
         group="model",
         check=_fraction,
         must="be in [0, 1)",
+    )
+
+    batch_norm_after_pool5: bool = _option(
+        True, "AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)", group="model"
     )
 
     # Optimization.
@@ -585,7 +598,7 @@ class Config:
             raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
         if self.xla and self.strategy == "tpu":
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
-        if self.schedule == "piecewise_linear" and len(self.knots) < 1:
+        if self.schedule == "piecewise_linear" and not self.knots:
             raise UserError("schedule=piecewise_linear needs knots_at and knots")
         if len(self.knots) != len(self.knots_at):
             raise UserError(

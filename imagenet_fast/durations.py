@@ -60,11 +60,20 @@ class Duration:
           steps_per_epoch: weight updates in an epoch.
           batch_size: images in a weight update, over all replicas.
         """
+        return round(self.exact_steps(steps_per_epoch, batch_size))
+
+    def exact_steps(self, steps_per_epoch: int, batch_size: int) -> float:
+        """Returns the same, not rounded: 17936338 examples are 547.37 updates of 32768 images.
+
+        Args:
+          steps_per_epoch: weight updates in an epoch.
+          batch_size: images in a weight update, over all replicas.
+        """
         if self.unit == "epochs":
-            return round(self.amount * steps_per_epoch)
+            return self.amount * steps_per_epoch
         if self.unit == "examples":
-            return round(self.amount / batch_size)
-        return round(self.amount)
+            return self.amount / batch_size
+        return self.amount
 
     def __str__(self) -> str:
         unit = self.unit[:-1] if self.amount == 1 else self.unit

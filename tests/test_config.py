@@ -32,6 +32,7 @@ OTHER = {
     "image_size": 160,
     "train_crop": "pad",
     "crop_min_area": 0.25,
+    "crop_attempts": 100,
     "crop_padding": 3,
     "flip": False,
     "color_jitter": 0.4,
@@ -51,19 +52,36 @@ OTHER = {
     "batch_norm_momentum": 0.99,
     "batch_norm_epsilon": 1e-3,
     "dropout": 0.0,
+    "batch_norm_after_pool5": False,
     "batch_size": 8192,
     "accumulation_steps": 4,
     "duration": Duration(1_281_167, "examples"),
-    "learning_rate": 1 / 3,
-    "learning_rate_batch": 0,
-    "warmup": Duration(0, "steps"),
-    "decay_at": (Duration(0.5, "epochs"), Duration(12, "epochs")),
-    "decay_factor": 1.0,
+    "optimizer": "lars",
     "momentum": 0.0,
     "nesterov": False,
     "weight_decay": 5e-5,
+    "weight_decay_on": "weights",
+    "lars_eeta": 0.01,
+    "lars_epsilon": 1e-5,
+    "lars_rate_in_momentum": False,
+    "clip_norm": 1.5,
+    "ema_decay": 0.999,
     "label_smoothing": 0.1,
     "seed": 2**32 - 1,
+    "learning_rate": 1 / 3,
+    "learning_rate_batch": 512,
+    "rate_scaling": "sqrt",
+    "batch_table": "mlperf",
+    "warmup": Duration(0, "steps"),
+    "warmup_kind": "constant",
+    "warmup_start": 0.0,
+    "schedule": "piecewise_linear",
+    "decay_at": (Duration(0.5, "epochs"), Duration(12, "epochs")),
+    "decay_factor": 1.0,
+    "decay_power": 1.0,
+    "end_learning_rate": 1e-4,
+    "knots_at": (Duration(0, "epochs"), Duration(5, "epochs")),
+    "knots": (0.0, 1.0),
     "strategy": "tpu",
     "tpu": "local",
     "logical_cpus": 4,
@@ -82,7 +100,7 @@ OTHER = {
     "tensorboard": False,
 }
 # A TPU always compiles, so that both cannot be in one configuration.
-CHANGED = Config(**{**OTHER, "xla": False})
+CHANGED = Config(**{**OTHER, "xla": False, "batch_table": ""})
 
 
 @pytest.fixture
@@ -116,7 +134,14 @@ def test_text_of_each_option(name):
 @pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
 def test_each_option_has_help_and_a_group(field):
     assert field.metadata["help"]
-    assert field.metadata["group"] in ("data", "model", "optimization", "hardware", "run")
+    assert field.metadata["group"] in (
+        "data",
+        "model",
+        "optimization",
+        "learning rate",
+        "hardware",
+        "run",
+    )
     assert bool(field.metadata["check"]) == bool(field.metadata["must"])
 
 
@@ -141,7 +166,9 @@ def test_recipe_of_the_paper_is_the_default():
 )
 def test_linear_scaling_rule(batch, rate):
     assert Config(batch_size=batch).scaled_learning_rate == pytest.approx(rate, rel=1e-15)
-    assert Config(batch_size=batch, learning_rate_batch=0).scaled_learning_rate == 0.1
+    root = Config(batch_size=batch, rate_scaling="sqrt").scaled_learning_rate
+    assert root == pytest.approx(0.1 * (batch / 256) ** 0.5, rel=1e-15)
+    assert Config(batch_size=batch, rate_scaling="none").scaled_learning_rate == 0.1
 
 
 def test_frozen():
@@ -208,6 +235,7 @@ def test_accepted_forms():
         ({"image_size": 0}, "image_size is 0, but must be positive"),
         ({"crop_min_area": 0.0}, "crop_min_area is 0, but must be in (0, 1]"),
         ({"crop_min_area": 1.01}, "crop_min_area is 1.01, but must be in (0, 1]"),
+        ({"crop_attempts": 0}, "crop_attempts is 0, but must be positive"),
         ({"crop_padding": -1}, "crop_padding is -1, but must not be negative"),
         ({"color_jitter": 1.0}, "color_jitter is 1, but must be in [0, 1)"),
         ({"lighting": -0.1}, "lighting is -0.1, but must not be negative"),
@@ -226,7 +254,17 @@ def test_accepted_forms():
         ({"duration": "0 epochs"}, "duration is 0 epochs, but must be positive"),
         ({"learning_rate": -0.1}, "learning_rate is -0.1, but must not be negative"),
         ({"learning_rate": float("nan")}, "learning_rate is nan, but must not be negative"),
-        ({"learning_rate_batch": -1}, "learning_rate_batch is -1, but must not be negative"),
+        ({"learning_rate_batch": 0}, "learning_rate_batch is 0, but must be positive"),
+        ({"warmup_start": -0.5}, "warmup_start is -0.5, but must not be negative, or be -1"),
+        ({"end_learning_rate": -1.0}, "end_learning_rate is -1, but must not be negative"),
+        ({"decay_power": 0.0}, "decay_power is 0, but must be positive"),
+        ({"knots_at": "5 epochs,0 epochs"}, "must be in one unit and in order"),
+        ({"knots": (1.0, -1.0)}, "knots is 1,-1, but must not be negative"),
+        ({"lars_eeta": 0.0}, "lars_eeta is 0, but must be positive"),
+        ({"lars_epsilon": -1e-5}, "lars_epsilon is -1e-05, but must not be negative"),
+        ({"clip_norm": -1.0}, "clip_norm is -1, but must not be negative"),
+        ({"ema_decay": 1.0}, "ema_decay is 1, but must be in [0, 1)"),
+        ({"ema_decay": -0.1}, "ema_decay is -0.1, but must be in [0, 1)"),
         ({"decay_at": "60 epochs,30 epochs"}, "must be in one unit and in order"),
         ({"decay_at": "30 epochs,9000 steps"}, "must be in one unit and in order"),
         ({"decay_factor": 0.0}, "decay_factor is 0, but must be in (0, 1]"),
@@ -251,6 +289,10 @@ def test_accepted_forms():
         ({"resize_method": "cubic"}, "did you mean 'bicubic'"),
         ({"shard_by": "file"}, "did you mean 'files'"),
         ({"stem": "tiny"}, "choose from imagenet, small"),
+        ({"schedule": "polynom"}, "did you mean 'polynomial'"),
+        ({"rate_scaling": "root"}, "did you mean 'sqrt'"),
+        ({"batch_table": "mlperv"}, "did you mean 'mlperf'"),
+        ({"weight_decay_on": "biases"}, "did you mean"),
         ({"strategy": "mirror"}, "did you mean 'mirrored'"),
         ({"precision": "bfloat16"}, "did you mean 'mixed_bfloat16'"),
         # Contradictions.
@@ -258,6 +300,9 @@ def test_accepted_forms():
         ({"synthetic": True}, "synthetic data needs num_classes"),
         ({"loss_scale": 128.0}, "loss_scale is for precision=mixed_float16, but precision is flo"),
         ({"tpu": "local", "strategy": "mirrored"}, "tpu='local' contradicts strategy=mirrored"),
+        ({"schedule": "piecewise_linear"}, "schedule=piecewise_linear needs knots_at and knots"),
+        ({"knots": (0.0, 1.0), "knots_at": "0 steps"}, "there are 2 knots, but 1 times in"),
+        ({"batch_table": "mlperf", "batch_size": 256}, "values for batches from 4096 to 65536"),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
         (
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},

@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 
-_ROOT_RATIOS = (3 / 4, 4 / 3)
-_ATTEMPTS = 10
+# Width by height: of a random_resized crop the root of this, of an inception crop this itself.
+_RATIOS = (3 / 4, 4 / 3)
+# Of the image, by an inception crop.
+_LEAST_SHOWN = 0.1
 
 
 def training_image(encoded: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
@@ -26,8 +28,9 @@ def training_image(encoded: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Te
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    if config.train_crop == "random_resized":
-        window = _random_resized_window(_image_size(encoded), seed, config)
+    draw_window = _DRAW_WINDOW.get(config.train_crop)
+    if draw_window:
+        window = draw_window(_image_size(encoded), seed, config)
         return _resize(_decode(encoded, window), config)
     image = evaluation_image(encoded, config)
     if config.train_crop == "pad":
@@ -82,15 +85,15 @@ def _random_resized_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> 
     """Draws a window as fb.resnet.torch does, on which Goyal et al. 2017 build.
 
     The area is a uniform fraction of the image; the *root* of the ratio of width to height is
-    uniform in [3/4, 4/3], or of height to width, with even odds. The first of ten windows that fits
-    is taken; if none does, the largest square in the middle. (TensorFlow's own
-    ``sample_distorted_bounding_box`` draws smaller areas more often.)
+    uniform in [3/4, 4/3], or of height to width, with even odds. The first of
+    ``config.crop_attempts`` windows that fits is taken; if none does, the largest square in the
+    middle.
     """
-    draws = tf.random.stateless_uniform([5, _ATTEMPTS], seed)
+    draws = tf.random.stateless_uniform([5, config.crop_attempts], seed)
     image = tf.cast(size, tf.float32)
     fraction = config.crop_min_area + (1 - config.crop_min_area) * draws[0]
     side = tf.sqrt(fraction * tf.reduce_prod(image))
-    low, high = _ROOT_RATIOS
+    low, high = _RATIOS
     ratio = low + (high - low) * draws[1]
     wide, narrow = tf.round(side * ratio), tf.round(side / ratio)
     swapped = draws[2] < 0.5
@@ -101,6 +104,33 @@ def _random_resized_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> 
     windows = tf.cast(tf.concat([corners, shapes], axis=1), tf.int32)
     first = tf.argmax(tf.cast(fits, tf.int32))
     return tf.where(tf.reduce_any(fits), windows[first], _centre_window(size, 1.0))
+
+
+def _inception_window(size: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
+    """Draws a window as Google's code for TPUs does, and MLPerf's reference code.
+
+    The ratio of width to height is uniform in [3/4, 4/3] (MLPerf's: 1.33), and so is the height
+    between its bounds, which makes small areas more likely than large ones. Windows below a tenth
+    of the image fail, whatever ``config.crop_min_area``: that code wants to see a tenth of an
+    object, and takes the whole image for the object (MLPerf's: where none is marked). If all of
+    ``config.crop_attempts`` fail, evaluation's window is taken (MLPerf's: the whole image).
+    """
+    corner, shape, _ = tf.image.stateless_sample_distorted_bounding_box(
+        tf.concat([size, [3]], 0),
+        bounding_boxes=[[[0.0, 0.0, 1.0, 1.0]]],
+        seed=seed,
+        min_object_covered=_LEAST_SHOWN,
+        aspect_ratio_range=_RATIOS,
+        area_range=(config.crop_min_area, 1.0),
+        max_attempts=config.crop_attempts,
+    )
+    window = tf.concat([corner[:2], shape[:2]], 0)
+    # The operation has no other sign of failure than the whole image.
+    failed = tf.reduce_all(window[2:] == size)
+    return tf.where(failed, _centre_window(size, config.eval_crop_fraction), window)
+
+
+_DRAW_WINDOW = {"random_resized": _random_resized_window, "inception": _inception_window}
 
 
 def _centre_window(size: tf.Tensor, fraction: float) -> tf.Tensor:

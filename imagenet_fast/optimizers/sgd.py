@@ -8,11 +8,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.optimizers.momentum import MomentumOptimizer
 from imagenet_fast.optimizers.schedules import Schedule
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class SGD(keras.optimizers.Optimizer):
+class SGD(MomentumOptimizer):
     """SGD with momentum and weight decay in the gradient.
 
     With ``g = gradient + weight_decay * w``::
@@ -46,61 +47,21 @@ class SGD(keras.optimizers.Optimizer):
         name: str = "SGD",
         **kwargs: Any,
     ) -> None:
-        # One fused kernel updates a variable: there is nothing left for XLA to fuse.
-        kwargs.setdefault("jit_compile", False)
-        # Not passed on: Keras would decay apart from the gradient.
-        super().__init__(name=name, weight_decay=None, **kwargs)
-        self._learning_rate = self._build_learning_rate(learning_rate)
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.l2_weight_decay = weight_decay
-        self.weight_decay_mask = None if weight_decay_mask is None else list(weight_decay_mask)
-
-    def build(self, var_list: Sequence[tf.Variable]) -> None:
-        """Makes a momentum buffer for each of ``var_list``.
-
-        Raises:
-          ValueError: if ``weight_decay_mask`` is not as long as ``var_list``.
-        """
-        super().build(var_list)
-        if getattr(self, "_built", False):
-            return
-        if self.weight_decay_mask is not None and len(self.weight_decay_mask) != len(var_list):
-            raise ValueError(
-                f"weight_decay_mask has {len(self.weight_decay_mask)} entries, but there are "
-                f"{len(var_list)} trainable variables"
-            )
-        self.momentums = [
-            self.add_variable_from_reference(model_variable=variable, variable_name="m")
-            for variable in var_list
-        ]
-        self._built = True
+        super().__init__(
+            learning_rate, momentum, nesterov, weight_decay, weight_decay_mask, name, **kwargs
+        )
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Applies one gradient to its variable."""
-        index = self._index_dict[self._var_key(variable)]
-        decayed = self.weight_decay_mask is None or self.weight_decay_mask[index]
+        index = self._index(variable)
         # An embedding's is sparse. One of another dtype would make the kernel abort the process.
         gradient = tf.convert_to_tensor(gradient, variable.dtype)
-        if self.l2_weight_decay and decayed:
-            gradient += tf.cast(self.l2_weight_decay, gradient.dtype) * variable
+        gradient = self._add_decay(gradient, variable, index, buffer_scale=1.0)
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle,
             accum=self.momentums[index].handle,
             lr=tf.cast(self.learning_rate, gradient.dtype),
             grad=gradient,
-            momentum=tf.cast(self.momentum, gradient.dtype),
+            momentum=tf.constant(self.momentum, gradient.dtype),
             use_nesterov=self.nesterov,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns all options, for saving."""
-        config = super().get_config()
-        config.update(
-            learning_rate=self._serialize_hyperparameter(self._learning_rate),
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            weight_decay=self.l2_weight_decay,
-            weight_decay_mask=self.weight_decay_mask,
-        )
-        return config

@@ -84,6 +84,25 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
     )
 
 
+def describe(table: str, batch_size: int) -> str:
+    """Returns the values for a batch and where they come from, in a line for people.
+
+    Raises:
+      UserError: as :func:`values_for_batch`.
+    """
+    values = values_for_batch(table, batch_size)
+    batches = sorted(BATCH_TABLES[table])
+    if batch_size in batches:
+        source = f"as {table} has them"
+    else:
+        above = bisect.bisect(batches, batch_size)
+        source = f"interpolated between {table}'s for {batches[above - 1]} and {batches[above]}"
+    return (
+        f"rate {values.learning_rate:g}, warmup {values.warmup_epochs:g} epochs, momentum "
+        f"{values.momentum:g}, weight decay {values.weight_decay:g}: {source}"
+    )
+
+
 def _rounded(value: float) -> float:
     """Four digits, which is more than any of the recipes was tuned to."""
     return float(f"{value:.4g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -23,7 +24,8 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     ``serving_default`` takes ``images``, a string [batch] of encoded JPEGs or PNGs of any size, and
     returns, best first, ``classes`` int32 [batch, k], ``labels`` string [batch, k] and
     ``probabilities`` float32 [batch, k]. Everything inside is float32, whatever the model was
-    trained in. TensorFlow alone loads it.
+    trained in; weights are their moving averages where the model keeps them. TensorFlow alone
+    loads it.
 
     Args:
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
@@ -49,13 +51,17 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
         restore_weights(model, config.model_dir)
     else:
         source.average_batch_norm_statistics()
-        model.set_weights(source.get_weights())
+        with source.averaged_weights():
+            model.set_weights(source.get_weights())
     module = ServingModule(model, config, min(top_k, len(labels)))
     # Written beside and renamed, so that a server never loads half a model.
     temporary = directory.with_name(directory.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
+    averaged = model.averaged_weights() if isinstance(source, Config) else contextlib.nullcontext()
     try:
-        tf.saved_model.save(module, str(temporary), signatures={"serving_default": module.classify})
+        with averaged:
+            signatures = {"serving_default": module.classify}
+            tf.saved_model.save(module, str(temporary), signatures=signatures)
         temporary.rename(directory)
     except (OSError, tf.errors.OpError) as error:
         raise UserError(f"cannot write {directory}: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 
 import tf_keras as keras
@@ -13,9 +14,10 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps, steps_per_epoch
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.optimizers import SGD, GradualWarmup, Role, StepDecay, variable_roles
-from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
+from imagenet_fast.optimizers.names import make_optimizer
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.schedule import build_schedule
 
 # Options of Config that belong to some models only.
 _MODEL_OPTIONS = (
@@ -25,7 +27,17 @@ _MODEL_OPTIONS = (
     "batch_norm_momentum",
     "batch_norm_epsilon",
     "dropout",
+    "batch_norm_after_pool5",
 )
+
+# Below it, Google's TPU code warns, too.
+_LEAST_LARS_BATCH = 2000
+
+_DECAYED_ROLES = {
+    "weights": (Role.WEIGHT,),
+    "weights_and_biases": (Role.WEIGHT, Role.BIAS),
+    "all": tuple(Role),
+}
 
 
 def build_model(config: Config) -> Classifier:
@@ -62,7 +74,7 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
         network = models.build(config.model, len(labels), shape, **_model_options(config))
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
-        return Classifier(
+        model = Classifier(
             pixels,
             network(normalized(pixels)),
             label_smoothing=config.label_smoothing,
@@ -72,31 +84,20 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
             labels=labels,
             name=config.model,
         )
-
-
-def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
-    """Returns the learning rate by the step.
-
-    Linear scaling, gradual warmup from the reference rate and decay in steps: Goyal et al. 2017.
-    """
-    boundaries = [at.steps(steps_per_epoch, config.batch_size) for at in config.decay_at]
-    schedule = StepDecay(config.scaled_learning_rate, boundaries, config.decay_factor)
-    warmup = config.warmup.steps(steps_per_epoch, config.batch_size)
-    if warmup and config.scaled_learning_rate > config.learning_rate:
-        return GradualWarmup(schedule, config.learning_rate, warmup)
-    return schedule
+    if config.ema_decay:
+        model.keep_weight_average(config.ema_decay)
+    return model
 
 
 def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, in a loss scale for float16, with decay by the variables' roles."""
-    decayed = [role not in (Role.SCALE, Role.SHIFT) for role in variable_roles(model)]
-    optimizer = SGD(
-        build_schedule(config, model.steps_per_epoch),
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-        weight_decay_mask=decayed,
-    )
+    """Returns the optimizer, in a loss scale for float16.
+
+    Which variables are decayed, and which LARS scales, follows from their roles.
+
+    Raises:
+      UserError: if there is no such optimizer, or the schedule does not fit the run.
+    """
+    optimizer = _bare_optimizer(config, model)
     if config.precision != "mixed_float16":
         return optimizer
     if config.loss_scale:
@@ -104,6 +105,48 @@ def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
             optimizer, dynamic=False, initial_scale=config.loss_scale
         )
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
+    schedule = build_schedule(config, model.steps_per_epoch)
+    roles = variable_roles(model)
+    kind = config.weight_decay_on
+    if kind == "auto":
+        kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
+    decayed = [role in _DECAYED_ROLES[kind] for role in roles]
+    clip_norm = config.clip_norm or None
+    if config.optimizer not in ("sgd", "lars"):
+        return make_optimizer(
+            config.optimizer,
+            schedule,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
+            clip_norm=clip_norm,
+        )
+    shared = {
+        "momentum": config.momentum,
+        "nesterov": config.nesterov,
+        "weight_decay": config.weight_decay,
+        "weight_decay_mask": decayed,
+        "global_clipnorm": clip_norm,
+    }
+    if config.optimizer == "sgd":
+        return SGD(schedule, **shared)
+    if config.batch_size < _LEAST_LARS_BATCH:
+        warnings.warn(
+            f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
+            f"{config.batch_size}",
+            stacklevel=2,
+        )
+    return LARS(
+        schedule,
+        eeta=config.lars_eeta,
+        epsilon=config.lars_epsilon,
+        rate_in_momentum=config.lars_rate_in_momentum,
+        trust_mask=[role is Role.WEIGHT for role in roles],
+        **shared,
+    )
 
 
 def _model_options(config: Config) -> dict[str, object]:

@@ -40,7 +40,7 @@ class Checkpoints:
     def __init__(self, model: Classifier, config: Config) -> None:
         self._model = model
         self._state = _State()
-        self._checkpoint = tf.train.Checkpoint(model=model, state=self._state)
+        self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
         self._folder = pathlib.Path(config.model_dir, _FOLDER)
         # A worker killed without notice leaves its files; the next one of its place removes them.
         self._temporary = None if is_chief() else _temporary_folder(config.model_dir)
@@ -71,7 +71,7 @@ class Checkpoints:
             return None
         # Slots exist only once the optimizer is built, and are then checked with all else.
         with self._model.distribute_strategy.scope():
-            self._model.optimizer.build(self._model.trainable_variables)
+            _make_slots(self._model)
         try:
             self._checkpoint.restore(latest).assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
@@ -87,6 +87,8 @@ class Checkpoints:
 def restore_weights(model: Classifier, model_dir: str) -> str:
     """Restores the weights of the latest checkpoint in ``model_dir``, whatever its precision.
 
+    Their moving average is restored too, if the model keeps one.
+
     Returns:
       The checkpoint's path.
 
@@ -99,7 +101,7 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     # Without the optimizer, which is another one under another precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
-        status = tf.train.Checkpoint(model=network).restore(latest)
+        status = tf.train.Checkpoint(model=network, **_averages(model)).restore(latest)
         status.expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError, tf.errors.OpError) as error:
         raise _foreign(latest, error) from error
@@ -190,6 +192,21 @@ def _directory(model_dir: str) -> pathlib.Path:
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
     return pathlib.Path(model_dir)
+
+
+def _averages(model: Classifier) -> dict[str, Any]:
+    """Returns what a checkpoint holds beside the model, if the model keeps an average."""
+    average = model.weight_average
+    return {} if average is None else {"weight_averages": average.averages}
+
+
+def _make_slots(model: Classifier) -> None:
+    """Makes the optimizer's variables, which it otherwise makes in its first step."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+        optimizer._create_all_weights(model.trainable_variables)
+    else:
+        model.optimizer.build(model.trainable_variables)
 
 
 def _foreign(path: str, error: Exception) -> UserError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.totals import Totals, batch_sums
 
 Tensors = list[tf.Tensor]
@@ -45,6 +47,7 @@ class Classifier(keras.Model):
     Attributes:
       steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
       epochs: what ``fit`` takes where it is not told.
+      weight_average: the moving average of the weights; None: it keeps none.
       validation_steps: steps in which ``make_dataset`` of the same configuration gives each
         validation image once; Keras cannot ask a distributed data set how long it is.
     """
@@ -70,6 +73,7 @@ class Classifier(keras.Model):
         self.epochs = 1
         self.validation_steps: int | None = None
         self.totals = Totals()
+        self.weight_average: WeightAverage | None = None
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
         self._xla = xla
@@ -112,7 +116,8 @@ class Classifier(keras.Model):
         if _is_distributed(x):
             kwargs.setdefault("steps", self.validation_steps)
         self.average_batch_norm_statistics()
-        return super().evaluate(x, *args, **kwargs)
+        with self.averaged_weights():
+            return super().evaluate(x, *args, **kwargs)
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
@@ -123,9 +128,9 @@ class Classifier(keras.Model):
         *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
         if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
             gradients = self.optimizer.get_unscaled_gradients(gradients)
-        self.optimizer.apply_gradients(
-            zip(gradients, self.trainable_variables), skip_gradients_aggregation=True
-        )
+        self._apply(gradients)
+        if self.weight_average is not None:
+            self.weight_average.update()
         self.totals.add(sums)
         return self.totals.results()
 
@@ -154,8 +159,37 @@ class Classifier(keras.Model):
         Each replica keeps its own between calls, and Keras would evaluate with each one's and save
         the first's. To be called outside the training step, by all workers.
         """
-        if self.distribute_strategy.num_replicas_in_sync > 1:
-            self._average_statistics()
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return
+        self._average_statistics()
+        if self.weight_average is not None:  # it has statistics of its own
+            with self.weight_average.in_use():
+                self._average_statistics()
+
+    def keep_weight_average(self, decay: float) -> None:
+        """Keeps a moving average of the weights, with which ``evaluate`` then works.
+
+        To be called in the strategy's scope, before training.
+
+        Args:
+          decay: share of the average that a step keeps, in [0, 1).
+        """
+        self.weight_average = WeightAverage(self.weights, decay)
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model has its averaged weights, if it keeps them; afterwards its own."""
+        if self.weight_average is None:
+            return contextlib.nullcontext()
+        return self.weight_average.in_use()
+
+    def _apply(self, gradients: Tensors) -> None:
+        """Updates the weights by gradients that are summed over the replicas."""
+        pairs = zip(gradients, self.trainable_variables)
+        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+            self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
+        else:
+            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
 
     def _average_own_statistics(self) -> None:
         """One replica's part in averaging."""

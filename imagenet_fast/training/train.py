@@ -25,6 +25,7 @@ from imagenet_fast.distribute.strategy import (
     wait_for_all,
 )
 from imagenet_fast.errors import UserError
+from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, write_file
@@ -170,6 +171,7 @@ class _Run:
             f"x {share}" + (f" in {parts} micro-batches" if parts > 1 else "") + "; "
             f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
             + (f", from step {step}" if step else "")
+            + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
         )
 
     def _finish(self, step: int) -> dict[str, Any]:

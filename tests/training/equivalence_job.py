@@ -23,6 +23,15 @@ STEPS = 20
 BATCH_NORM_STEPS = 3
 # A young network with batch norm multiplies rounding errors by ten a step at higher rates.
 BATCH_NORM_RATE = 0.005
+# What works on gradients that are summed already: norms of them, clipping, the average of weights.
+LARS = {
+    "optimizer": "lars",
+    "nesterov": False,
+    "learning_rate": 1.0,
+    "lars_eeta": 0.02,
+    "clip_norm": 0.5,
+    "ema_decay": 0.9,
+}
 
 
 def build_without_batch_norm(config):
@@ -42,6 +51,8 @@ def build_without_batch_norm(config):
             label_smoothing=config.label_smoothing,
         )
         model.steps_per_epoch = 10
+        if config.ema_decay:
+            model.keep_weight_average(config.ema_decay)
         model.compile(build_optimizer(config, model))
     return model
 
@@ -51,8 +62,10 @@ def train(model, config, steps):
     before = numbered("initial", model.trainable_variables)
     history = model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=steps, verbose=0)
     model.average_batch_norm_statistics()
+    average = model.weight_average
     return {
         **before,
+        **numbered("average", average.averages if average else []),
         **numbered("weight", model.trainable_variables),
         **numbered("moving", model.non_trainable_variables),
         "loss": history.history["loss"][-1],
@@ -80,6 +93,9 @@ def main():
     for batch_size in job["evaluate"]:
         values = evaluate(model, config, batch_size)
         results.update({f"eval{batch_size}_{k}": v for k, v in values.items()})
+    lars = config.replace(**LARS)
+    found = train(build_without_batch_norm(lars), lars, STEPS)
+    results.update({f"lars_{k}": v for k, v in found.items()})
     config = config.replace(learning_rate=BATCH_NORM_RATE)
     normed = train(build_model(config), config, BATCH_NORM_STEPS)
     results.update({f"normed_{k}": v for k, v in normed.items()})

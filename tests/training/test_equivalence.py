@@ -21,7 +21,7 @@ OPTIONS = {
     "train_crop": "pad",
     "batch_size": 32,
     "learning_rate": 0.05,
-    "learning_rate_batch": 0,
+    "rate_scaling": "none",
     "warmup": "0 epochs",
     "decay_at": "15 steps",
     "weight_decay": 0.01,
@@ -83,6 +83,15 @@ def test_same_weights_without_batch_norm(results, name):
     one, other = results("one_device"), results(name)
     assert_same_weights(weights(one, "plain_weight"), weights(other, "plain_weight"), 1e-5)
     np.testing.assert_allclose(one["plain_loss"], other["plain_loss"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name != "one_device"])
+@pytest.mark.parametrize("kind", ["weight", "average"])
+def test_same_weights_with_lars_and_clipping_and_an_average(results, name, kind):
+    one, other = results("one_device"), results(name)
+    assert_same_weights(weights(one, f"lars_{kind}"), weights(other, f"lars_{kind}"), 1e-5)
+    pairs = zip(weights(one, f"lars_{kind}"), weights(one, "lars_initial"))
+    assert min(np.abs(after - before).max() for after, before in pairs) > 0.001
 
 
 def test_the_steps_change_the_weights(results):

@@ -1,0 +1,132 @@
+"""Optimizers other than this package's own, by name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.optimizers.schedules import Schedule
+
+_ADDONS_NAME = re.compile(r"tfa:(\w+)(?:\((.+)\))?")
+# Keras' optimizers that have no dense implementation of a step, or are wrappers.
+_NO_OPTIMIZERS = ("optimizer", "lossscaleoptimizer")
+
+
+def make_optimizer(
+    name: str,
+    learning_rate: Schedule,
+    *,
+    momentum: float,
+    weight_decay: float,
+    undecayed: Sequence[tf.Variable],
+    clip_norm: float | None,
+) -> keras.optimizers.Optimizer:
+    """Makes an optimizer of Keras or of TensorFlow Addons.
+
+    Each gets those of the options that it has.
+
+    Args:
+      name: of a class of ``keras.optimizers``, in any case; or ``tfa:NAME`` for one of TensorFlow
+        Addons, in its case; ``tfa:WRAPPER(name)`` for one that wraps another, as
+        ``tfa:Lookahead(tfa:LAMB)``.
+      learning_rate: by the step.
+      momentum: share of the momentum that a step keeps.
+      weight_decay: in the form that the optimizer has it, which is mostly apart from the gradient.
+      undecayed: variables that are not decayed.
+      clip_norm: greatest norm of all gradients together.
+
+    Raises:
+      UserError: if there is no such optimizer, Addons are not installed, or it cannot be made.
+    """
+    given: dict[str, Any] = {
+        "learning_rate": learning_rate,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "weight_decay_rate": weight_decay,
+    }
+    if clip_norm:
+        given["global_clipnorm"] = clip_norm
+    if not name.startswith("tfa:"):
+        make = _keras_class(name)
+        optimizer = _call(name, make, given)
+        if weight_decay and undecayed:
+            optimizer.exclude_from_weight_decay(var_list=list(undecayed))
+        return optimizer
+    match = _ADDONS_NAME.fullmatch(name)
+    if not match:
+        raise UserError(f"optimizer={name!r} is none: write tfa:NAME or tfa:WRAPPER(name)")
+    make, wrapped = _addons_class(match[1]), match[2]
+    # Addons exclude by patterns of names; these are whole names, found by the variables' roles.
+    given["exclude_from_weight_decay"] = [f"^{re.escape(v.name)}$" for v in undecayed]
+    needs_one = "optimizer" in inspect.signature(make).parameters
+    if needs_one != bool(wrapped):
+        raise UserError(
+            f"tfa:{match[1]} wraps another optimizer: write tfa:{match[1]}(adam)"
+            if needs_one
+            else f"tfa:{match[1]} wraps no other optimizer: write tfa:{match[1]}"
+        )
+    if not wrapped:
+        return _call(name, make, given)
+    inner = make_optimizer(
+        wrapped,
+        learning_rate,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        undecayed=undecayed,
+        clip_norm=clip_norm,
+    )
+    return _call(name, make, {"optimizer": inner})
+
+
+def _call(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
+    """Calls ``make`` with those of the arguments that it has."""
+    parameters = inspect.signature(make).parameters
+    own = {key: value for key, value in given.items() if key in parameters}
+    # Not in the signatures of those that hand their other arguments on.
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "global_clipnorm" in given:
+        own["global_clipnorm"] = given["global_clipnorm"]
+    try:
+        return make(**own)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"optimizer={name} cannot be made: {error}") from error
+
+
+def _keras_class(name: str) -> Callable[..., keras.optimizers.Optimizer]:
+    classes = {
+        key.lower(): value
+        for key, value in vars(keras.optimizers).items()
+        if inspect.isclass(value)
+        and issubclass(value, keras.optimizers.Optimizer)
+        and key.lower() not in _NO_OPTIMIZERS
+    }
+    if name.lower() not in classes:
+        known = ["sgd", "lars", *sorted(classes)]
+        hint = nearest(name.lower(), known) or f"; choose from {', '.join(known)}, or tfa:NAME"
+        raise UserError(f"optimizer={name!r} does not exist{hint}")
+    return classes[name.lower()]
+
+
+def _addons_class(name: str) -> Callable[..., Any]:
+    try:
+        import tensorflow_addons as tfa
+    except ImportError as error:
+        raise UserError(
+            f"optimizer=tfa:{name} needs TensorFlow Addons, which work with TensorFlow 2.15 alone: "
+            "make an environment of Python 3.9 to 3.11, there `pip install imagenet_fast[addons]`, "
+            f"and set TF_USE_LEGACY_KERAS=1 ({error})"
+        ) from None
+    classes = {
+        key: value
+        for key, value in vars(tfa.optimizers).items()
+        if inspect.isclass(value) and issubclass(value, keras.optimizers.legacy.Optimizer)
+    }
+    if name not in classes:
+        hint = nearest(name, classes) or f"; choose from {', '.join(sorted(classes))}"
+        raise UserError(f"TensorFlow Addons have no optimizer {name!r}{hint}")
+    return classes[name]

@@ -1,0 +1,125 @@
+"""Optimizers by name: those of Keras here, those of Addons where they are installed."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import Config, UserError, build_model, make_dataset
+from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.schedules import StepDecay
+
+HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
+SMALL = Config(
+    synthetic=True,
+    num_classes=10,
+    model="resnet8",
+    image_size=16,
+    train_crop="none",
+    batch_size=32,
+    strategy="one_device",
+    learning_rate=0.01,
+    rate_scaling="none",
+    warmup="0 epochs",
+)
+
+
+def make(name, **changes):
+    options = {"momentum": 0.8, "weight_decay": 0.0, "undecayed": [], "clip_norm": None}
+    return make_optimizer(name, StepDecay(0.25, [], 0.1), **{**options, **changes})
+
+
+@pytest.mark.parametrize("name", ["adam", "Adam", "AdamW", "rmsprop", "nadam"])
+def test_keras_optimizers(name):
+    optimizer = make(name)
+    assert isinstance(optimizer, keras.optimizers.Optimizer)
+    assert type(optimizer).__name__.lower() == name.lower()
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_options_that_it_has():
+    optimizer = make("RMSprop", clip_norm=2.0)
+    assert optimizer.momentum == 0.8
+    assert optimizer.global_clipnorm == 2.0
+
+
+def test_decay_by_role():
+    """Of what is excluded nothing, of the rest a share of itself."""
+    variables = [tf.Variable([2.0]), tf.Variable([2.0])]
+    optimizer = make("adamw", weight_decay=0.5, undecayed=variables[1:])
+    optimizer.build(variables)
+    optimizer.apply_gradients([(tf.constant([0.0]), v) for v in variables])
+    assert [v.numpy()[0] for v in variables] == [1.75, 2.0]
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_trains(precision):
+    model = build_model(SMALL.replace(optimizer="adam", precision=precision, clip_norm=1.0))
+    before = [v.numpy() for v in model.trainable_variables]
+    model.fit(make_dataset(SMALL, "train"), epochs=1, steps_per_epoch=2, verbose=0)
+    assert max(np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adan", "did you mean 'adam'"),
+        ("", "choose from"),
+        ("Optimizer", "does not exist"),
+        ("tfa:", "write tfa:NAME"),
+        ("tfa:LAMB(", "write tfa:NAME"),
+    ],
+)
+def test_no_such_optimizer(name, message):
+    with pytest.raises(UserError, match=message):
+        build_model(SMALL.replace(optimizer=name))
+
+
+@pytest.mark.skipif(HAS_ADDONS, reason="TensorFlow Addons are installed")
+def test_addons_elsewhere():
+    with pytest.raises(UserError, match=r"TensorFlow 2.15 alone.*imagenet_fast\[addons\]"):
+        build_model(SMALL.replace(optimizer="tfa:LAMB"))
+
+
+needs_addons = pytest.mark.skipif(not HAS_ADDONS, reason="needs TensorFlow Addons")
+
+
+@needs_addons
+@pytest.mark.parametrize(
+    "name",
+    ["tfa:LAMB", "tfa:NovoGrad", "tfa:SGDW", "tfa:Lookahead(tfa:LAMB)", "tfa:MovingAverage(adam)"],
+)
+def test_addons_train(name):
+    if name == "tfa:MovingAverage(adam)":
+        name = "tfa:MovingAverage(tfa:AdamW)"
+    model = build_model(SMALL.replace(optimizer=name))
+    before = [v.numpy() for v in model.trainable_variables]
+    model.fit(make_dataset(SMALL, "train"), epochs=1, steps_per_epoch=2, verbose=0)
+    moved = [np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)]
+    assert max(moved) > 0
+    assert np.isfinite(moved).all()
+
+
+@needs_addons
+def test_addons_decay_by_role():
+    variables = [tf.Variable([2.0], name="a/kernel"), tf.Variable([2.0], name="a/bias")]
+    optimizer = make("tfa:LAMB", weight_decay=0.5, undecayed=variables[1:])
+    optimizer.apply_gradients([(tf.constant([0.0]), v) for v in variables])
+    assert variables[0].numpy()[0] < 2.0
+    assert variables[1].numpy()[0] == 2.0
+
+
+@needs_addons
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tfa:LAMP", "did you mean 'LAMB'"),
+        ("tfa:Lookahead", r"write tfa:Lookahead\(adam\)"),
+        ("tfa:LAMB(adam)", "wraps no other"),
+    ],
+)
+def test_addons_misused(name, message):
+    with pytest.raises(UserError, match=message):
+        make(name)

@@ -1,0 +1,119 @@
+"""The moving average of weights: its values, the exact swap, and evaluation with it."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, build_model, export, make_dataset
+from imagenet_fast.optimizers import WeightAverage
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, restore_weights
+
+DIGITS = {
+    "model": "resnet8",
+    "image_size": 16,
+    "train_crop": "none",
+    "eval_crop_fraction": 1.0,
+    "batch_size": 64,
+    "strategy": "one_device",
+    "ema_decay": 0.8,
+}
+
+
+def test_values():
+    variables = [tf.Variable([1.0, 2.0]), tf.Variable(4.0), tf.Variable(7)]
+    average = WeightAverage(variables, 0.75)
+    expected = [np.array([1.0, 2.0]), np.array(4.0)]
+    for step in range(5):
+        for variable in variables[:2]:
+            variable.assign(variable * 2 - step)
+        average.update()
+        expected = [0.75 * e + 0.25 * v.numpy() for e, v in zip(expected, variables)]
+    # Whole numbers, as of a random generator's state, have none.
+    assert len(average.averages) == 2
+    for found, value in zip(average.averages, expected):
+        np.testing.assert_allclose(found.numpy(), value, rtol=1e-6)
+
+
+def test_exact_swap():
+    generator = np.random.default_rng(0)
+    variables = [tf.Variable(generator.normal(size=100).astype("float32")) for _ in range(3)]
+    average = WeightAverage(variables, 0.9)
+    for variable in variables:
+        variable.assign(generator.normal(size=100) * 1e-4)
+    average.update()
+    before = [v.numpy() for v in variables]
+    kept = [v.numpy() for v in average.averages]
+    with pytest.raises(RuntimeError, match="inside"), average.in_use():
+        for variable, value in zip(variables, kept):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        raise RuntimeError("inside")
+    for variable, value in zip([*variables, *average.averages], [*before, *kept]):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+@pytest.fixture(scope="module")
+def trained(digits, tmp_path_factory):
+    """A model after some steps, and where its checkpoint is."""
+    config = Config(data_dir=digits, model_dir=str(tmp_path_factory.mktemp("run")), **DIGITS)
+    model = build_model(config)
+    model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=5, verbose=0)
+    claim_model_dir(config, model.labels)
+    Checkpoints(model, config).save(5, {})
+    return model, config
+
+
+def logits(model, images):
+    return model(images, training=False).numpy()
+
+
+def test_follows_training(trained, digits):
+    """The average of the weights that each step of a model without one leaves behind."""
+    _, config = trained
+    plain = build_model(config.replace(ema_decay=0.0))
+    expected = [v.numpy() for v in plain.weights]
+    for batch in itertools.islice(make_dataset(config, "train"), 5):
+        plain.fit(tf.data.Dataset.from_tensors(batch), epochs=1, steps_per_epoch=1, verbose=0)
+        expected = [0.8 * e + 0.2 * v.numpy() for e, v in zip(expected, plain.weights)]
+    model = trained[0]
+    with model.averaged_weights():
+        found = model.get_weights()
+    for a, b in zip(found, expected):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_evaluation_is_of_the_average(trained):
+    model, config = trained
+    validation = make_dataset(config, "validation")
+    before = model.get_weights()
+    loss = model.evaluate(validation, verbose=0, return_dict=True)["loss"]
+    for a, b in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(a, b)
+    plain = build_model(config.replace(ema_decay=0.0))
+    with model.averaged_weights():
+        plain.set_weights(model.get_weights())
+    assert plain.evaluate(validation, verbose=0, return_dict=True)["loss"] == pytest.approx(loss)
+    plain.set_weights(before)
+    other = plain.evaluate(validation, verbose=0, return_dict=True)["loss"]
+    assert abs(other - loss) > 1e-4
+
+
+def test_checkpoint_and_export_hold_it(trained, tmp_path):
+    model, config = trained
+    again = build_model(config.replace(seed=1))
+    restore_weights(again, config.model_dir)
+    images = next(iter(make_dataset(config, "validation")))[0]
+    with model.averaged_weights():
+        expected = logits(model, images)
+    with again.averaged_weights():
+        np.testing.assert_array_equal(logits(again, images), expected)
+    np.testing.assert_array_equal(logits(again, images), logits(model, images))
+    assert np.abs(expected - logits(model, images)).max() > 1e-2
+
+    encoded = tf.io.encode_png(images[0]).numpy()
+    probabilities = np.sort(tf.nn.softmax(expected[0]).numpy())[::-1][:5]
+    for name, source in (("config", config), ("model", model)):
+        served = tf.saved_model.load(export(source, tmp_path / name)).signatures["serving_default"]
+        answer = served(images=tf.constant([encoded]))["probabilities"][0]
+        np.testing.assert_allclose(answer, probabilities, rtol=1e-4, atol=1e-5)
