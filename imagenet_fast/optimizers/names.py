@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
@@ -14,7 +15,7 @@ from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.optimizers.schedules import Schedule
 
 _ADDONS_NAME = re.compile(r"tfa:(\w+)(?:\((.+)\))?")
-# Keras' optimizers that have no dense implementation of a step, or are wrappers.
+# What is in Keras' module besides.
 _NO_OPTIMIZERS = ("optimizer", "lossscaleoptimizer")
 
 
@@ -53,8 +54,7 @@ def make_optimizer(
     if clip_norm:
         given["global_clipnorm"] = clip_norm
     if not name.startswith("tfa:"):
-        make = _keras_class(name)
-        optimizer = _call(name, make, given)
+        optimizer = _call(name, _class_named(name, keras.optimizers), given)
         if weight_decay and undecayed:
             optimizer.exclude_from_weight_decay(var_list=list(undecayed))
         return optimizer
@@ -73,14 +73,17 @@ def make_optimizer(
         )
     if not wrapped:
         return _call(name, make, given)
-    inner = make_optimizer(
-        wrapped,
-        learning_rate,
-        momentum=momentum,
-        weight_decay=weight_decay,
-        undecayed=undecayed,
-        clip_norm=clip_norm,
-    )
+    if wrapped.startswith("tfa:"):
+        inner = make_optimizer(
+            wrapped,
+            learning_rate,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            undecayed=undecayed,
+            clip_norm=clip_norm,
+        )
+    else:  # Addons wrap optimizers of the kind that Keras had then
+        inner = _call(wrapped, _class_named(wrapped, keras.optimizers.legacy), given)
     return _call(name, make, {"optimizer": inner})
 
 
@@ -97,12 +100,12 @@ def _call(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
         raise UserError(f"optimizer={name} cannot be made: {error}") from error
 
 
-def _keras_class(name: str) -> Callable[..., keras.optimizers.Optimizer]:
+def _class_named(name: str, module: ModuleType) -> Callable[..., keras.optimizers.Optimizer]:
     classes = {
         key.lower(): value
-        for key, value in vars(keras.optimizers).items()
+        for key, value in vars(module).items()
         if inspect.isclass(value)
-        and issubclass(value, keras.optimizers.Optimizer)
+        and issubclass(value, module.Optimizer)
         and key.lower() not in _NO_OPTIMIZERS
     }
     if name.lower() not in classes:

@@ -85,6 +85,18 @@ def test_windows_are_resized_as_tensorflow_does_and_rounded(method, size):
     np.testing.assert_array_equal(image, np.clip(np.rint(resized), 0, 255))
 
 
+@pytest.mark.parametrize(("height", "width"), [(128, 160), (160, 128), (128, 128)])
+def test_crop_then_resize_is_resize_then_crop(height, width):
+    """MLPerf's evaluation: the shorter side to 256, then the middle 224; here a quarter of each."""
+    encoded = encode(noise(height, width))
+    config = Config(image_size=56, eval_crop_fraction=0.875, resize_method="bilinear")
+    resized = tf.image.resize(tf.io.decode_jpeg(encoded), [height // 2, width // 2]).numpy()
+    top, left = (height // 2 - 56) // 2, (width // 2 - 56) // 2
+    np.testing.assert_array_equal(
+        evaluation_image(encoded, config), np.rint(resized[top : top + 56, left : left + 56])
+    )
+
+
 def test_bicubic_overshoot_is_clipped():
     pixels = np.zeros((16, 16, 3), np.uint8)
     pixels[:, 8:] = 255
@@ -165,25 +177,37 @@ def test_jpeg_that_lacks_its_last_rows_is_an_error_where_they_are_seen():
 _HEIGHT, _WIDTH, _SIZE = 200, 240, 32
 
 
-@pytest.fixture(scope="module")
-def windows():
-    """Windows of 1000 random_resized crops: float [1000, 4] of top, left, height, width.
+def drawn_windows(count, **changes):
+    """Returns windows of random crops: float [count, 4] of top, left, height, width.
 
     They are read from the crops of an image whose colours are its coordinates; because colours are
     whole numbers, to one pixel.
     """
     y, x = np.mgrid[:_HEIGHT, :_WIDTH]
     encoded = encode(np.stack([y, x, 0 * x], -1).astype(np.uint8), "PNG")
-    config = Config(image_size=_SIZE, resize_method="bilinear")
-    images = training_images(encoded, config, 1000).astype(float)[..., :2]
+    config = Config(image_size=_SIZE, resize_method="bilinear", **changes)
+    images = training_images(encoded, config, count).astype(float)[..., :2]
     first, last = images[:, 0, 0], images[:, -1, -1]
     shape = (last - first) * _SIZE / (_SIZE - 1)
     corner = first + 0.5 - shape / _SIZE / 2
     return np.concatenate([corner, shape], axis=1)
 
 
-def test_random_windows_lie_within_the_image(windows):
-    top, left, height, width = windows.T
+@pytest.fixture(scope="module")
+def windows():
+    """Windows of 1000 random_resized crops."""
+    return drawn_windows(1000)
+
+
+@pytest.fixture(scope="module")
+def inception_windows():
+    """Windows of 1000 inception crops."""
+    return drawn_windows(1000, train_crop="inception")
+
+
+@pytest.mark.parametrize("crop", ["windows", "inception_windows"])
+def test_random_windows_lie_within_the_image(crop, request):
+    top, left, height, width = request.getfixturevalue(crop).T
     assert top.min() > -1.5 and (top + height).max() < _HEIGHT + 1.5
     assert left.min() > -1.5 and (left + width).max() < _WIDTH + 1.5
 
@@ -207,8 +231,35 @@ def test_roots_of_aspects_are_uniform_from_three_quarters_to_four_thirds(windows
     assert 0.44 < np.mean(root < 1) < 0.56
 
 
-def test_random_windows_lie_everywhere(windows):
-    top, left, height, width = windows.T
+def test_inception_windows_have_areas_from_a_tenth_and_small_ones_more_often(inception_windows):
+    area = inception_windows[:, 2] * inception_windows[:, 3] / (_HEIGHT * _WIDTH)
+    assert 0.09 < area.min() < 0.13
+    assert 0.8 < area.max() <= 1.01
+    # Below 0.45 each window fits. Not areas are uniform, but their roots: below the middle lie
+    # (sqrt(0.275) - sqrt(0.1)) / (sqrt(0.45) - sqrt(0.1)) = 0.59.
+    fitting = area[area < 0.45]
+    assert 0.54 < np.mean(fitting < (0.1 + 0.45) / 2) < 0.64
+
+
+def test_aspects_of_inception_windows_are_uniform_from_three_quarters_to_four_thirds(
+    inception_windows,
+):
+    height, width = inception_windows.T[2:]
+    assert 0.73 < (width / height).min() < 0.77
+    assert 1.31 < (width / height).max() < 1.36
+    # Below two thirds of the shorter side each ratio fits.
+    ratio = (width / height)[(height < 130) & (width < 130) & (height * width > 75**2)]
+    assert 0.42 < np.mean(ratio < (3 / 4 + 4 / 3) / 2) < 0.58
+
+
+def test_least_area_of_inception_windows_is_an_option():
+    height, width = drawn_windows(100, train_crop="inception", crop_min_area=0.5).T[2:]
+    assert 0.48 < (height * width / (_HEIGHT * _WIDTH)).min() < 0.56
+
+
+@pytest.mark.parametrize("crop", ["windows", "inception_windows"])
+def test_random_windows_lie_everywhere(crop, request):
+    top, left, height, width = request.getfixturevalue(crop).T
     small = (height < 100) & (width < 100)
     centre = np.stack([top + height / 2, left + width / 2], -1)[small]
     assert small.sum() > 100
@@ -233,7 +284,40 @@ def test_centre_is_taken_where_no_window_fits(shape):
     assert (training_images(encoded, config, 20) == centre).all()
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "pad"])
+@pytest.mark.parametrize("shape", [(10, 400), (400, 10), (1, 1), (1, 50)])
+def test_centre_as_in_evaluation_is_taken_where_no_inception_window_fits(shape):
+    encoded = encode(noise(*shape))
+    config = Config(image_size=9, train_crop="inception")
+    centre = evaluation_image(encoded, config).numpy()
+    assert (training_images(encoded, config, 20) == centre).all()
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "inception"])
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (3, 1), (5, 4)])
+def test_crops_of_tiny_images_have_their_pixels(crop, shape):
+    pixels = noise(*shape)
+    config = Config(image_size=3, train_crop=crop, resize_method="bilinear")
+    images = training_images(encode(pixels, "PNG"), config, 20)
+    assert images.shape == (20, 3, 3, 3)
+    assert (images >= pixels.min((0, 1))).all() and (images <= pixels.max((0, 1))).all()
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "inception"])
+def test_attempts_are_an_option(crop):
+    # Few windows of half of an image twice as wide as high fit.
+    encoded = encode(noise(60, 120), "PNG")
+    config = Config(image_size=9, train_crop=crop, crop_min_area=0.5, eval_crop_fraction=1.0)
+    centre = evaluation_image(encoded, config).numpy()
+
+    def at_centre(attempts):
+        images = training_images(encoded, config.replace(crop_attempts=attempts), 100)
+        return np.mean((images == centre).all(axis=(1, 2, 3)))
+
+    assert at_centre(1) > 0.4
+    assert at_centre(100) < at_centre(1) / 2
+
+
+@pytest.mark.parametrize("crop", ["random_resized", "inception", "pad"])
 def test_crop_is_a_function_of_the_seed(crop):
     encoded = encode(noise(40, 48))
     config = Config(image_size=16, train_crop=crop)
@@ -244,13 +328,33 @@ def test_crop_is_a_function_of_the_seed(crop):
     assert len(different) > 25
 
 
-def test_random_window_of_a_jpeg_is_that_of_the_same_png():
+@pytest.mark.parametrize("crop", ["random_resized", "inception"])
+def test_random_window_of_a_jpeg_is_that_of_the_same_png(crop):
     encoded = encode(noise(40, 48))
     png = encode(tf.io.decode_jpeg(encoded).numpy(), "PNG")
-    config = Config(image_size=16)
+    config = Config(image_size=16, train_crop=crop)
     np.testing.assert_array_equal(
         training_images(encoded, config, 30), training_images(png, config, 30)
     )
+
+
+def test_inception_window_is_the_one_that_tensorflow_draws():
+    encoded = encode(noise(120, 160), subsampling=2)
+    config = Config(image_size=16, train_crop="inception", crop_min_area=0.3, crop_attempts=100)
+    for seed in range(5):
+        (top, left, _), (height, width, _), _ = tf.image.stateless_sample_distorted_bounding_box(
+            [120, 160, 3],
+            tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            seed=[seed, 5],
+            area_range=(0.3, 1.0),
+            aspect_ratio_range=(3 / 4, 4 / 3),
+            max_attempts=100,
+        )
+        window = tf.io.decode_jpeg(encoded)[top : top + height, left : left + width]
+        resized = np.clip(np.rint(tf.image.resize(window, [16, 16], "bicubic")), 0, 255)
+        image = training_image(encoded, tf.constant([seed, 5]), config).numpy()
+        # At its edges a window has no neighbours from which to take subsampled colours.
+        np.testing.assert_array_equal(image[2:-2, 2:-2], resized[2:-2, 2:-2])
 
 
 def test_pad_crop_shifts_by_all_offsets_and_fills_with_zeros():
@@ -280,7 +384,7 @@ def test_no_crop_is_the_crop_of_evaluation():
     assert (images == evaluation_image(encoded, config).numpy()).all()
 
 
-@pytest.mark.parametrize("crop", ["random_resized", "pad", "none"])
+@pytest.mark.parametrize("crop", ["random_resized", "inception", "pad", "none"])
 def test_shapes_are_known_before_anything_is_read(crop):
     config = Config(image_size=20, train_crop=crop)
     spec = tf.TensorSpec([20, 20, 3], tf.uint8)

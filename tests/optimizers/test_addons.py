@@ -1,0 +1,105 @@
+"""Optimizers of TensorFlow Addons, in a process of their own: ``tools/test.sh addons``.
+
+Importing Addons imports Keras 2.15 as well, and from then on tf_keras loads saved models as that
+other package's classes.
+"""
+
+import importlib.util
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError, build_model, make_dataset
+from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.schedules import StepDecay
+
+pytestmark = [
+    pytest.mark.addons,
+    pytest.mark.skipif(
+        importlib.util.find_spec("tensorflow_addons") is None, reason="needs TensorFlow Addons"
+    ),
+]
+
+SMALL = Config(
+    synthetic=True,
+    num_classes=10,
+    model="resnet8",
+    image_size=16,
+    train_crop="none",
+    batch_size=32,
+    strategy="one_device",
+    learning_rate=0.01,
+    rate_scaling="none",
+    warmup="0 epochs",
+)
+
+
+def make(name, **changes):
+    options = {"momentum": 0.8, "weight_decay": 0.0, "undecayed": [], "clip_norm": None}
+    return make_optimizer(name, StepDecay(0.25, [], 0.1), **{**options, **changes})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tfa:LAMB",
+        "tfa:NovoGrad",
+        "tfa:SGDW",
+        "tfa:Lookahead(tfa:LAMB)",
+        "tfa:MovingAverage(tfa:AdamW)",
+        "tfa:MovingAverage(adam)",
+    ],
+)
+def test_addons_train(name):
+    model = build_model(SMALL.replace(optimizer=name))
+    before = [v.numpy() for v in model.trainable_variables]
+    model.fit(make_dataset(SMALL, "train"), epochs=1, steps_per_epoch=2, verbose=0)
+    moved = [np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)]
+    assert max(moved) > 0
+    assert np.isfinite(moved).all()
+
+
+def test_five_epochs_with_lamb(digits):
+    config = Config(
+        data_dir=digits,
+        model="resnet8",
+        image_size=16,
+        train_crop="none",
+        eval_crop_fraction=1.0,
+        batch_size=64,
+        strategy="one_device",
+        optimizer="tfa:LAMB",
+        learning_rate=0.05,
+        rate_scaling="none",
+        schedule="cosine",
+        warmup="0 epochs",
+        duration="5 epochs",
+    )
+    model = build_model(config)
+    validation = make_dataset(config, "validation")
+    history = model.fit(make_dataset(config, "train"), validation_data=validation, verbose=0)
+    assert len(history.history["loss"]) == 5
+    assert history.history["val_examples"][-1] == 359
+    assert history.history["val_top1"][-1] > 0.8
+
+
+def test_addons_decay_by_role():
+    variables = [tf.Variable([2.0], name="a/kernel"), tf.Variable([2.0], name="a/bias")]
+    optimizer = make("tfa:LAMB", weight_decay=0.5, undecayed=variables[1:])
+    optimizer.apply_gradients([(tf.constant([0.0]), v) for v in variables])
+    assert variables[0].numpy()[0] < 2.0
+    assert variables[1].numpy()[0] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tfa:LAMP", "did you mean 'LAMB'"),
+        ("tfa:Lookahead", r"write tfa:Lookahead\(adam\)"),
+        ("tfa:LAMB(adam)", "wraps no other"),
+    ],
+)
+def test_addons_misused(name, message):
+    with pytest.raises(UserError, match=message):
+        make(name)

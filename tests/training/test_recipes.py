@@ -1,0 +1,298 @@
+"""The published recipes: lengths, rates and optimizers against their sources.
+
+Rates are compared with the published formulas, written down here once more and in Python's floats.
+"""
+
+import math
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+from imagenet_fast.config import Config
+from imagenet_fast.durations import Duration
+from imagenet_fast.planning.large_batch import values_for_batch
+from imagenet_fast.training.schedule import build_schedule
+
+ROOT = pathlib.Path(__file__).parents[2]
+PATHS = sorted((ROOT / "flags").glob("*.flags"))
+IMAGES = 1_281_167
+
+# Batch, steps per epoch, steps, steps of warmup.
+LENGTHS = {
+    "facebook_1h_256": (256, 5004, 450_360, 25_020),
+    "facebook_1h_8k": (8192, 156, 14_040, 780),
+    "google_tpu_pod_4k": (4096, 312, 28_464, 1564),
+    "google_tpu_pod_16k": (16384, 78, 7116, 391),
+    "google_tpu_pod_32k": (32768, 39, 3558, 547),
+    "mlperf_4k": (4096, 312, 13_146, 1565),
+    "mlperf_32k": (32768, 39, 2880, 1000),
+    "mlperf_64k": (65536, 19, 1752, 620),
+    "tencent_4min_resnet50": (65536, 19, 1710, 589),
+    "tencent_4min_alexnet": (65536, 19, 1805, 95),
+}
+
+
+def load(name):
+    return Config.from_flagfile(ROOT / "flags" / f"{name}.flags")
+
+
+def rates(name, steps):
+    """Returns a recipe's rates at ``steps``, on ImageNet."""
+    config = load(name)
+    schedule = build_schedule(config, steps_per_epoch=IMAGES // config.batch_size)
+    return np.array([float(schedule(int(step))) for step in steps])
+
+
+def steps_around(*boundaries, last):
+    """Returns steps from 0 to ``last``, and all that are near one of ``boundaries``."""
+    near = [boundary + offset for boundary in boundaries for offset in (-2, -1, 0, 1, 2)]
+    return sorted({*near, *np.linspace(0, last, 25, dtype=int)})
+
+
+# --- Lengths
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_lengths(name):
+    config = load(name)
+    batch, steps_per_epoch, steps, warmup = LENGTHS[name]
+    assert config.batch_size == batch
+    assert IMAGES // batch == steps_per_epoch
+    assert config.duration.steps(steps_per_epoch, batch) == steps
+    assert config.warmup.steps(steps_per_epoch, batch) == warmup
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs"),
+    [("mlperf_4k", 42), ("mlperf_32k", 72)],
+)
+def test_mlperf_counts_epochs_whose_last_step_is_not_full(name, epochs):
+    config = load(name)
+    assert config.duration == Duration(epochs * math.ceil(IMAGES / config.batch_size), "steps")
+
+
+def test_reference_convergence_point_of_64k():
+    config = load("mlperf_64k")
+    assert config.warmup == Duration(31 * math.ceil(IMAGES / 65536), "steps")
+    # Its 1,133 steps of decay are counted as polynomial_decay_steps does.
+    assert config.duration.amount - config.warmup.amount + 1 == 1133
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs"), [("google_tpu_pod_16k", 5), ("google_tpu_pod_32k", 14)]
+)
+def test_google_counts_epochs_by_the_image(name, epochs):
+    assert load(name).warmup == Duration(epochs * IMAGES, "examples")
+
+
+# --- Rates
+
+
+def polynomial(step, rate, warmup, first_decay, steps):
+    """Google's and MLPerf's rate: up from 0, then down with power 2 to 1e-4.
+
+    Args:
+      warmup: its length in steps, which may have a fraction.
+      first_decay: the step from which decay is counted.
+      steps: of the run.
+    """
+    if step <= warmup:
+        return rate * step / warmup
+    length = steps - first_decay + 1
+    passed = min(max(1, step - first_decay), length)
+    return (rate - 1e-4) * (1 - passed / length) ** 2 + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "epochs"), [("google_tpu_pod_16k", 25.0, 5), ("google_tpu_pod_32k", 32.0, 14)]
+)
+def test_rates_of_google_tpu_pod(name, rate, epochs):
+    batch, _, length, _ = LENGTHS[name]
+    warmup = epochs * IMAGES / batch
+    first_decay = epochs * IMAGES // batch
+    steps = steps_around(first_decay, last=length)
+    expected = [polynomial(step, rate, warmup, first_decay, length) for step in steps]
+    np.testing.assert_allclose(rates(name, steps), expected, rtol=2e-6, atol=1e-6)
+
+
+def test_rates_of_google_tpu_pod_4k():
+    """Its get_lr_schedule and learning_rate_schedule, which go by epochs of 1,281,167 images."""
+    run = 28464 / (IMAGES // 4096)
+    starts = [math.floor(part / 90 * run) for part in (5, 30, 60, 80)]
+    assert starts == [5, 30, 60, 81]
+
+    def expected(step):
+        epoch = step * 4096 / IMAGES
+        if epoch < starts[0]:
+            return 1.6 * epoch / starts[0]
+        return 1.6 * 0.1 ** sum(epoch >= start for start in starts[1:])
+
+    boundaries = [math.ceil(start * IMAGES / 4096) for start in starts]
+    steps = steps_around(*boundaries, last=28463)
+    np.testing.assert_allclose(
+        rates("google_tpu_pod_4k", steps), [expected(step) for step in steps], rtol=2e-6, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "rate"),
+    [
+        ("mlperf_4k", 0, 0.0),
+        ("mlperf_4k", 1, 10 / 1565),
+        ("mlperf_4k", 782, 4.996805),
+        ("mlperf_4k", 1565, 10.0),
+        ("mlperf_4k", 1566, 9.998273),
+        ("mlperf_4k", 7355, 2.500938),
+        ("mlperf_4k", 13146, 1e-4),
+        ("mlperf_32k", 500, 15.6),
+        ("mlperf_32k", 1000, 31.2),
+        ("mlperf_32k", 1940, 7.808371),
+        ("mlperf_64k", 310, 24.699 / 2),
+        ("mlperf_64k", 620, 24.699),
+    ],
+)
+def test_rates_of_mlperf_at_known_steps(name, step, rate):
+    # 1e-7: what the last step has left of the polynomial.
+    np.testing.assert_allclose(rates(name, [step]), [rate], rtol=1e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("mlperf_4k", 10.0), ("mlperf_32k", 31.2), ("mlperf_64k", 24.699)]
+)
+def test_rates_of_mlperf(name, rate):
+    _, _, length, warmup = LENGTHS[name]
+    steps = steps_around(warmup, last=length)
+    expected = [polynomial(step, rate, warmup, warmup, length) for step in steps]
+    np.testing.assert_allclose(rates(name, steps), expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("tencent_4min_resnet50", 24.699), ("tencent_4min_alexnet", 22.0)]
+)
+def test_rates_of_tencent_4min(name, rate):
+    _, _, length, warmup = LENGTHS[name]
+    first, half, top, last = rates(name, [0, warmup // 2, warmup, length - 1])
+    assert (first, top) == (0.0, pytest.approx(rate))
+    assert half == pytest.approx(rate * (warmup // 2) / warmup)
+    # Power 2: half-way down, a quarter.
+    middle = rates(name, [(warmup + length) // 2])[0]
+    assert middle == pytest.approx(rate / 4, rel=0.01)
+    assert 0 <= last < 1e-3
+
+
+def test_rates_of_facebook_1h():
+    epochs = np.array([0, 2.5, 5, 29, 30, 59, 60, 79, 80, 89])
+    large = [0.1, 1.65, 3.2, 3.2, 0.32, 0.32, 0.032, 0.032, 0.0032, 0.0032]
+    np.testing.assert_allclose(rates("facebook_1h_8k", epochs * 156), large, rtol=1e-6)
+    small = [0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001, 0.0001, 0.0001]
+    np.testing.assert_allclose(rates("facebook_1h_256", epochs * 5004), small, rtol=1e-6)
+
+
+# --- Optimizers and the rest
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "momentum", "nesterov", "decay", "epsilon", "smoothing", "precision"),
+    [
+        ("facebook_1h_256", "sgd", 0.9, True, 1e-4, 0, 0, "float32"),
+        ("facebook_1h_8k", "sgd", 0.9, True, 1e-4, 0, 0, "float32"),
+        ("google_tpu_pod_4k", "sgd", 0.9, True, 1e-4, 0, 0, "mixed_bfloat16"),
+        ("google_tpu_pod_16k", "lars", 0.9, False, 1e-4, 0, 0.1, "mixed_bfloat16"),
+        ("google_tpu_pod_32k", "lars", 0.9, False, 1e-4, 0, 0.1, "mixed_bfloat16"),
+        ("mlperf_4k", "lars", 0.9, False, 2e-4, 0, 0.1, "float32"),
+        ("mlperf_32k", "lars", 0.9, False, 1e-4, 1e-5, 0.1, "float32"),
+        ("mlperf_64k", "lars", 0.951807, False, 1e-4, 0, 0.1, "float32"),
+        ("tencent_4min_resnet50", "lars", 0.951807, False, 1e-4, 0, 0, "mixed_float16"),
+        ("tencent_4min_alexnet", "lars", 0.9, False, 5e-4, 0, 0, "mixed_float16"),
+    ],
+)
+def test_optimizers(name, optimizer, momentum, nesterov, decay, epsilon, smoothing, precision):
+    config = load(name)
+    assert (config.optimizer, config.momentum, config.nesterov) == (optimizer, momentum, nesterov)
+    assert (config.weight_decay, config.lars_epsilon) == (decay, epsilon)
+    assert (config.label_smoothing, config.precision) == (smoothing, precision)
+    assert (config.lars_eeta, config.lars_rate_in_momentum) == (0.001, True)
+    # Biases are decayed by Goyal et al. and Google's SGD, but not where LARS skips them.
+    assert config.weight_decay_on == ("weights" if optimizer == "lars" else "auto")
+    assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (0.9, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "crop", "least", "attempts", "method", "mean", "std", "zero_gamma"),
+    [
+        ("facebook", "random_resized", 0.08, 10, "bicubic", 123.675, 58.395, True),
+        ("google", "inception", 0.08, 10, "bicubic", 123.675, 58.395, True),
+        ("mlperf", "inception", 0.05, 100, "bilinear", 123.68, 1.0, False),
+        ("tencent", "random_resized", 0.08, 10, "bicubic", 123.675, 58.395, True),
+    ],
+)
+def test_images(prefix, crop, least, attempts, method, mean, std, zero_gamma):
+    names = [name for name in LENGTHS if name.startswith(prefix)]
+    assert names
+    for config in map(load, names):
+        assert (config.train_crop, config.crop_min_area) == (crop, least)
+        assert (config.crop_attempts, config.resize_method) == (attempts, method)
+        assert (config.pixel_mean[0], config.pixel_std[0]) == (mean, std)
+        assert config.zero_gamma == zero_gamma
+
+
+def test_alexnet():
+    config = load("tencent_4min_alexnet")
+    assert (config.model, config.batch_norm_after_pool5) == ("alexnet_bn", True)
+    # 227 pixels of 256.
+    assert round(config.image_size / config.eval_crop_fraction) == 256
+    assert load("tencent_4min_resnet50").model == "resnet50"
+
+
+@pytest.mark.parametrize("name", [name for name in LENGTHS if name.startswith("mlperf")])
+def test_mlperf_ends_at_its_target(name):
+    assert load(name).stop_at_accuracy == 0.759
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("google_tpu_pod_16k", "google_tpu_pod"),
+        ("google_tpu_pod_32k", "google_tpu_pod"),
+        ("mlperf_4k", "mlperf"),
+        ("mlperf_32k", "mlperf"),
+        ("mlperf_64k", "mlperf"),
+        # MLPerf's values, as its header says.
+        ("tencent_4min_resnet50", "mlperf"),
+    ],
+)
+def test_recipes_have_the_values_of_their_family(name, table):
+    config = load(name)
+    values = values_for_batch(table, config.batch_size)
+    assert config.scaled_learning_rate == values.learning_rate
+    assert (config.momentum, config.weight_decay) == (values.momentum, values.weight_decay)
+    assert config.warmup_first_rate == 0
+    steps = config.warmup.steps(IMAGES // config.batch_size, config.batch_size)
+    least, most = IMAGES // config.batch_size, math.ceil(IMAGES / config.batch_size)
+    assert least <= steps / values.warmup_epochs <= most
+
+
+# --- What their readers see
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_headers(path):
+    header = path.read_text().split("\n\n")[0]
+    assert all(line.startswith("#") for line in header.splitlines())
+    for part in ("Hardware:", "Expected:", "Measured:"):
+        assert f"# {part}  " in header
+    command = re.search(r"imagenet-fast train --flagfile=flags/(\S+)|launch_local", header)
+    assert command and f"--flagfile=flags/{path.name}" in header
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_the_readme_lists_all_recipes(path):
+    row = f"| [{path.stem}](flags/{path.name}) |"
+    assert (ROOT / "README.md").read_text().count(row) == 1
+
+
+def test_all_publications_are_tested_here():
+    published = {path.stem for path in PATHS} - {"digits", "fashion_mnist"}
+    assert published == set(LENGTHS)
