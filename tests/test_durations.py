@@ -83,6 +83,19 @@ def test_steps(text, steps):
 
 
 @pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("17936338 examples", 14 * 1_281_167 / 32768),
+        ("2.5 epochs", 97.5),
+        ("7.25 steps", 7.25),
+        ("0 examples", 0),
+    ],
+)
+def test_exact_steps(text, steps):
+    assert Duration.parse(text).exact_steps(steps_per_epoch=39, batch_size=32768) == steps
+
+
+@pytest.mark.parametrize(
     ("amount", "unit", "text"),
     [
         (90, "epochs", "90 epochs"),

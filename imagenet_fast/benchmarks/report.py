@@ -12,16 +12,17 @@ from typing import Any
 import matplotlib.style
 import matplotlib.ticker
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.timing import Comparison, Spread
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.checkpoint import write_file
 
-_COLORS = ("#c2410c", "#475467")
 _STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
+    "axes.prop_cycle": cycler(color=["#c2410c", "#475467", "#0e7490", "#6d28d9", "#4d7c0f"]),
     "axes.spines.right": False,
     "axes.spines.top": False,
     "font.size": 9,
@@ -35,28 +36,32 @@ _STYLE = {
 def table(comparison: Comparison) -> str:
     """Returns the comparison as text, with the hardware that it was made on."""
     width = max(map(len, comparison.names))
-    lines = [
-        comparison.title,
-        *comparison.notes,
-        "",
-        f"{'':{width}}  {'ms: median':>10} {'min':>9} {'max':>9}  "
-        f"{'images/s: median':>16} {'min':>9} {'max':>9}",
-    ]
+    head = f"{'':{width}}  {'ms: median':>10} {'min':>9} {'max':>9}"
+    if comparison.images is not None:
+        head += f"  {'images/s: median':>16} {'min':>9} {'max':>9}"
+    lines = [comparison.title, *comparison.notes, "", head]
     for index, (name, times) in enumerate(zip(comparison.names, comparison.times)):
         time, speed = Spread.of(times.seconds), comparison.images_per_second(index)
-        lines.append(
+        line = (
             f"{name:{width}}  {1e3 * time.median:>10.1f} {1e3 * time.min:>9.1f} "
-            f"{1e3 * time.max:>9.1f}  {speed.median:>16.2f} {speed.min:>9.2f} {speed.max:>9.2f}"
+            f"{1e3 * time.max:>9.1f}"
         )
+        if speed is not None:
+            line += f"  {speed.median:>16.2f} {speed.min:>9.2f} {speed.max:>9.2f}"
+        lines.append(line)
+    first, *others = comparison.names
+    ratios, cpu_ratios = comparison.ratios, comparison.cpu_ratios
+    width = max(width, len(f"{first} to"))
+    lines += ["", f"{f'{first} to':{width}}  {'ratio of times':23}  ratio of CPU times"]
+    for name in others:
+        lines.append(f"{name:{width}}  {_told(ratios[name]):23}  {_told(cpu_ratios[name])}")
     hardware = environment.hardware()
     devices = hardware["gpus"] or [f"{hardware['cpu']}, {hardware['cores']} cores"]
     return "\n".join(
         [
             *lines,
             "",
-            f"ratio of times:     {_told(comparison.ratio)}",
-            f"ratio of CPU times: {_told(comparison.cpu_ratio)}",
-            f"medians of {comparison.repeats} pairs; below 1, {comparison.names[0]} is faster",
+            f"medians of {comparison.repeats} turns; below 1, {first} is faster",
             f"on {', '.join(devices)}",
         ]
     )
@@ -90,21 +95,22 @@ def write(comparison: Comparison, options: dict[str, Any], directory: str, name:
 
 def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
     """Returns the comparison with all that is needed to judge it and to repeat it."""
-    results = {
-        name: {
-            "seconds": dataclasses.asdict(Spread.of(times.seconds)),
-            "cpu_seconds": dataclasses.asdict(Spread.of(times.cpu_seconds)),
-            "images_per_second": dataclasses.asdict(comparison.images_per_second(index)),
+    results = {}
+    for index, (name, times) in enumerate(zip(comparison.names, comparison.times)):
+        results[name] = {
+            "seconds": Spread.of(times.seconds),
+            "cpu_seconds": Spread.of(times.cpu_seconds),
             "each_seconds": [round(value, 6) for value in times.seconds],
             "each_cpu_seconds": [round(value, 6) for value in times.cpu_seconds],
         }
-        for index, (name, times) in enumerate(zip(comparison.names, comparison.times))
-    }
+        if comparison.images is not None:
+            results[name]["images_per_second"] = comparison.images_per_second(index)
     values = {
         "title": comparison.title,
         "notes": comparison.notes,
-        "ratio": dataclasses.asdict(comparison.ratio),
-        "cpu_ratio": dataclasses.asdict(comparison.cpu_ratio),
+        "ratio_of": comparison.names[0],
+        "ratio_to": comparison.ratios,
+        "cpu_ratio_to": comparison.cpu_ratios,
         "n": comparison.repeats,
         "results": results,
         "options": options,
@@ -113,7 +119,7 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
         "versions": environment.versions(),
         "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    return json.dumps(values, indent=2) + "\n"
+    return json.dumps(values, indent=2, default=dataclasses.asdict) + "\n"
 
 
 def _told(ratio: Spread) -> str:
@@ -122,23 +128,25 @@ def _told(ratio: Spread) -> str:
 
 def _picture(comparison: Comparison) -> str:
     """Draws each measurement, and the medians as lines; returns SVG."""
+    first, *_ = comparison.names
     with matplotlib.style.context(["default", _STYLE]):
-        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+        figure = Figure(figsize=(6.4, 3.4 + 0.2 * len(comparison.names)), layout="constrained")
         axes = figure.add_subplot()
         repeats = range(1, comparison.repeats + 1)
-        for name, times, color in zip(comparison.names, comparison.times, _COLORS):
+        for name, times in zip(comparison.names, comparison.times):
             median = 1e3 * Spread.of(times.seconds).median
-            label = f"{name}: median {median:,.0f} ms"
-            axes.plot(repeats, [1e3 * s for s in times.seconds], "o", color=color, label=label)
-            axes.axhline(median, color=color, linewidth=1)
+            label = f"{name}: median {median:,.1f} ms"
+            if name != first:
+                label += f"; {first} to it: {_told(comparison.ratios[name])}"
+            (dots,) = axes.plot(repeats, [1e3 * s for s in times.seconds], "o", label=label)
+            axes.axhline(median, color=dots.get_color(), linewidth=1)
         axes.set_ylim(0, 1.08e3 * max(max(times.seconds) for times in comparison.times))
         axes.set_xlim(0.5, comparison.repeats + 0.5)
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
         axes.set_xlabel("repeat")
         axes.set_ylabel("milliseconds")
-        ratios = f"times {_told(comparison.ratio)}, CPU times {_told(comparison.cpu_ratio)}"
-        axes.set_title(f"{comparison.title}\nratio of {ratios}", fontsize=9, loc="left")
-        axes.legend(loc="lower left", frameon=False)
+        axes.set_title(comparison.title, fontsize=9, loc="left")
+        figure.legend(loc="outside lower left", frameon=False)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

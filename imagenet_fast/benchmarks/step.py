@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.benchmarks.timing import Comparison, take_turns
+from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
@@ -50,12 +50,11 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
     batches = tf.data.Dataset.from_tensors(
         (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
     )
-    times = take_turns(
+    calls = (
         _stepper(build_model(config), make_dataset(config, "train"), steps),
         _stepper(theirs, batches.repeat().prefetch(tf.data.AUTOTUNE), steps),
-        warmup=warmup,
-        repeats=repeats,
     )
+    times = take_turns([timed(call) for call in calls], warmup=warmup, repeats=repeats)
     return Comparison(_title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
 
 

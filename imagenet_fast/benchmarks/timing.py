@@ -1,4 +1,4 @@
-"""Two ways to do the same, timed in turns."""
+"""Several ways to do the same, timed in turns."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
+
+# Does something once; returns how long that took, in seconds by the clock and of CPU time.
+Timed = Callable[[], "tuple[float, float]"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +33,8 @@ class Times:
 
     Attributes:
       seconds: by the clock on the wall.
-      cpu_seconds: of this process, on all cores together. What other programs do hardly changes
-        them; what a GPU does is not in them.
+      cpu_seconds: of the process that did it, on all cores together. What other programs do hardly
+        changes them; what a GPU does is not in them.
     """
 
     seconds: tuple[float, ...]
@@ -40,21 +43,21 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How long two ways to do the same took.
+    """How long some ways to do the same took.
 
     Attributes:
       title: what was done.
       notes: what a reader must know to judge the numbers, a sentence each.
-      names: of this package's way and of the other one.
-      times: of both, in that order; the n-th ones were taken one after the other.
-      images: handled in each of these times.
+      names: of the ways, at least two: the one of interest, then those that it is compared with.
+      times: of each, in that order; the n-th ones were taken one after the other.
+      images: handled in each of these times; None where speed is not a matter of images.
     """
 
     title: str
     notes: tuple[str, ...]
-    names: tuple[str, str]
-    times: tuple[Times, Times]
-    images: int
+    names: tuple[str, ...]
+    times: tuple[Times, ...]
+    images: int | None = None
 
     @property
     def repeats(self) -> int:
@@ -62,47 +65,56 @@ class Comparison:
         return len(self.times[0].seconds)
 
     @property
-    def ratio(self) -> Spread:
-        """This package's time by the other's, of each pair: below 1 where this one is faster."""
-        ours, theirs = self.times
-        return _ratio(ours.seconds, theirs.seconds)
+    def ratios(self) -> dict[str, Spread]:
+        """The first one's time by that of each other one, turn by turn: below 1 it is faster."""
+        return self._ratios([times.seconds for times in self.times])
 
     @property
-    def cpu_ratio(self) -> Spread:
+    def cpu_ratios(self) -> dict[str, Spread]:
         """The same of the CPU times: fair on a machine that others use too."""
-        ours, theirs = self.times
-        return _ratio(ours.cpu_seconds, theirs.cpu_seconds)
+        return self._ratios([times.cpu_seconds for times in self.times])
 
-    def images_per_second(self, index: int) -> Spread:
-        """Returns the speed of the first or the second way."""
+    def images_per_second(self, index: int) -> Spread | None:
+        """Returns the speed of one of the ways; None if ``images`` is."""
+        if self.images is None:
+            return None
         return Spread.of([self.images / seconds for seconds in self.times[index].seconds])
 
+    def _ratios(self, times: Sequence[Sequence[float]]) -> dict[str, Spread]:
+        first, *others = times
+        return {
+            name: Spread.of([one / two for one, two in zip(first, other)])
+            for name, other in zip(self.names[1:], others)
+        }
 
-def take_turns(
-    ours: Callable[[], object], theirs: Callable[[], object], *, warmup: int, repeats: int
-) -> tuple[Times, Times]:
-    """Times ``ours, theirs, ours, theirs, ...`` so that a change of the machine's speed hits both.
+
+def timed(call: Callable[[], object]) -> Timed:
+    """Returns ``call``, which returns when it is done, with the times that it takes."""
+
+    def run() -> tuple[float, float]:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        call()
+        return time.perf_counter() - start, time.process_time() - cpu_start
+
+    return run
+
+
+def take_turns(calls: Sequence[Timed], *, warmup: int, repeats: int) -> tuple[Times, ...]:
+    """Times ``a, b, c, a, b, c, ...`` so that a change of the machine's speed hits all alike.
 
     Args:
-      ours: does something once and returns when it is done.
-      theirs: does the same in another way.
-      warmup: untimed calls of each at first, in which functions are traced and compiled.
-      repeats: timed calls of each.
+      calls: what does the same, each in another way.
+      warmup: turns that do not count at first, in which functions are traced and compiled.
+      repeats: turns that count.
 
     Returns:
-      The times of ``ours`` and of ``theirs``, without warm-up.
+      The times of each, without warm-up.
     """
-    taken: tuple[list[tuple[float, float]], list[tuple[float, float]]] = ([], [])
-    with tqdm(total=2 * (warmup + repeats), unit=" calls", dynamic_ncols=True) as bar:
+    taken: list[list[tuple[float, float]]] = [[] for _ in calls]
+    with tqdm(total=len(calls) * (warmup + repeats), unit=" calls", dynamic_ncols=True) as bar:
         for turn in range(warmup + repeats):
             bar.set_description("warm-up" if turn < warmup else "timing")
-            for call, times in zip((ours, theirs), taken):
-                start, cpu_start = time.perf_counter(), time.process_time()
-                call()
-                times.append((time.perf_counter() - start, time.process_time() - cpu_start))
+            for call, times in zip(calls, taken):
+                times.append(call())
                 bar.update()
-    return Times(*zip(*taken[0][warmup:])), Times(*zip(*taken[1][warmup:]))
-
-
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
-    return Spread.of([one / other for one, other in zip(ours, theirs)])
+    return tuple(Times(*zip(*times[warmup:])) for times in taken)

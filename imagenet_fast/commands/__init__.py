@@ -14,6 +14,7 @@ COMMANDS = {
     "evaluate": "measure the accuracy of a trained model",
     "export": "write a SavedModel that takes encoded images",
     "predict": "classify image files with a SavedModel",
+    "plan": "tell what a training run would do",
     "benchmark": "time parts of the package against other ways to do the same",
 }
 

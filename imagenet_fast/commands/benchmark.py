@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.models.names import MODEL_NAMES
+
+if TYPE_CHECKING:
+    from imagenet_fast.benchmarks.timing import Comparison
 
 
 def main(arguments: list[str]) -> int:
@@ -37,32 +44,67 @@ def _step(arguments: list[str]) -> None:
         "ResNet v1, which Keras applications has; --nostride_on_1x1 times v1.5 against it",
     )
     options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1", "weight_decay")
-    flags.define("repeats", 10, "timed samples of each")
-    flags.define("warmup", 2, "untimed samples of each at first")
+    _define_turns(flags, repeats=10, warmup=2)
     flags.define("steps", 1, "training steps in a sample; more where a step is short")
-    flags.define("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
     flags.parse(arguments)
-    counts = {name: flags[name] for name in ("repeats", "warmup", "steps")}
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}, but must be positive")
+    counts = _counts(flags, "repeats", "warmup", "steps")
     config = Config(**{name: flags[name] for name in options})
 
-    from imagenet_fast.benchmarks import report
+    import_tensorflow()
     from imagenet_fast.benchmarks.step import compare_steps
 
     comparison = compare_steps(config, **counts)
+    told = {**{name: flags[name] for name in options}, **counts}
+    _report(comparison, told, flags["output_dir"], f"{config.model}_{config.precision}")
+
+
+def _optimizer(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark optimizer")
+    flags.define("model", "resnet50", f"whose variables: {', '.join(MODEL_NAMES)}")
+    flags.define(
+        "model_garden",
+        "",
+        "directory of an environment made by tools/model_garden.sh, to time its LARS, too",
+    )
+    _define_turns(flags, repeats=30, warmup=3)
+    flags.parse(arguments)
+    counts = _counts(flags, "repeats", "warmup")
+    model = flags["model"]
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks.optimizer import compare_optimizers
+
+    comparison = compare_optimizers(model, model_garden=flags["model_garden"], **counts)
+    _report(comparison, {"model": model, **counts}, flags["output_dir"], model)
+
+
+def _define_turns(flags: CommandFlags, repeats: int, warmup: int) -> None:
+    flags.define("repeats", repeats, "timed samples of each")
+    flags.define("warmup", warmup, "untimed samples of each at first")
+    flags.define("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
+
+
+def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
+    counts = {name: flags[name] for name in names}
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}, but must be positive")
+    return counts
+
+
+def _report(comparison: Comparison, options: dict[str, Any], directory: str, name: str) -> None:
+    from imagenet_fast.benchmarks import report
+
     print(report.table(comparison))
-    if flags["output_dir"]:
-        told = {**{name: flags[name] for name in options}, **counts}
-        files = f"{config.model}_{config.precision}"
-        for path in report.write(comparison, told, flags["output_dir"], files):
+    if directory:
+        for path in report.write(comparison, options, directory, name):
             print(path)
 
 
 # By name: what runs it, and what it does.
 BENCHMARKS = {
     "step": (_step, "a training step against the same network from Keras applications"),
+    "optimizer": (_optimizer, "one update of a model's variables by ours and other optimizers"),
 }
 
 

@@ -48,17 +48,29 @@ def build_model(config: Config) -> Classifier:
     Raises:
       UserError: if the data, the hardware or the model's options cannot be used.
     """
+    model = build_for_evaluation(config)
+    with model.distribute_strategy.scope():
+        model.steps_per_epoch = steps_per_epoch(read_info(config), config)
+        updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
+        model.epochs = max(1, round(updates / model.steps_per_epoch))
+        model.compile(optimizer=build_optimizer(config, model))
+    return model
+
+
+def build_for_evaluation(config: Config) -> Classifier:
+    """Returns the same model without an optimizer: its schedule needs no data to fit.
+
+    Raises:
+      UserError: as :func:`build_model`.
+    """
     info = read_info(config)
     strategy = make_strategy(config)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
         model = build_classifier(config, info.labels)
-        model.steps_per_epoch = steps_per_epoch(info, config)
-        updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
-        model.epochs = max(1, round(updates / model.steps_per_epoch))
         if "validation" in info.splits:
             model.validation_steps = evaluation_steps(info, config, strategy)
-        model.compile(optimizer=build_optimizer(config, model))
+        model.compile()
     return model
 
 

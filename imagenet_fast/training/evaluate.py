@@ -9,7 +9,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.errors import UserError
-from imagenet_fast.training.build import build_model
+from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.recorder import check_evaluated
 
@@ -27,7 +27,7 @@ def evaluate(config: Config) -> dict[str, Any]:
     info = read_info(config)
     if "validation" not in info.splits:
         raise UserError(f"{info.name} has no validation shards")
-    model = build_model(config)
+    model = build_for_evaluation(config)
     checkpoint = restore_weights(model, config.model_dir)
     result = model.evaluate(
         make_dataset(config, "validation"),

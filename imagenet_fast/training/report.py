@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import html
-import io
-import math
 import pathlib
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import matplotlib.style
-import matplotlib.ticker
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.durations import Duration
+from imagenet_fast.training.charts import COLORS, LEARNING_RATE, Chart, Curve, Row, is_number
 
-Row = dict[str, Any]
 FILE = "report.html"
 
-# A curve has at most so many points, each the mean of a window: more cannot be seen.
-_MAX_POINTS = 300
-# A curve of fewer points shows each of them, and is not smoothed.
-_FEW_POINTS = 24
 # So many evaluations are shown without a click.
 _FEW_EVALUATIONS = 6
 _MISSING = "\u2013"
@@ -44,7 +30,7 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
     """
     name = f"{config.model} on {_data_name(config)}"
     top1 = summary.get("top1")
-    title = f"{_percent(top1)} top-1: {name}" if _is_number(top1) else name
+    title = f"{_percent(top1)} top-1: {name}" if is_number(top1) else name
     body = [
         f"<header><h1>{_escape(name)}</h1><p>{_escape(_subtitle(summary, config))}</p></header>",
         _tiles(summary),
@@ -63,7 +49,7 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -96,7 +82,7 @@ def _subtitle(summary: dict[str, Any], config: Config) -> str:
 def _epochs(summary: dict[str, Any], config: Config) -> str:
     """Tells the run's length, and that it was to be longer where it ended before."""
     done, planned = summary.get("epochs"), config.duration
-    if not _is_number(done):
+    if not is_number(done):
         return f"{_MISSING} epochs"
     if planned.unit == "epochs" and done < 0.999 * planned.amount:
         return f"{done:.3g} of {planned}"
@@ -105,7 +91,7 @@ def _epochs(summary: dict[str, Any], config: Config) -> str:
 
 def _tiles(summary: dict[str, Any]) -> str:
     """The result at a glance."""
-    if _is_number(summary.get("top1")):
+    if is_number(summary.get("top1")):
         images = _count(summary.get("images_evaluated"), "image")
         loss = f"validation loss {_number(summary.get('loss'))}"
         tiles = [
@@ -116,9 +102,9 @@ def _tiles(summary: dict[str, Any]) -> str:
         tiles = [("Training loss", _number(summary.get("train_loss")), "no evaluation in this run")]
     train, wall = (_seconds(summary.get(f"{name}_seconds")) for name in ("train", "wall"))
     target = summary.get("target_top1")
-    if not _is_number(target):
+    if not is_number(target):
         tiles.append(("Training time", train, f"{wall} in all"))
-    elif not _is_number(summary.get("train_seconds_to_target")):
+    elif not is_number(summary.get("train_seconds_to_target")):
         tiles.append((f"Time to {_target(target)}", "not reached", f"in {train} of training"))
     else:
         time, wall = (
@@ -151,7 +137,7 @@ def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("Images per second", _number(summary.get("images_per_second"))),
         ("Images per second per device", _number(summary.get("images_per_second_per_device"))),
     ]
-    if _is_number(summary.get("target_top1")):
+    if is_number(summary.get("target_top1")):
         target = _target(summary["target_top1"])
         times += [
             (f"Training to {target} top-1", _seconds(summary.get("train_seconds_to_target"))),
@@ -165,7 +151,7 @@ def _time_bar(summary: dict[str, Any]) -> str:
     train, compiling, wall = (
         summary.get(f"{name}_seconds") for name in ("train", "compile", "wall")
     )
-    if not (_is_number(train) and _is_number(compiling) and _is_number(wall) and wall > 0):
+    if not (is_number(train) and is_number(compiling) and is_number(wall) and wall > 0):
         return ""
     parts = {
         "training": train,
@@ -219,7 +205,7 @@ def _evaluations(rows: list[Row]) -> str:
 
 def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
-        (label, f"{summary[name]:,.0f}" if _is_number(summary.get(name)) else _MISSING)
+        (label, f"{summary[name]:,.0f}" if is_number(summary.get(name)) else _MISSING)
         for label, name in (
             ("Images evaluated", "images_evaluated"),
             ("Unreadable in training", "images_skipped_in_training"),
@@ -236,7 +222,7 @@ def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
         ("Processor of the chief", hardware.get("cpu") or _MISSING),
         ("Cores of the chief", _number(hardware.get("cores"))),
-        ("Trainable parameters", f"{parameters:,}" if _is_number(parameters) else _MISSING),
+        ("Trainable parameters", f"{parameters:,}" if is_number(parameters) else _MISSING),
         *((name, str(version)) for name, version in (summary.get("versions") or {}).items()),
     ]
 
@@ -286,22 +272,18 @@ def _escape(text: str) -> str:
     return html.escape(text)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
 def _percent(value: Any) -> str:
-    return f"{value:.2%}" if _is_number(value) else _MISSING
+    return f"{value:.2%}" if is_number(value) else _MISSING
 
 
 def _target(value: Any) -> str:
     """Writes a percentage as briefly as the user did."""
-    return f"{100 * value:.6g}%" if _is_number(value) else _MISSING
+    return f"{100 * value:.6g}%" if is_number(value) else _MISSING
 
 
 def _number(value: Any) -> str:
     """Writes whole numbers and those from 1000 on in full, others with four digits."""
-    if not _is_number(value):
+    if not is_number(value):
         return _MISSING
     return f"{value:,.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.4g}"
 
@@ -312,7 +294,7 @@ def _count(value: Any, noun: str) -> str:
 
 def _seconds(value: Any) -> str:
     """Writes a length of time with its two largest units."""
-    if not _is_number(value):
+    if not is_number(value):
         return _MISSING
     if value < 60:
         return f"{value:.1f} s"
@@ -325,246 +307,57 @@ def _seconds(value: Any) -> str:
 # The curves.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Curve:
-    """A curve of a chart.
-
-    Attributes:
-      label: its name in the chart's key; empty: not there.
-      kind: the kind of rows it is drawn from.
-      value: the number in the row that it shows.
-      color: the style sheet's variable for its color.
-      dashed: whether to draw it with dashes.
-      noisy: whether single points say little, so that a running mean is what to look at.
-    """
-
-    label: str
-    kind: str
-    value: str
-    color: str
-    dashed: bool = False
-    noisy: bool = False
-
-    def points(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the epochs and the values, both float64 [points], that are there and finite."""
-        pairs = [
-            (row["epoch"], row[self.value])
-            for row in rows
-            if row.get("kind") == self.kind
-            and _is_number(row.get("epoch"))
-            and _is_number(row.get(self.value))
-        ]
-        epochs, values = np.asarray(pairs, np.float64).reshape(-1, 2).T
-        return epochs, values
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chart:
-    """A drawing with a title.
-
-    Attributes:
-      title: what its values are.
-      curves: what is drawn, the most important last, on top.
-      percent: whether the values are fractions of 1.
-      level: a value to draw a line at.
-      level_label: the name of that line in the key.
-    """
-
-    title: str
-    curves: Sequence[_Curve]
-    percent: bool = False
-    level: float | None = None
-    level_label: str = ""
-
-    def render(self, rows: list[Row]) -> str:
-        """Returns the chart as an HTML figure; empty if there is nothing to draw."""
-        drawn = [
-            (curve, *points) for curve in self.curves if len((points := curve.points(rows))[0])
-        ]
-        if not drawn:
-            return ""
-        with matplotlib.style.context(["default", _MATPLOTLIB]):
-            figure = Figure(figsize=(5.0, 2.9), layout="constrained")
-            axes = figure.add_subplot()
-            for curve, epochs, values in drawn:
-                _draw(axes, curve, epochs, values)
-            if self.level is not None:
-                axes.axhline(self.level, color=_SENTINELS["muted"], lw=0.9, ls=(0, (1.5, 2.5)))
-            self._scale(axes, drawn)
-            picture = _svg(figure)
-        label = _escape(f"{self.title} by epoch")
-        return (
-            f'<figure><figcaption><h2>{_escape(self.title)}</h2><p class="keys">'
-            f"{self._keys(curve for curve, _, _ in drawn)}</p></figcaption>"
-            f'<div role="img" aria-label="{label}">{picture}</div></figure>'
-        )
-
-    def _scale(self, axes: Axes, drawn: Sequence[tuple[_Curve, np.ndarray, np.ndarray]]) -> None:
-        everything = np.concatenate([values for _, _, values in drawn])
-        lowest, highest = everything.min(), everything.max()
-        locator = {"steps": [1, 2, 2.5, 5, 10]}
-        axes.set_xlabel("epoch")
-        axes.set_xlim(0, max(epochs.max() for _, epochs, _ in drawn) or 1)
-        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(7, **locator))
-        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-        axes.grid(axis="y")
-        if self.percent:
-            axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-        elif lowest > 0 and highest > 200 * np.median(everything):
-            # One value far above the others would press them all to the ground.
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
-            axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
-        else:
-            axes.set_ylim(min(lowest, 0), 1.06 * highest if highest > 0 else None)
-            axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, **locator))
-            axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
-
-    def _keys(self, curves: Iterable[_Curve]) -> str:
-        """Names colors and dashes: a dashed curve's color has its name from a solid one."""
-        keys = [
-            ("dashed", "muted", curve.label)
-            if curve.dashed
-            else ("solid", curve.color, curve.label)
-            for curve in curves
-        ][::-1]
-        if self.level is not None:
-            keys.append(("dotted", "muted", self.level_label))
-        return "".join(
-            f'<span><i class="{line}" style="color:var(--{color})"></i>{_escape(label)}</span>'
-            for line, color, label in keys
-            if label
-        )
-
-
 def _charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
     target, speed = summary.get("target_top1"), summary.get("images_per_second")
-    has_speed = _is_number(speed) and speed > 0
+    has_speed = is_number(speed) and speed > 0
     # Rows of steps that were not timed, as each process' first one, have no speed.
     timed = [row for row in rows if row.get("images_per_second") != 0]
-    accuracy = _Chart(
+    accuracy = Chart(
         "Accuracy",
         (
-            _Curve("", "validation", "top5", "validation", dashed=True),
-            _Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
-            _Curve("train", "train", "top1", "train", noisy=True),
-            _Curve("validation", "validation", "top1", "validation"),
+            Curve("", "validation", "top5", "validation", dashed=True),
+            Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
+            Curve("train", "train", "top1", "train", noisy=True),
+            Curve("validation", "validation", "top1", "validation"),
         ),
         percent=True,
-        level=target if _is_number(target) else None,
+        level=target if is_number(target) else None,
         level_label=f"target {_target(target)}",
     )
-    loss = _Chart(
+    loss = Chart(
         "Loss",
         (
-            _Curve("train", "train", "loss", "train", noisy=True),
-            _Curve("validation", "validation", "loss", "validation"),
+            Curve("train", "train", "loss", "train", noisy=True),
+            Curve("validation", "validation", "loss", "validation"),
         ),
     )
-    rate = _Chart("Learning rate", (_Curve("", "train", "learning_rate", "rate"),))
-    throughput = _Chart(
+    throughput = Chart(
         "Images per second",
-        (_Curve("", "train", "images_per_second", "speed", noisy=True),),
+        (Curve("", "train", "images_per_second", "speed", noisy=True),),
         level=speed if has_speed else None,
         level_label=f"mean {_number(speed)}",
     )
-    return [accuracy.render(rows), loss.render(rows), rate.render(rows), throughput.render(timed)]
+    return [
+        accuracy.render(rows),
+        loss.render(rows),
+        LEARNING_RATE.render(rows),
+        throughput.render(timed),
+    ]
 
 
-def _draw(axes: Axes, curve: _Curve, epochs: np.ndarray, values: np.ndarray) -> None:
-    few = len(values) <= _FEW_POINTS
-    style = {
-        "color": _SENTINELS[curve.color],
-        "ls": (0, (3.5, 2)) if curve.dashed else "-",
-        "clip_on": False,
-    }
-    if few or not curve.noisy:
-        axes.plot(epochs, values, lw=1.7, marker="o" if few else "", ms=3.6, **style)
-        return
-    epochs, values = _windows(epochs), _windows(values)
-    if not curve.dashed:
-        axes.plot(epochs, values, lw=0.9, alpha=0.35, **style)
-    axes.plot(epochs, _running_mean(values, len(values) // 40 + 1), lw=1.7, **style)
+def _variables(dark: bool) -> str:
+    """Returns the charts' colors as variables of the style sheet."""
+    return " ".join(f"--{name}: {colors[dark]};" for name, colors in COLORS.items())
 
 
-def _windows(values: np.ndarray) -> np.ndarray:
-    """Returns the means of at most ``_MAX_POINTS`` equal windows."""
-    if len(values) <= _MAX_POINTS:
-        return values
-    return np.array([part.mean() for part in np.array_split(values, _MAX_POINTS)])
-
-
-def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Returns each value's mean with ``reach`` neighbours on both sides, with fewer at the ends."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    reaches = np.minimum(reach, np.minimum(places, places[::-1]))
-    return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
-
-
-def _svg(figure: Figure) -> str:
-    """Returns a figure as an SVG element that takes size, font and colors from the page."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    # The page has several pictures: their ids of groups would clash, and nothing refers to them.
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
-    text = re.sub(r">\s+<", "><", text)
-    for name, color in _SENTINELS.items():
-        text = text.replace(color, f"var(--{name})")
-    return re.sub(r"\s+", " ", text).strip()
-
-
-# Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
-_SENTINELS = {
-    name: f"#0000{number:02x}"
-    for number, name in enumerate(
-        ("muted", "grid", "train", "validation", "rate", "speed"), start=0xA1
-    )
-}
-
-_MATPLOTLIB = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": _SENTINELS["grid"],
-    "axes.labelcolor": _SENTINELS["muted"],
-    "axes.labelsize": 9,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.xmargin": 0.015,
-    "font.family": ["DejaVu Sans"],
-    "grid.color": _SENTINELS["grid"],
-    "grid.linewidth": 0.6,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-    "svg.fonttype": "none",
-    # Else the ids of clip paths are random, and a page never the same twice.
-    "svg.hashsalt": "imagenet_fast",
-    "xtick.color": _SENTINELS["muted"],
-    "xtick.labelsize": 9,
-    "xtick.major.pad": 6,
-    "xtick.major.size": 0,
-    "ytick.color": _SENTINELS["muted"],
-    "ytick.labelsize": 9,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-}
+_PALETTE = f"""
+:root {{ color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1a2230;
+  --compile: #f2b134; --other: #a9b4c4; {_variables(dark=False)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ --page: #12161d; --card: #1a202a; --ink: #e8ecf2;
+  --compile: #e0b04e; --other: #5d6a7e; {_variables(dark=True)} }} }}
+"""
 
 _STYLE = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1a2230; --muted: #667085;
-  --grid: #e2e6ec; --train: #f0913a; --validation: #2f5fe0; --rate: #8250c8; --speed: #0f9d83;
-  --compile: #f2b134; --other: #a9b4c4; }
-@media (prefers-color-scheme: dark) { :root { --page: #12161d; --card: #1a202a; --ink: #e8ecf2;
-  --muted: #98a3b5; --grid: #2f3846; --train: #f2a65e; --validation: #7da2ff; --rate: #b592f0;
-  --speed: #45cdb1; --compile: #e0b04e; --other: #5d6a7e; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;

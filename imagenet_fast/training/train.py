@@ -7,7 +7,7 @@ import datetime
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,16 +38,22 @@ from imagenet_fast.training.recorder import (
     TensorBoard,
     read_rows,
 )
+from imagenet_fast.training.schedule import total_steps
 
 SUMMARY_FILE = "summary.json"
 
 
-def train(config: Config) -> dict[str, Any]:
+def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
     """Trains as ``config`` says and writes all of it to ``model_dir``.
 
     A run found there goes on from its last checkpoint, to the same weights as if it had never
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
     ``report.html``, ``checkpoints/`` and ``tensorboard/``.
+
+    Args:
+      config: what to train, and how.
+      callbacks: called before the run's own. An epoch of theirs is the time between two
+        evaluations; one that sets ``model.stop_training`` ends the run, which can be continued.
 
     Returns:
       The summary, as in ``summary.json``; what evaluation found is in the chief's alone.
@@ -62,7 +68,7 @@ def train(config: Config) -> dict[str, Any]:
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
-        return _Run(config, info, strategy).train()
+        return _Run(config, info, strategy).train(callbacks)
 
 
 class _Run:
@@ -71,11 +77,7 @@ class _Run:
     def __init__(self, config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy) -> None:
         self.config, self.info, self.strategy = config, info, strategy
         self.steps_per_epoch = steps_per_epoch(info, config)
-        self.total_steps = self._steps(config.duration)
-        if not self.total_steps:
-            raise UserError(
-                f"duration {config.duration} is less than one step of {config.batch_size} images"
-            )
+        self.total_steps = total_steps(config, self.steps_per_epoch)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         self.model = build_model(config)
@@ -86,7 +88,7 @@ class _Run:
     def _steps(self, duration: Any) -> int:
         return duration.steps(self.steps_per_epoch, self.config.batch_size)
 
-    def train(self) -> dict[str, Any]:
+    def train(self, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
         step, validation = self._restore()
         if is_chief():
             print(self._headline(step), file=sys.stderr, flush=True)
@@ -115,7 +117,7 @@ class _Run:
                     initial_epoch=first_epoch,
                     epochs=epochs,
                     steps_per_epoch=steps,
-                    callbacks=[recorder, stopper, saver],
+                    callbacks=[*callbacks, recorder, stopper, saver],
                     verbose=0,
                     **self._validation(),
                 )

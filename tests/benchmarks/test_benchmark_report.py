@@ -18,6 +18,16 @@ COMPARISON = Comparison(
     ),
     images=16,
 )
+MANY = Comparison(
+    "an update",
+    (),
+    ("one", "two", "three"),
+    (
+        Times((1.0, 2.0, 1.0), (1.0, 1.0, 1.0)),
+        Times((2.0, 2.0, 2.0), (1.0, 1.0, 1.0)),
+        Times((0.5, 0.5, 0.5), (2.0, 2.0, 2.0)),
+    ),
+)
 
 
 @pytest.fixture
@@ -31,15 +41,30 @@ def hardware(monkeypatch):
 def test_table(hardware):
     lines = report.table(COMPARISON).splitlines()
     assert lines[:2] == ["resnet50, training step: batch 16", "The same network."]
-    rows = {line[:18].strip(): line[18:].split() for line in lines}
+    rows = {line[:18].strip(): line[18:].split() for line in lines[4:6]}
     assert rows["imagenet_fast"] == ["2000.0", "1600.0", "3200.0", "8.00", "5.00", "10.00"]
     assert rows["Keras applications"] == ["2000.0", "2000.0", "8000.0", "8.00", "2.00", "8.00"]
-    assert lines[-4:-1] == [
-        "ratio of times:     0.800 (0.400 to 1.000)",
-        "ratio of CPU times: 0.750 (0.750 to 1.500)",
-        "medians of 3 pairs; below 1, imagenet_fast is faster",
+    assert lines[-5:] == [
+        "imagenet_fast to    ratio of times           ratio of CPU times",
+        "Keras applications  0.800 (0.400 to 1.000)   0.750 (0.750 to 1.500)",
+        "",
+        "medians of 3 turns; below 1, imagenet_fast is faster",
+        "on Some CPU, 2 cores",
     ]
-    assert lines[-1] == "on Some CPU, 2 cores"
+
+
+def test_table_of_many_ways_without_images(hardware):
+    lines = report.table(MANY).splitlines()
+    assert lines[2].split() == ["ms:", "median", "min", "max"]
+    assert lines[3:10] == [
+        "one        1000.0    1000.0    2000.0",
+        "two        2000.0    2000.0    2000.0",
+        "three       500.0     500.0     500.0",
+        "",
+        "one to  ratio of times           ratio of CPU times",
+        "two     0.500 (0.500 to 1.000)   1.000 (1.000 to 1.000)",
+        "three   2.000 (2.000 to 4.000)   0.500 (0.500 to 0.500)",
+    ]
 
 
 def test_the_table_names_the_gpu_where_there_is_one(hardware):
@@ -52,8 +77,11 @@ def test_files(tmp_path, hardware):
     paths = report.write(COMPARISON, {"batch_size": 16}, str(directory), "resnet50_float32")
     assert paths == [str(directory / f"resnet50_float32{suffix}") for suffix in (".json", ".svg")]
     values = json.loads((directory / "resnet50_float32.json").read_text())
-    assert values["ratio"] == {"median": 0.8, "min": 0.4, "max": 1.0}
-    assert values["cpu_ratio"] == {"median": 0.75, "min": 0.75, "max": 1.5}
+    assert values["ratio_of"] == "imagenet_fast"
+    assert values["ratio_to"] == {"Keras applications": {"median": 0.8, "min": 0.4, "max": 1.0}}
+    assert values["cpu_ratio_to"] == {
+        "Keras applications": {"median": 0.75, "min": 0.75, "max": 1.5}
+    }
     assert values["n"] == 3
     assert values["results"]["Keras applications"]["each_seconds"] == [2.0, 2.0, 8.0]
     assert values["results"]["Keras applications"]["each_cpu_seconds"] == [2.0, 4.0, 4.0]
@@ -68,6 +96,23 @@ def test_files(tmp_path, hardware):
         "resnet50_float32.json",
         "resnet50_float32.svg",
     ]
+
+
+def test_files_of_many_ways(tmp_path, hardware):
+    report.write(MANY, {}, str(tmp_path), "many")
+    values = json.loads((tmp_path / "many.json").read_text())
+    assert values["ratio_to"]["three"]["median"] == 2.0
+    assert values["ratio_to"].keys() == {"two", "three"}
+    assert values["results"]["three"]["seconds"]["median"] == 0.5
+    assert not any("images_per_second" in result for result in values["results"].values())
+    # Text is drawn as paths, with the text itself in a comment.
+    picture = (tmp_path / "many.svg").read_text()
+    for label in (
+        "one: median 1,000.0 ms",
+        "two: median 2,000.0 ms; one to it: 0.500 (0.500 to 1.000)",
+        "three: median 500.0 ms; one to it: 2.000 (2.000 to 4.000)",
+    ):
+        assert f"<!-- {label} -->" in picture
 
 
 def test_the_same_numbers_give_the_same_picture(tmp_path):

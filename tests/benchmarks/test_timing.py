@@ -1,3 +1,4 @@
+import functools
 import itertools
 
 import pytest
@@ -5,37 +6,63 @@ import pytest
 from imagenet_fast.benchmarks import timing
 
 
-def test_turns_alternate_and_warm_up_is_not_counted(monkeypatch):
+def test_the_times_of_a_call(monkeypatch):
     clock, cpu = itertools.count(), itertools.count(0, 10)
     monkeypatch.setattr(timing.time, "perf_counter", lambda: next(clock))
     monkeypatch.setattr(timing.time, "process_time", lambda: next(cpu))
-    calls = []
 
-    def ours():
-        calls.append("ours")
-        # Slow at first, as when a function is compiled.
-        for _ in range(100 if len(calls) <= 2 else 2):
-            next(clock)
+    def call():
+        next(clock), next(clock)
         next(cpu)
 
-    times = timing.take_turns(ours, lambda: calls.append("theirs"), warmup=1, repeats=3)
-    assert calls == ["ours", "theirs"] * 4
-    assert times == (
-        timing.Times((3, 3, 3), (20, 20, 20)),
-        timing.Times((1, 1, 1), (10, 10, 10)),
+    assert timing.timed(call)() == (3, 20)
+    assert timing.timed(lambda: None)() == (1, 10)
+
+
+@pytest.mark.parametrize("names", ["ab", "abcd"])
+def test_turns_alternate_and_warm_up_is_not_counted(names):
+    calls = []
+
+    def call(name):
+        # Slow at first, as when a function is compiled.
+        calls.append(name)
+        turn = calls.count(name)
+        return (100.0 if turn <= 2 else turn + ord(name)), 10.0 * turn
+
+    times = timing.take_turns(
+        [functools.partial(call, name) for name in names], warmup=2, repeats=3
+    )
+    assert "".join(calls) == names * 5
+    assert times == tuple(
+        timing.Times(tuple(turn + ord(name) for turn in (3, 4, 5)), (30.0, 40.0, 50.0))
+        for name in names
     )
 
 
-def test_the_ratio_is_of_pairs():
-    # The machine is slow in the second pair; ours takes half of the time in each.
+def test_the_ratios_are_of_turns():
+    # The machine is slow in the second turn; ours takes half of their time in each.
     ours = timing.Times((1.0, 5.0, 2.0), (1.0, 1.0, 1.0))
     theirs = timing.Times((2.0, 10.0, 5.0), (4.0, 2.0, 1.0))
-    comparison = timing.Comparison("title", (), ("ours", "theirs"), (ours, theirs), images=20)
-    assert comparison.ratio == timing.Spread(0.5, 0.4, 0.5)
-    assert comparison.cpu_ratio == timing.Spread(0.5, 0.25, 1.0)
+    third = timing.Times((1.0, 5.0, 1.0), (0.5, 0.5, 0.5))
+    names = ("ours", "theirs", "third")
+    comparison = timing.Comparison("title", (), names, (ours, theirs, third), images=20)
+    assert comparison.ratios == {
+        "theirs": timing.Spread(0.5, 0.4, 0.5),
+        "third": timing.Spread(1.0, 1.0, 2.0),
+    }
+    assert comparison.cpu_ratios == {
+        "theirs": timing.Spread(0.5, 0.25, 1.0),
+        "third": timing.Spread(2.0, 2.0, 2.0),
+    }
     assert comparison.images_per_second(0) == timing.Spread(10.0, 4.0, 20.0)
     assert comparison.images_per_second(1) == timing.Spread(4.0, 2.0, 10.0)
     assert comparison.repeats == 3
+
+
+def test_no_speed_without_images():
+    times = timing.Times((1.0,), (1.0,))
+    comparison = timing.Comparison("title", (), ("ours", "theirs"), (times, times))
+    assert comparison.images_per_second(0) is None
 
 
 @pytest.mark.parametrize(

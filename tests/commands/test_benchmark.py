@@ -2,14 +2,14 @@ import json
 
 import pytest
 
-from imagenet_fast.benchmarks import step
+from imagenet_fast.benchmarks import optimizer, step
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Has the benchmark answer at once, and returns what it was asked for."""
+    """Has the benchmarks answer at once, and returns what they were asked for."""
     calls = []
 
     def compare_steps(config, **counts):
@@ -17,7 +17,13 @@ def calls(monkeypatch):
         times = (Times((1.0,), (1.0,)), Times((2.0,), (4.0,)))
         return Comparison("a title", ("a note",), ("ours", "theirs"), times, 16)
 
+    def compare_optimizers(model, **options):
+        calls.append((model, options))
+        times = tuple(Times((value,), (value,)) for value in (1.0, 2.0, 4.0))
+        return Comparison("a title", ("a note",), ("LARS", "SGD", "Model Garden LARS"), times)
+
     monkeypatch.setattr(step, "compare_steps", compare_steps)
+    monkeypatch.setattr(optimizer, "compare_optimizers", compare_optimizers)
     return calls
 
 
@@ -29,7 +35,7 @@ def test_defaults(calls, capsys, tmp_path, monkeypatch):
     assert config.stride_on_1x1
     assert config.weight_decay == 1e-4
     assert counts == {"repeats": 10, "warmup": 2, "steps": 1}
-    assert "ratio of times:     0.500" in capsys.readouterr().out
+    assert "theirs   0.500 (" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 
@@ -53,12 +59,32 @@ def test_flags_and_files(calls, capsys, tmp_path):
     assert str(tmp_path / "resnet101_mixed_bfloat16.svg") in capsys.readouterr().out
 
 
+def test_defaults_of_the_optimizer_benchmark(calls, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["benchmark", "optimizer"]) == 0
+    assert calls == [("resnet50", {"model_garden": "", "repeats": 30, "warmup": 3})]
+    assert "Model Garden LARS  0.250 (" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_and_files_of_the_optimizer_benchmark(calls, capsys, tmp_path):
+    flags = ["--model=alexnet_bn", "--repeats=4", "--warmup=1", "--model_garden=somewhere"]
+    assert run(["benchmark", "optimizer", *flags, f"--output_dir={tmp_path}"]) == 0
+    assert calls == [("alexnet_bn", {"model_garden": "somewhere", "repeats": 4, "warmup": 1})]
+    values = json.loads((tmp_path / "alexnet_bn.json").read_text())
+    assert values["options"] == {"model": "alexnet_bn", "repeats": 4, "warmup": 1}
+    assert values["ratio_to"]["SGD"]["median"] == 0.5
+    assert str(tmp_path / "alexnet_bn.svg") in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["stepp"], "there is no benchmark 'stepp'; did you mean 'step'?"),
         (["--repeats=2"], "there is no benchmark '--repeats=2'; the benchmarks are step"),
         (["step", "--repeats=0"], "repeats is 0, but must be positive"),
+        (["optimizer", "--warmup=0"], "warmup is 0, but must be positive"),
+        (["optimizer", "--modelgarden=x"], "there is no flag --modelgarden; did you mean 'model_g"),
         (["step", "--precision=float8"], "precision='float8' does not exist"),
         (["step", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
         (["step", "more"], "unexpected argument 'more'"),
@@ -73,10 +99,13 @@ def test_mistakes(calls, capsys, arguments, message):
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_the_benchmarks(capsys, arguments):
     assert run(["benchmark", *arguments]) == 0
-    assert "  step " in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "  step " in told
+    assert "  optimizer " in told
 
 
-def test_help_of_a_benchmark(capsys):
+@pytest.mark.parametrize("name", ["step", "optimizer"])
+def test_help_of_a_benchmark(capsys, name):
     with pytest.raises(SystemExit, match="0"):
-        run(["benchmark", "step", "--help"])
-    assert "usage: imagenet-fast benchmark step" in capsys.readouterr().out
+        run(["benchmark", name, "--help"])
+    assert f"usage: imagenet-fast benchmark {name}" in capsys.readouterr().out

@@ -1,150 +1,164 @@
-"""Learning rates: Goyal et al. 2017 by the number, and the schedules alone."""
+"""The schedules alone; tests/training/test_schedule.py has those of the recipes."""
+
+import math
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.config import Config
-from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.optimizers import GradualWarmup, StepDecay
-from imagenet_fast.training.build import build_schedule
+from imagenet_fast.optimizers import (
+    ConstantWarmup,
+    CosineDecay,
+    GradualWarmup,
+    PiecewiseLinear,
+    PolynomialDecay,
+    StepDecay,
+)
 
-# ImageNet at the batch of 256 GPUs.
-STEPS = 156
-LARGE = build_schedule(Config(batch_size=8192), STEPS)
+STEPS = StepDecay(3.2, [4680, 9360, 12480], 0.1)
+EACH = {
+    "steps": STEPS,
+    "polynomial": PolynomialDecay(10.0, 1e-4, steps=11582, first_step=1565, power=2.0),
+    "cosine": CosineDecay(0.5, 0.01, steps=4679, first_step=1),
+    "piecewise linear": PiecewiseLinear([-1, 484, 2327], [0.0, 0.4, 0.0]),
+    "gradual warmup": GradualWarmup(STEPS, start=0.1, steps=780),
+    "constant warmup": ConstantWarmup(STEPS, start=0.1, steps=780),
+    "part of a step": GradualWarmup(PolynomialDecay(32.0, 1e-4, 3012, 547), 0.0, 547.37),
+}
 
 
 def rate(schedule, step):
     return schedule(step).numpy()
 
 
-@pytest.mark.parametrize(
-    ("batch", "steps"),
-    [
-        (256, 5004),
-        (1024, 1251),
-        (4096, 312),
-        (8192, 156),
-        (16384, 78),
-        (32768, 39),
-        (65536, 19),
-    ],
-)
-def test_steps_of_an_epoch_of_imagenet(batch, steps):
-    config = Config(synthetic=True, num_classes=1000, batch_size=batch)
-    assert steps_per_epoch(read_info(config), config) == steps
-
-
-# --- The paper's schedule
-
-
-@pytest.mark.parametrize(
-    ("epoch", "expected"),
-    [(0, 0.1), (2.5, 1.65), (5, 3.2), (29, 3.2), (30, 0.32), (60, 0.032), (80, 0.0032)],
-)
-def test_batch_of_8192(epoch, expected):
-    assert rate(LARGE, round(epoch * STEPS)) == pytest.approx(expected, rel=2e-7)
-
-
-@pytest.mark.parametrize(
-    ("epoch", "before", "after"),
-    [(5, None, 3.2), (30, 3.2, 0.32), (60, 0.32, 0.032), (80, 0.032, 0.0032)],
-)
-def test_boundaries_are_exact(epoch, before, after):
-    step = epoch * STEPS
-    if before is None:  # the last step of the warmup
-        before = 0.1 + 3.1 * (step - 1) / step
-    assert rate(LARGE, step - 1) == pytest.approx(before, rel=2e-7)
-    assert rate(LARGE, step) == pytest.approx(after, rel=2e-7)
-    assert rate(LARGE, step + 1) == pytest.approx(after, rel=2e-7)
-
-
-def test_warmup_grows_by_the_same_amount_each_step():
-    warmup = 5 * STEPS
-    rates = np.array([rate(LARGE, step) for step in range(warmup + 1)], np.float64)
-    assert rates[0] == np.float32(0.1)
-    # Rounding to float32 does not add up over the steps.
-    np.testing.assert_allclose(np.diff(rates), 3.1 / warmup, atol=5e-7)
-    np.testing.assert_allclose(rates, 0.1 + 3.1 * np.arange(warmup + 1) / warmup, rtol=2e-7)
-
-
-def test_rate_stays_at_the_end():
-    assert rate(LARGE, 90 * STEPS - 1) == pytest.approx(0.0032, rel=2e-7)
-    assert rate(LARGE, 10**9) == pytest.approx(0.0032, rel=2e-7)
-
-
-@pytest.mark.parametrize(("batch", "steps", "first"), [(256, 5004, 0.1), (128, 10009, 0.05)])
-def test_small_batches_have_no_warmup(batch, steps, first):
-    schedule = build_schedule(Config(batch_size=batch), steps)
-    assert isinstance(schedule, StepDecay)
-    for epoch, expected in ((0, first), (1, first), (5, first), (30, first / 10)):
-        assert rate(schedule, epoch * steps) == pytest.approx(expected, rel=2e-7)
-    assert rate(schedule, 30 * steps - 1) == pytest.approx(first, rel=2e-7)
-
-
-def test_batch_just_above_the_reference_warms_up():
-    schedule = build_schedule(Config(batch_size=512), 2502)
-    assert rate(schedule, 0) == pytest.approx(0.1)
-    assert rate(schedule, 5 * 2502) == pytest.approx(0.2)
-
-
-def test_options_of_the_schedule():
-    config = Config(
-        batch_size=1024,
-        learning_rate=0.4,
-        learning_rate_batch=512,
-        warmup="10 steps",
-        decay_at="102400 examples,204800 examples",
-        decay_factor=0.5,
-    )
-    schedule = build_schedule(config, 50)
-    for step, expected in ((0, 0.4), (5, 0.6), (10, 0.8), (99, 0.8), (100, 0.4), (200, 0.2)):
-        assert rate(schedule, step) == pytest.approx(expected, rel=2e-7)
-
-
-@pytest.mark.parametrize("changes", [{"warmup": "0 epochs"}, {"learning_rate_batch": 0}])
-def test_warmup_that_there_is_none(changes):
-    config = Config(batch_size=8192, **changes)
-    schedule = build_schedule(config, STEPS)
-    assert rate(schedule, 0) == pytest.approx(config.scaled_learning_rate)
-
-
-# --- The schedules
+def rates(schedule, count):
+    return [rate(schedule, step) for step in range(count)]
 
 
 def test_step_decay():
-    schedule = StepDecay(1.0, [2, 4, 4], 0.5)
-    rates = [rate(schedule, step) for step in range(6)]
-    assert rates == [1.0, 1.0, 0.5, 0.5, 0.125, 0.125]
-    assert rate(StepDecay(0.3, [], 0.1), 7) == np.float32(0.3)
+    assert rates(StepDecay(1.0, [2, 4, 4], 0.5), 6) == [1.0, 1.0, 0.5, 0.5, 0.125, 0.125]
+
+
+def test_step_decay_without_steps_is_constant():
+    assert rates(StepDecay(0.3), 3) == [np.float32(0.3)] * 3
+
+
+def test_polynomial_decay_of_a_run():
+    """You et al. 2017: rate * (1 - t/T)^2."""
+    schedule = PolynomialDecay(2.0, 0.0, steps=4)
+    assert rates(schedule, 6) == [2.0, 2 * 9 / 16, 0.5, 2 / 16, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(("power", "half"), [(1.0, 2.0), (2.0, 1.5), (3.0, 1.25)])
+def test_polynomial_decay_after_its_first_step(power, half):
+    schedule = PolynomialDecay(3.0, 1.0, steps=4, first_step=10, power=power)
+    for step, expected in ((0, 3), (10, 3), (12, half), (14, 1), (10**9, 1)):
+        assert rate(schedule, step) == expected
+
+
+def test_cosine_decay():
+    schedule = CosineDecay(0.7, 0.1, steps=1000, first_step=20)
+    for step in (20, 21, 270, 520, 770, 1019, 1020):
+        exact = 0.1 + 0.6 * (1 + math.cos(math.pi * (step - 20) / 1000)) / 2
+        assert rate(schedule, step) == pytest.approx(exact, rel=2e-7)
+    assert rate(schedule, 19) == rate(schedule, 20) == np.float32(0.7)
+    assert rate(schedule, 1020) == rate(schedule, 1021) == np.float32(0.1)
+
+
+@pytest.mark.parametrize("kind", [PolynomialDecay, CosineDecay])
+def test_last_steps_keep_their_digits(kind):
+    """Where the rate is a billionth of the first, float32's 1 - progress would be lost in noise."""
+    schedule = kind(10.0, 0.0, steps=100_000)
+    for left in (1, 2, 3):
+        share = left / 100_000
+        exact = share**2 if kind is PolynomialDecay else math.sin(math.pi / 2 * share) ** 2
+        assert rate(schedule, 100_000 - left) == pytest.approx(10 * exact, rel=5e-7)
+
+
+def test_piecewise_linear():
+    schedule = PiecewiseLinear([2, 4, 8], [1.0, 3.0, 1.0])
+    assert rates(schedule, 11) == [1, 1, 1, 2, 3, 2.5, 2, 1.5, 1, 1, 1]
+
+
+def test_knots_before_the_start_and_at_one_step():
+    """A line may come from before step 0, and the rate may jump."""
+    schedule = PiecewiseLinear([-2, 2, 2, 4], [0.0, 4.0, 1.0, 0.0])
+    assert rates(schedule, 6) == [2.0, 3.0, 1.0, 0.5, 0.0, 0.0]
+    assert rates(PiecewiseLinear([5], [0.25]), 7) == [0.25] * 7
 
 
 def test_gradual_warmup_meets_the_schedule():
     """Also one that has changed by then."""
     schedule = GradualWarmup(StepDecay(8.0, [3, 6], 0.5), start=1.0, steps=4)
-    assert [rate(schedule, step) for step in range(8)] == [1, 1.75, 2.5, 3.25, 4, 4, 2, 2]
+    assert rates(schedule, 8) == [1, 1.75, 2.5, 3.25, 4, 4, 2, 2]
 
 
-def test_warmup_of_no_steps():
-    schedule = GradualWarmup(StepDecay(8.0, [3], 0.5), start=1.0, steps=0)
-    assert [rate(schedule, step) for step in (0, 3)] == [8, 4]
+def test_constant_warmup_jumps():
+    schedule = ConstantWarmup(StepDecay(8.0, [3, 6], 0.5), start=1.0, steps=2)
+    assert rates(schedule, 7) == [1, 1, 8, 4, 4, 4, 2]
+
+
+@pytest.mark.parametrize("kind", [GradualWarmup, ConstantWarmup])
+@pytest.mark.parametrize("steps", [0, 0.0])
+def test_warmup_of_no_steps(kind, steps):
+    schedule = kind(StepDecay(8.0, [3], 0.5), start=1.0, steps=steps)
+    assert rates(schedule, 4) == [8, 8, 8, 4]
+
+
+def test_warmup_of_part_of_a_step():
+    """A step at or below the length is warmup; the decay counts from the whole steps before."""
+    decay = PolynomialDecay(10.0, 0.0, steps=4, first_step=2)
+    assert rates(GradualWarmup(decay, 0.0, 2.5), 5) == [0, 4, 8, 10 * (3 / 4) ** 2, 10 / 4]
+    assert rates(ConstantWarmup(decay, 1.0, 2.5), 4) == [1, 1, 1, 10 * (3 / 4) ** 2]
+    assert rates(GradualWarmup(decay, 3.0, 0.5), 3) == [3, 10, 10]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PolynomialDecay(1.0, 0.0, steps=0),
+        lambda: CosineDecay(1.0, 0.0, steps=-1),
+        lambda: PiecewiseLinear([], []),
+        lambda: PiecewiseLinear([0, 5], [1.0]),
+        lambda: PiecewiseLinear([5, 0], [1.0, 2.0]),
+    ],
+)
+def test_impossible_schedules(make):
+    with pytest.raises(ValueError, match="steps"):
+        make()
 
 
 @pytest.mark.parametrize("dtype", [tf.int32, tf.int64, tf.float32])
-def test_steps_of_any_type_and_inside_a_graph(dtype):
+@pytest.mark.parametrize("schedule", EACH.values(), ids=EACH)
+def test_steps_of_any_type_and_inside_a_graph(schedule, dtype):
     """Keras' iterations are int64; a callback may pass what it likes."""
-    in_graph = tf.function(LARGE.__call__)
-    for step in (0, 390, 780, 4680):
+    in_graph = tf.function(schedule.__call__)
+    for step in (0, 390, 547, 548, 780, 1565, 4680, 13147):
         got = in_graph(tf.constant(step, dtype))
         assert got.dtype == tf.float32
         assert got.shape == ()
         # A graph multiplies by the inverse where a division stands.
-        assert got.numpy() == pytest.approx(rate(LARGE, step), rel=2e-7)
+        assert got.numpy() == pytest.approx(rate(schedule, step), rel=3e-7)
 
 
-@pytest.mark.parametrize("schedule", [LARGE, StepDecay(0.1, [3, 6], 0.1)])
+@pytest.mark.parametrize(
+    ("schedule", "exact"),
+    [
+        (PolynomialDecay(0.3, 1e-4, steps=49, first_step=7), {0: 0.3, 7: 0.3, 56: 1e-4}),
+        (CosineDecay(0.3, 1e-4, steps=49, first_step=7), {0: 0.3, 7: 0.3, 56: 1e-4}),
+        (PiecewiseLinear([0, 49, 98], [0.1, 0.3, 0.7]), {0: 0.1, 49: 0.3, 98: 0.7, 99: 0.7}),
+        (GradualWarmup(StepDecay(0.3), 0.1, 49), {0: 0.1, 49: 0.3}),
+    ],
+)
+def test_boundaries_are_exact_in_a_graph(schedule, exact):
+    """49 * (1 / 49) is not 1 in float32."""
+    in_graph = tf.function(schedule.__call__)
+    for step, expected in exact.items():
+        assert in_graph(tf.constant(step, tf.int64)).numpy() == np.float32(expected)
+
+
+@pytest.mark.parametrize("schedule", EACH.values(), ids=EACH)
 def test_survives_serialization(schedule):
     again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
     assert type(again) is type(schedule)

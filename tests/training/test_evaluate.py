@@ -155,3 +155,9 @@ def test_data_with_other_classes(config, saved, digits, tmp_path):
 def test_no_validation_images(config, saved):
     with pytest.raises(UserError, match="synthetic has no validation shards"):
         evaluate(config.replace(synthetic=True, num_classes=10))
+
+
+def test_needs_no_run_that_the_schedule_fits(config, saved, expected):
+    """A warmup in steps may be longer than a run on the data that is evaluated."""
+    other = config.replace(warmup="100000 steps", warmup_start=0.0)
+    assert evaluate(other)["top1"] == evaluate(config)["top1"]

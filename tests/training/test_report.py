@@ -3,7 +3,6 @@ import math
 import re
 
 import matplotlib
-import numpy as np
 import pytest
 
 from imagenet_fast.config import Config
@@ -158,16 +157,6 @@ def test_drawings_take_their_colors_from_the_style_sheet():
         assert style.count(f"--{name}:") == 2
     assert all("stroke: var(--" in drawing for drawing in drawings)
     assert not any("#0000a" in drawing for drawing in drawings)
-
-
-def test_smoothing_leaves_a_straight_line_alone():
-    line = np.linspace(3.0, 1.0, 41)
-    np.testing.assert_allclose(report._running_mean(line, 4), line)
-    # An outlier is spread over itself and four neighbours on both sides.
-    outlier = np.eye(41)[20]
-    np.testing.assert_allclose(
-        report._running_mean(outlier, 4), np.where(abs(np.arange(41) - 20) <= 4, 1 / 9, 0)
-    )
 
 
 def test_every_evaluation_is_listed_last_first():

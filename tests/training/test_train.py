@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.training.recorder import read_rows
@@ -158,7 +159,8 @@ def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
     assert read_rows(config.model_dir) == rows
     same = ("top1", "loss", "steps", "train_seconds", "compile_seconds", "images_per_second")
     assert {name: again[name] for name in same} == {name: summary[name] for name in same}
-    assert again["wall_seconds"] > summary["wall_seconds"]
+    # Counted on from the last checkpoint.
+    assert again["wall_seconds"] > rows[-1]["wall_seconds"]
     assert "from step 25" in capsys.readouterr().err
 
 
@@ -196,6 +198,28 @@ def test_a_run_that_reached_its_target_stays_there(stopped):
     assert again["steps"] == 10
     assert again["train_seconds_to_target"] == summary["train_seconds_to_target"]
     assert_same_weights(weights_in(config.model_dir), weights)
+
+
+def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path):
+    class Watcher(keras.callbacks.Callback):
+        def __init__(self, last):
+            super().__init__()
+            self.seen, self.last = [], last
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seen.append((epoch, logs["val_top1"]))
+            self.model.stop_training = epoch == self.last
+
+    whole, config = config.model_dir, config.replace(model_dir=str(tmp_path / "run"))
+    first, second = Watcher(last=0), Watcher(last=None)
+    assert train(config, callbacks=[first])["steps"] == 10
+    assert train(config, callbacks=[second])["steps"] == 25
+    rows = [row for row in read_rows(config.model_dir) if row["kind"] == "validation"]
+    expected = [(epoch, pytest.approx(row["top1"])) for epoch, row in enumerate(rows)]
+    assert first.seen == expected[:1]
+    assert second.seen == expected[1:]
+    # Ended where a checkpoint was not due, and gone on with to the same weights.
+    assert_same_weights(weights_in(config.model_dir), weights_in(whole))
 
 
 def test_options_of_which_no_model_can_be_made_claim_no_directory(config, tmp_path):

@@ -1,0 +1,78 @@
+"""A program that updates variables with Model Garden's LARS whenever it is told to.
+
+It runs under the Python of an environment that has ``tf-models-official``, and needs nothing of
+this package there. Its input and output are lines. The first one in is the job, a JSON object with
+the arguments of :func:`make_update`; the answer is an object of the packages' versions. After that
+each line in asks for an update, and the answer is ``[seconds, CPU seconds]``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+
+def main() -> None:
+    """Answers each line of the input."""
+    update = make_update(**json.loads(sys.stdin.readline()))
+    packages = ("tensorflow", "tf-models-official")
+    _answer({package: importlib.metadata.version(package) for package in packages})
+    for _ in sys.stdin:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        update()
+        _answer([time.perf_counter() - start, time.process_time() - cpu_start])
+
+
+def load_lars() -> type:
+    """Returns Model Garden's LARS without importing its packages, which need many others."""
+    distribution = importlib.metadata.distribution("tf-models-official")
+    path = distribution.locate_file("official/modeling/optimization/lars.py")
+    spec = importlib.util.spec_from_file_location("model_garden_lars", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.LARS
+
+
+def make_update(
+    shapes: list[list[int]], weights: list[bool], options: dict[str, Any]
+) -> Callable[[], None]:
+    """Returns what updates variables of these shapes and returns when that is done.
+
+    Args:
+      shapes: of the variables.
+      weights: for each of them, whether it is decayed and its rate scaled.
+      options: other arguments of Model Garden's LARS.
+    """
+    variables, gradients = [], []
+    for index, (shape, weight) in enumerate(zip(shapes, weights)):
+        # Model Garden excludes variables by name.
+        name = "weight" if weight else "excluded"
+        start = tf.random.stateless_normal(shape, (1, index), stddev=0.1)
+        variables.append(tf.Variable(start, name=name))
+        gradients.append(tf.random.stateless_normal(shape, (0, index), stddev=0.01))
+    optimizer = load_lars()(exclude_from_weight_decay=["excluded"], **options)
+
+    @tf.function
+    def apply() -> None:
+        optimizer.apply_gradients(zip(gradients, variables))
+
+    def update() -> None:
+        apply()
+        tf.test.experimental.sync_devices()
+
+    return update
+
+
+def _answer(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""A run's learning rates before it starts: as a table, a CSV file and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import pathlib
+
+import numpy as np
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.errors import UserError
+from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.planning.large_batch import describe
+from imagenet_fast.training.charts import LEARNING_RATE, Row
+from imagenet_fast.training.checkpoint import write_file
+from imagenet_fast.training.schedule import build_schedule, total_steps, warmup_steps
+
+# Lines of the CSV file, and points of the picture: a run of 100,000 steps need not list them all.
+_MAX_ROWS = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulePlan:
+    """The learning rates of a run.
+
+    Attributes:
+      config: the run's options.
+      examples: its training images.
+      steps_per_epoch: weight updates in an epoch.
+      total_steps: weight updates in the run.
+      warmup_steps: those of the warmup, not always a whole number; 0: there is none.
+      schedule: the rate by the step.
+    """
+
+    config: Config
+    examples: int
+    steps_per_epoch: int
+    total_steps: int
+    warmup_steps: float
+    schedule: Schedule
+
+    def table(self) -> str:
+        """Returns what there is to know, as text."""
+        config = self.config
+        epochs = self.total_steps / self.steps_per_epoch
+        warmup = (
+            f"{config.warmup_kind}, {round(self.warmup_steps, 2):,} steps from {self._rate(0):g}"
+        )
+        lines = [
+            f"images     {self.examples:,}",
+            f"batch      {config.batch_size:,} images",
+            f"epoch      {self.steps_per_epoch:,} steps",
+            f"run        {self.total_steps:,} steps, {epochs:.6g} epochs",
+            f"warmup     {warmup if self.warmup_steps else 'none'}",
+            f"schedule   {config.schedule}",
+        ]
+        if config.batch_table:
+            lines.append(f"values     {describe(config.batch_table, config.batch_size)}")
+        lines += ["", f"{'step':>10} {'epoch':>10} {'rate':>12}"]
+        lines += [
+            f"{step:>10,} {step / self.steps_per_epoch:>10.4f} {self._rate(step):>12.7g}  {label}"
+            for step, label in self.milestones.items()
+        ]
+        return "\n".join([*lines, "", "Step n is the weight update that follows n others."])
+
+    @functools.cached_property
+    def milestones(self) -> dict[int, str]:
+        """The steps at which something happens, in order, and what."""
+        named = [(0, "start"), (self.total_steps, "end of the run")]
+        if self.warmup_steps:
+            after = math.ceil(self.warmup_steps)
+            named += [(after - 1, "last of the warmup"), (after, "after the warmup")]
+        named += self._turns()
+        labels: dict[int, list[str]] = {}
+        for step, label in sorted(named, key=lambda pair: pair[0]):
+            labels.setdefault(step, []).append(label)
+        return {step: ", ".join(found) for step, found in labels.items()}
+
+    def csv(self) -> str:
+        """Returns lines of step, epoch and rate: of all steps, or of 2000 with the milestones."""
+        lines = [
+            f"{row['step']},{row['epoch']:.6f},{row['learning_rate']:.9g}" for row in self.rows
+        ]
+        return "\n".join(["step,epoch,learning_rate", *lines]) + "\n"
+
+    def picture(self) -> str:
+        """Returns the rates by the epoch as SVG."""
+        config = self.config
+        title = f"{config.schedule} schedule, batch {config.batch_size:,}, {config.duration}"
+        return LEARNING_RATE.picture(self.rows, title)
+
+    @functools.cached_property
+    def rows(self) -> list[Row]:
+        """The rates as rows like those of a run, at most 2000."""
+        # Both sides of what may be a jump.
+        sides = {step - offset for step in self.milestones for offset in (0, 1) if step >= offset}
+        others = np.linspace(0, self.total_steps, min(_MAX_ROWS - len(sides), self.total_steps + 1))
+        return [
+            {
+                "kind": "train",
+                "step": step,
+                "epoch": step / self.steps_per_epoch,
+                "learning_rate": self._rate(step),
+            }
+            for step in sorted(sides | set(np.rint(others).astype(int).tolist()))
+        ]
+
+    def _turns(self) -> list[tuple[int, str]]:
+        """Returns where the schedule turns, or quarters of a run where it goes in a curve."""
+        config, total = self.config, self.total_steps
+        if config.schedule in ("polynomial", "cosine"):
+            parts = {"1/4": 0.25, "1/2": 0.5, "3/4": 0.75}
+            return [(round(total * part), f"{name} of the run") for name, part in parts.items()]
+        if config.schedule == "steps":
+            steps = [at.steps(self.steps_per_epoch, config.batch_size) for at in config.decay_at]
+            turns = [(step, f"times {config.decay_factor:g}") for step in steps]
+        elif config.schedule == "piecewise_linear":
+            turns = [(step, "knot") for step in self.schedule.steps]
+        else:
+            turns = []
+        return [(step, label) for step, label in turns if 0 <= step <= total]
+
+    def _rate(self, step: int) -> float:
+        return float(self.schedule(step))
+
+
+def plan_schedule(config: Config) -> SchedulePlan:
+    """Returns the learning rates of the run that ``config`` describes.
+
+    Raises:
+      UserError: if the data cannot be used, or the schedule does not fit the run.
+    """
+    info = read_info(config)
+    examples = info.splits["train"].examples
+    steps = steps_per_epoch(info, config)
+    if not steps:
+        raise UserError(
+            f"batch_size {config.batch_size} is more than the {examples} training images"
+        )
+    return SchedulePlan(
+        config,
+        examples,
+        steps,
+        total_steps(config, steps),
+        warmup_steps(config, steps),
+        build_schedule(config, steps),
+    )
+
+
+def write(plan: SchedulePlan, directory: str) -> list[str]:
+    """Writes ``schedule.csv`` and ``schedule.svg`` and returns their paths.
+
+    Args:
+      plan: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {"schedule.csv": plan.csv(), "schedule.svg": plan.picture()}
+    paths = [pathlib.Path(directory, name) for name in texts]
+    try:
+        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+        for path, text in zip(paths, texts.values()):
+            write_file(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write to {directory}: {error.strerror}") from None
+    return list(map(str, paths))

@@ -1,0 +1,86 @@
+"""The process of its own; with stand-ins for Model Garden, and once with itself."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from imagenet_fast.benchmarks.model_garden import start_lars
+from imagenet_fast.benchmarks.optimizer import compare_optimizers
+from imagenet_fast.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Makes a directory whose bin/python is a shell script: environment(text)."""
+
+    def make(text):
+        (tmp_path / "bin").mkdir()
+        python = tmp_path / "bin" / "python"
+        python.write_text(f"#!/bin/sh\n{text}\n")
+        python.chmod(0o755)
+        return str(tmp_path)
+
+    return make
+
+
+def alive(process):
+    return process.poll() is None
+
+
+def test_answers(environment):
+    """Each update waits for the answer of the process, which ends with the context."""
+    directory = environment(
+        'read job; echo \'{"tensorflow": "1.2"}\'\n'
+        "read go; sleep 0.3; echo '[0.25, 0.5]'\n"
+        'read go; echo "[${#job}, 0.0]"; read go'
+    )
+    with start_lars(directory, *JOB) as lars:
+        assert lars.versions == {"tensorflow": "1.2"}
+        start = time.perf_counter()
+        assert lars.update() == (0.25, 0.5)
+        assert time.perf_counter() - start > 0.25
+        assert lars.update()[0] > len(str(JOB[0]))
+        process = lars._process
+        assert alive(process)
+    assert not alive(process)
+
+
+def test_a_failure_at_the_start(environment):
+    directory = environment("read job; echo Traceback >&2; echo 'ImportError: no official' >&2")
+    with pytest.raises(UserError, match=r"bin/python: ImportError: no official; tools/model_gard"):
+        start_lars(directory, *JOB).__enter__()
+
+
+def test_a_failure_later(environment):
+    directory = environment("read job; echo '{}'; read go; exit 1")
+    with start_lars(directory, *JOB) as lars, pytest.raises(UserError, match="no reason told"):
+        lars.update()
+
+
+def test_an_environment_without_model_garden(environment):
+    directory = environment(f'exec "{sys.executable}" "$@"')
+    with pytest.raises(UserError, match="No package metadata was found for tf-models-official"):
+        start_lars(directory, *JOB).__enter__()
+
+
+@pytest.mark.slow
+def test_model_garden_itself(tmp_path):
+    """In the environment that the tool makes; pip gets tf-models-official, or this fails."""
+    directory = tmp_path / "model garden"
+    for _ in range(2):  # a second time does nothing
+        subprocess.run(
+            [ROOT / "tools" / "model_garden.sh", directory],
+            check=True,
+            env={**os.environ, "PYTHON": sys.executable},
+        )
+    comparison = compare_optimizers("resnet8", warmup=1, repeats=2, model_garden=str(directory))
+    assert comparison.names[-1] == "Model Garden LARS"
+    assert min(comparison.times[-1].seconds) > 0
+    assert comparison.notes[-1].startswith("Model Garden 2.")

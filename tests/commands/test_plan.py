@@ -1,0 +1,198 @@
+import csv
+import xml.etree.ElementTree
+
+import numpy as np
+import pytest
+
+from imagenet_fast.commands import run
+
+RECIPE = ["--flagfile=flags/facebook_1h_8k.flags"]
+GOOGLE = [
+    "--schedule=polynomial",
+    "--batch_size=32768",
+    "--learning_rate=32",
+    "--rate_scaling=none",
+    "--warmup=17936338 examples",
+    "--warmup_start=0",
+    "--end_learning_rate=1e-4",
+    "--duration=3558 steps",
+]
+
+
+@pytest.fixture
+def plan(capsys):
+    """Runs ``plan --schedule`` and returns what it prints and its table, as lines by the step."""
+
+    def plan(*arguments):
+        assert run(["plan", "--schedule", *arguments]) == 0
+        text = capsys.readouterr().out
+        lines = [line.replace(",", "").split(maxsplit=3) for line in text.splitlines()]
+        return text, {
+            int(line[0]): line[1:] for line in lines if len(line) > 3 and line[0].isdigit()
+        }
+
+    return plan
+
+
+def test_table_of_a_recipe(plan):
+    text, table = plan(*RECIPE)
+    assert "planned for ImageNet's 1,281,167 images" in text
+    assert "epoch      156 steps" in text
+    assert "run        14,040 steps, 90 epochs" in text
+    assert "warmup     gradual, 780 steps from 0.1" in text
+    assert table == {
+        0: ["0.0000", "0.1", "start"],
+        779: ["4.9936", "3.196026", "last of the warmup"],
+        780: ["5.0000", "3.2", "after the warmup"],
+        4680: ["30.0000", "0.32", "times 0.1"],
+        9360: ["60.0000", "0.032", "times 0.1"],
+        12480: ["80.0000", "0.0032", "times 0.1"],
+        14040: ["90.0000", "0.0032", "end of the run"],
+    }
+
+
+def test_warmup_of_google_s_recipe(plan):
+    text, table = plan(*GOOGLE)
+    assert "warmup     gradual, 547.37 steps from 0" in text
+    assert list(table) == [0, 547, 548, 890, 1779, 2668, 3558]
+    assert float(table[547][1]) == pytest.approx(32 * 547 * 32768 / 17_936_338)
+    assert table[1779][2] == "1/2 of the run"
+
+
+def test_run_without_warmup(plan):
+    text, table = plan("--schedule=cosine", "--duration=100 steps")
+    assert "warmup     none" in text
+    assert [float(rate) for _, rate, _ in table.values()] == pytest.approx(
+        [0.05 * (1 + np.cos(np.pi * share)) for share in (0, 0.25, 0.5, 0.75, 1)], abs=1e-7
+    )
+
+
+def test_constant_and_decays_after_the_end(plan):
+    assert list(plan("--schedule=constant", "--duration=100 steps")[1]) == [0, 100]
+    assert list(plan("--duration=61 epochs")[1]) == [0, 30 * 5004, 60 * 5004, 61 * 5004]
+
+
+def test_knots(plan):
+    _, table = plan(
+        "--schedule=piecewise_linear",
+        "--batch_size=512",
+        "--learning_rate_batch=512",
+        "--knots_at=0 steps,10 steps,20 steps",
+        "--knots=0,1,0.5",
+        "--duration=30 steps",
+    )
+    # The tenth update is step 9.
+    assert {step: label for step, (_, _, label) in table.items()} == {
+        0: "start",
+        9: "knot",
+        19: "knot",
+        30: "end of the run",
+    }
+    assert [float(table[step][1]) for step in (9, 19, 30)] == [0.1, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("batch", "told"),
+    [
+        (
+            32768,
+            "rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0001: as mlperf has them",
+        ),
+        (23170, "interpolated between mlperf's for 16384 and 32768"),
+    ],
+)
+def test_values_by_the_batch_are_told(plan, batch, told):
+    options = ["--batch_table=mlperf", f"--batch_size={batch}", "--schedule=polynomial"]
+    assert told in plan(*options)[0]
+    assert "values" not in plan(*RECIPE)[0]
+
+
+def test_data_of_one_s_own(plan, digits):
+    text, _ = plan(f"--data_dir={digits}", "--flagfile=flags/digits.flags")
+    assert "ImageNet" not in text
+    assert "images     1,438" in text
+    assert "epoch      44 steps" in text
+
+
+def read(path):
+    with path.open(newline="") as file:
+        return [
+            (int(row["step"]), float(row["epoch"]), float(row["learning_rate"]))
+            for row in csv.DictReader(file)
+        ]
+
+
+def test_files(plan, tmp_path):
+    directory = tmp_path / "new" / "folder"
+    text, table = plan(*RECIPE, f"--output_dir={directory}")
+    assert sorted(path.name for path in directory.iterdir()) == ["schedule.csv", "schedule.svg"]
+    assert str(directory / "schedule.csv") in text
+    rows = read(directory / "schedule.csv")
+    steps = [step for step, _, _ in rows]
+    assert len(rows) <= 2000
+    assert steps == sorted(set(steps))
+    assert (steps[0], steps[-1]) == (0, 14_040)
+    assert max(np.diff(steps)) < 10
+    # Both sides of each jump, with the table's numbers.
+    rates = {step: rate for step, _, rate in rows}
+    assert {4679, 4680, 9359, 9360, 12479, 12480} <= set(steps)
+    assert rates[4679] == pytest.approx(3.2)
+    for step, (_, rate, _) in table.items():
+        assert rates[step] == pytest.approx(float(rate), rel=1e-6)
+    root = xml.etree.ElementTree.parse(directory / "schedule.svg").getroot()
+    assert root.tag.endswith("svg")
+
+
+def test_short_runs_have_all_their_steps(plan, tmp_path):
+    plan("--duration=150 steps", f"--output_dir={tmp_path}")
+    assert [step for step, _, _ in read(tmp_path / "schedule.csv")] == list(range(151))
+
+
+def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan("--duration=10 steps")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch_size=8"], "say what to plan: one of --schedule"),
+        (["schedule"], "say what to plan: one of --schedule"),
+        (["--schedule=cosine"], "say what to plan: one of --schedule"),
+        (["--schedule", "cosine"], "unexpected argument 'cosine'"),
+        (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
+        (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
+        (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere is not a directory"),
+        (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
+        (["--schedule", "--duration=3 examples"], "is less than one step of 256 images"),
+        (
+            ["--schedule", "--batch_size=2000000"],
+            "batch_size 2000000 is more than the 1281167 training images",
+        ),
+    ],
+)
+def test_mistakes(capsys, arguments, message):
+    assert run(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_place_that_cannot_be_written_to(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    assert run(["plan", "--schedule", "--duration=9 steps", f"--output_dir={tmp_path}/file"]) == 2
+    assert f"cannot write to {tmp_path}/file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"]])
+def test_help_lists_the_plans(capsys, arguments):
+    assert run(["plan", *arguments]) == 0
+    assert "  --schedule " in capsys.readouterr().out
+
+
+def test_help_of_a_plan(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(["plan", "--schedule", "--help"])
+    page = capsys.readouterr().out
+    assert page.startswith("usage: imagenet-fast plan --schedule")
+    assert "--output_dir" in page
+    assert "--end_learning_rate" in page

@@ -1,0 +1,233 @@
+"""What to search: options, and the values that each may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import pathlib
+import typing
+from collections.abc import Sequence
+from typing import Any, Union
+
+from imagenet_fast.config import Config, option_names, option_text, option_type, parse_option
+from imagenet_fast.durations import Duration
+from imagenet_fast.errors import UserError, nearest
+
+if typing.TYPE_CHECKING:
+    import optuna
+
+_DIGITS = 4
+# Of the range, at each end of the best values.
+_MARGIN = 0.1
+_HINT = "write OPTION=[log:][UNIT:]LOWEST:HIGHEST or, in quotes, 'OPTION=VALUE|VALUE'"
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """An option whose value is a number, or a duration, between two ends that belong to it.
+
+    Attributes:
+      option: its name.
+      low: the lower end.
+      high: the upper end.
+      log: whether values are spread evenly by their logarithm.
+      unit: of a duration, else empty.
+      whole: whether only whole numbers will do.
+    """
+
+    option: str
+    low: float
+    high: float
+    log: bool = False
+    unit: str = ""
+    whole: bool = False
+
+    def suggest(self, trial: optuna.trial.Trial) -> Any:
+        """Returns a value of the option's type for ``trial``."""
+        if self.whole:
+            low, high = int(self.low), int(self.high)
+            return self.value(trial.suggest_int(self.option, low, high, log=self.log))
+        return self.value(trial.suggest_float(self.option, self.low, self.high, log=self.log))
+
+    def value(self, parameter: float) -> Any:
+        """Returns the option's value for a number that Optuna keeps: short enough to read."""
+        number = parameter
+        if not self.whole:
+            number = min(max(_shorten(parameter), self.low), self.high)
+        return Duration(number, self.unit) if self.unit else number
+
+    def narrowed(self, values: Sequence[Any]) -> Range:
+        """Returns the part of the range that spans ``values``, and a tenth of it at each end."""
+        numbers = [self.number(value) for value in values]
+        scale, back = (math.log, math.exp) if self.log else (float, float)
+        margin = _MARGIN * (scale(self.high) - scale(self.low))
+        low = back(scale(min(numbers)) - margin)
+        high = back(scale(max(numbers)) + margin)
+        low, high = (
+            (math.floor(low), math.ceil(high)) if self.whole else (_shorten(low), _shorten(high))
+        )
+        return dataclasses.replace(self, low=max(low, self.low), high=min(high, self.high))
+
+    def number(self, value: Any) -> float:
+        """Returns a value of the option as a number."""
+        return value.amount if self.unit else value
+
+    def ends(self) -> tuple[Any, Any]:
+        """Returns the least and the greatest value."""
+        return self.value(self.low), self.value(self.high)
+
+    def __str__(self) -> str:
+        log, unit = "log:" * self.log, f"{self.unit}:" * bool(self.unit)
+        return f"{self.option}={log}{unit}{option_text(self.low)}:{option_text(self.high)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """An option, of any type, with the values to choose from.
+
+    Attributes:
+      option: its name.
+      texts: the values as they are written in a flagfile.
+    """
+
+    option: str
+    texts: tuple[str, ...]
+
+    def suggest(self, trial: optuna.trial.Trial) -> Any:
+        """Returns a value of the option's type for ``trial``."""
+        return self.value(trial.suggest_categorical(self.option, self.texts))
+
+    def value(self, parameter: str) -> Any:
+        """Returns the option's value for a text."""
+        return parse_option(self.option, parameter)
+
+    def narrowed(self, values: Sequence[Any]) -> Choices:
+        """Returns all choices: Optuna wants them to stay, and takes the better ones more often."""
+        return self
+
+    def ends(self) -> tuple[Any, ...]:
+        """Returns all values."""
+        return tuple(map(self.value, self.texts))
+
+    def __str__(self) -> str:
+        return f"{self.option}={'|'.join(self.texts)}"
+
+
+Searched = Union[Range, Choices]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A search.
+
+    Attributes:
+      config: of each trial, but for the options that are searched and ``model_dir``.
+      space: the options that are searched, in the order of Config's.
+      trials: runs of the first, coarse round.
+      fine_trials: runs of the second round, in ranges around the best of the first.
+      seed: of the values that are tried.
+      directory: where all goes.
+    """
+
+    config: Config
+    space: tuple[Searched, ...]
+    trials: int
+    fine_trials: int
+    seed: int
+    directory: pathlib.Path
+
+
+def parse_space(texts: Sequence[str], config: Config) -> tuple[Searched, ...]:
+    """Reads what is to be searched, as ``learning_rate=log:0.1:10`` or ``schedule=steps|cosine``.
+
+    Args:
+      texts: one for each option.
+      config: of which both ends of each range, and each choice, must make a configuration.
+
+    Raises:
+      UserError: if a text cannot be read, or names values that cannot be searched.
+    """
+    space: list[Searched] = []
+    for text in texts:
+        try:
+            searched = _parse(text)
+            _check_values(searched, config)
+        except UserError as error:
+            raise UserError(f"--search={text}: {error}") from None
+        if searched.option in [other.option for other in space]:
+            raise UserError(f"--search names {searched.option} twice")
+        space.append(searched)
+    return tuple(sorted(space, key=lambda searched: option_names().index(searched.option)))
+
+
+def _parse(text: str) -> Searched:
+    option, equals, values = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise UserError(_HINT)
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    if option not in fields:
+        raise UserError(f"there is no option {option!r}{nearest(option, fields)}")
+    field = fields[option]
+    if field.metadata["free"] or field.metadata["group"] == "run":
+        raise UserError(f"{option} has no part in what is learned")
+    if "|" in values:
+        return _parse_choices(option, values)
+    return _parse_range(option, values)
+
+
+def _parse_choices(option: str, values: str) -> Choices:
+    texts = tuple(option_text(parse_option(option, value)) for value in values.split("|"))
+    if len(set(texts)) < len(texts):
+        raise UserError("the same value is given twice")
+    return Choices(option, texts)
+
+
+def _parse_range(option: str, values: str) -> Range:
+    kind = option_type(option)
+    if kind not in (int, float, Duration):
+        raise UserError(f"{option} is no number: write its values as '{option}=VALUE|VALUE'")
+    parts = values.split(":")
+    if len(parts) < 2:
+        raise UserError(f"{values!r} is no range; {_HINT}")
+    *marks, low_text, high_text = parts
+    units = [mark for mark in marks if mark != "log"]
+    if kind is Duration:
+        if len(units) != 1:
+            raise UserError(f"{option} is a duration: write one unit, as {option}=epochs:1:5")
+        unit = Duration(0, units[0]).unit
+    elif units:
+        raise UserError(f"{option} has no unit, but {units[0]!r} is given; {_HINT}")
+    else:
+        unit = ""
+    whole = kind is int or unit in ("steps", "examples")
+    low, high = (_parse_number(text, whole) for text in (low_text, high_text))
+    log = "log" in marks
+    if low >= high:
+        raise UserError(f"the range is empty: {low_text} is not below {high_text}")
+    if log and low <= 0:
+        raise UserError(f"the range is logarithmic, but {low_text} is not positive")
+    return Range(option, low, high, log, unit, whole)
+
+
+def _parse_number(text: str, whole: bool) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"{text!r} is not a number; {_HINT}")
+    if not whole:
+        return number
+    if number != int(number):
+        raise UserError(f"{text} is not a whole number")
+    return int(number)
+
+
+def _check_values(searched: Searched, config: Config) -> None:
+    for value in searched.ends():
+        if getattr(config.replace(**{searched.option: value}), searched.option) != value:
+            raise UserError(f"{searched.option} has no effect: another option sets it")
+
+
+def _shorten(number: float) -> float:
+    return float(f"{number:.{_DIGITS}g}")

@@ -1,0 +1,216 @@
+"""The trials of a search, kept by Optuna in a file from which the search goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+
+from imagenet_fast.config import Config, option_text
+from imagenet_fast.errors import UserError
+from tuning.plan import Plan, Searched
+
+JOURNAL = "study.journal"
+COARSE, FINE = "coarse", "fine"
+# The states of an outcome.
+COMPLETE, PRUNED, DIVERGED, FAILED = "complete", "pruned", "diverged", "failed"
+_BEST_SHARE = 0.25
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """A run to be made.
+
+    Attributes:
+      number: from 0.
+      round: coarse or fine.
+      values: of the options that are searched, by name.
+      handle: Optuna's own trial.
+    """
+
+    number: int
+    round: str
+    values: dict[str, Any]
+    handle: optuna.trial.Trial
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A run that was made.
+
+    Attributes:
+      number: from 0.
+      round: coarse or fine.
+      values: of the options that were searched, by name.
+      state: complete; pruned: stopped early, being worse than others; diverged; failed: could not
+        be trained.
+      error: share of the validation images that the last evaluation got wrong; 1 after
+        divergence, None after failure.
+      seconds: of wall time.
+    """
+
+    number: int
+    round: str
+    values: dict[str, Any]
+    state: str
+    error: float | None
+    seconds: float
+
+
+class Study:
+    """Says which values to try next, and remembers how it went.
+
+    A round's trials do not depend on where a search was interrupted: each has a seed of its own.
+
+    Args:
+      plan: what to search.
+      evaluations: in a whole run.
+
+    Raises:
+      UserError: if the directory holds another search.
+    """
+
+    def __init__(self, plan: Plan, evaluations: int) -> None:
+        self._plan = plan
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(plan.directory / JOURNAL))),
+            study_name="tune",
+            load_if_exists=True,
+            # Not in the first quarter: what learns slowly at first may still be the best.
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=5, n_warmup_steps=math.ceil(evaluations / 4), n_min_trials=3
+            ),
+        )
+        self._claim()
+
+    def _claim(self) -> None:
+        """Makes the study this plan's, or checks that it is already."""
+        plan = self._plan
+        found = self._study.user_attrs.get("plan")
+        if found is None:
+            values = {
+                "config": json.loads(plan.config.to_json()),
+                "search": list(map(str, plan.space)),
+                "search_seed": plan.seed,
+            }
+            self._study.set_user_attr("plan", values)
+            return
+        config, searched = Config.from_json(json.dumps(found["config"])), list(map(str, plan.space))
+        told = []
+        if found["search"] != searched:
+            told.append(f"it searches {', '.join(found['search'])}; here {', '.join(searched)}")
+        if found["search_seed"] != plan.seed:
+            told.append(f"search_seed is {found['search_seed']} there, {plan.seed} here")
+        told += [
+            f"{name} is {option_text(getattr(config, name))} there, "
+            f"{option_text(getattr(plan.config, name))} here"
+            for name in config.differences(plan.config, free=False)
+            if name not in [searched.option for searched in plan.space]
+        ]
+        if told:
+            raise UserError(
+                f"{plan.directory} holds another search ({'; '.join(told)}); choose another "
+                "--study_dir, or remove that one"
+            )
+
+    def trials(self) -> Iterator[Trial]:
+        """Yields the trials that are left, those first that were interrupted.
+
+        :meth:`finish` each one before the next is taken.
+        """
+        for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
+            self._study.sampler = self._sampler(frozen.number)
+            # Optuna has no other way to go on with a trial than by its id.
+            handle = optuna.trial.Trial(self._study, frozen._trial_id)
+            yield self._trial(handle, frozen.user_attrs.get("round") or self._round())
+        while self._round():
+            self._study.sampler = self._sampler(len(self._study.get_trials(deepcopy=False)))
+            yield self._trial(self._study.ask(), self._round())
+
+    def _trial(self, handle: optuna.trial.Trial, round_: str) -> Trial:
+        handle.set_user_attr("round", round_)
+        space = self._fine_space() if round_ == FINE else self._plan.space
+        values = {searched.option: searched.suggest(handle) for searched in space}
+        return Trial(handle.number, round_, values, handle)
+
+    def _round(self) -> str:
+        """Returns the round that lacks trials; empty: none does. Failures are made up for."""
+        rounds = [outcome.round for outcome in self.outcomes() if outcome.state != FAILED]
+        if rounds.count(COARSE) < self._plan.trials:
+            return COARSE
+        return FINE if rounds.count(FINE) < self._plan.fine_trials else ""
+
+    def _fine_space(self) -> Sequence[Searched]:
+        """Returns the space around the best quarter of the coarse trials."""
+        coarse = [outcome for outcome in ranked(self.outcomes()) if outcome.round == COARSE]
+        complete = [outcome for outcome in coarse if outcome.state == COMPLETE]
+        best = complete[: max(2, math.ceil(_BEST_SHARE * len(coarse)))]
+        if not best:
+            return self._plan.space
+        return [
+            searched.narrowed([outcome.values[searched.option] for outcome in best])
+            for searched in self._plan.space
+        ]
+
+    def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+        (seed,) = np.random.SeedSequence([self._plan.seed, number]).generate_state(1)
+        return optuna.samplers.TPESampler(seed=int(seed), multivariate=True)
+
+    def report(self, trial: Trial, evaluation: int, error: float) -> bool:
+        """Notes the error at an evaluation (from 1); returns whether the trial is hopeless."""
+        trial.handle.report(error, evaluation)
+        return trial.handle.should_prune()
+
+    def finish(self, trial: Trial, state: str, seconds: float, error: float = 1.0) -> Outcome:
+        """Notes how a trial ended.
+
+        Args:
+          trial: the one.
+          state: in which it ended.
+          seconds: of wall time.
+          error: at its end; of a pruned trial, that of the last report counts.
+        """
+        trial.handle.set_user_attr("state", state)
+        trial.handle.set_user_attr("seconds", seconds)
+        if state in (COMPLETE, DIVERGED):
+            frozen = self._study.tell(trial.handle, error)
+        else:
+            ended = {PRUNED: TrialState.PRUNED, FAILED: TrialState.FAIL}[state]
+            frozen = self._study.tell(trial.handle, state=ended)
+        return self._outcome(frozen)
+
+    def outcomes(self) -> list[Outcome]:
+        """Returns how the trials ended, in the order in which they began."""
+        ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+        return [self._outcome(frozen) for frozen in self._study.get_trials(False, ended)]
+
+    def _outcome(self, frozen: optuna.trial.FrozenTrial) -> Outcome:
+        told = frozen.user_attrs
+        values = {
+            searched.option: searched.value(frozen.params[searched.option])
+            for searched in self._plan.space
+        }
+        return Outcome(
+            frozen.number, told["round"], values, told["state"], frozen.value, told["seconds"]
+        )
+
+
+def ranked(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Returns the outcomes from the best to the worst: complete, pruned, diverged and failed."""
+    states = (COMPLETE, PRUNED, DIVERGED, FAILED)
+    return sorted(outcomes, key=lambda outcome: (states.index(outcome.state), outcome.error or 0.0))
+
+
+def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Returns the complete trial with the least error; None if none is complete."""
+    complete = [outcome for outcome in ranked(outcomes) if outcome.state == COMPLETE]
+    return complete[0] if complete else None
