@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import io
 import json
-import pathlib
 from typing import Any
 
 import matplotlib.style
@@ -16,8 +15,7 @@ from matplotlib.rcsetup import cycler
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.timing import Comparison, Spread
-from imagenet_fast.errors import UserError
-from imagenet_fast.training.checkpoint import write_file
+from imagenet_fast.files import write_results
 
 _STYLE = {
     "axes.grid": True,
@@ -82,15 +80,8 @@ def write(comparison: Comparison, options: dict[str, Any], directory: str, name:
     Raises:
       UserError: if they cannot be written.
     """
-    texts = {".json": to_json(comparison, options), ".svg": _picture(comparison)}
-    paths = [pathlib.Path(directory, name + suffix) for suffix in texts]
-    try:
-        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, texts.values()):
-            write_file(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write to {directory}: {error.strerror}") from None
-    return list(map(str, paths))
+    texts = {f"{name}.json": to_json(comparison, options), f"{name}.svg": _picture(comparison)}
+    return write_results(directory, texts)
 
 
 def to_json(comparison: Comparison, options: dict[str, Any]) -> str:

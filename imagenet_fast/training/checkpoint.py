@@ -18,6 +18,7 @@ from imagenet_fast.config import Config, option_text
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import is_chief
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_file
 from imagenet_fast.training.classifier import Classifier
 
 CONFIG_FILE = "config.json"
@@ -178,13 +179,6 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
         return tuple(file.read_text().splitlines())
     except OSError as error:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
-
-
-def write_file(path: pathlib.Path, text: str) -> None:
-    """Writes a file beside its place and renames it, so that it is never there in part."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def _directory(model_dir: str) -> pathlib.Path:

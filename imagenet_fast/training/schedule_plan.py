@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import pathlib
 
 import numpy as np
 
@@ -13,10 +12,10 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training.charts import LEARNING_RATE, Row
-from imagenet_fast.training.checkpoint import write_file
 from imagenet_fast.training.schedule import build_schedule, total_steps, warmup_steps
 
 # Lines of the CSV file, and points of the picture: a run of 100,000 steps need not list them all.
@@ -162,11 +161,4 @@ def write(plan: SchedulePlan, directory: str) -> list[str]:
       UserError: if they cannot be written.
     """
     texts = {"schedule.csv": plan.csv(), "schedule.svg": plan.picture()}
-    paths = [pathlib.Path(directory, name) for name in texts]
-    try:
-        pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
-        for path, text in zip(paths, texts.values()):
-            write_file(path, text)
-    except OSError as error:
-        raise UserError(f"cannot write to {directory}: {error.strerror}") from None
-    return list(map(str, paths))
+    return write_results(directory, texts)

@@ -25,10 +25,11 @@ from imagenet_fast.distribute.strategy import (
     wait_for_all,
 )
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_file
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, write_file
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.recorder import (
     JsonLines,

@@ -1,6 +1,5 @@
 """Checkpoints, and whose model_dir it is."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -17,7 +16,6 @@ from imagenet_fast.training.checkpoint import (
     read_config,
     read_labels,
     restore_weights,
-    write_file,
 )
 from imagenet_fast.training.classifier import Classifier
 
@@ -274,22 +272,3 @@ def test_the_directorys_name_is_where_it_is_now(config, tmp_path):
     claim_model_dir(config, LABEL_NAMES)
     shutil.move(config.model_dir, tmp_path / "elsewhere")
     assert read_config(str(tmp_path / "elsewhere")).model_dir == str(tmp_path / "elsewhere")
-
-
-# --- Files
-
-
-def test_files_are_never_there_in_part(tmp_path, monkeypatch):
-    path = tmp_path / "summary.json"
-    write_file(path, json.dumps({"top1": 0.5}))
-    assert json.loads(path.read_text()) == {"top1": 0.5}
-
-    def full(self, text):
-        with self.open("w") as file:
-            file.write(text[:3])
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pathlib.Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
-        write_file(path, json.dumps({"top1": 0.75}))
-    assert json.loads(path.read_text()) == {"top1": 0.5}

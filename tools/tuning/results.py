@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast.config import option_text
-from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
 from imagenet_fast.training.charts import COLORS
-from imagenet_fast.training.checkpoint import write_file
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 
@@ -71,11 +70,7 @@ def write(outcomes: Sequence[Outcome], plan: Plan) -> None:
     best = best_of(outcomes)
     if best:
         texts[BEST_FILE] = _best_flags(best, len(outcomes), plan.directory)
-    try:
-        for name, text in texts.items():
-            write_file(plan.directory / name, text)
-    except OSError as error:
-        raise UserError(f"cannot write to {plan.directory}: {error.strerror}") from None
+    write_results(plan.directory, texts)
 
 
 def table(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
@@ -204,7 +199,8 @@ def _scale_values(axes: Axes, searched: Searched) -> None:
     if searched.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-        few = searched.high / searched.low < 100
+        # Small numbers are long: there is room for fewer.
+        few = searched.high / searched.low <= (100 if searched.low >= 0.01 else 10)
         minor = matplotlib.ticker.LogLocator(subs=(2, 5)) if few else None
         axes.xaxis.set_minor_locator(minor or matplotlib.ticker.NullLocator())
         axes.xaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
