@@ -54,7 +54,7 @@ def test_what_is_decayed_and_scaled(monkeypatch):
     lars, sgd, *_ = made
     assert lars.weight_decay_mask == lars.trust_mask == [role is Role.WEIGHT for role in roles]
     assert sgd.weight_decay_mask == [role in (Role.WEIGHT, Role.BIAS) for role in roles]
-    assert [own.get_config()["momentum"] for own in made] == [0.9] * 4
+    assert [own.get_config()["momentum"] for own in made] == pytest.approx([0.9] * 4)
 
 
 def test_no_such_model():
