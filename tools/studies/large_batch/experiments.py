@@ -1,0 +1,184 @@
+"""What the study trains: experiments, made of settings, each to be run with several seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from typing import Any
+
+from imagenet_fast.config import Config
+from imagenet_fast.durations import Duration
+
+_BASE = pathlib.Path(__file__).parent / "base.flags"
+
+# The best of the searches in benchmarks/large_batch/tuning: (rate, epochs of warmup).
+_LARS_TUNED = {1024: (9.0, 1.0), 2048: (9.0, 1.0), 4096: (9.0, 1.0), 8192: (9.0, 1.0)}
+_SGD_TUNED = {4096: (1.6, 1.0)}
+
+# How a setting is trained; training.py has a function for each.
+PLAIN, HALF_PRECISION_LARS, POOL5 = "plain", "half_precision_lars", "pool5"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One cell of a table.
+
+    Attributes:
+      method: what is compared, as a table calls it.
+      config: of its run; the seed is still to be set, and the places of data and results.
+      kind: how it is trained.
+    """
+
+    method: str
+    config: Config
+    kind: str = PLAIN
+
+    @property
+    def batch(self) -> int:
+        """Images in a weight update."""
+        return self.config.batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for all that determines the result, but for the seed, the data and versions.
+
+        Settings of several experiments that are the same training have the same.
+        """
+        default = Config()
+        options = {
+            name: str(getattr(self.config, name))
+            for name in sorted(self.config.differences(default, free=False))
+        }
+        return hashlib.sha256(f"{self.kind} {options}".encode()).hexdigest()[:12]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Settings that are compared.
+
+    Attributes:
+      name: for ``--only`` and the files of its results.
+      settings: in the order of the tables.
+    """
+
+    name: str
+    settings: tuple[Setting, ...]
+
+
+@functools.lru_cache(maxsize=1)
+def _base() -> Config:
+    return Config.from_flagfile(_BASE)
+
+
+def _sgd(batch: int, **changes: Any) -> Config:
+    """The small batch's rate, scaled linearly, after a gradual warmup: Goyal et al. 2017."""
+    return _base().replace(batch_size=batch, **changes)
+
+
+def _tuned(batch: int, rate: float, warmup: float, **changes: Any) -> Config:
+    """A rate of the batch's own, with the decay of LARS' recipes."""
+    return _base().replace(
+        batch_size=batch,
+        learning_rate=rate,
+        rate_scaling="none",
+        warmup=Duration(warmup, "epochs"),
+        warmup_start=0.0,
+        schedule="polynomial",
+        end_learning_rate=1e-4,
+        **changes,
+    )
+
+
+def _lars(batch: int, **changes: Any) -> Config:
+    rate, warmup = _LARS_TUNED[batch]
+    options = {"optimizer": "lars", "nesterov": False, "weight_decay_on": "weights", **changes}
+    return _tuned(batch, rate, warmup, **options)
+
+
+_NO_WARMUP = {"warmup": Duration(0, "epochs")}
+
+
+def scaling() -> Experiment:
+    """(a) to (e): error against minibatch. Goyal et al. Table 1 and Figure 3; You et al."""
+    methods = (
+        ("gradual warmup", (32, 128, 512, 1024, 2048, 4096, 8192), _sgd, {}),
+        ("no warmup", (512, 1024, 2048, 4096, 8192), _sgd, _NO_WARMUP),
+        ("constant warmup", (1024, 2048, 4096), _sgd, {"warmup_kind": "constant"}),
+        ("square-root rate", (1024, 4096), _sgd, {"rate_scaling": "sqrt"}),
+        ("fixed rate", (1024, 4096), _sgd, {"rate_scaling": "none"}),
+        ("LARS", tuple(_LARS_TUNED), _lars, {}),
+    )
+    settings = [
+        Setting(method, make(batch, **changes))
+        for method, batches, make, changes in methods
+        for batch in batches
+    ]
+    settings += [
+        Setting("SGD, tuned", _tuned(batch, rate, warmup))
+        for batch, (rate, warmup) in _SGD_TUNED.items()
+    ]
+    return Experiment("scaling", tuple(settings))
+
+
+def zero_gamma() -> Experiment:
+    """(f): the last gamma of each block at 0 or 1. Goyal et al. Table 2b."""
+    return Experiment(
+        "zero_gamma",
+        tuple(
+            Setting(f"gamma {1 - on:.1f}", _sgd(batch, zero_gamma=bool(on)))
+            for on in (1, 0)
+            for batch in (128, 1024, 4096)
+        ),
+    )
+
+
+def weight_decay() -> Experiment:
+    """(g): decay on everything or on weights only. Jia et al. 2018."""
+    makers = (("SGD", _sgd, (128, 4096)), ("LARS", _lars, (4096,)))
+    return Experiment(
+        "weight_decay",
+        tuple(
+            Setting(f"{name}, {label}", make(batch, weight_decay_on=on))
+            for name, make, batches in makers
+            for label, on in (("decay on weights", "weights"), ("decay on all", "all"))
+            for batch in batches
+        ),
+    )
+
+
+def half_precision() -> Experiment:
+    """(i): LARS in float16 against float32. Jia et al. 2018."""
+    return Experiment(
+        "half_precision",
+        (
+            Setting("LARS in float32", _lars(4096)),
+            Setting("LARS in float16", _lars(4096), HALF_PRECISION_LARS),
+        ),
+    )
+
+
+def pool5() -> Experiment:
+    """(h): AlexNet with and without batch norm after pool5. Jia et al. 2018."""
+    config = _base().replace(
+        model="alexnet_bn",
+        image_size=64,
+        batch_size=128,
+        learning_rate=0.02,
+        learning_rate_batch=128,
+        duration=Duration(24000, "examples"),
+        warmup=Duration(20, "steps"),
+        warmup_start=0.0,
+        schedule="polynomial",
+    )
+    return Experiment(
+        "pool5",
+        tuple(
+            Setting(label, config.replace(batch_norm_after_pool5=on), POOL5)
+            for label, on in (("batch norm after pool5", True), ("none after pool5", False))
+        ),
+    )
+
+
+EXPERIMENTS = (scaling(), zero_gamma(), weight_decay(), half_precision(), pool5())

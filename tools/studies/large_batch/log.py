@@ -1,0 +1,58 @@
+"""The log of the runs: one line of JSON for each that has ended, from which a study goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from large_batch.experiments import Setting
+
+from imagenet_fast.errors import UserError
+
+Record = dict[str, Any]
+Key = tuple[str, int]
+
+
+def key(setting: Setting, seed: int) -> Key:
+    """Returns what a run is known by in the log."""
+    return setting.fingerprint, seed
+
+
+def read(path: pathlib.Path) -> dict[Key, Record]:
+    """Returns the records by their keys; of several with the same key, the last.
+
+    Raises:
+      UserError: if the file is no such log. A last line that was cut off does not count.
+    """
+    if not path.exists():
+        return {}
+    records = {}
+    *lines, last = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            records[record["fingerprint"], record["seed"]] = record
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number}: this is no record of a run") from None
+    return records
+
+
+def append(path: pathlib.Path, setting: Setting, seed: int, result: Record) -> None:
+    """Adds a run."""
+    record = {
+        "fingerprint": setting.fingerprint,
+        "seed": seed,
+        "method": setting.method,
+        "batch": setting.batch,
+        **result,
+    }
+    text = path.read_bytes() if path.exists() else b""
+    with path.open("ab") as file:
+        # An interrupted write must not spoil this line, too.
+        if text and not text.endswith(b"\n"):
+            file.truncate(text.rfind(b"\n") + 1)
+        file.write(json.dumps(record).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
