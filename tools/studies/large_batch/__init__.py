@@ -1,0 +1,1 @@
+"""A study of large batches: what is trained, the runs and their log, tables and pictures."""

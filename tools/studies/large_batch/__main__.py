@@ -16,10 +16,9 @@ from collections.abc import Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from imagenet_fast.errors import UserError
 from large_batch import runner
 from large_batch.experiments import EXPERIMENTS
-
-from imagenet_fast.errors import UserError
 
 _ROOT = pathlib.Path(__file__).parents[3]
 

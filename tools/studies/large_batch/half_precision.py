@@ -29,7 +29,7 @@ class HalfPrecisionLARS(LARS):
         return cls.from_config(optimizer.get_config())
 
     def lost_share(self) -> float:
-        """Returns the share of all updates of single weights that were not 0 and changed nothing."""
+        """Returns the share of all updates of single weights that were lost in rounding."""
         lost, all_updates = self._counts.numpy()
         return float(lost / all_updates)
 

@@ -7,9 +7,8 @@ import os
 import pathlib
 from typing import Any
 
-from large_batch.experiments import Setting
-
 from imagenet_fast.errors import UserError
+from large_batch.experiments import Setting
 
 Record = dict[str, Any]
 Key = tuple[str, int]
@@ -29,8 +28,8 @@ def read(path: pathlib.Path) -> dict[Key, Record]:
     if not path.exists():
         return {}
     records = {}
-    *lines, last = path.read_text(encoding="utf-8").split("\n")
-    for number, line in enumerate(lines, start=1):
+    lines = path.read_text(encoding="utf-8").split("\n")
+    for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
             records[record["fingerprint"], record["seed"]] = record

@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from tqdm import tqdm
+
 from large_batch import log
 from large_batch.experiments import Experiment, Setting
-from tqdm import tqdm
 
 Run = tuple[Setting, int]
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
-from large_batch.experiments import HALF_PRECISION_LARS, PLAIN, POOL5, Setting
-from large_batch.half_precision import HalfPrecisionLARS
 
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import total_steps
+from large_batch.experiments import HALF_PRECISION_LARS, PLAIN, POOL5, Setting
+from large_batch.half_precision import HalfPrecisionLARS
 
 _PROBED_IMAGES = 500
 _PROBES = 30
