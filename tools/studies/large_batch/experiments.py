@@ -1,12 +1,12 @@
-"""What the study trains: experiments, made of settings, each to be run with several seeds."""
+"""What the study of large batches trains."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import hashlib
 import pathlib
 from typing import Any
+
+from study.settings import Experiment, Setting
 
 from imagenet_fast.config import Config
 from imagenet_fast.durations import Duration
@@ -18,53 +18,7 @@ _LARS_TUNED = {1024: (9.0, 1.0), 2048: (9.0, 1.0), 4096: (9.0, 1.0), 8192: (9.0,
 _SGD_TUNED = {4096: (1.6, 1.0)}
 
 # How a setting is trained; training.py has a function for each.
-PLAIN, HALF_PRECISION_LARS, POOL5 = "plain", "half_precision_lars", "pool5"
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """One cell of a table.
-
-    Attributes:
-      method: what is compared, as a table calls it.
-      config: of its run; the seed is still to be set, and the places of data and results.
-      kind: how it is trained.
-    """
-
-    method: str
-    config: Config
-    kind: str = PLAIN
-
-    @property
-    def batch(self) -> int:
-        """Images in a weight update."""
-        return self.config.batch_size
-
-    @property
-    def fingerprint(self) -> str:
-        """A name for all that determines the result, but for the seed, the data and versions.
-
-        Settings of several experiments that are the same training have the same.
-        """
-        default = Config()
-        options = {
-            name: str(getattr(self.config, name))
-            for name in sorted(self.config.differences(default, free=False))
-        }
-        return hashlib.sha256(f"{self.kind} {options}".encode()).hexdigest()[:12]
-
-
-@dataclasses.dataclass(frozen=True)
-class Experiment:
-    """Settings that are compared.
-
-    Attributes:
-      name: for ``--only`` and the files of its results.
-      settings: in the order of the tables.
-    """
-
-    name: str
-    settings: tuple[Setting, ...]
+HALF_PRECISION_LARS, POOL5 = "half_precision_lars", "pool5"
 
 
 @functools.lru_cache(maxsize=1)
@@ -105,9 +59,9 @@ def scaling() -> Experiment:
     methods = (
         ("gradual warmup", (32, 128, 512, 1024, 2048, 4096, 8192), _sgd, {}),
         ("no warmup", (512, 1024, 2048, 4096, 8192), _sgd, _NO_WARMUP),
-        ("constant warmup", (1024, 2048, 4096), _sgd, {"warmup_kind": "constant"}),
-        ("square-root rate", (1024, 4096), _sgd, {"rate_scaling": "sqrt"}),
-        ("fixed rate", (1024, 4096), _sgd, {"rate_scaling": "none"}),
+        ("constant warmup", (1024, 4096), _sgd, {"warmup_kind": "constant"}),
+        ("square-root rate", (4096,), _sgd, {"rate_scaling": "sqrt"}),
+        ("fixed rate", (4096,), _sgd, {"rate_scaling": "none"}),
         ("LARS", tuple(_LARS_TUNED), _lars, {}),
     )
     settings = [
@@ -129,7 +83,7 @@ def zero_gamma() -> Experiment:
         tuple(
             Setting(f"gamma {1 - on:.1f}", _sgd(batch, zero_gamma=bool(on)))
             for on in (1, 0)
-            for batch in (128, 1024, 4096)
+            for batch in (1024, 4096)
         ),
     )
 

@@ -9,26 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 import tf_keras as keras
+from study.settings import PLAIN, Setting
 
+from imagenet_fast import environment
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import total_steps
-from large_batch.experiments import HALF_PRECISION_LARS, PLAIN, POOL5, Setting
+from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
 
 _PROBED_IMAGES = 500
 _PROBES = 30
 
 Result = dict[str, Any]
-
-
-def use_threads(threads: int) -> None:
-    """Limits this process' computing to ``threads``; before anything is computed."""
-    tf.config.threading.set_intra_op_parallelism_threads(threads)
-    tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
@@ -42,7 +37,7 @@ def run(setting: Setting, seed: int, data_dir: str) -> Result:
     Returns:
       ``error`` (the share of the validation images that is wrong; None: the loss was not finite
       any more), ``loss`` (of the validation images), ``losses`` (of the training images, epoch by
-      epoch), ``seconds``, and what its kind adds: see the functions below.
+      epoch), ``seconds``, ``versions``, and what its kind adds: see the functions below.
 
     Raises:
       UserError: if the data cannot be used.
@@ -68,7 +63,8 @@ def run(setting: Setting, seed: int, data_dir: str) -> Result:
     if not losses.diverged:
         found = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
         result.update(error=round(1 - float(found["top1"]), 6), loss=float(found["loss"]))
-    return {**result, **told(), "seconds": round(time.monotonic() - begin, 1)}
+    seconds = round(time.monotonic() - begin, 1)
+    return {**result, **told(), "seconds": seconds, "versions": environment.versions()}
 
 
 class _Losses(keras.callbacks.Callback):

@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from imagenet_fast.errors import UserError
-from large_batch.experiments import Setting
+from study.settings import Setting
 
 Record = dict[str, Any]
 Key = tuple[str, int]

@@ -1,8 +1,9 @@
-"""Trains what the log lacks, several runs at a time, each in a process of its own cores."""
+"""Trains what the log lacks, several runs at a time, each in a process of its own."""
 
 from __future__ import annotations
 
 import concurrent.futures
+import importlib
 import multiprocessing
 import os
 import pathlib
@@ -12,8 +13,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from large_batch import log
-from large_batch.experiments import Experiment, Setting
+from study import log
+from study.settings import Experiment, Setting
 
 Run = tuple[Setting, int]
 
@@ -31,11 +32,13 @@ def missing(experiments: Sequence[Experiment], seeds: int, path: pathlib.Path) -
     return runs
 
 
-def train(runs: Sequence[Run], data_dir: str, path: pathlib.Path, jobs: int) -> None:
+def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, jobs: int) -> None:
     """Trains ``runs`` and adds each to the log when it has ended.
 
     Args:
       runs: what to train.
+      module: name of the study's module whose ``run(setting, seed, data_dir)`` trains. TensorFlow
+        is imported in the processes that train only.
       data_dir: of the shards.
       path: of the log.
       jobs: runs at a time.
@@ -43,12 +46,15 @@ def train(runs: Sequence[Run], data_dir: str, path: pathlib.Path, jobs: int) -> 
     Raises:
       UserError: if the data cannot be used.
     """
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    path.parent.mkdir(parents=True, exist_ok=True)
     pool = concurrent.futures.ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), _begin, (threads,)
+        jobs,
+        multiprocessing.get_context("spawn"),
+        _use_threads,
+        (max(1, (os.cpu_count() or 1) // jobs),),
     )
     try:
-        futures = {pool.submit(_train, *run, data_dir): run for run in runs}
+        futures = {pool.submit(_run, module, *run, data_dir): run for run in runs}
         with tqdm(total=len(runs), unit="run", dynamic_ncols=True, file=sys.stderr) as bar:
             for future in concurrent.futures.as_completed(futures):
                 setting, seed = futures[future]
@@ -66,14 +72,12 @@ def _told(result: dict[str, Any]) -> str:
     return f"{result['error']:.2%} error, {result['seconds']:.0f} s"
 
 
-def _begin(threads: int) -> None:
-    # TensorFlow is imported in the processes that train only.
-    from large_batch.training import use_threads
+def _use_threads(threads: int) -> None:
+    import tensorflow as tf
 
-    use_threads(threads)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
 
 
-def _train(setting: Setting, seed: int, data_dir: str) -> dict[str, Any]:
-    from large_batch.training import run
-
-    return run(setting, seed, data_dir)
+def _run(module: str, setting: Setting, seed: int, data_dir: str) -> dict[str, Any]:
+    return importlib.import_module(module).run(setting, seed, data_dir)

@@ -1,0 +1,163 @@
+"""Sums and exchanges among some of the replicas, worker processes included.
+
+TensorFlow's own strategies sum over all replicas only. These are the operations beneath them
+(``CollectiveReduceV2`` and others) on any group, with keys that are known before the program runs,
+which saves a round trip to the leader for each use.
+
+To be used in the replica context of a ``MultiWorkerMirroredStrategy``, inside a ``tf.function``.
+Every member of a group must come to the same operations; they need not come in the same order as
+long as the streams differ. None of the operations has a gradient.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from imagenet_fast.distribute.groups import group_key
+
+# By (group key, stream, device): what orders the operations of a stream. They live as long as the
+# process, since graphs refer to them.
+_TOKENS: dict[tuple[int, str, str], tf.Tensor] = {}
+# By instance key: what it stands for, to see two that are the same by accident.
+_INSTANCES: dict[int, str] = {}
+
+
+def this_replica() -> int:
+    """Returns the number of the replica whose part of a program is being made.
+
+    To be called in replica context.
+    """
+    replica = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)
+    if replica is None:
+        raise RuntimeError("the replica's number is not known before the program runs")
+    return int(replica)
+
+
+class Communicator:
+    """One replica's end of a group.
+
+    Args:
+      members: the replicas of the group, in its order.
+      replica: this one.
+      hint: ``"auto"``, ``"ring"`` or ``"nccl"``.
+      timeout_seconds: after which an operation gives up that others do not come to; 0: never.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[int],
+        replica: int,
+        *,
+        hint: str = "auto",
+        timeout_seconds: float = 0,
+    ) -> None:
+        self.members = tuple(members)
+        self.position = self.members.index(replica)
+        self._replica = replica
+        self._hint = hint
+        self._timeout = float(timeout_seconds)
+        self._key = group_key(self.members)
+
+    @property
+    def size(self) -> int:
+        """Replicas in the group."""
+        return len(self.members)
+
+    def all_reduce(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
+        """Returns the sum of the members' tensors.
+
+        Args:
+          tensor: the same shape and dtype in all of them.
+          stream: operations of one stream are done in their order; those of different streams, at
+            the same time. Each use in a program has a stream of its own, or another shape.
+        """
+        if self.size == 1:
+            return tensor
+        return tf.raw_ops.CollectiveReduceV2(
+            input=tensor,
+            merge_op="Add",
+            final_op="Id",
+            ordering_token=self._token(tensor, stream),
+            **self._keys("all_reduce", tensor, stream),
+        )
+
+    def reduce_scatter(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
+        """Returns this member's part of the sum.
+
+        An exchange and a local sum: TensorFlow has no such operation for CPUs.
+
+        Args:
+          tensor: [size * n], the same in all members.
+          stream: as in :meth:`all_reduce`.
+
+        Returns:
+          [n]: the first member's part comes first.
+        """
+        if self.size == 1:
+            return tensor
+        parts = tf.raw_ops.CollectiveAllToAllV2(
+            input=tf.reshape(tensor, [self.size, -1]),
+            ordering_token=self._token(tensor, stream),
+            **self._keys("reduce_scatter", tensor, stream),
+        )
+        return tf.reduce_sum(parts, axis=0)
+
+    def all_gather(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
+        """Returns [size * n] from all members' [n], the first member's first."""
+        if self.size == 1:
+            return tensor
+        return tf.raw_ops.CollectiveGatherV2(
+            input=tensor,
+            ordering_token=self._token(tensor, stream),
+            **self._keys("all_gather", tensor, stream),
+        )
+
+    def broadcast(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
+        """Returns the first member's tensor; the others' give its shape and dtype."""
+        if self.size == 1:
+            return tensor
+        keys = self._keys("broadcast", tensor, stream)
+        if self.position == 0:
+            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys)
+        # Not before what led to this member's own value, which the first one's depends on.
+        with tf.control_dependencies([tensor]):
+            shape = tf.constant(tensor.shape.as_list(), tf.int32)
+            received = tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=shape, **keys)
+        received.set_shape(tensor.shape)
+        return received
+
+    def _keys(self, kind: str, tensor: tf.Tensor, stream: str) -> dict[str, object]:
+        size = tensor.shape.num_elements()
+        if size is None:
+            raise ValueError(f"{kind} in {stream}: the shape {tensor.shape} must be known")
+        told = f"{self._key} {kind} {stream} {tensor.dtype.name} {size}"
+        instance = 2**30 + zlib.crc32(told.encode()) % 2**30
+        if _INSTANCES.setdefault(instance, told) != told:
+            raise RuntimeError(
+                f"two collectives have the same key: {told!r} and {_INSTANCES[instance]!r}; "
+                "rename one of the streams"
+            )
+        return {
+            "group_size": tf.constant(self.size, tf.int32),
+            "group_key": tf.constant(self._key, tf.int32),
+            "instance_key": tf.constant(instance, tf.int32),
+            "communication_hint": self._hint,
+            "timeout_seconds": self._timeout,
+        }
+
+    def _token(self, tensor: tf.Tensor, stream: str) -> list[tf.Tensor]:
+        """A resource that all operations of a stream name, which keeps their order.
+
+        Without one, TensorFlow would keep the order of all collectives of a program.
+        """
+        place = (self._key, stream, tensor.device)
+        if place not in _TOKENS:
+            with tf.init_scope(), tf.device(tensor.device):
+                # Only its name matters: nothing is ever stored under it.
+                _TOKENS[place] = tf.raw_ops.VarHandleOp(
+                    dtype=tf.float32, shape=[], shared_name=f"collectives_{place}"
+                )
+        return [_TOKENS[place]]

@@ -1,0 +1,203 @@
+"""What studies share, and the study of large batches."""
+
+import importlib
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.optimizers import LARS
+
+ROOT = pathlib.Path(__file__).parents[3]
+STUDIES = ROOT / "tools" / "studies"
+sys.path.insert(0, str(STUDIES))
+experiments = importlib.import_module("large_batch.experiments")
+half_precision = importlib.import_module("large_batch.half_precision")
+log = importlib.import_module("study.log")
+page = importlib.import_module("study.page")
+report = importlib.import_module("large_batch.report")
+runner = importlib.import_module("study.runner")
+settings = importlib.import_module("study.settings")
+tables = importlib.import_module("study.tables")
+training = importlib.import_module("large_batch.training")
+
+BASE = Config(model="resnet8", image_size=16, train_crop="none", batch_size=32)
+
+
+def setting(method="a", kind=settings.PLAIN, **changes):
+    return settings.Setting(method, BASE.replace(**changes), kind)
+
+
+# --- Settings and the log
+
+
+def test_fingerprint_is_of_the_training():
+    one = setting()
+    assert one.fingerprint == setting("another name", data_dir="x", model_dir="y").fingerprint
+    others = [setting(momentum=0.8), setting(batch_size=64), setting(kind="half_precision_lars")]
+    assert len({other.fingerprint for other in [one, *others]}) == 4
+
+
+def test_log_goes_on_after_a_cut_off_line(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    log.append(path, setting(), 0, {"error": 0.5})
+    with path.open("a") as file:
+        file.write('{"fingerprint": "abc", "se')
+    assert list(log.read(path)) == [(setting().fingerprint, 0)]
+    log.append(path, setting(), 1, {"error": 0.25})
+    log.append(path, setting(), 0, {"error": 0.125})
+    found = {seed: record["error"] for (_, seed), record in log.read(path).items()}
+    assert found == {0: 0.125, 1: 0.25}
+    assert log.read(tmp_path / "missing") == {}
+
+
+def test_log_of_something_else(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"loss": 1}\n')
+    with pytest.raises(UserError, match=r"runs.jsonl, line 1"):
+        log.read(path)
+
+
+def test_missing_runs(tmp_path):
+    """The same training in two experiments is one run; what is in the log is none."""
+    first = settings.Experiment("one", (setting(), setting(momentum=0.8)))
+    second = settings.Experiment("two", (setting("b"), setting(momentum=0.7)))
+    path = tmp_path / "runs.jsonl"
+    log.append(path, setting(), 1, {"error": 0.5})
+    runs = runner.missing([first, second], 2, path)
+    assert [(run.config.momentum, seed) for run, seed in runs] == [
+        (0.9, 0),
+        (0.8, 0),
+        (0.7, 0),
+        (0.8, 1),
+        (0.7, 1),
+    ]
+
+
+# --- Tables and pages
+
+
+def test_table():
+    experiment = settings.Experiment(
+        "e",
+        (
+            setting("a", batch_size=32),
+            setting("a", batch_size=64),
+            setting("b", batch_size=64),
+            setting("c", batch_size=64, momentum=0.5),
+        ),
+    )
+    records = {}
+    for batch, seed, error in ((32, 0, 0.1), (32, 1, 0.12), (64, 0, None), (64, 1, 0.5)):
+        key = log.key(setting(batch_size=batch), seed)
+        records[key] = {"fingerprint": key[0], "seed": seed, "error": error}
+    assert tables.error_table(experiment, records, 640).splitlines() == [
+        "| batch | updates an epoch | a | b | c |",
+        "| --- | --- | --- | --- | --- |",
+        "| 32 | 20 | 11.00 ± 1.41 |  |  |",
+        "| 64 | 10 | 1 of 2 diverged | 1 of 2 diverged |  |",
+    ]
+
+
+def test_fill():
+    text = "# Title\n<!-- a -->\nold\n<!-- end of a -->\nprose\n"
+    filled = page.fill(text, {"a": r"\1 new"})
+    assert filled == "# Title\n<!-- a -->\n\\1 new\n<!-- end of a -->\nprose\n"
+    assert page.fill(filled, {"a": r"\1 new"}) == filled
+    with pytest.raises(UserError, match="<!-- b -->"):
+        page.fill(text, {"b": ""})
+
+
+def test_page_is_what_the_log_says():
+    records = log.read(ROOT / "benchmarks" / "large_batch" / "runs.jsonl")
+    text = (ROOT / "docs" / report.PAGE).read_text()
+    assert report.filled_page(text, records) == text
+
+
+# --- Training
+
+
+def run(digits, method="a", kind=settings.PLAIN, **changes):
+    fixed = {"rate_scaling": "none", "warmup": "0 epochs"}
+    options = {"duration": "90 steps", "learning_rate": 0.05, **fixed, **changes}
+    return training.run(setting(method, kind, **options), 1, digits)
+
+
+def test_run(digits):
+    result = run(digits)
+    assert 0 < result["error"] < 0.5
+    first, second = result["losses"]
+    assert second < first
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_run_that_diverges(digits):
+    result = run(digits, learning_rate=1e30, duration="20 steps")
+    assert result["error"] is result["loss"] is None
+
+
+def test_features_are_seen_from_step_to_step(digits):
+    options = {
+        "model": "alexnet_bn",
+        "image_size": 64,
+        "zero_gamma": True,
+        "duration": "4 steps",
+        "batch_norm_after_pool5": False,
+    }
+    seen = run(digits, kind=experiments.POOL5, **options)["features"]
+    assert [row["step"] for row in seen] == [0, 1, 2, 3, 4]
+    # What leaves a ReLU.
+    assert all(0 <= row["p1"] <= row["p50"] <= row["p99"] for row in seen)
+    assert seen[0]["std"] != seen[-1]["std"]
+
+
+def test_float16_loses_updates():
+    """Those below half the distance of two float16 numbers, which is 2**-11 from 1 on."""
+    start = np.ones((4, 2), "float32")
+    gradient = np.zeros((4, 2), "float32")
+    gradient[0] = 1.0
+    gradient[1] = 1e-4
+
+    def after(cls):
+        variable = tf.Variable(start)
+        optimizer = cls(1.0, momentum=0.0, weight_decay=0.0, eeta=0.05)
+        optimizer.build([variable])
+        optimizer.trust_mask = [True]
+        optimizer.apply_gradients([(tf.constant(gradient), variable)])
+        return variable.numpy(), optimizer
+
+    single, _ = after(LARS)
+    half, optimizer = after(half_precision.HalfPrecisionLARS)
+    # |w| / |g| is 2: steps of 0.1 and 1e-5.
+    np.testing.assert_allclose(single[:, 0], [0.9, 1 - 1e-5, 1, 1], rtol=1e-6)
+    np.testing.assert_allclose(half[:, 0], [0.9, 1, 1, 1], rtol=1e-3)
+    assert half[1, 0] == 1 != single[1, 0]
+    assert optimizer.lost_share() == 2 / 8
+
+
+def test_norms_vanish_in_float16():
+    """The square of a small gradient is 0, and the ratio falls back to 1."""
+    variable = tf.Variable(np.ones(4, "float32"))
+    gradient = tf.constant(np.full(4, 1e-4, "float32"))
+    ratios = []
+    for cls in (LARS, half_precision.HalfPrecisionLARS):
+        optimizer = cls(1.0, weight_decay=0.0, trust_mask=[True])
+        optimizer.build([variable])
+        ratios += [float(optimizer.trust_ratios([gradient], [variable])[0])]
+    assert ratios == [pytest.approx(10.0, rel=1e-5), 1.0]
+
+
+# --- The command
+
+
+def test_command(tmp_path, run_python):
+    asked = [STUDIES / "large_batch", "--seeds=0"]
+    finished = run_python(asked, check=False)
+    assert finished.returncode == 2
+    assert "seeds and jobs must be positive" in finished.stderr
+    finished = run_python([STUDIES / "large_batch", f"--log={tmp_path / 'x'}"], check=False)
+    assert "give --data_dir" in finished.stderr

@@ -1,0 +1,147 @@
+"""Makes the tables and pictures of docs/large_batch.md from the log."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Callable, Mapping
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from study import page, tables
+from study.command import ROOT
+from study.log import Key, Record
+from study.settings import Experiment
+from study.style import COLORS, STYLE
+
+from imagenet_fast.files import write_results
+from large_batch import papers
+from large_batch.experiments import EXPERIMENTS, half_precision, pool5, scaling
+
+PAGE = "large_batch.md"
+SCALING_PICTURE, POOL5_PICTURE = "scaling.svg", "pool5.svg"
+IMAGES = 60_000
+
+Records = Mapping[Key, Record]
+
+# What both panels show, in one color: the method here, and the published errors.
+_CURVES = (
+    ("gradual warmup", papers.GRADUAL_WARMUP),
+    ("no warmup", papers.NO_WARMUP),
+    ("constant warmup", papers.CONSTANT_WARMUP),
+    ("square-root rate", papers.SQUARE_ROOT_RATE),
+    ("fixed rate", papers.FIXED_RATE),
+    ("LARS", papers.LARS),
+    ("SGD, tuned", {}),
+)
+
+
+def write_report(records: Records, directory: pathlib.Path) -> None:
+    """Writes the pictures into ``directory`` and the tables into the page.
+
+    Raises:
+      UserError: if they cannot be written, or the page lacks a table's place.
+    """
+    write_results(
+        directory,
+        {SCALING_PICTURE: scaling_picture(records), POOL5_PICTURE: pool5_picture(records)},
+    )
+    docs = ROOT / "docs"
+    write_results(docs, {PAGE: filled_page((docs / PAGE).read_text(encoding="utf-8"), records)})
+
+
+def filled_page(text: str, records: Records) -> str:
+    """Returns the page with its tables made from the log."""
+    parts = {
+        experiment.name: tables.error_table(experiment, records, IMAGES)
+        for experiment in EXPERIMENTS
+    }
+    parts["half_precision"] = _half_precision_table(half_precision(), records)
+    return page.fill(text, parts)
+
+
+def _half_precision_table(experiment: Experiment, records: Records) -> str:
+    rows = []
+    for setting in experiment.settings:
+        lost = [r["lost"] for r in tables.of_setting(setting, records) if "lost" in r]
+        share = f"{min(lost):.2%} to {max(lost):.2%}" if lost else ""
+        rows.append([setting.method, str(tables.outcome(setting, records)), share])
+    return tables.markdown(["batch 4096", "error, percent", "updates lost in rounding"], rows)
+
+
+def scaling_picture(records: Records) -> str:
+    """Draws error against updates an epoch, ours beside the papers'; returns SVG."""
+
+    def draw(figure: Figure) -> None:
+        left, right = figure.subplots(1, 2)
+        for (method, published), color in zip(_CURVES, COLORS):
+            ours = {
+                setting.batch: tables.outcome(setting, records)
+                for setting in scaling().settings
+                if setting.method == method
+            }
+            ours = {batch: found for batch, found in ours.items() if found.errors}
+            left.errorbar(
+                [IMAGES / batch for batch in ours],
+                [100 * found.mean for found in ours.values()],
+                [100 * found.deviation for found in ours.values()],
+                label=method,
+                color=color,
+                marker="o",
+                capsize=3,
+            )
+            if published:
+                right.plot(
+                    [papers.IMAGES / batch for batch in published],
+                    list(published.values()),
+                    label=method,
+                    color=color,
+                    marker="o",
+                )
+        left.set_title("here: Fashion-MNIST, 5 epochs")
+        right.set_title("published: ImageNet, 90 epochs")
+        for axes in (left, right):
+            _updates_axis(axes)
+            axes.set_ylabel("top-1 error, percent")
+            axes.legend(frameon=False)
+
+    return _drawn(draw, (10, 4.4))
+
+
+def _updates_axis(axes: Axes) -> None:
+    axes.set_xscale("log")
+    axes.invert_xaxis()
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("updates an epoch (to the right: larger batches)")
+
+
+def pool5_picture(records: Records) -> str:
+    """Draws how the features that enter fc6 spread from step to step; returns SVG."""
+
+    def draw(figure: Figure) -> None:
+        panels = figure.subplots(1, 2, sharey=True)
+        for axes, setting, color in zip(panels, pool5().settings, COLORS):
+            for record in tables.of_setting(setting, records)[:1]:
+                rows = record["features"]
+                steps = [row["step"] for row in rows]
+                low, high = [row["p1"] for row in rows], [row["p99"] for row in rows]
+                axes.fill_between(steps, low, high, color=color, alpha=0.25, linewidth=0)
+                axes.plot(steps, [row["p50"] for row in rows], color=color)
+            axes.set_title(setting.method)
+            axes.set_xlabel("step")
+        panels[0].set_ylabel("1st, 50th and 99th percentile of the features")
+
+    return _drawn(draw, (8, 3.4))
+
+
+def _drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()

@@ -1,0 +1,29 @@
+"""A page of documentation, with parts that a study's log determines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from imagenet_fast.errors import UserError
+
+
+def fill(text: str, parts: Mapping[str, str]) -> str:
+    """Returns a Markdown page with its generated parts made anew.
+
+    A part stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+
+    Args:
+      text: the page.
+      parts: the content of each part by its name.
+
+    Raises:
+      UserError: if the page lacks the marks of a part.
+    """
+    for name, content in parts.items():
+        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+        pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+        if not pattern.search(text):
+            raise UserError(f"the page has no part between {begin} and {end}")
+        text = pattern.sub(lambda _, new=f"{begin}\n{content}\n{end}": new, text)
+    return text

@@ -1,0 +1,81 @@
+"""Tables of a study, from its log."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Mapping
+
+from study.log import Key, Record
+from study.settings import Experiment, Setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the seeds of a setting came to.
+
+    Attributes:
+      errors: of the runs that ended well, fractions of the validation images.
+      diverged: runs whose loss was not finite any more.
+    """
+
+    errors: tuple[float, ...]
+    diverged: int
+
+    @property
+    def mean(self) -> float:
+        """Of the errors."""
+        return statistics.mean(self.errors)
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of a sample; 0 of a single run."""
+        return statistics.stdev(self.errors) if len(self.errors) > 1 else 0.0
+
+    def __str__(self) -> str:
+        """Percent, mean and standard deviation."""
+        if self.diverged:
+            return f"{self.diverged} of {self.diverged + len(self.errors)} diverged"
+        if not self.errors:
+            return ""
+        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
+
+
+def outcome(setting: Setting, records: Mapping[Key, Record]) -> Outcome:
+    """Returns what the log has of a setting."""
+    found = of_setting(setting, records)
+    errors = tuple(record["error"] for record in found if record["error"] is not None)
+    return Outcome(errors, len(found) - len(errors))
+
+
+def of_setting(setting: Setting, records: Mapping[Key, Record]) -> list[Record]:
+    """Returns the records of a setting, by their seeds."""
+    own = [r for r in records.values() if r["fingerprint"] == setting.fingerprint]
+    return sorted(own, key=lambda record: record["seed"])
+
+
+def error_table(experiment: Experiment, records: Mapping[Key, Record], images: int) -> str:
+    """Returns a Markdown table of errors: a row for each batch, a column for each method.
+
+    Args:
+      experiment: of the table.
+      records: the log.
+      images: training images, from which the updates of an epoch follow.
+    """
+    methods = list(dict.fromkeys(setting.method for setting in experiment.settings))
+    batches = sorted({setting.batch for setting in experiment.settings})
+    cells = {
+        (setting.method, setting.batch): str(outcome(setting, records))
+        for setting in experiment.settings
+    }
+    rows = [
+        [f"{batch}", f"{images // batch}", *(cells.get((method, batch), "") for method in methods)]
+        for batch in batches
+    ]
+    return markdown(["batch", "updates an epoch", *methods], rows)
+
+
+def markdown(heading: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table."""
+    lines = [heading, ["---"] * len(heading), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
