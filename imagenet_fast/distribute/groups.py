@@ -46,7 +46,8 @@ def consecutive(replicas: int, size: int) -> Groups:
     if size < 1 or replicas % size:
         divisors = ", ".join(str(n) for n in range(1, replicas + 1) if replicas % n == 0)
         raise UserError(
-            f"{replicas} replicas cannot be split into groups of {size}; groups can be of {divisors}"
+            f"{replicas} replicas cannot be split into groups of {size}; "
+            f"groups can be of {divisors}"
         )
     return Groups(tuple(tuple(range(i, i + size)) for i in range(0, replicas, size)))
 
