@@ -437,8 +437,8 @@ class Config:
     )
     knots_at: tuple[Duration, ...] = _option(
         (),
-        "schedule=piecewise_linear: times between which the rate changes by the same amount each "
-        "step",
+        "schedule=piecewise_linear: times, counted from step 1, between which the rate changes by "
+        "the same amount each step; a warmup is in them, too",
         group="learning rate",
         check=_ordered,
         must="be in one unit and in order",

@@ -9,6 +9,7 @@ import importlib.util
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, make_dataset
 from imagenet_fast.optimizers.names import make_optimizer
@@ -21,18 +22,7 @@ pytestmark = [
     ),
 ]
 
-SMALL = Config(
-    synthetic=True,
-    num_classes=10,
-    model="resnet8",
-    image_size=16,
-    train_crop="none",
-    batch_size=32,
-    strategy="one_device",
-    learning_rate=0.01,
-    rate_scaling="none",
-    warmup="0 epochs",
-)
+RUN = SMALL.replace(learning_rate=0.01, rate_scaling="none", warmup="0 epochs")
 
 
 def make(name, **changes):
@@ -52,9 +42,9 @@ def make(name, **changes):
     ],
 )
 def test_addons_train(name):
-    model = build_model(SMALL.replace(optimizer=name))
+    model = build_model(RUN.replace(optimizer=name))
     before = [v.numpy() for v in model.trainable_variables]
-    model.fit(make_dataset(SMALL, "train"), epochs=1, steps_per_epoch=2, verbose=0)
+    model.fit(make_dataset(RUN, "train"), epochs=1, steps_per_epoch=2, verbose=0)
     moved = [np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)]
     assert max(moved) > 0
     assert np.isfinite(moved).all()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from small_config import SMALL
 
-from imagenet_fast import Config
 from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
 from imagenet_fast.optimizers.roles import Role
 from imagenet_fast.training.build import build_model
@@ -288,14 +288,8 @@ def test_dynamic_loss_scale_skips_a_step_that_overflows():
 # --- In a recipe
 
 
-SMALL = Config(
-    synthetic=True,
-    num_classes=10,
-    model="resnet8",
-    image_size=16,
-    train_crop="none",
+RUN = SMALL.replace(
     batch_size=2048,
-    strategy="one_device",
     optimizer="lars",
     nesterov=False,
     warmup="0 epochs",
@@ -305,14 +299,14 @@ SMALL = Config(
 
 
 def test_weights_alone_are_scaled_and_decayed():
-    model = build_model(SMALL)
+    model = build_model(RUN)
     optimizer = model.optimizer
     assert type(optimizer) is LARS
     weights = [role is Role.WEIGHT for role in variable_roles(model)]
     assert 0 < sum(weights) < len(weights)
     assert optimizer.trust_mask == optimizer.weight_decay_mask == weights
     assert (optimizer.eeta, optimizer.epsilon, optimizer.rate_in_momentum) == (0.02, 1e-5, True)
-    model = build_model(SMALL.replace(weight_decay_on="all", lars_rate_in_momentum=False))
+    model = build_model(RUN.replace(weight_decay_on="all", lars_rate_in_momentum=False))
     assert model.optimizer.weight_decay_mask == [True] * len(weights)
     assert model.optimizer.trust_mask == weights
     assert model.optimizer.rate_in_momentum is False
@@ -322,7 +316,7 @@ def test_weights_alone_are_scaled_and_decayed():
 def test_small_batches_are_warned_of(batch, warned):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        build_model(SMALL.replace(batch_size=batch))
+        build_model(RUN.replace(batch_size=batch))
     assert any("lars is meant for batches of 2000" in str(w.message) for w in caught) == warned
 
 
@@ -332,7 +326,7 @@ def test_small_batches_are_warned_of(batch, warned):
 )
 def test_what_is_decayed(model, weights, excluded_share):
     """All weights of ResNet-50; all but 0.02% of AlexNet-BN (Jia et al. 2018)."""
-    config = SMALL.replace(model=model, image_size=224, num_classes=1000)
+    config = RUN.replace(model=model, image_size=224, num_classes=1000)
     network = build_model(config)
     sizes = [v.shape.num_elements() for v in network.trainable_variables]
     decayed = sum(s for s, own in zip(sizes, network.optimizer.weight_decay_mask) if own)

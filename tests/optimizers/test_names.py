@@ -6,24 +6,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from small_config import SMALL
 
-from imagenet_fast import Config, UserError, build_model, make_dataset
+from imagenet_fast import UserError, build_model, make_dataset
 from imagenet_fast.optimizers.names import make_optimizer
 from imagenet_fast.optimizers.schedules import StepDecay
 
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None
-SMALL = Config(
-    synthetic=True,
-    num_classes=10,
-    model="resnet8",
-    image_size=16,
-    train_crop="none",
-    batch_size=32,
-    strategy="one_device",
-    learning_rate=0.01,
-    rate_scaling="none",
-    warmup="0 epochs",
-)
+RUN = SMALL.replace(learning_rate=0.01, rate_scaling="none", warmup="0 epochs")
 
 
 def make(name, **changes):
@@ -56,9 +46,9 @@ def test_decay_by_role():
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_trains(precision):
-    model = build_model(SMALL.replace(optimizer="adam", precision=precision, clip_norm=1.0))
+    model = build_model(RUN.replace(optimizer="adam", precision=precision, clip_norm=1.0))
     before = [v.numpy() for v in model.trainable_variables]
-    model.fit(make_dataset(SMALL, "train"), epochs=1, steps_per_epoch=2, verbose=0)
+    model.fit(make_dataset(RUN, "train"), epochs=1, steps_per_epoch=2, verbose=0)
     assert max(np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)) > 0
 
 
@@ -74,10 +64,10 @@ def test_trains(precision):
 )
 def test_no_such_optimizer(name, message):
     with pytest.raises(UserError, match=message):
-        build_model(SMALL.replace(optimizer=name))
+        build_model(RUN.replace(optimizer=name))
 
 
 @pytest.mark.skipif(HAS_ADDONS, reason="TensorFlow Addons are installed")
 def test_addons_elsewhere():
     with pytest.raises(UserError, match=r"TensorFlow 2.15 alone.*imagenet_fast\[addons\]"):
-        build_model(SMALL.replace(optimizer="tfa:LAMB"))
+        build_model(RUN.replace(optimizer="tfa:LAMB"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.optimizers import SGD
@@ -14,15 +15,6 @@ from imagenet_fast.training.build import build_classifier, build_schedule
 RECIPES = pathlib.Path(__file__).parents[2] / "flags"
 # As large as ImageNet; no data is read.
 SYNTHETIC = {"synthetic": True, "num_classes": 1000}
-SMALL = Config(
-    synthetic=True,
-    num_classes=10,
-    model="resnet8",
-    image_size=16,
-    train_crop="none",
-    batch_size=32,
-    strategy="one_device",
-)
 
 
 def batch_norms(model):
