@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,9 @@ import tensorflow as tf
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
+
+# Bytes of an option's value that an error shows.
+_LONGEST_VALUE = 200
 
 
 def make_strategy(config: Config) -> tf.distribute.Strategy:
@@ -58,37 +62,49 @@ def is_chief() -> bool:
 def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
     """Checks that all workers were started with the same options.
 
-    Each option's digest is gathered from all workers, so that all of them stop, and say which
-    option differs.
-
     Raises:
-      UserError: naming the options and the workers that differ from the chief.
+      UserError: in all of them, naming the options that differ, the workers and their values.
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return
     names = option_names()
-    digests = [zlib.crc32(option_text(getattr(config, name)).encode()) >> 1 for name in names]
+    texts = [option_text(getattr(config, name)) for name in names]
+    rows = _gather(strategy, [zlib.crc32(text.encode()) >> 1 for text in texts])
+    different = np.flatnonzero((rows != rows[0]).any(axis=0))
+    if not different.size:
+        return
+    told = []
+    for column in different:
+        own = texts[column].encode()[:_LONGEST_VALUE].ljust(_LONGEST_VALUE)
+        values = [
+            bytes(row.tolist()).decode(errors="replace").rstrip() for row in _gather(strategy, own)
+        ]
+        others = [
+            f"{values[worker]} at worker {worker}"
+            for worker in np.flatnonzero(rows[:, column] != rows[0, column])
+        ]
+        told.append(f"{names[column]} is {values[0]} at the chief, {', '.join(others)}")
+    raise UserError(f"workers were started with different options: {'; '.join(told)}")
+
+
+def _gather(strategy: tf.distribute.Strategy, numbers: Sequence[int]) -> np.ndarray:
+    """Returns every worker's numbers, a row each."""
 
     @tf.function
     def gather() -> tf.Tensor:
         def own() -> tf.Tensor:
             context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.constant([digests], tf.int32), axis=0)
+            return context.all_gather(tf.constant([list(numbers)], tf.int32), axis=0)
 
         return strategy.run(own)
 
     rows = strategy.experimental_local_results(gather())[0].numpy()
-    different = rows != rows[0]
-    if different.any():
-        told = [
-            f"{names[column]} ({', '.join(f'worker {row}' for row in np.flatnonzero(mask))})"
-            for column, mask in enumerate(different.T)
-            if mask.any()
-        ]
-        raise UserError(
-            f"workers were started with options other than the chief's: {'; '.join(told)}; "
-            f"here {_values(config, [names[c] for c in np.flatnonzero(different.any(axis=0))])}"
-        )
+    # A worker with several devices has gathered as many rows.
+    return rows[:: strategy.num_replicas_in_sync // _workers(strategy)]
+
+
+def _workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> int:
+    return strategy.cluster_resolver.cluster_spec().num_tasks("worker")
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
@@ -106,10 +122,6 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
 
     for count in strategy.experimental_local_results(meet()):
         count.numpy()
-
-
-def _values(config: Config, names: list[str]) -> str:
-    return ", ".join(f"{name}={option_text(getattr(config, name))}" for name in names)
 
 
 @functools.cache

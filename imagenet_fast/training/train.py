@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from imagenet_fast import environment
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
+from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import (
     check_same_config,
     is_chief,
@@ -318,7 +320,19 @@ def _lost_workers_explained() -> Iterator[None]:
         yield
     except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
         raise UserError(
-            "another worker has stopped, and without it this one cannot go on "
+            f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
             f"({type(error).__name__}); see its output, then start all workers again with the "
             "same command to go on from the last checkpoint"
         ) from error
+
+
+def _lost_worker(error: str) -> str:
+    """Returns which worker an error is about.
+
+    Workers pass on each other's errors: the last one named is where it began.
+    """
+    tasks = re.findall(r"/job:worker/replica:0/task:(\d+)", error)
+    cluster = Cluster.from_environment()
+    if not tasks or cluster is None or int(tasks[-1]) == cluster.index:
+        return "another worker"
+    return f"worker {tasks[-1]} ({cluster.workers[int(tasks[-1])]})"
