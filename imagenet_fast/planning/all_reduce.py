@@ -1,0 +1,140 @@
+"""What a sum over all replicas costs: steps, bytes on the wire, and seconds by alpha and beta.
+
+The alpha-beta model: a message of n bytes takes ``alpha + beta * n``, a latency and the inverse of
+a bandwidth. Here there are two latencies, within a group of replicas and between groups, and one
+bandwidth, that of each replica's port.
+
+Steps and bytes are of the algorithms as ``distribute/all_reduce.py`` has them, except for those of
+Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from imagenet_fast.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A part of a sum that must end before the next begins.
+
+    Attributes:
+      name: of what it does.
+      steps_within: messages one after the other, on the longest path, within a group.
+      steps_between: the same between groups.
+      share: bytes that the busiest replica sends, or receives, as a share of the tensor's.
+    """
+
+    name: str
+    steps_within: int
+    steps_between: int
+    share: float
+
+    @property
+    def steps(self) -> int:
+        """Messages one after the other."""
+        return self.steps_within + self.steps_between
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What replicas are connected by.
+
+    Attributes:
+      latency_within: seconds that a message takes to another replica of the group.
+      latency_between: the same to a replica of another group.
+      bandwidth: bytes a second that each replica sends and, at the same time, receives.
+      start: seconds that a stage takes besides: of the program, not of the wire.
+    """
+
+    latency_within: float
+    latency_between: float
+    bandwidth: float
+    start: float = 0.0
+
+
+def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
+    """Returns the stages of a sum over replicas in groups of consecutive ones.
+
+    Args:
+      algorithm: ``"flat"``: a ring of reduce-scatter and all-gather; ``"hierarchical"``: the sum of
+        a group to its first replica, a ring of these masters, and back; ``"torus_2d"``:
+        reduce-scatter in the group, a ring across groups with each part, all-gather in the group;
+        ``"halving_doubling"``: recursive halving and doubling (Goyal et al. 2017).
+      replicas: how many there are.
+      group: replicas in a group.
+
+    Raises:
+      UserError: if there is no such algorithm, or the groups do not fit.
+    """
+    if group < 1 or replicas % group:
+        raise UserError(f"{replicas} replicas cannot be split into groups of {group}")
+    groups = replicas // group
+    if algorithm == "flat":
+        return (_ring("ring", replicas, groups),)
+    if algorithm == "halving_doubling":
+        steps = math.ceil(math.log2(replicas))
+        within = min(steps, math.ceil(math.log2(group)))
+        share = 2 * (replicas - 1) / replicas
+        return (Stage("halving and doubling", 2 * within, 2 * (steps - within), share),)
+    part = (group - 1) / group
+    scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part)
+    gather = Stage("all-gather in the group", group - 1, 0, part)
+    if algorithm == "torus_2d":
+        across = _ring("ring across groups", groups, groups)
+        return scatter, dataclasses.replace(across, share=across.share / group), gather
+    if algorithm == "hierarchical":
+        collect = Stage("parts to the master", min(1, group - 1), 0, part)
+        give = Stage("parts from the master", min(1, group - 1), 0, part)
+        return scatter, collect, _ring("ring of the masters", groups, groups), give, gather
+    raise UserError(
+        f"there is no cost of all_reduce={algorithm!r}; there is of flat, hierarchical, torus_2d "
+        "and halving_doubling"
+    )
+
+
+def _ring(name: str, members: int, groups: int) -> Stage:
+    """A ring of all-reduce: each part goes around it twice, less two steps."""
+    steps = 2 * (members - 1)
+    between = min(steps, 2 * groups) if groups > 1 else 0
+    return Stage(name, steps - between, between, steps / members)
+
+
+def wire_share(algorithm: str, replicas: int, group: int = 1) -> float:
+    """Returns the bytes that the busiest replica sends, or receives, as a share of the tensor's.
+
+    No algorithm has less than ``2 (replicas - 1) / replicas`` for the sum of all replicas' sends
+    over their number.
+    """
+    return sum(stage.share for stage in stages(algorithm, replicas, group))
+
+
+def seconds(algorithm: str, replicas: int, size: float, network: Network, group: int = 1) -> float:
+    """Returns the time of one sum.
+
+    Args:
+      algorithm: see :func:`stages`.
+      replicas: how many there are.
+      size: of the tensor, in bytes.
+      network: between them.
+      group: replicas in a group.
+    """
+    return sum(
+        network.start
+        + stage.steps_within * network.latency_within
+        + stage.steps_between * network.latency_between
+        + stage.share * size / network.bandwidth
+        for stage in stages(algorithm, replicas, group)
+        if stage.steps
+    )
+
+
+def published_steps(replicas: int, group: int) -> int:
+    """Returns the steps of Jia et al. 2018's hierarchical sum.
+
+    A reduction in the group by ``group - 1`` steps, a ring of the masters, and ``group - 1`` steps
+    back.
+    """
+    return 2 * (group - 1) + 2 * (replicas // group - 1)

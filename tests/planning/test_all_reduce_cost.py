@@ -1,0 +1,85 @@
+"""Steps, bytes and seconds of sums, against published counts."""
+
+import pytest
+
+from imagenet_fast import UserError
+from imagenet_fast.planning.all_reduce import (
+    Network,
+    published_steps,
+    seconds,
+    stages,
+    wire_share,
+)
+
+ALGORITHMS = ("flat", "hierarchical", "torus_2d")
+
+
+def steps(algorithm, replicas, group=1):
+    return sum(stage.steps for stage in stages(algorithm, replicas, group))
+
+
+def test_published_steps():
+    # Jia et al. 2018: 1024 GPUs flat, and in groups of 16.
+    assert steps("flat", 1024) == 2046
+    assert published_steps(1024, 16) == 156
+    # Goyal et al. 2017: 32 servers.
+    assert steps("flat", 32) == 62
+    assert steps("halving_doubling", 32) == 10
+
+
+def test_torus_of_ying_et_al():
+    """O(n) steps on an n x n torus, not O(n^2)."""
+    found = [steps("torus_2d", n * n, n) for n in (4, 8, 16, 32)]
+    assert found == [1 + 2 * (n - 1) + n - 1 for n in (4, 8, 16, 32)]
+    assert steps("flat", 32 * 32) > 20 * found[-1]
+
+
+@pytest.mark.parametrize("replicas", [2, 8, 1024])
+def test_bytes_of_a_ring(replicas):
+    assert wire_share("flat", replicas) == 2 * (replicas - 1) / replicas
+
+
+@pytest.mark.parametrize(("replicas", "group"), [(8, 4), (8, 2), (64, 8), (16, 1), (16, 16)])
+def test_the_torus_sends_no_more_than_a_ring(replicas, group):
+    assert wire_share("torus_2d", replicas, group) == pytest.approx(wire_share("flat", replicas))
+    assert wire_share("hierarchical", replicas, group) >= wire_share("flat", replicas) - 1e-12
+
+
+def test_steps_between_groups():
+    """A part of a ring goes around twice, and leaves each of the two groups twice."""
+    (ring,) = stages("flat", 8, 4)
+    assert (ring.steps_within, ring.steps_between) == (10, 4)
+    for algorithm in ("hierarchical", "torus_2d"):
+        assert sum(stage.steps_between for stage in stages(algorithm, 8, 4)) == 2
+    assert sum(stage.steps_between for stage in stages("flat", 8, 8)) == 0
+
+
+def test_small_tensors_cost_latency():
+    network = Network(latency_within=0.0, latency_between=0.04, bandwidth=1e9)
+    assert seconds("flat", 8, 0, network, 4) == pytest.approx(0.16)
+    assert seconds("torus_2d", 8, 0, network, 4) == pytest.approx(0.08)
+    slow = Network(latency_within=0.001, latency_between=0.04, bandwidth=1e9, start=0.01)
+    assert seconds("torus_2d", 8, 0, slow, 4) == pytest.approx(0.01 * 3 + 0.08 + 0.004)
+
+
+def test_large_tensors_cost_bandwidth():
+    network = Network(latency_within=0.0, latency_between=0.0, bandwidth=25e6)
+    assert seconds("flat", 8, 25e6, network, 4) == pytest.approx(1.75)
+    assert seconds("torus_2d", 8, 25e6, network, 4) == pytest.approx(1.75)
+    # All of it goes through the masters: 3/4 + 3/4 + 1 + 3/4 + 3/4.
+    assert seconds("hierarchical", 8, 25e6, network, 4) == pytest.approx(4.0)
+
+
+def test_a_group_of_one_has_no_stages_of_its_own():
+    network = Network(latency_within=1.0, latency_between=0.0, bandwidth=1.0, start=1.0)
+    for algorithm in ALGORITHMS:
+        assert seconds(algorithm, 4, 1.0, network, 1) == pytest.approx(1.0 + 1.5)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "group", "told"),
+    [("flat", 3, "8 replicas cannot be split into groups of 3"), ("tree", 2, "all_reduce='tree'")],
+)
+def test_bad_input(algorithm, group, told):
+    with pytest.raises(UserError, match=told):
+        stages(algorithm, 8, group)
