@@ -74,7 +74,7 @@ def scaling_picture(records: Records) -> str:
     """Draws error against updates an epoch, ours beside the papers'; returns SVG."""
 
     def draw(figure: Figure) -> None:
-        left, right = figure.subplots(1, 2)
+        left, right = figure.subplots(1, 2, sharex=True)
         for (method, published), color in zip(_CURVES, COLORS):
             ours = {
                 setting.batch: tables.outcome(setting, records)
@@ -101,6 +101,7 @@ def scaling_picture(records: Records) -> str:
                 )
         left.set_title("here: Fashion-MNIST, 5 epochs")
         right.set_title("published: ImageNet, 90 epochs")
+        left.invert_xaxis()
         for axes in (left, right):
             _updates_axis(axes)
             axes.set_ylabel("top-1 error, percent")
@@ -111,7 +112,6 @@ def scaling_picture(records: Records) -> str:
 
 def _updates_axis(axes: Axes) -> None:
     axes.set_xscale("log")
-    axes.invert_xaxis()
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")

@@ -1,99 +1,27 @@
-"""Trains one setting with one seed; returns what the tables and pictures are made of."""
+"""How the runs of this study are trained."""
 
 from __future__ import annotations
 
-import gc
-import math
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tf_keras as keras
-from study.settings import PLAIN, Setting
+from study import training
+from study.settings import Setting
+from study.training import Prepared, Result
 
-from imagenet_fast import environment
 from imagenet_fast.data.pipeline import make_dataset
-from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.schedule import total_steps
 from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
 
 _PROBED_IMAGES = 500
 _PROBES = 30
 
-Result = dict[str, Any]
-
 
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
-    """Trains and evaluates.
-
-    Args:
-      setting: what.
-      seed: of the weights and the order of the data.
-      data_dir: of the shards.
-
-    Returns:
-      ``error`` (the share of the validation images that is wrong; None: the loss was not finite
-      any more), ``loss`` (of the validation images), ``losses`` (of the training images, epoch by
-      epoch), ``seconds``, ``versions``, and what its kind adds: see the functions below.
-
-    Raises:
-      UserError: if the data cannot be used.
-    """
-    # Models of earlier runs, whose parts refer to each other in circles.
-    keras.backend.clear_session()
-    gc.collect()
-    begin = time.monotonic()
-    config = setting.config.replace(seed=seed, data_dir=data_dir)
-    model = build_model(config)
-    losses = _Losses()
-    callback, told = _KINDS[setting.kind](model)
-    steps = total_steps(config, model.steps_per_epoch)
-    model.fit(
-        make_dataset(config, "train"),
-        # Of less than an epoch, or of whole ones.
-        epochs=max(1, steps // model.steps_per_epoch),
-        steps_per_epoch=min(steps, model.steps_per_epoch),
-        callbacks=[losses, *callback],
-        verbose=0,
-    )
-    result = {"error": None, "loss": None, "losses": losses.by_epoch}
-    if not losses.diverged:
-        found = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
-        result.update(error=round(1 - float(found["top1"]), 6), loss=float(found["loss"]))
-    seconds = round(time.monotonic() - begin, 1)
-    return {**result, **told(), "seconds": seconds, "versions": environment.versions()}
-
-
-class _Losses(keras.callbacks.Callback):
-    """Notes the loss of each epoch, and ends the run when it is not finite."""
-
-    _supports_tf_logs = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_epoch: list[float] = []
-        self.diverged = False
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks at the loss."""
-        if not math.isfinite(float(logs["loss"])):
-            self.diverged = self.model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes it."""
-        loss = float(logs["loss"])
-        self.by_epoch.append(round(loss, 5) if math.isfinite(loss) else None)
-
-
-Prepared = tuple[list[keras.callbacks.Callback], Callable[[], Result]]
-
-
-def _plain(model: Classifier) -> Prepared:
-    """Adds nothing."""
-    return [], dict
+    """Trains and evaluates; see ``study.training.run``."""
+    return training.run(setting, seed, data_dir, _KINDS)
 
 
 def _half_precision_lars(model: Classifier) -> Prepared:
@@ -156,8 +84,4 @@ class _FeatureProbe(keras.callbacks.Callback):
         self.rows.append({"step": self._step, **{k: float(f"{v:.5g}") for k, v in row.items()}})
 
 
-_KINDS: dict[str, Callable[[Classifier], Prepared]] = {
-    PLAIN: _plain,
-    HALF_PRECISION_LARS: _half_precision_lars,
-    POOL5: _pool5,
-}
+_KINDS = {HALF_PRECISION_LARS: _half_precision_lars, POOL5: _pool5}
