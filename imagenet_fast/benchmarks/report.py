@@ -17,7 +17,7 @@ from imagenet_fast import environment
 from imagenet_fast.benchmarks.timing import Comparison, Spread
 from imagenet_fast.files import write_results
 
-_STYLE = {
+STYLE = {
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.prop_cycle": cycler(color=["#c2410c", "#475467", "#0e7490", "#6d28d9", "#4d7c0f"]),
@@ -120,7 +120,7 @@ def _told(ratio: Spread) -> str:
 def _picture(comparison: Comparison) -> str:
     """Draws each measurement, and the medians as lines; returns SVG."""
     first, *_ = comparison.names
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(["default", STYLE]):
         figure = Figure(figsize=(6.4, 3.4 + 0.2 * len(comparison.names)), layout="constrained")
         axes = figure.add_subplot()
         repeats = range(1, comparison.repeats + 1)

@@ -78,6 +78,85 @@ def _optimizer(arguments: list[str]) -> None:
     _report(comparison, {"model": model, **counts}, flags["output_dir"], model)
 
 
+def _all_reduce(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark all_reduce")
+    flags.define("sizes", "16384,26214400", "bytes of single tensors to sum, a comma between")
+    flags.define(
+        "gradients", "resnet50", "models whose gradients to sum, a comma between; empty: none"
+    )
+    flags.define("algorithms", "builtin,flat,hierarchical,torus_2d", "ways to sum, a comma between")
+    flags.define("group", 0, "replicas in a group or in a row of the torus; 0: chosen")
+    flags.define(
+        "fusion_bytes",
+        "26214400",
+        "bytes of gradients that are summed at once, a comma between; 0: all",
+    )
+    flags.define("dtype", "float32", "in which gradients travel: float32, float16 or bfloat16")
+    flags.define("latency_within", 0.0, "ms to a replica of the group, for the cost model")
+    flags.define("latency_between", 0.0, "ms to a replica of another group, for the cost model")
+    flags.define(
+        "bandwidth", 0.0, "Mbit/s of each replica's port, for the cost model; 0: predict nothing"
+    )
+    flags.define("stage_start", 0.0, "ms that a stage takes besides, for the cost model")
+    flags.define("timeout", 300.0, "seconds after which a sum gives up")
+    _define_turns(flags, repeats=10, warmup=2)
+    flags.parse(arguments)
+    counts = _counts(flags, "repeats", "warmup")
+    sizes = _numbers(flags, "sizes")
+    packs = _numbers(flags, "fusion_bytes")
+    named = [name for name in flags["gradients"].split(",") if name]
+    algorithms = [name for name in flags["algorithms"].split(",") if name]
+    if not algorithms or not sizes + named:
+        raise UserError("give at least one of --algorithms, and one of --sizes or --gradients")
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks import all_reduce, all_reduce_report
+    from imagenet_fast.distribute.all_reduce import default_group_size
+    from imagenet_fast.distribute.strategy import is_chief, make_strategy
+    from imagenet_fast.planning.all_reduce import Network
+
+    network = None
+    if flags["bandwidth"]:
+        network = Network(
+            flags["latency_within"] / 1e3,
+            flags["latency_between"] / 1e3,
+            flags["bandwidth"] * 1e6 / 8,
+            flags["stage_start"] / 1e3,
+        )
+    strategy = make_strategy(Config())
+    group = flags["group"] or default_group_size(strategy)
+    results = all_reduce.compare_all_reduce(
+        strategy,
+        [*map(all_reduce.sized_case, sizes), *map(all_reduce.gradients_case, named)],
+        [all_reduce.Way(name, pack, flags["dtype"]) for name in algorithms for pack in packs],
+        group_size=group,
+        network=network,
+        timeout_seconds=flags["timeout"],
+        **counts,
+    )
+    if not is_chief():
+        return
+    replicas = strategy.num_replicas_in_sync
+    print(all_reduce_report.table(results, replicas, group))
+    if flags["output_dir"]:
+        told = {name: flags[name] for name in flags.own_names()}
+        for path in all_reduce_report.write(
+            results, replicas, group, told, flags["output_dir"], f"{replicas}_workers"
+        ):
+            print(path)
+
+
+def _numbers(flags: CommandFlags, name: str) -> list[int]:
+    """Reads whole numbers with commas between."""
+    try:
+        values = [int(text) for text in flags[name].split(",") if text]
+    except ValueError:
+        values = [-1]
+    if any(value < 0 for value in values):
+        raise UserError(f"{name} is {flags[name]!r}, but must be whole numbers, a comma between")
+    return values
+
+
 def _define_turns(flags: CommandFlags, repeats: int, warmup: int) -> None:
     flags.define("repeats", repeats, "timed samples of each")
     flags.define("warmup", warmup, "untimed samples of each at first")
@@ -105,6 +184,10 @@ def _report(comparison: Comparison, options: dict[str, Any], directory: str, nam
 BENCHMARKS = {
     "step": (_step, "a training step against the same network from Keras applications"),
     "optimizer": (_optimizer, "one update of a model's variables by ours and other optimizers"),
+    "all_reduce": (
+        _all_reduce,
+        "sums over workers by each algorithm; to be started on all of them",
+    ),
 }
 
 

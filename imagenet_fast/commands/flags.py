@@ -85,6 +85,10 @@ class CommandFlags:
             if name in names and self._flags[name].present
         }
 
+    def own_names(self) -> list[str]:
+        """Returns the names of the command's own flags."""
+        return list(self._groups.get(self._command, ()))
+
     def _help(self, positional: bool) -> str:
         arguments = " FILE ..." if positional else ""
         usage = f"usage: imagenet-fast {self._command} [--flagfile=FILE] [--flag=value ...]"
