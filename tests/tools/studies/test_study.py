@@ -95,8 +95,11 @@ def test_table():
     for batch, seed, error in ((32, 0, 0.1), (32, 1, 0.12), (64, 0, None), (64, 1, 0.5)):
         key = log.key(setting(batch_size=batch), seed)
         records[key] = {"fingerprint": key[0], "seed": seed, "error": error}
-    assert tables.error_table(experiment, records, 640).splitlines() == [
-        "| batch | updates an epoch | a | b | c |",
+    table = tables.error_table(
+        experiment, records, lambda s: (s.batch, 640 // s.batch), ["batch", "updates"]
+    )
+    assert table.splitlines() == [
+        "| batch | updates | a | b | c |",
         "| --- | --- | --- | --- | --- |",
         "| 32 | 20 | 11.00 ± 1.41 |  |  |",
         "| 64 | 10 | 1 of 2 diverged | 1 of 2 diverged |  |",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from study import page, tables
 from study.command import ROOT
 from study.log import Key, Record
 from study.settings import Experiment
-from study.style import COLORS, STYLE
+from study.style import COLORS, drawn
 
 from imagenet_fast.files import write_results
 from large_batch import papers
@@ -54,7 +52,12 @@ def write_report(records: Records, directory: pathlib.Path) -> None:
 def filled_page(text: str, records: Records) -> str:
     """Returns the page with its tables made from the log."""
     parts = {
-        experiment.name: tables.error_table(experiment, records, IMAGES)
+        experiment.name: tables.error_table(
+            experiment,
+            records,
+            lambda setting: (setting.batch, IMAGES // setting.batch),
+            ["batch", "updates an epoch"],
+        )
         for experiment in EXPERIMENTS
     }
     parts["half_precision"] = _half_precision_table(half_precision(), records)
@@ -107,7 +110,7 @@ def scaling_picture(records: Records) -> str:
             axes.set_ylabel("top-1 error, percent")
             axes.legend(frameon=False)
 
-    return _drawn(draw, (10, 4.4))
+    return drawn(draw, (10, 4.4))
 
 
 def _updates_axis(axes: Axes) -> None:
@@ -135,13 +138,4 @@ def pool5_picture(records: Records) -> str:
             axes.set_xlabel("step")
         panels[0].set_ylabel("1st, 50th and 99th percentile of the features")
 
-    return _drawn(draw, (8, 3.4))
-
-
-def _drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
-    with matplotlib.style.context(["default", STYLE]):
-        figure = Figure(figsize=size, layout="constrained")
-        draw(figure)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+    return drawn(draw, (8, 3.4))

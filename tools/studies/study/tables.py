@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from study.log import Key, Record
 from study.settings import Experiment, Setting
@@ -54,25 +54,31 @@ def of_setting(setting: Setting, records: Mapping[Key, Record]) -> list[Record]:
     return sorted(own, key=lambda record: record["seed"])
 
 
-def error_table(experiment: Experiment, records: Mapping[Key, Record], images: int) -> str:
-    """Returns a Markdown table of errors: a row for each batch, a column for each method.
+def error_table(
+    experiment: Experiment,
+    records: Mapping[Key, Record],
+    row_of: Callable[[Setting], tuple[int, ...]],
+    heading: Sequence[str],
+) -> str:
+    """Returns a Markdown table of errors, with a column for each method.
 
     Args:
       experiment: of the table.
       records: the log.
-      images: training images, from which the updates of an epoch follow.
+      row_of: the numbers that a setting's row begins with, and by which rows are sorted.
+      heading: of these numbers.
     """
     methods = list(dict.fromkeys(setting.method for setting in experiment.settings))
-    batches = sorted({setting.batch for setting in experiment.settings})
-    cells = {
-        (setting.method, setting.batch): str(outcome(setting, records))
-        for setting in experiment.settings
-    }
-    rows = [
-        [f"{batch}", f"{images // batch}", *(cells.get((method, batch), "") for method in methods)]
-        for batch in batches
-    ]
-    return markdown(["batch", "updates an epoch", *methods], rows)
+    rows: dict[tuple[int, ...], dict[str, str]] = {}
+    for setting in experiment.settings:
+        rows.setdefault(row_of(setting), {})[setting.method] = str(outcome(setting, records))
+    return markdown(
+        [*heading, *methods],
+        [
+            [*map(str, row), *(rows[row].get(method, "") for method in methods)]
+            for row in sorted(rows)
+        ],
+    )
 
 
 def markdown(heading: list[str], rows: list[list[str]]) -> str:

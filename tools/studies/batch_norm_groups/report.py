@@ -1,0 +1,72 @@
+"""Makes the table and the picture of docs/batch_norm_groups.md from the log."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from study import page, tables
+from study.command import ROOT
+from study.log import Key, Record
+from study.style import COLORS, drawn
+
+from batch_norm_groups.experiments import (
+    EXPERIMENTS,
+    GROUPS,
+    MICRO_BATCHES,
+    groups,
+    normalization_batch,
+)
+from imagenet_fast.files import write_results
+
+PAGE, PICTURE = "batch_norm_groups.md", "groups.svg"
+
+
+def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None:
+    """Writes the picture into ``directory`` and the table into the page.
+
+    Raises:
+      UserError: if they cannot be written, or the page lacks the table's place.
+    """
+    write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (6, 4))})
+    docs = ROOT / "docs"
+    write_results(docs, {PAGE: filled_page((docs / PAGE).read_text(encoding="utf-8"), records)})
+
+
+def filled_page(text: str, records: Mapping[Key, Record]) -> str:
+    """Returns the page with its table made from the log."""
+    (experiment,) = EXPERIMENTS
+    table = tables.error_table(
+        experiment,
+        records,
+        lambda setting: (normalization_batch(setting),),
+        ["images that are normalized together"],
+    )
+    return page.fill(text, {experiment.name: table})
+
+
+def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
+    """Error against the normalization batch."""
+    axes = figure.add_subplot()
+    for method, color in zip((GROUPS, MICRO_BATCHES), COLORS):
+        found = {
+            normalization_batch(setting): tables.outcome(setting, records)
+            for setting in groups().settings
+            if setting.method == method
+        }
+        found = {images: own for images, own in sorted(found.items()) if own.errors}
+        axes.errorbar(
+            list(found),
+            [100 * own.mean for own in found.values()],
+            [100 * own.deviation for own in found.values()],
+            label=method,
+            color=color,
+            marker="o",
+            capsize=3,
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("images that are normalized together")
+    axes.set_ylabel("top-1 error, percent")
+    axes.legend(frameon=False)
