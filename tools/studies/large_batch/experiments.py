@@ -13,10 +13,10 @@ from imagenet_fast.durations import Duration
 
 _BASE = pathlib.Path(__file__).parent / "base.flags"
 
-# (rate, epochs of warmup): the best of the searches in benchmarks/large_batch/tuning for 1024 and
-# 4096, between them for 2048, and those of 4096 for 8192.
+# (rate, epochs of warmup): the best of the searches in benchmarks/large_batch/tuning; for LARS at
+# 2048 what is between those of 1024 and 4096, else those of 4096.
 _LARS_TUNED = {1024: (28.0, 0.86), 2048: (17.0, 0.75), 4096: (10.4, 0.65), 8192: (10.4, 0.65)}
-_SGD_TUNED = {4096: (2.1, 2.33)}
+_SGD_TUNED = dict.fromkeys((2048, 4096, 8192), (2.1, 2.33))
 
 # How a setting is trained; training.py has a function for each.
 HALF_PRECISION_LARS, POOL5 = "half_precision_lars", "pool5"
