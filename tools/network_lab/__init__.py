@@ -1,0 +1,1 @@
+"""A network with set latency and bandwidth between worker processes of one Linux machine."""

@@ -1,0 +1,96 @@
+"""What a machine must have for a lab."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import sys
+from collections.abc import Sequence
+
+from network_lab import namespaces, switch
+from network_lab.errors import LabError
+
+# Numbers of the bits from the kernel's linux/capability.h.
+_CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+# What the network of the kernel needs, tried in a namespace of its own.
+_NETEM = (
+    "ip -n {} link add type bridge",
+    "ip -n {} link add type veth",
+    "tc -n {} qdisc replace dev lo root netem delay 1ms",
+    "tc -n {} qdisc replace dev lo root tbf rate 1gbit burst 100kb limit 100kb",
+)
+
+
+def check() -> None:
+    """Looks at what every lab needs, and makes nothing.
+
+    Raises:
+      LabError: if anything is missing; all of it is named.
+    """
+    if sys.platform != "linux":
+        raise LabError("a lab is made of Linux network namespaces, and this is not Linux")
+    missing = []
+    if os.geteuid():
+        missing.append("root: run it with sudo, or as root in a container")
+    else:
+        held = _capabilities()
+        lacking = [name for name, bit in _CAPABILITIES.items() if not held >> bit & 1]
+        if lacking:
+            missing.append(f"{' and '.join(lacking)}: start the container with --privileged")
+    missing += [
+        f"the command {command}: install Debian's package iproute2, and have /usr/sbin in PATH"
+        for command in ("ip", "tc")
+        if not shutil.which(command)
+    ]
+    if missing:
+        raise LabError("\n  ".join(["network_lab needs what is missing here:", *missing]))
+
+
+def _capabilities() -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+
+
+def choose_backend(wanted: str) -> str:
+    """Returns what delays frames: ``netem``, the kernel's, or ``switch``, that in user space.
+
+    Makes a namespace for a moment to see what the kernel can do.
+
+    Args:
+      wanted: one of the two; ``auto``: netem where the kernel has it.
+
+    Raises:
+      LabError: if the kernel lacks what that needs.
+    """
+    name = namespaces.own_prefix() + "probe"
+    try:
+        namespaces.add(name)
+        refusal = _refusal(name, _NETEM)
+    finally:
+        namespaces.remove_all(namespaces.own_prefix())
+    if wanted == "netem" and refusal:
+        raise LabError(
+            "the kernel lacks what delays frames: load it with `modprobe -a sch_netem sch_tbf "
+            f"bridge veth` (Debian's linux-image-amd64 has it), or ask for the switch ({refusal})"
+        )
+    if wanted != "switch" and not refusal:
+        return "netem"
+    try:
+        os.close(os.open(switch.DEVICE, os.O_RDWR))
+    except OSError as error:
+        raise LabError(
+            f"the user-space switch needs {switch.DEVICE} ({error.strerror}): load the kernel's "
+            f"module with `modprobe tun`, or start the container with --device={switch.DEVICE}"
+        ) from None
+    return "switch"
+
+
+def _refusal(name: str, commands: Sequence[str]) -> str:
+    """Returns why the kernel refuses one of the commands in a namespace, or ``""``."""
+    for command in commands:
+        try:
+            namespaces.run(*command.format(name).split())
+        except LabError as error:
+            return str(error)
+    return ""

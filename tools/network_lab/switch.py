@@ -1,0 +1,219 @@
+"""A network switch in user space: the delays of kernels that have no netem.
+
+Each port is a TAP device, the interface ``eth0`` of a worker's namespace. What a worker sends is
+read here. It waits until the port has sent what came before it, for the latency to its target, and
+until the target's port has received what came before it and itself; then it is written there. What
+one worker sends to several takes turns, as it does in a host with fair queueing: a short request to
+one need not wait for megabytes on their way to another.
+
+TCP hands over segments many packets long, as it does to network cards that cut them up. They stay
+whole here: a few thousand a second, and not a hundred thousand packets, are what makes a program in
+Python fast enough.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import fcntl
+import gc
+import heapq
+import itertools
+import json
+import os
+import pathlib
+import select
+import struct
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import launch_local
+
+from network_lab import namespaces, priority
+from network_lab.errors import LabError
+from network_lab.layout import Layout
+
+DEVICE = pathlib.Path("/dev/net/tun")
+# From the kernel's linux/if_tun.h.
+_TUNSETIFF = 0x400454CA
+_TUNSETOFFLOAD = 0x400454D0
+_IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
+_TUN_F_CSUM, _TUN_F_TSO4 = 1, 2
+# Before each frame: flags, type of segments, a hint, their payload's bytes, where TCP's header is,
+# and one more.
+_HEADER = struct.Struct("=BBHHHH")
+_LARGEST = _HEADER.size + 14 + 65536
+# Frames read from a port before others have their turn.
+_BATCH = 16
+
+
+def start(names: list[str], layout: Layout, queue: int) -> launch_local.Worker:
+    """Starts a switch with an ``eth0`` in each worker's namespace, and waits until they exist.
+
+    Args:
+      names: the workers' namespaces.
+      layout: the latencies and the bandwidth.
+      queue: bytes of each worker that wait at most, on average; more are lost.
+
+    Raises:
+      LabError: if it does not start.
+    """
+    plan = {"names": names, "layout": dataclasses.asdict(layout), "queue": queue}
+    tools = str(pathlib.Path(__file__).resolve().parents[1])
+    process = launch_local.Worker(
+        len(names),
+        [sys.executable, "-m", "network_lab.switch", json.dumps(plan)],
+        {**os.environ, "PYTHONPATH": tools},
+    )
+    if not process.process.stdout.readline():
+        # Its last line of a traceback says it best.
+        message = process.process.stderr.read().decode().strip().rpartition("\n")[2]
+        raise LabError(f"the user-space switch did not start: {message}")
+    return process
+
+
+def wire_bytes(frame: bytes) -> int:
+    """Returns the bytes of the Ethernet frames that a network card would cut a segment into.
+
+    Args:
+      frame: as read from a TAP device, with its header.
+    """
+    length = len(frame) - _HEADER.size
+    _, kind, _, payload, transport, _ = _HEADER.unpack_from(frame)
+    if not kind:
+        return length
+    # TCP says in units of four bytes how long its header is.
+    headers = transport + (frame[_HEADER.size + transport + 12] >> 4) * 4
+    packets = -(-(length - headers) // payload)
+    return length + (packets - 1) * headers
+
+
+class Switch:
+    """Passes frames between TAP devices, each in its time.
+
+    Args:
+      taps: file descriptors, one a worker.
+      layout: the latencies and the bandwidth.
+      queue: bytes of each worker that wait at most, on average; more are lost.
+    """
+
+    def __init__(self, taps: list[int], layout: Layout, queue: int) -> None:
+        self._taps = taps
+        self._bandwidth = layout.bandwidth
+        ports = range(layout.workers)
+        self._latency = [
+            [round(layout.latency_between(one, other) * 1e9) for other in ports] for one in ports
+        ]
+        self._room = queue * layout.workers
+        self._port_of: dict[bytes, int] = {}
+        # What a port has yet to send, by target; the targets in the order of their turns.
+        self._waiting: list[dict[int, collections.deque[bytes]]] = [{} for _ in ports]
+        self._sending = [False for _ in ports]
+        # When each port will have received what has come for it.
+        self._free = [0 for _ in ports]
+        # (when, order of coming, what to do, its arguments). All times are in nanoseconds.
+        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = itertools.count()
+
+    def run(self) -> None:
+        """Does so for ever."""
+        sources = {tap: port for port, tap in enumerate(self._taps)}
+        while True:
+            wait = None
+            if self._events:
+                wait = max(0.0, (self._events[0][0] - time.monotonic_ns()) * 1e-9)
+            for tap in select.select(self._taps, (), (), wait)[0]:
+                self._read(sources[tap])
+            now = time.monotonic_ns()
+            while self._events and self._events[0][0] <= now:
+                # All is reckoned from when it was due: being late at times costs no bandwidth.
+                when, _, act, arguments = heapq.heappop(self._events)
+                act(when, *arguments)
+
+    def _at(self, when: int, act: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._events, (when, next(self._order), act, arguments))
+
+    def _read(self, source: int) -> None:
+        """Reads what a worker has sent."""
+        for _ in range(_BATCH):
+            try:
+                frame = os.read(self._taps[source], _LARGEST)
+            except BlockingIOError:
+                return
+            now = time.monotonic_ns()
+            address, own_address = frame[_HEADER.size :][:6], frame[_HEADER.size + 6 :][:6]
+            self._port_of[own_address] = source
+            target = self._port_of.get(address)
+            # As any switch does, it sends to all what it does not know whom to send to: ARP.
+            for port in range(len(self._taps)) if target is None else (target,):
+                if port != source and len(frame) <= self._room:
+                    self._room -= len(frame)
+                    self._accept(now, source, port, frame)
+
+    def _accept(self, now: int, source: int, target: int, frame: bytes) -> None:
+        """Has a frame on its way."""
+        if self._bandwidth is None:
+            self._at(now + self._latency[source][target], self._write, target, frame)
+            return
+        self._waiting[source].setdefault(target, collections.deque()).append(frame)
+        if not self._sending[source]:
+            self._sending[source] = True
+            self._at(now, self._send, source)
+
+    def _send(self, when: int, source: int) -> None:
+        """Has a port begin to send its next frame, if there is one."""
+        waiting = self._waiting[source]
+        if not waiting:
+            self._sending[source] = False
+            return
+        target = next(iter(waiting))
+        frames = waiting.pop(target)
+        frame = frames.popleft()
+        if frames:
+            waiting[target] = frames  # As the last one now.
+        self._at(when + self._latency[source][target], self._receive, target, frame)
+        self._at(when + self._duration(frame), self._send, source)
+
+    def _receive(self, when: int, target: int, frame: bytes) -> None:
+        """Has a port receive a frame, whose beginning has reached it, as soon as it is free."""
+        self._free[target] = max(when, self._free[target]) + self._duration(frame)
+        self._at(self._free[target], self._write, target, frame)
+
+    def _duration(self, frame: bytes) -> int:
+        return round(wire_bytes(frame) * 8e9 / self._bandwidth)
+
+    def _write(self, when: int, target: int, frame: bytes) -> None:
+        """Hands a frame over."""
+        self._room += len(frame)
+        # An interface that is not up takes nothing.
+        with contextlib.suppress(OSError):
+            os.write(self._taps[target], frame)
+
+
+def _open_tap(name: str) -> int:
+    """Makes the interface ``eth0`` in a namespace; it lasts as long as the descriptor returned."""
+    with namespaces.entered(name):
+        tap = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
+        flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
+        fcntl.ioctl(tap, _TUNSETIFF, struct.pack("16sH22x", b"eth0", flags))
+        fcntl.ioctl(tap, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
+    return tap
+
+
+def _main(plan: str) -> None:
+    given = json.loads(plan)
+    layout = Layout(**given["layout"])
+    # Frames must not wait because the workers use all cores.
+    priority.put_first()
+    taps = [_open_tap(name) for name in given["names"]]
+    print("ready", flush=True)
+    # Nothing here refers to itself, and a collection would be a pause.
+    gc.disable()
+    Switch(taps, layout, given["queue"]).run()
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
