@@ -15,6 +15,7 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
@@ -246,6 +247,14 @@ class Config:
         check=_positive,
         must="be positive",
     )
+    batch_norm_batch_size: int = _option(
+        0,
+        "images over which batch norm takes its statistics: so many neighbouring replicas work "
+        "together; 0: each replica alone",
+        group="model",
+        check=_not_negative,
+        must="not be negative",
+    )
     dropout: float = _option(
         0.5,
         "share of AlexNet's fully connected units dropped",
@@ -473,6 +482,36 @@ class Config:
         group="hardware",
         check=_not_negative,
         must="not be negative",
+    )
+    fusion_segments: tuple[int, ...] = _option(
+        (),
+        "instead of fusion_bytes: after how many gradients, counted from the first layer's, to "
+        "begin a new sum; Jia et al. took 20 for AlexNet, 76 for ResNet-50",
+        group="hardware",
+        check=lambda value: all(a < b for a, b in zip((0, *value), value)),
+        must="be positive and increasing",
+    )
+    all_reduce: str = _option(
+        "auto",
+        "how gradients are summed over replicas: builtin, as the strategy does; on workers also "
+        "flat, one ring; hierarchical, a ring of the groups' first replicas; torus_2d, along rows "
+        "and columns, on TPUs, too; auto: flat for workers without GPUs, else builtin",
+        group="hardware",
+        choices=ALL_REDUCE_ALGORITHMS,
+    )
+    all_reduce_group: int = _option(
+        0,
+        "replicas in a group, or row, of all_reduce=hierarchical and torus_2d; 0: those of one "
+        "host, or about the square root of all",
+        group="hardware",
+        check=_not_negative,
+        must="not be negative",
+    )
+    all_reduce_dtype: str = _option(
+        "float32",
+        "in which gradients travel between replicas; weights are updated in float32",
+        group="hardware",
+        choices=ALL_REDUCE_DTYPES,
     )
     precision: str = _option(
         "float32",

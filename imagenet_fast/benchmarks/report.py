@@ -18,6 +18,7 @@ from imagenet_fast.benchmarks.timing import Comparison, Spread
 from imagenet_fast.files import write_results
 
 STYLE = {
+    "axes.axisbelow": True,
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.prop_cycle": cycler(color=["#c2410c", "#475467", "#0e7490", "#6d28d9", "#4d7c0f"]),

@@ -18,9 +18,9 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.groups import group_key
 
-# By (group key, stream, device): what orders the operations of a stream. They live as long as the
-# process, since graphs refer to them.
-_TOKENS: dict[tuple[int, str, str], tf.Tensor] = {}
+# By (group key, replica, stream, device): what orders the operations of a stream. They live as long
+# as the process, since graphs refer to them.
+_TOKENS: dict[tuple[int, int, str, str], tf.Tensor] = {}
 # By instance key: what it stands for, to see two that are the same by accident.
 _INSTANCES: dict[int, str] = {}
 
@@ -76,13 +76,36 @@ class Communicator:
         """
         if self.size == 1:
             return tensor
-        return tf.raw_ops.CollectiveReduceV2(
+        total = tf.raw_ops.CollectiveReduceV2(
             input=tensor,
             merge_op="Add",
             final_op="Id",
             ordering_token=self._token(tensor, stream),
             **self._keys("all_reduce", tensor, stream),
         )
+        total.set_shape(tensor.shape)
+        return total
+
+    def exchange(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
+        """Returns this member's part of each member's tensor.
+
+        Args:
+          tensor: [size * n], the same in all members.
+          stream: as in :meth:`all_reduce`.
+
+        Returns:
+          [size, n]: the first member's is the first row.
+        """
+        parts = tf.reshape(tensor, [self.size, -1])
+        if self.size == 1:
+            return parts
+        exchanged = tf.raw_ops.CollectiveAllToAllV2(
+            input=parts,
+            ordering_token=self._token(tensor, stream),
+            **self._keys("exchange", tensor, stream),
+        )
+        exchanged.set_shape(parts.shape)
+        return exchanged
 
     def reduce_scatter(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns this member's part of the sum.
@@ -96,38 +119,35 @@ class Communicator:
         Returns:
           [n]: the first member's part comes first.
         """
-        if self.size == 1:
-            return tensor
-        parts = tf.raw_ops.CollectiveAllToAllV2(
-            input=tf.reshape(tensor, [self.size, -1]),
-            ordering_token=self._token(tensor, stream),
-            **self._keys("reduce_scatter", tensor, stream),
-        )
-        return tf.reduce_sum(parts, axis=0)
+        return tf.reduce_sum(self.exchange(tensor, stream), axis=0)
 
     def all_gather(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns [size * n] from all members' [n], the first member's first."""
         if self.size == 1:
             return tensor
-        return tf.raw_ops.CollectiveGatherV2(
-            input=tensor,
+        gathered = tf.raw_ops.CollectiveGatherV2(
+            input=_movable(tensor),
             ordering_token=self._token(tensor, stream),
             **self._keys("all_gather", tensor, stream),
         )
+        gathered.set_shape([self.size * tensor.shape[0]])
+        return tf.bitcast(gathered, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns the first member's tensor; the others' give its shape and dtype."""
         if self.size == 1:
             return tensor
         keys = self._keys("broadcast", tensor, stream)
+        moved = _movable(tensor)
         if self.position == 0:
-            return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys)
+            sent = tf.raw_ops.CollectiveBcastSendV2(input=moved, **keys)
+            return tf.bitcast(sent, tensor.dtype)
         # Not before what led to this member's own value, which the first one's depends on.
         with tf.control_dependencies([tensor]):
             shape = tf.constant(tensor.shape.as_list(), tf.int32)
-            received = tf.raw_ops.CollectiveBcastRecvV2(T=tensor.dtype, shape=shape, **keys)
+            received = tf.raw_ops.CollectiveBcastRecvV2(T=moved.dtype, shape=shape, **keys)
         received.set_shape(tensor.shape)
-        return received
+        return tf.bitcast(received, tensor.dtype)
 
     def _keys(self, kind: str, tensor: tf.Tensor, stream: str) -> dict[str, object]:
         size = tensor.shape.num_elements()
@@ -153,7 +173,9 @@ class Communicator:
 
         Without one, TensorFlow would keep the order of all collectives of a program.
         """
-        place = (self._key, stream, tensor.device)
+        # A tensor in a tf.function of its own knows no device, so that this alone does not tell
+        # replicas of one process apart.
+        place = (self._key, self._replica, stream, tensor.device)
         if place not in _TOKENS:
             with tf.init_scope(), tf.device(tensor.device):
                 # Only its name matters: nothing is ever stored under it.
@@ -161,3 +183,8 @@ class Communicator:
                     dtype=tf.float32, shape=[], shared_name=f"collectives_{place}"
                 )
         return [_TOKENS[place]]
+
+
+def _movable(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the same bits as a type that TensorFlow gathers and broadcasts: not bfloat16."""
+    return tf.bitcast(tensor, tf.float16) if tensor.dtype == tf.bfloat16 else tensor

@@ -5,17 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import zlib
-from collections.abc import Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
-
-# Bytes of an option's value that an error shows.
-_LONGEST_VALUE = 200
 
 
 def make_strategy(config: Config) -> tf.distribute.Strategy:
@@ -69,38 +65,20 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
         return
     names = option_names()
     texts = [option_text(getattr(config, name)) for name in names]
-    rows = _gather(strategy, [zlib.crc32(text.encode()) >> 1 for text in texts])
-    different = np.flatnonzero((rows != rows[0]).any(axis=0))
-    if not different.size:
+    digests = texts_of_all(strategy, f"{zlib.crc32(repr(texts).encode())}")
+    if len(set(digests)) == 1:
         return
     told = []
-    for column in different:
-        own = texts[column].encode()[:_LONGEST_VALUE].ljust(_LONGEST_VALUE)
-        values = [
-            bytes(row.tolist()).decode(errors="replace").rstrip() for row in _gather(strategy, own)
-        ]
+    for name, text in zip(names, texts):
+        values = texts_of_all(strategy, text)
         others = [
-            f"{values[worker]} at worker {worker}"
-            for worker in np.flatnonzero(rows[:, column] != rows[0, column])
+            f"{value} at worker {replica * _workers(strategy) // len(values)}"
+            for replica, value in enumerate(values)
+            if value != values[0]
         ]
-        told.append(f"{names[column]} is {values[0]} at the chief, {', '.join(others)}")
+        if others:
+            told.append(f"{name} is {values[0]} at the chief, {', '.join(dict.fromkeys(others))}")
     raise UserError(f"workers were started with different options: {'; '.join(told)}")
-
-
-def _gather(strategy: tf.distribute.Strategy, numbers: Sequence[int]) -> np.ndarray:
-    """Returns every worker's numbers, a row each."""
-
-    @tf.function
-    def gather() -> tf.Tensor:
-        def own() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_gather(tf.constant([list(numbers)], tf.int32), axis=0)
-
-        return strategy.run(own)
-
-    rows = strategy.experimental_local_results(gather())[0].numpy()
-    # A worker with several devices has gathered as many rows.
-    return rows[:: strategy.num_replicas_in_sync // _workers(strategy)]
 
 
 def _workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> int:

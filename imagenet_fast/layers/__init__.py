@@ -1,6 +1,7 @@
 """Keras layers of the published recipes, to be used in any tf_keras model."""
 
 from imagenet_fast.layers.dropout import Dropout
+from imagenet_fast.layers.grouped_batch_normalization import GroupedBatchNormalization
 from imagenet_fast.layers.pixel_normalization import PixelNormalization
 
-__all__ = ["Dropout", "PixelNormalization"]
+__all__ = ["Dropout", "GroupedBatchNormalization", "PixelNormalization"]

@@ -15,6 +15,7 @@ import tf_keras as keras
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.batch_norm import batch_norm
 
 # The smallest image of which the three pools leave something.
 _MIN_SIZE = 64
@@ -28,6 +29,7 @@ def alexnet_bn(
     batch_norm_after_pool5: bool = True,
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
+    batch_norm_group_size: int = 1,
     name: str | None = None,
 ) -> keras.Model:
     """Makes an AlexNet with batch norm.
@@ -44,6 +46,7 @@ def alexnet_bn(
         batch_norm_after_pool5: have the fifth batch norm; otherwise four, and none in stage 5.
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
+        batch_norm_group_size: neighbouring replicas that take the statistics together.
         name: the model's name; None makes it ``alexnet_bn``.
 
     Returns:
@@ -63,29 +66,26 @@ def alexnet_bn(
     if not 0 <= dropout < 1:
         raise UserError(f"alexnet_bn: dropout={dropout} is not in [0, 1)")
 
-    def norm(x: tf.Tensor, name: str) -> tf.Tensor:
-        return keras.layers.BatchNormalization(
-            momentum=batch_norm_momentum, epsilon=batch_norm_epsilon, name=name
-        )(x)
+    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
 
     x = images = keras.Input(input_shape, name="images")
     margins = (_first_margin(height), _first_margin(width))
     if any(margins):
         x = keras.layers.ZeroPadding2D(margins, name="conv1_pad")(x)
     x = _conv(x, 96, 11, 4, "valid", "conv1")
-    x = _relu(norm(x, "bn1"), "relu1")
+    x = _relu(norm(name="bn1")(x), "relu1")
     x = _pool(x, "pool1")
     x = _conv(x, 256, 5, 1, "same", "conv2")
-    x = _relu(norm(x, "bn2"), "relu2")
+    x = _relu(norm(name="bn2")(x), "relu2")
     x = _pool(x, "pool2")
     x = _conv(x, 384, 3, 1, "same", "conv3")
-    x = _relu(norm(x, "bn3"), "relu3")
+    x = _relu(norm(name="bn3")(x), "relu3")
     x = _conv(x, 384, 3, 1, "same", "conv4")
-    x = _relu(norm(x, "bn4"), "relu4")
+    x = _relu(norm(name="bn4")(x), "relu4")
     x = _conv(x, 256, 3, 1, "same", "conv5")
     x = _pool(_relu(x, "relu5"), "pool5")
     if batch_norm_after_pool5:
-        x = norm(x, "bn5")
+        x = norm(name="bn5")(x)
 
     x = keras.layers.Flatten(name="flatten")(x)
     for layer in ("6", "7"):

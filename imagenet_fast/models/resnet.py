@@ -13,7 +13,6 @@ N(0, 0.01^2), also theirs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ import tf_keras as keras
 
 from imagenet_fast.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.batch_norm import batch_norm
 
 _BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -40,6 +40,7 @@ def resnet(
     stride_on_1x1: bool = False,
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
+    batch_norm_group_size: int = 1,
     name: str | None = None,
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
@@ -56,6 +57,7 @@ def resnet(
             and Keras applications do ("v1"), and not on the 3x3, as Goyal et al. do ("v1.5").
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
+        batch_norm_group_size: neighbouring replicas that take the statistics together.
         name: the model's name; None makes it ``resnet<depth>``.
 
     Returns:
@@ -75,7 +77,7 @@ def resnet(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
-    norm = _batch_norm(batch_norm_momentum, batch_norm_epsilon)
+    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
@@ -113,6 +115,7 @@ def cifar_resnet(
     zero_gamma: bool = True,
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
+    batch_norm_group_size: int = 1,
     name: str | None = None,
 ) -> keras.Model:
     """Makes a ResNet for CIFAR-10 (He et al. 2015, section 4.2).
@@ -127,6 +130,7 @@ def cifar_resnet(
         zero_gamma: start the last batch norm of each block with gamma 0; otherwise gamma is 1.
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
+        batch_norm_group_size: neighbouring replicas that take the statistics together.
         name: the model's name; None makes it ``resnet<depth>``.
 
     Returns:
@@ -139,7 +143,7 @@ def cifar_resnet(
     check_sizes(num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    norm = _batch_norm(batch_norm_momentum, batch_norm_epsilon)
+    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
 
     images = keras.Input(input_shape, name="images")
     x = _conv_norm_relu(images, 16, 3, 1, norm, "stem")
@@ -181,10 +185,6 @@ class SubsampleAndPad(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         return {**super().get_config(), "strides": self.strides, "filters": self.filters}
-
-
-def _batch_norm(momentum: float, epsilon: float) -> Callable[..., keras.layers.Layer]:
-    return functools.partial(keras.layers.BatchNormalization, momentum=momentum, epsilon=epsilon)
 
 
 def _conv(x: tf.Tensor, filters: int, kernel_size: int, strides: int, name: str) -> tf.Tensor:

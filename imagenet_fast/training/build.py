@@ -6,13 +6,18 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 
+import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps, steps_per_epoch
-from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 from imagenet_fast.optimizers.names import make_optimizer
@@ -53,6 +58,8 @@ def build_model(config: Config) -> Classifier:
         model.steps_per_epoch = steps_per_epoch(read_info(config), config)
         updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
         model.epochs = max(1, round(updates / model.steps_per_epoch))
+        model.all_reduce = build_all_reduce(config)
+        model.all_reduce.fusion.check(len(model.trainable_variables))
         model.compile(optimizer=build_optimizer(config, model))
     return model
 
@@ -80,10 +87,19 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     Args:
       config: of the model.
       labels: the name of each class.
+
+    Raises:
+      UserError: if the replicas of the strategy in scope cannot share batch norm as configured.
     """
     shape = (config.image_size, config.image_size, 3)
     with precision_policy(config.precision):
-        network = models.build(config.model, len(labels), shape, **_model_options(config))
+        network = models.build(
+            config.model,
+            len(labels),
+            shape,
+            batch_norm_group_size=_batch_norm_group_size(config),
+            **_model_options(config),
+        )
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         model = Classifier(
@@ -99,6 +115,20 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     if config.ema_decay:
         model.keep_weight_average(config.ema_decay)
     return model
+
+
+def build_all_reduce(config: Config) -> AllReduce:
+    """Returns how gradients are summed, under the strategy in scope.
+
+    Raises:
+      UserError: if its replicas cannot sum as configured.
+    """
+    return AllReduce(
+        algorithm=config.all_reduce,
+        group_size=config.all_reduce_group,
+        fusion=Fusion(config.fusion_bytes, config.fusion_segments),
+        dtype=config.all_reduce_dtype,
+    )
 
 
 def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
@@ -159,6 +189,28 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         trust_mask=[role is Role.WEIGHT for role in roles],
         **shared,
     )
+
+
+def _batch_norm_group_size(config: Config) -> int:
+    """Returns the replicas of the strategy in scope that take batch statistics together."""
+    strategy = tf.distribute.get_strategy()
+    images = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    size = batch_norm_group_size(
+        config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
+    )
+    if size == 1 or isinstance(strategy, tf.distribute.TPUStrategy):
+        return size
+    groups = f"batch_norm_batch_size={config.batch_norm_batch_size} is {size} replicas together"
+    if config.xla:
+        raise UserError(f"{groups}, which XLA can compile on TPUs only; leave out xla")
+    # In the loop over micro-batches, replicas of one process would not find each other.
+    if config.accumulation_steps > 1 and len(strategy.extended.worker_devices) > 1:
+        raise UserError(
+            f"{groups}, which replicas of one process cannot be with "
+            f"accumulation_steps={config.accumulation_steps}; use 1, or a worker process for each "
+            "replica"
+        )
+    return size
 
 
 def _model_options(config: Config) -> dict[str, object]:

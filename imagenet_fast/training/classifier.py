@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.totals import Totals, batch_sums
 
@@ -24,7 +25,7 @@ class Classifier(keras.Model):
     * the loss is the sum over images divided by the *global* batch, in float32, so that one device
       and any number of replicas take the same step;
     * micro-batches are accumulated inside the step: one sum over replicas, one update;
-    * gradients and metrics travel in one all-reduce, before the optimizer clips or scales;
+    * gradients and metrics are summed together, before the optimizer clips or scales;
     * the loss reported is without loss scale, regularization or rounding to float16;
     * XLA compiles a replica's forward and backward pass, not the update, which strategies with
       several devices cannot compile.
@@ -47,6 +48,7 @@ class Classifier(keras.Model):
     Attributes:
       steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
       epochs: what ``fit`` takes where it is not told.
+      all_reduce: how gradients and metrics are summed over replicas; None: as the strategy does.
       weight_average: the moving average of the weights; None: it keeps none.
       validation_steps: steps in which ``make_dataset`` of the same configuration gives each
         validation image once; Keras cannot ask a distributed data set how long it is.
@@ -73,6 +75,7 @@ class Classifier(keras.Model):
         self.epochs = 1
         self.validation_steps: int | None = None
         self.totals = Totals()
+        self.all_reduce: AllReduce | None = None
         self.weight_average: WeightAverage | None = None
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
@@ -86,11 +89,14 @@ class Classifier(keras.Model):
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``, of which only the optimizer matters."""
         super().compile(*args, **kwargs)
-        # Made anew, since its graph depends on the optimizer and on which layers are trainable.
-        forward_backward = tf.function(
-            self._gradients, jit_compile=True if self._xla else None, autograph=False
-        )
-        self._forward_backward = lambda *batch: forward_backward(*batch)
+        if self._xla:
+            # Made anew, since its graph depends on the optimizer and on which layers are trainable.
+            forward_backward = tf.function(self._gradients, jit_compile=True, autograph=False)
+            self._forward_backward = lambda *batch: forward_backward(*batch)
+        else:
+            # Not in a tf.function, out of which replicas of a MirroredStrategy could not share
+            # batch norm.
+            self._forward_backward = self._gradients
 
     def fit(
         self,
@@ -125,7 +131,7 @@ class Classifier(keras.Model):
         images, labels, weights = _unpack(data)
         global_batch = tf.cast(tf.shape(labels)[0] * context.num_replicas_in_sync, tf.float32)
         gradients, sums = self._accumulate(images, labels, weights, global_batch)
-        *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
+        *gradients, sums = self._sum_over_replicas(gradients, sums)
         if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
             gradients = self.optimizer.get_unscaled_gradients(gradients)
         self._apply(gradients)
@@ -181,6 +187,13 @@ class Classifier(keras.Model):
         if self.weight_average is None:
             return contextlib.nullcontext()
         return self.weight_average.in_use()
+
+    def _sum_over_replicas(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
+        if self.all_reduce is None:
+            context = tf.distribute.get_replica_context()
+            return context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
+        # The sums count images: they are not to be rounded, whatever becomes of the gradients.
+        return self.all_reduce(gradients, [sums], variables=self.trainable_variables)
 
     def _apply(self, gradients: Tensors) -> None:
         """Updates the weights by gradients that are summed over the replicas."""

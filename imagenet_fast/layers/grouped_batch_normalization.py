@@ -1,0 +1,100 @@
+"""Batch norm over the images of several replicas, of all, or of each one alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.distribute.group_sum import group_sum
+from imagenet_fast.distribute.groups import Groups, consecutive
+from imagenet_fast.errors import UserError
+
+# Other ways of Keras' layer to take statistics, or of this one.
+_CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+class GroupedBatchNormalization(keras.layers.BatchNormalization):
+    """Keras' batch norm, with statistics over the images of neighbouring replicas.
+
+    In training, the replicas of a group normalize with the mean and the biased variance of all
+    their images, E[x^2] - E[x]^2 in float32, and move their averages by them. That takes one sum
+    over the group forward, of [sums, sums of squares, count], and one backward (Ying et al. 2018,
+    "Image Classification at Supercomputer Scale"; E[x^2] as in Google's code for MLPerf 0.6).
+
+    Works in any Keras model, under ``MirroredStrategy``, ``MultiWorkerMirroredStrategy`` and
+    ``TPUStrategy``; all workers must make the same layers in the same order, or name them. On one
+    replica, or with ``group_size=1``, it is Keras' layer with its fused kernel. Replicas of
+    different groups keep moving averages of their own; Keras saves those of the first.
+
+    Args:
+      axis: as of Keras' layer: the axis of the channels.
+      group_size: replicas in a group, which must divide their number; None: all replicas.
+      **kwargs: options of Keras' layer (``momentum``, ``epsilon``, ``gamma_initializer``, ...),
+        except its other ways to take statistics.
+
+    Raises:
+      UserError: if an option cannot be used; when the layer is built in a strategy's scope, if its
+        replicas cannot be split into such groups.
+    """
+
+    def __init__(
+        self, axis: int | Sequence[int] = -1, *, group_size: int | None = None, **kwargs: Any
+    ) -> None:
+        if group_size is not None and group_size < 1:
+            raise UserError(f"group_size is {group_size}, but must be positive, or None for all")
+        for option in _CONFLICTING:
+            if kwargs.get(option):
+                raise UserError(f"GroupedBatchNormalization takes no {option}: see group_size")
+        super().__init__(axis=axis, **kwargs)
+        self.group_size = group_size
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights; to be called in the strategy's scope."""
+        if self._groups().size > 1:
+            # Keras' fused kernel takes the statistics itself, of its replica alone.
+            self.fused = False
+        super().build(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        return {**super().get_config(), "group_size": self.group_size}
+
+    def _groups(self) -> Groups:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        # A model that was trained in groups can be used on one device.
+        size = 1 if replicas == 1 else self.group_size or replicas
+        return consecutive(replicas, size)
+
+    def _calculate_mean_and_var(
+        self,
+        inputs: tf.Tensor,
+        reduction_axes: Sequence[int],
+        keep_dims: bool,
+        mask: tf.Tensor | None = None,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Where Keras' layer takes its statistics in training: of float32, or float64."""
+        groups = self._groups()
+        # Keras makes models in cross-replica context, where there is nothing to sum.
+        if groups.size == 1 or tf.distribute.in_cross_replica_context():
+            return super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
+        if mask is None:
+            entries = tf.cast(tf.size(inputs), inputs.dtype)
+        else:
+            weights = tf.expand_dims(tf.cast(mask, inputs.dtype), axis=-1)
+            inputs *= weights
+            entries = tf.reduce_sum(tf.broadcast_to(weights, tf.shape(inputs)))
+        sums = tf.reduce_sum(inputs, reduction_axes, keep_dims)
+        squares = tf.reduce_sum(tf.square(inputs), reduction_axes, keep_dims)
+        channels = sums.shape.num_elements()
+        own = tf.concat(
+            [tf.reshape(sums, [-1]), tf.reshape(squares, [-1]), [entries / channels]], axis=0
+        )
+        group = group_sum(own, groups, self.name)
+        mean, square, _ = tf.split(tf.math.divide_no_nan(group, group[-1]), [channels, channels, 1])
+        # Rounding may make the difference negative.
+        variance = tf.maximum(square - tf.square(mean), 0)
+        return tf.reshape(mean, sums.shape), tf.reshape(variance, sums.shape)

@@ -1,0 +1,125 @@
+"""--batch_norm_batch_size: replicas that take batch statistics together are as one device."""
+
+import json
+import pathlib
+
+import batch_norm_groups_job as job
+import numpy as np
+import pytest
+import tf_keras as keras
+
+from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.layers import GroupedBatchNormalization
+
+JOB = pathlib.Path(__file__).with_name("batch_norm_groups_job.py")
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": 32,
+    "train_crop": "pad",
+    "batch_size": 32,
+    # A young network with batch norm multiplies rounding errors by ten a step at higher rates.
+    "learning_rate": 0.005,
+    "rate_scaling": "none",
+    "warmup": "0 epochs",
+    "decay_at": "15 steps",
+    "zero_gamma": False,
+    "seed": 3,
+}
+
+
+@pytest.fixture(scope="module")
+def one_device(digits):
+    """What one device finds with 1 and 2 micro-batches."""
+    config = Config(**OPTIONS, data_dir=digits, strategy="one_device")
+    return {steps: job.train(config.replace(accumulation_steps=steps)) for steps in (1, 2)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
+        ({"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2),
+        # Of two workers each takes every other image, so that their first micro-batches are the
+        # first half of one device's batch.
+        ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2}, 2),
+    ],
+    ids=["devices", "workers", "micro_batches"],
+)
+def test_as_one_device(digits, one_device, tmp_path, run_python, changes, workers):
+    out = tmp_path / "out.npz"
+    config = {**OPTIONS, "data_dir": digits, **changes}
+    (tmp_path / "job.json").write_text(json.dumps({"config": config, "out": str(out)}))
+    run_python([JOB, tmp_path / "job.json"], workers=workers)
+    found = dict(np.load(out))
+    expected = one_device[changes.get("accumulation_steps", 1)]
+    assert found.keys() == expected.keys()
+    for key, values in expected.items():
+        np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.slow
+def test_statistics_of_other_images_lead_elsewhere(one_device):
+    whole, halves = one_device[1], one_device[2]
+    assert max(np.abs(whole[key] - halves[key]).max() for key in whole) > 1e-4
+
+
+SYNTHETIC = {"synthetic": True, "num_classes": 10, "train_crop": "none", "batch_size": 32}
+
+
+@pytest.mark.parametrize("model", ["resnet8", "resnet18", "alexnet_bn"])
+def test_one_replica_has_keras_own_layer(model):
+    config = Config(
+        **SYNTHETIC,
+        model=model,
+        image_size=64,
+        strategy="one_device",
+        batch_norm_batch_size=4096,
+    )
+    norms = [
+        layer
+        for layer in build_model(config).submodules
+        if isinstance(layer, keras.layers.BatchNormalization)
+    ]
+    assert norms
+    assert not any(isinstance(layer, GroupedBatchNormalization) for layer in norms)
+
+
+def test_batch_norm_batch_size_must_not_be_negative():
+    with pytest.raises(UserError, match="batch_norm_batch_size is -1, but must not be negative"):
+        Config(batch_norm_batch_size=-1)
+
+
+ON_FOUR_DEVICES = """
+import pytest
+from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.layers import GroupedBatchNormalization
+
+options = dict(
+    synthetic=True, num_classes=10, train_crop="none", image_size=64, batch_size=32, logical_cpus=4
+)
+
+# 8 images on each of four replicas.
+for model in ("resnet8", "resnet18", "alexnet_bn"):
+    built = build_model(Config(**options, model=model, batch_norm_batch_size=16))
+    norms = [x for x in built.submodules if isinstance(x, GroupedBatchNormalization)]
+    assert norms and {x.group_size for x in norms} == {2}, model
+
+def refused(message, **changes):
+    with pytest.raises(UserError, match=message):
+        build_model(Config(**{**options, "model": "resnet8", **changes}))
+
+refused("groups of 3 replicas with 8 images each, .* try 16 or 32", batch_norm_batch_size=24)
+refused("is 2 replicas together, which XLA .* leave out xla", batch_norm_batch_size=16, xla=True)
+refused(
+    "is 4 replicas together, which .* accumulation_steps=2; use 1, or a worker process",
+    batch_norm_batch_size=16,
+    accumulation_steps=2,
+)
+build_model(Config(**options, model="resnet8", batch_norm_batch_size=8, xla=True))
+"""
+
+
+@pytest.mark.slow
+def test_four_devices(run_python):
+    run_python(["-c", ON_FOUR_DEVICES])
