@@ -13,6 +13,9 @@ from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
 
+# TensorFlow tells a TPU's topology once, when it is initialized.
+_TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
+
 
 def make_strategy(config: Config) -> tf.distribute.Strategy:
     """Returns the strategy for ``config``: the same object for the same hardware options.
@@ -47,6 +50,11 @@ def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> 
             f"replicas with accumulation_steps={config.accumulation_steps}; try {advice}"
         )
     return config.batch_size // replicas
+
+
+def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
+    """Returns where the core of each replica stands in a TPU, (x, y, ...); elsewhere nothing."""
+    return _TPU_COORDINATES.get(strategy, [])
 
 
 def is_chief() -> bool:
@@ -181,10 +189,15 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != "local":
             tf.config.experimental_connect_to_cluster(resolver)
-        tf.tpu.experimental.initialize_tpu_system(resolver)
-        return tf.distribute.TPUStrategy(resolver)
+        topology = tf.tpu.experimental.initialize_tpu_system(resolver)
+        strategy = tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(
             f"cannot use the TPU {name!r}: {error}. A TPU VM needs the "
             "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy"
         ) from error
+    # [hosts, cores of a host, axes]: replicas are numbered host by host, too.
+    _TPU_COORDINATES[strategy] = [
+        tuple(place) for host in topology.device_coordinates.tolist() for place in host
+    ]
+    return strategy

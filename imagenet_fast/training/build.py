@@ -16,7 +16,11 @@ from imagenet_fast.data.pipeline import evaluation_steps, steps_per_epoch
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size
+from imagenet_fast.distribute.strategy import (
+    make_strategy,
+    per_replica_batch_size,
+    tpu_coordinates,
+)
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
@@ -128,6 +132,7 @@ def build_all_reduce(config: Config) -> AllReduce:
         group_size=config.all_reduce_group,
         fusion=Fusion(config.fusion_bytes, config.fusion_segments),
         dtype=config.all_reduce_dtype,
+        topology=tpu_coordinates(tf.distribute.get_strategy()),
     )
 
 

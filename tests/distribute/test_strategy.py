@@ -3,6 +3,7 @@
 import types
 import urllib.error
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -13,6 +14,7 @@ from imagenet_fast.distribute.strategy import (
     is_chief,
     make_strategy,
     per_replica_batch_size,
+    tpu_coordinates,
 )
 from imagenet_fast.errors import UserError
 
@@ -149,3 +151,23 @@ def test_chief(no_cluster, monkeypatch):
 
 def test_one_process_has_nothing_to_compare():
     assert check_same_config(Config(), tf.distribute.get_strategy()) is None
+
+
+def test_where_the_cores_of_a_tpu_are(no_cluster, monkeypatch):
+    """Replicas are numbered host by host, and core by core in each."""
+    coordinates = np.array([[[0, 0, 0, 0], [1, 0, 0, 0]], [[0, 1, 0, 0], [1, 1, 0, 0]]])
+    topology = types.SimpleNamespace(device_coordinates=coordinates)
+    for module, name, value in (
+        (tf.distribute.cluster_resolver, "TPUClusterResolver", lambda tpu: tpu),
+        (tf.tpu.experimental, "initialize_tpu_system", lambda resolver: topology),
+        (tf.config, "experimental_connect_to_cluster", lambda resolver: None),
+        (tf.distribute, "TPUStrategy", lambda resolver: FakeStrategy()),
+    ):
+        monkeypatch.setattr(module, name, value)
+    strategy = make_strategy(Config(tpu="somewhere", strategy="tpu", batch_size=8))
+    assert tpu_coordinates(strategy) == [(0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (1, 1, 0, 0)]
+    assert tpu_coordinates(tf.distribute.get_strategy()) == []
+
+
+class FakeStrategy:
+    num_replicas_in_sync = 4
