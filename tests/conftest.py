@@ -2,12 +2,17 @@
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
+
+# In the background, and in pytest-xdist's workers, Ctrl-C is ignored, which programs that tests
+# start would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before TensorFlow is imported anywhere.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

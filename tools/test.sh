@@ -7,11 +7,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 export TF_CPP_MIN_LOG_LEVEL=2
+# Two files at a time: many tests wait for processes that they have started.
+at_once=(--numprocesses=2 --dist=loadfile)
 if [ "${1-}" = addons ]; then
   shift
   tools/install.sh .venv-addons test,addons
   export TF_USE_LEGACY_KERAS=1
-  .venv-addons/bin/python -m pytest -m "not slow and not addons" "$@"
+  .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not addons" "$@"
   # Apart, because of what importing Addons does to loading models. 5: nothing was selected.
   .venv-addons/bin/python -m pytest -m addons "$@" || [ $? -eq 5 ]
   exit
@@ -19,4 +21,4 @@ fi
 tools/install.sh .venv test
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-exec .venv/bin/python -m pytest "$@"
+exec .venv/bin/python -m pytest "${at_once[@]}" "$@"

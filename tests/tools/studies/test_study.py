@@ -89,9 +89,11 @@ def test_table():
             setting("a", batch_size=64),
             setting("b", batch_size=64),
             setting("c", batch_size=64, momentum=0.5),
+            setting("d", batch_size=32, momentum=0.25),
         ),
     )
-    records = {}
+    alone = log.key(setting(batch_size=32, momentum=0.25), 0)
+    records = {alone: {"fingerprint": alone[0], "seed": 0, "error": 0.3}}
     for batch, seed, error in ((32, 0, 0.1), (32, 1, 0.12), (64, 0, None), (64, 1, 0.5)):
         key = log.key(setting(batch_size=batch), seed)
         records[key] = {"fingerprint": key[0], "seed": seed, "error": error}
@@ -99,10 +101,10 @@ def test_table():
         experiment, records, lambda s: (s.batch, 640 // s.batch), ["batch", "updates"]
     )
     assert table.splitlines() == [
-        "| batch | updates | a | b | c |",
-        "| --- | --- | --- | --- | --- |",
-        "| 32 | 20 | 11.00 ± 1.41 |  |  |",
-        "| 64 | 10 | 1 of 2 diverged | 1 of 2 diverged |  |",
+        "| batch | updates | a | b | c | d |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 32 | 20 | 11.00 ± 1.41 |  |  | 30.00 (one run) |",
+        "| 64 | 10 | 1 of 2 diverged | 1 of 2 diverged |  |  |",
     ]
 
 

@@ -33,11 +33,13 @@ class Outcome:
         return statistics.stdev(self.errors) if len(self.errors) > 1 else 0.0
 
     def __str__(self) -> str:
-        """Percent, mean and standard deviation."""
+        """Percent, mean and standard deviation; a single run says that it is one."""
         if self.diverged:
             return f"{self.diverged} of {self.diverged + len(self.errors)} diverged"
         if not self.errors:
             return ""
+        if len(self.errors) == 1:
+            return f"{100 * self.mean:.2f} (one run)"
         return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
 
 
