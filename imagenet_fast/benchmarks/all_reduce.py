@@ -1,7 +1,8 @@
 """Sums over all workers, by each algorithm: their time, bytes on the wire, and what the model says.
 
 To be run by all workers of a cluster at once. Algorithms take turns, sum by sum, so that a change
-of the machine's or the network's speed hits all alike.
+of the machine's or the network's speed hits all alike. Before each sum that is timed there is one
+that is not.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ def compare_all_reduce(
       ways: how.
       group_size: replicas in a group of the algorithms that have groups; 0: chosen.
       network: for the cost model; None: predict nothing.
-      warmup: untimed sums by each at first.
+      warmup: untimed turns at first.
       repeats: timed sums by each.
       timeout_seconds: after which a sum gives up; 0: never.
 
@@ -156,6 +157,9 @@ def compare_all_reduce(
                 bar.set_description(f"{case.name}, {'warm-up' if turn < warmup else 'timing'}")
                 for i, call in enumerate(calls):
                     wait_for_all(strategy)
+                    # Workers come out of the meeting at different times; after one sum they are
+                    # as far apart as sums of this kind leave them, as in training.
+                    call()
                     before, start, cpu_start = _sent(), time.perf_counter(), time.process_time()
                     call()
                     taken[i].append((time.perf_counter() - start, time.process_time() - cpu_start))

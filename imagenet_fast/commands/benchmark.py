@@ -123,7 +123,8 @@ def _all_reduce(arguments: list[str]) -> None:
             flags["bandwidth"] * 1e6 / 8,
             flags["stage_start"] / 1e3,
         )
-    strategy = make_strategy(Config())
+    # Else the strategy's own size of packs would stand in for 0.
+    strategy = make_strategy(Config(fusion_bytes=0))
     group = flags["group"] or default_group_size(strategy)
     results = all_reduce.compare_all_reduce(
         strategy,
