@@ -32,10 +32,6 @@ class Groups:
         """Returns the members of the group that ``replica`` belongs to."""
         return next(group for group in self.members if replica in group)
 
-    def position(self, replica: int) -> int:
-        """Returns the place of ``replica`` in its group, from 0."""
-        return self.of(replica).index(replica)
-
 
 def consecutive(replicas: int, size: int) -> Groups:
     """Returns groups of ``size`` consecutive replicas, as in Google's MLPerf code.

@@ -13,7 +13,6 @@ def test_consecutive():
     assert groups.members == ((0, 1, 2, 3), (4, 5, 6, 7))
     assert groups.size == 4
     assert groups.of(5) == (4, 5, 6, 7)
-    assert groups.position(5) == 1
 
 
 @pytest.mark.parametrize("size", [1, 8])
