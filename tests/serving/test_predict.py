@@ -8,24 +8,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
+from small_config import SMALL
 
-from imagenet_fast import Config, UserError, build_model, commands, export
+from imagenet_fast import UserError, build_model, commands, export
 from imagenet_fast.serving.predict import predict
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A SavedModel of a network that has learnt nothing, but is not undecided."""
-    config = Config(
-        synthetic=True,
-        num_classes=4,
-        model="resnet8",
-        image_size=16,
-        train_crop="none",
-        strategy="one_device",
-        zero_gamma=False,
-    )
-    network = build_model(config)
+    network = build_model(SMALL.replace(num_classes=4, zero_gamma=False))
     classifier = network.trainable_variables[-2]
     classifier.assign(classifier * 300)
     return export(network, tmp_path_factory.mktemp("predict") / "model", top_k=3)
