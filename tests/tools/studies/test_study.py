@@ -103,7 +103,7 @@ def test_table():
     assert table.splitlines() == [
         "| batch | updates | a | b | c | d |",
         "| --- | --- | --- | --- | --- | --- |",
-        "| 32 | 20 | 11.00 ± 1.41 |  |  | 30.00 (one run) |",
+        "| 32 | 20 | 11.00 ± 1.41 (2 runs) |  |  | 30.00 (1 run) |",
         "| 64 | 10 | 1 of 2 diverged | 1 of 2 diverged |  |  |",
     ]
 

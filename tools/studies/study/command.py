@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from imagenet_fast.errors import UserError
 from study import log, runner
-from study.settings import Experiment
+from study.settings import SEEDS, Experiment
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -47,7 +47,9 @@ def main(
     parser.add_argument(
         "--only", choices=by_name, action="append", help="an experiment to train (default: all)"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="of each setting (default: 3)")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="of each setting (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--report", action="store_true", help="train nothing")
     path = ROOT / "benchmarks" / name / "runs.jsonl"

@@ -8,6 +8,8 @@ import hashlib
 from imagenet_fast.config import Config
 
 PLAIN = "plain"
+# Of each setting, unless the command says otherwise.
+SEEDS = 3
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 from study.log import Key, Record
-from study.settings import Experiment, Setting
+from study.settings import SEEDS, Experiment, Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,14 +33,15 @@ class Outcome:
         return statistics.stdev(self.errors) if len(self.errors) > 1 else 0.0
 
     def __str__(self) -> str:
-        """Percent, mean and standard deviation; a single run says that it is one."""
+        """Percent, mean and standard deviation; fewer runs than usual are told."""
         if self.diverged:
             return f"{self.diverged} of {self.diverged + len(self.errors)} diverged"
         if not self.errors:
             return ""
         if len(self.errors) == 1:
-            return f"{100 * self.mean:.2f} (one run)"
-        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}"
+            return f"{100 * self.mean:.2f} (1 run)"
+        runs = f" ({len(self.errors)} runs)" if len(self.errors) < SEEDS else ""
+        return f"{100 * self.mean:.2f} ± {100 * self.deviation:.2f}{runs}"
 
 
 def outcome(setting: Setting, records: Mapping[Key, Record]) -> Outcome:
