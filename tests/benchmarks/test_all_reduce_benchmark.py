@@ -92,11 +92,16 @@ def test_two_workers(tmp_path, run_python):
         "--repeats=2",
         "--warmup=1",
         "--bandwidth=1000",
+        "--group=2",
+        "--latency_within=10",
+        "--latency_between=99",
+        "--stage_start=5",
+        "--dtype=bfloat16",
         "--timeout=60",
         f"--output_dir={tmp_path}",
     ]
     finished = run_python(["-m", "imagenet_fast", "benchmark", "all_reduce", *flags], workers=2)
-    assert "2 replicas; groups of" in finished.stdout
+    assert "2 replicas; groups of 2; n = 2" in finished.stdout
     values = json.loads((tmp_path / "2_workers.json").read_text())
     assert [(r["case"], r["algorithm"]) for r in values["results"]] == [
         (case, algorithm)
@@ -108,7 +113,9 @@ def test_two_workers(tmp_path, run_python):
         assert all(math.isfinite(s) and s > 0 for s in found["each_seconds"])
         assert (found["predicted_seconds"] is None) == (found["algorithm"] == "builtin")
     flat = values["results"][4]
+    assert flat["dtype"] == "bfloat16"
     # A ring of two sends each byte once; both workers count the same interface.
-    assert flat["expected_bytes"] == 65536
-    assert flat["predicted_seconds"] == pytest.approx(65536 / 125e6)
-    assert 2 * 65536 < flat["sent_bytes"] < 4 * 65536
+    assert flat["expected_bytes"] == 32768
+    # Two steps, and none leaves the group.
+    assert flat["predicted_seconds"] == pytest.approx(0.005 + 2 * 0.01 + 32768 / 125e6)
+    assert 2 * 32768 < flat["sent_bytes"] < 4 * 32768
