@@ -274,6 +274,25 @@ def test_recipes_have_the_values_of_their_family(name, table):
     assert least <= steps / values.warmup_epochs <= most
 
 
+@pytest.mark.parametrize(
+    ("name", "images", "all_reduce", "dtype", "segments"),
+    [
+        # MLPerf 0.6 on 2048 cores, and the reference convergence points of Google.
+        ("google_tpu_pod_32k", 128, "torus_2d", "float32", ()),
+        ("mlperf_32k", 128, "auto", "float32", ()),
+        ("mlperf_64k", 128, "auto", "float32", ()),
+        # Jia et al. 2018: two segments, after 76 and after 20 gradients.
+        ("tencent_4min_resnet50", 0, "hierarchical", "float16", (76,)),
+        ("tencent_4min_alexnet", 0, "hierarchical", "float16", (20,)),
+    ],
+)
+def test_how_replicas_work_together(name, images, all_reduce, dtype, segments):
+    config = load(name)
+    assert config.batch_norm_batch_size == images
+    assert (config.all_reduce, config.all_reduce_dtype) == (all_reduce, dtype)
+    assert config.fusion_segments == segments
+
+
 # --- What their readers see
 
 
