@@ -97,6 +97,9 @@ def _all_reduce(arguments: list[str]) -> None:
     flags.define(
         "bandwidth", 0.0, "Mbit/s of each replica's port, for the cost model; 0: predict nothing"
     )
+    flags.define(
+        "bandwidth_within", 0.0, "the same of its link to its own group; 0: as --bandwidth"
+    )
     flags.define("stage_start", 0.0, "ms that a stage takes besides, for the cost model")
     flags.define("timeout", 300.0, "seconds after which a sum gives up")
     _define_turns(flags, repeats=10, warmup=2)
@@ -120,6 +123,7 @@ def _all_reduce(arguments: list[str]) -> None:
         network = Network(
             flags["latency_within"] / 1e3,
             flags["latency_between"] / 1e3,
+            (flags["bandwidth_within"] or flags["bandwidth"]) * 1e6 / 8,
             flags["bandwidth"] * 1e6 / 8,
             flags["stage_start"] / 1e3,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import zlib
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -97,17 +98,19 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Returns when all workers have come here."""
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         return
-
-    @tf.function
-    def meet() -> tf.Tensor:
-        def own() -> tf.Tensor:
-            context = tf.distribute.get_replica_context()
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
-
-        return strategy.run(own)
-
-    for count in strategy.experimental_local_results(meet()):
+    for count in strategy.experimental_local_results(_meeting(strategy)()):
         count.numpy()
+
+
+@functools.cache
+def _meeting(strategy: tf.distribute.Strategy) -> Callable[[], tf.Tensor]:
+    """Returns what sums a number over all workers; traced once, however often they meet."""
+
+    def own() -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
+
+    return tf.function(lambda: strategy.run(own))
 
 
 @functools.cache

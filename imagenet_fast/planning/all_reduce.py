@@ -1,8 +1,7 @@
 """What a sum over all replicas costs: steps, bytes on the wire, and seconds by alpha and beta.
 
 The alpha-beta model: a message of n bytes takes ``alpha + beta * n``, a latency and the inverse of
-a bandwidth. Here there are two latencies, within a group of replicas and between groups, and one
-bandwidth, that of each replica's port.
+a bandwidth. Here there are two of each, within a group of replicas and between groups.
 
 Steps and bytes are of the algorithms as ``distribute/all_reduce.py`` has them, except for those of
 Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison.
@@ -14,6 +13,26 @@ import dataclasses
 import math
 
 from imagenet_fast.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Network:
+    """What replicas are connected by.
+
+    Attributes:
+      latency_within: seconds that a message takes to another replica of the group.
+      latency_between: the same to a replica of another group.
+      bandwidth_within: bytes a second that each replica sends to its group and, at the same time,
+        receives from it.
+      bandwidth_between: the same to and from other groups.
+      start: seconds that a stage takes besides: of the program, not of the wire.
+    """
+
+    latency_within: float
+    latency_between: float
+    bandwidth_within: float
+    bandwidth_between: float
+    start: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +56,19 @@ class Stage:
         """Messages one after the other."""
         return self.steps_within + self.steps_between
 
-
-@dataclasses.dataclass(frozen=True)
-class Network:
-    """What replicas are connected by.
-
-    Attributes:
-      latency_within: seconds that a message takes to another replica of the group.
-      latency_between: the same to a replica of another group.
-      bandwidth: bytes a second that each replica sends and, at the same time, receives.
-      start: seconds that a stage takes besides: of the program, not of the wire.
-    """
-
-    latency_within: float
-    latency_between: float
-    bandwidth: float
-    start: float = 0.0
+    def seconds(self, size: float, network: Network) -> float:
+        """Returns the time that it takes for a tensor of so many bytes."""
+        if not self.steps:
+            return 0.0
+        # In a ring through several groups all wait for the slowest link.
+        bandwidths = [network.bandwidth_within] * bool(self.steps_within)
+        bandwidths += [network.bandwidth_between] * bool(self.steps_between)
+        return (
+            network.start
+            + self.steps_within * network.latency_within
+            + self.steps_between * network.latency_between
+            + self.share * size / min(bandwidths)
+        )
 
 
 def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
@@ -121,14 +137,7 @@ def seconds(algorithm: str, replicas: int, size: float, network: Network, group:
       network: between them.
       group: replicas in a group.
     """
-    return sum(
-        network.start
-        + stage.steps_within * network.latency_within
-        + stage.steps_between * network.latency_between
-        + stage.share * size / network.bandwidth
-        for stage in stages(algorithm, replicas, group)
-        if stage.steps
-    )
+    return sum(stage.seconds(size, network) for stage in stages(algorithm, replicas, group))
 
 
 def published_steps(replicas: int, group: int) -> int:

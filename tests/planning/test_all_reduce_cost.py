@@ -55,23 +55,41 @@ def test_steps_between_groups():
 
 
 def test_small_tensors_cost_latency():
-    network = Network(latency_within=0.0, latency_between=0.04, bandwidth=1e9)
+    network = Network(0.0, 0.04, 1e9, 1e9)
     assert seconds("flat", 8, 0, network, 4) == pytest.approx(0.16)
     assert seconds("torus_2d", 8, 0, network, 4) == pytest.approx(0.08)
-    slow = Network(latency_within=0.001, latency_between=0.04, bandwidth=1e9, start=0.01)
+    slow = Network(0.001, 0.04, 1e9, 1e9, start=0.01)
     assert seconds("torus_2d", 8, 0, slow, 4) == pytest.approx(0.01 * 3 + 0.08 + 0.004)
 
 
 def test_large_tensors_cost_bandwidth():
-    network = Network(latency_within=0.0, latency_between=0.0, bandwidth=25e6)
+    network = Network(0.0, 0.0, bandwidth_within=25e6, bandwidth_between=25e6)
     assert seconds("flat", 8, 25e6, network, 4) == pytest.approx(1.75)
     assert seconds("torus_2d", 8, 25e6, network, 4) == pytest.approx(1.75)
     # All of it goes through the masters: 3/4 + 3/4 + 1 + 3/4 + 3/4.
     assert seconds("hierarchical", 8, 25e6, network, 4) == pytest.approx(4.0)
 
 
+def test_links_within_a_group_may_be_faster():
+    network = Network(0.0, 0.0, bandwidth_within=250e6, bandwidth_between=25e6)
+    # The ring goes through both groups.
+    assert seconds("flat", 8, 25e6, network, 4) == pytest.approx(1.75)
+    assert seconds("flat", 8, 25e6, network, 8) == pytest.approx(0.175)
+    assert seconds("torus_2d", 8, 25e6, network, 4) == pytest.approx(0.075 + 0.25 + 0.075)
+    assert seconds("hierarchical", 8, 25e6, network, 4) == pytest.approx(0.3 + 1.0)
+
+
+def test_the_masters_ports_carry_more_than_a_ring():
+    """Why a hierarchical sum loses where all ports are alike, however well it is pipelined."""
+    for replicas, group in ((4, 2), (8, 4), (1024, 16)):
+        ring = wire_share("flat", replicas, group)
+        # A master takes in at least its group's sum and its part of the masters' ring.
+        assert 1 + 2 * (replicas // group - 1) / (replicas // group) > ring
+        assert wire_share("hierarchical", replicas, group) > ring
+
+
 def test_a_group_of_one_has_no_stages_of_its_own():
-    network = Network(latency_within=1.0, latency_between=0.0, bandwidth=1.0, start=1.0)
+    network = Network(1.0, 0.0, 1.0, 1.0, start=1.0)
     for algorithm in ALGORITHMS:
         assert seconds(algorithm, 4, 1.0, network, 1) == pytest.approx(1.0 + 1.5)
 

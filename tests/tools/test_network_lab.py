@@ -65,7 +65,7 @@ def machine():
     """Skips the test where there can be no lab; returns what delays frames here."""
     try:
         requirements.check()
-        return requirements.choose_backend("auto")
+        return requirements.choose_backend("auto", Layout(workers=2))
     except LabError as error:
         pytest.skip(str(error))
 
@@ -221,6 +221,8 @@ def test_the_layout_says_who_is_near():
         ({"workers": 8, "groups": 0}, "0 groups"),
         ({"workers": 8, "latency": 0.1}, "only one"),
         ({"workers": 8, "groups": 2, "group_latency": 0.1}, "100 ms"),
+        ({"workers": 8, "bandwidth": 1e6, "group_bandwidth": 1e9}, "more than one group"),
+        ({"workers": 8, "groups": 2, "group_bandwidth": 1e9}, "a bandwidth between"),
     ],
 )
 def test_an_impossible_layout_is_refused(options, message):
@@ -235,6 +237,7 @@ def test_an_impossible_layout_is_refused(options, message):
         (["--workers=8", "--groups=3", "--check"], "3 groups"),
         (["--workers=8", "--groups=2", "--latency=40", "--check"], "'40' is not a latency"),
         (["--workers=2", "--bandwidth=200", "--check"], "'200' is not a bandwidth"),
+        (["--workers=2", "--group_bandwidth=", "--check"], "'' is not a bandwidth"),
         (["--workers=2", "--grace=-1", "--check"], "--grace"),
         (["--workers=two", "--check"], "--workers"),
         (["--workers=2"], "after --"),
@@ -312,11 +315,36 @@ def test_the_switch_limits_what_a_port_receives(switched):
     assert 0.4 <= time.monotonic() - started < 1.2
 
 
+def test_a_group_has_links_besides_those_between_groups(switched):
+    # A frame takes 10 ms between groups, 1 ms within.
+    layout = Layout(workers=4, groups=2, bandwidth=0.8e6, group_bandwidth=8e6)
+    ports = switched(layout)
+    started = time.monotonic()
+    for _ in range(60):
+        ports[0].send(frame(2, 0, size=1000))
+        ports[2].send(frame(1, 2, size=1000))
+    for _ in range(60):
+        ports[0].send(frame(1, 0, size=1000))
+    senders = [ports[1].recv(2000)[10 + 11] for _ in range(100)]
+    near = time.monotonic() - started
+    assert 0.4 <= near < 0.6
+    assert senders.count(0) == 60
+    for _ in range(20):
+        ports[1].recv(2000)
+    assert 0.6 <= time.monotonic() - started < 1.2
+
+
+def test_only_the_switch_has_links_of_a_group():
+    layout = Layout(workers=4, groups=2, bandwidth=1e6, group_bandwidth=1e9)
+    with pytest.raises(LabError, match="--backend=netem"):
+        requirements.choose_backend("netem", layout)
+
+
 @pytest.mark.network_lab
 @pytest.mark.parametrize("backend", ["switch", "netem"])
 def test_latency_and_rate_are_as_asked(start, backend):
     try:
-        requirements.choose_backend(backend)
+        requirements.choose_backend(backend, Layout(workers=2))
     except LabError as error:
         pytest.skip(str(error))
     process = start(

@@ -11,7 +11,8 @@ ends it; after ``kill -9``, ``--clean`` removes what was left.
 
 A frame arrives its latency after it has left, one way; a round trip takes twice that. Each worker's
 port passes --bandwidth in each direction, at the same time and whichever group the other worker is
-in. What comes faster waits, and practically nothing is lost. TCP gets 95.6% of it, the rest is
+in; with --group_bandwidth, groups have links of their own besides, as machines with several GPUs
+do. What comes faster waits, and practically nothing is lost. TCP gets 95.6% of it, the rest is
 headers. TCP's own settings in a lab are those for long distances: Reno, windows for the latency and
 the bandwidth, and no slow start after a pause. --check tells whether this machine is fast enough.
 
@@ -101,6 +102,11 @@ def parse(arguments: list[str]) -> Options:
         "frames, to whatever group: 200mbit, 1gbit, 64kbit (default: no limit)",
     )
     parser.add_argument(
+        "--group_bandwidth",
+        help="what each worker can send to its own group, and receive from it, besides: on links "
+        "of their own (default: they share --bandwidth)",
+    )
+    parser.add_argument(
         "--backend",
         choices=("auto", "netem", "switch"),
         default="auto",
@@ -140,9 +146,14 @@ def parse(arguments: list[str]) -> Options:
         groups=given.groups,
         latency=parse_latency(given.latency),
         group_latency=parse_latency(given.group_latency),
-        bandwidth=None if given.bandwidth is None else parse_bandwidth(given.bandwidth),
+        bandwidth=_bandwidth(given.bandwidth),
+        group_bandwidth=_bandwidth(given.group_bandwidth),
     )
     return Options(layout, given.backend, given.grace, given.check, command)
+
+
+def _bandwidth(given: str | None) -> float | None:
+    return None if given is None else parse_bandwidth(given)
 
 
 def clean() -> None:

@@ -64,20 +64,26 @@ def measure(lab: Lab) -> list[Measurement]:
         pairs.append(("within a group", 0, 1))
     if layout.groups > 1:
         pairs.append(("between groups", 0, layout.group_size))
-    rate = layout.bandwidth and layout.bandwidth * _PAYLOAD_SHARE
     found = []
     for name, one, other in pairs:
         round_trip = _round_trip(lab, one, other)
-        rates = _rates(lab, [(one, other)])
+        rate, rates = _payload_rate(lab, one, other), _rates(lab, [(one, other)])
         asked = layout.latency_between(one, other)
         what = f"{name}, {one} and {other}"
         found.append(Measurement(what, asked, round_trip / 2, rate, rates))
     if pairs:
-        # Most to the next group, if there is one.
-        step = (layout.group_size + 1) % layout.workers or 1
+        # To the next group, if there is one.
+        step = layout.group_size % layout.workers or 1
         ring = [(one, (one + step) % layout.workers) for one in range(layout.workers)]
+        rate = _payload_rate(lab, *ring[0])
         found.append(Measurement("all ports at once", None, None, rate, _rates(lab, ring)))
     return found
+
+
+def _payload_rate(lab: Lab, one: int, other: int) -> float | None:
+    """Returns the bits a second of TCP payload that one worker may send to another."""
+    bandwidth = lab.layout.bandwidth_between(one, other)
+    return None if bandwidth is None else bandwidth * _PAYLOAD_SHARE
 
 
 def _socket(lab: Lab, worker: int, kind: socket.SocketKind) -> socket.socket:

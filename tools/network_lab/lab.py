@@ -47,7 +47,7 @@ class Lab:
         Raises:
           LabError: if the machine lacks something for that.
         """
-        self.backend = requirements.choose_backend(self.backend)
+        self.backend = requirements.choose_backend(self.backend, self.layout)
         for name in self.names:
             namespaces.add(name)
         if self.backend == "netem":

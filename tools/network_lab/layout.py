@@ -59,6 +59,8 @@ class Layout:
       group_latency: seconds that it takes to one of the same group.
       bandwidth: bits a second that each worker can send, and as many that it can receive at the
         same time, counted in Ethernet frames without preamble and checksum; None: no limit.
+      group_bandwidth: the same to and from its own group, on links besides, as within a machine of
+        several GPUs; None: what is within a group shares ``bandwidth``.
 
     Raises:
       LabError: if there is no such lab.
@@ -69,6 +71,7 @@ class Layout:
     latency: float = 0.0
     group_latency: float = 0.0
     bandwidth: float | None = None
+    group_bandwidth: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= _MOST:
@@ -86,6 +89,11 @@ class Layout:
             raise LabError(
                 f"the latency within a group ({self.group_latency * 1e3:g} ms) cannot be greater "
                 f"than that between groups ({self.latency * 1e3:g} ms)"
+            )
+        if self.group_bandwidth is not None and (self.bandwidth is None or self.groups == 1):
+            raise LabError(
+                "group_bandwidth is that of links within groups, besides those between groups: ask "
+                "for more than one group, and for a bandwidth between them"
             )
 
     @property
@@ -108,3 +116,11 @@ class Layout:
     def latency_between(self, one: int, other: int) -> float:
         """Returns the seconds that a frame takes from one worker to another."""
         return self.group_latency if self.group(one) == self.group(other) else self.latency
+
+    def has_own_link(self, one: int, other: int) -> bool:
+        """Returns whether what goes between two workers is no load for those of other groups."""
+        return self.group_bandwidth is not None and self.group(one) == self.group(other)
+
+    def bandwidth_between(self, one: int, other: int) -> float | None:
+        """Returns the bits a second that one worker can send to another; None: no limit."""
+        return self.group_bandwidth if self.has_own_link(one, other) else self.bandwidth

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from network_lab import namespaces, switch
 from network_lab.errors import LabError
+from network_lab.layout import Layout
 
 # Numbers of the bits from the kernel's linux/capability.h.
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
@@ -52,17 +53,21 @@ def _capabilities() -> int:
     return next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
 
 
-def choose_backend(wanted: str) -> str:
+def choose_backend(wanted: str, layout: Layout) -> str:
     """Returns what delays frames: ``netem``, the kernel's, or ``switch``, that in user space.
 
     Makes a namespace for a moment to see what the kernel can do.
 
     Args:
-      wanted: one of the two; ``auto``: netem where the kernel has it.
+      wanted: one of the two; ``auto``: netem where the kernel has it and the layout allows it.
+      layout: of the lab; only the switch has links of a group's own.
 
     Raises:
-      LabError: if the kernel lacks what that needs.
+      LabError: if the kernel lacks what that needs, or netem cannot make the layout.
     """
+    has_own_links = layout.group_bandwidth is not None
+    if wanted == "netem" and has_own_links:
+        raise LabError("only the switch has a group_bandwidth: leave out --backend=netem")
     name = namespaces.own_prefix() + "probe"
     try:
         namespaces.add(name)
@@ -74,7 +79,7 @@ def choose_backend(wanted: str) -> str:
             "the kernel lacks what delays frames: load it with `modprobe -a sch_netem sch_tbf "
             f"bridge veth` (Debian's linux-image-amd64 has it), or ask for the switch ({refusal})"
         )
-    if wanted != "switch" and not refusal:
+    if wanted != "switch" and not has_own_links and not refusal:
         return "netem"
     try:
         os.close(os.open(switch.DEVICE, os.O_RDWR))

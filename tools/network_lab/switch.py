@@ -102,18 +102,20 @@ class Switch:
 
     def __init__(self, taps: list[int], layout: Layout, queue: int) -> None:
         self._taps = taps
-        self._bandwidth = layout.bandwidth
+        self._layout = layout
         ports = range(layout.workers)
+        # A worker's link to its own group, where there is one, is a port like the others.
+        links = range(2 * layout.workers)
         self._latency = [
             [round(layout.latency_between(one, other) * 1e9) for other in ports] for one in ports
         ]
         self._room = queue * layout.workers
         self._port_of: dict[bytes, int] = {}
-        # What a port has yet to send, by target; the targets in the order of their turns.
-        self._waiting: list[dict[int, collections.deque[bytes]]] = [{} for _ in ports]
-        self._sending = [False for _ in ports]
-        # When each port will have received what has come for it.
-        self._free = [0 for _ in ports]
+        # What a link has yet to send, by target; the targets in the order of their turns.
+        self._waiting: list[dict[int, collections.deque[bytes]]] = [{} for _ in links]
+        self._sending = [False for _ in links]
+        # When each link will have received what has come for it.
+        self._free = [0 for _ in links]
         # (when, order of coming, what to do, its arguments). All times are in nanoseconds.
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
@@ -155,35 +157,40 @@ class Switch:
 
     def _accept(self, now: int, source: int, target: int, frame: bytes) -> None:
         """Has a frame on its way."""
-        if self._bandwidth is None:
+        if self._layout.bandwidth is None:
             self._at(now + self._latency[source][target], self._write, target, frame)
             return
-        self._waiting[source].setdefault(target, collections.deque()).append(frame)
-        if not self._sending[source]:
-            self._sending[source] = True
-            self._at(now, self._send, source)
+        link = self._link(source, target)
+        self._waiting[link].setdefault(target, collections.deque()).append(frame)
+        if not self._sending[link]:
+            self._sending[link] = True
+            self._at(now, self._send, source, link)
 
-    def _send(self, when: int, source: int) -> None:
-        """Has a port begin to send its next frame, if there is one."""
-        waiting = self._waiting[source]
+    def _link(self, one: int, other: int) -> int:
+        """Returns the number of the link by which one worker reaches another."""
+        return one + self._layout.workers * self._layout.has_own_link(one, other)
+
+    def _send(self, when: int, source: int, link: int) -> None:
+        """Has a link begin to send its next frame, if there is one."""
+        waiting = self._waiting[link]
         if not waiting:
-            self._sending[source] = False
+            self._sending[link] = False
             return
         target = next(iter(waiting))
         frames = waiting.pop(target)
         frame = frames.popleft()
         if frames:
             waiting[target] = frames  # As the last one now.
-        self._at(when + self._latency[source][target], self._receive, target, frame)
-        self._at(when + self._duration(frame), self._send, source)
+        seconds = wire_bytes(frame) * 8 / self._layout.bandwidth_between(source, target)
+        duration = round(seconds * 1e9)
+        arrival = when + self._latency[source][target]
+        self._at(arrival, self._receive, target, self._link(target, source), duration, frame)
+        self._at(when + duration, self._send, source, link)
 
-    def _receive(self, when: int, target: int, frame: bytes) -> None:
-        """Has a port receive a frame, whose beginning has reached it, as soon as it is free."""
-        self._free[target] = max(when, self._free[target]) + self._duration(frame)
-        self._at(self._free[target], self._write, target, frame)
-
-    def _duration(self, frame: bytes) -> int:
-        return round(wire_bytes(frame) * 8e9 / self._bandwidth)
+    def _receive(self, when: int, target: int, link: int, duration: int, frame: bytes) -> None:
+        """Has a link receive a frame, whose beginning has reached it, as soon as it is free."""
+        self._free[link] = max(when, self._free[link]) + duration
+        self._at(self._free[link], self._write, target, frame)
 
     def _write(self, when: int, target: int, frame: bytes) -> None:
         """Hands a frame over."""
