@@ -116,6 +116,21 @@ class Config:
         check=_positive,
         must="be positive",
     )
+    train_sizes: tuple[int, ...] = _option(
+        (),
+        "progressive resizing: image sizes with which training begins, each until its train_until, "
+        "and then image_size",
+        group="data",
+        check=lambda value: all(size > 0 for size in value),
+        must="be positive",
+    )
+    train_until: tuple[Duration, ...] = _option(
+        (),
+        "when each of train_sizes ends: steps, epochs or examples from the start",
+        group="data",
+        check=_ordered,
+        must="be in one unit and in order",
+    )
     train_crop: str = _option(
         "random_resized",
         "random_resized: of random area and aspect, as in fb.resnet.torch; inception: the same as "
@@ -161,8 +176,58 @@ class Config:
         check=_not_negative,
         must="not be negative",
     )
+    rand_augment_layers: int = _option(
+        0,
+        "random operations of RandAugment done to each training image, one after another "
+        "(2 in the paper, for ResNet-50); 0: none",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    rand_augment_magnitude: float = _option(
+        10.0,
+        "strength of RandAugment's operations, from 0 to 10, AutoAugment's strongest (9 in the "
+        "paper, for ResNet-50)",
+        group="data",
+        check=lambda value: 0 <= value <= 10,
+        must="be in [0, 10]",
+    )
+    mixup_alpha: float = _option(
+        0.0,
+        "blend each training image and its label with another's, in shares drawn from "
+        "Beta(alpha, alpha) (0.2 in the paper, for ImageNet); 0: do not",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    cutmix_alpha: float = _option(
+        0.0,
+        "put a box of another training image in its place, of an area drawn likewise (1 in the "
+        "paper); with mixup_alpha, half of the images get one, half the other; 0: do not",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
     resize_method: str = _option(
-        "bicubic", "interpolation", group="data", choices=("bicubic", "bilinear")
+        "bilinear", "interpolation", group="data", choices=("bilinear", "bicubic")
+    )
+    jpeg_dct: str = _option(
+        "accurate",
+        "inverse DCT of JPEGs; accurate: as Pillow's; fast: differs a little",
+        group="data",
+        choices=("accurate", "fast"),
+    )
+    jpeg_upsampling: str = _option(
+        "smooth",
+        "colours of JPEGs that have a quarter of them; smooth: interpolated, as Pillow's; plain: "
+        "repeated",
+        group="data",
+        choices=("smooth", "plain"),
+    )
+    jpeg_scaling: bool = _option(
+        False,
+        "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is still enough for image_size",
+        group="data",
     )
     eval_crop_fraction: float = _option(
         0.875,
@@ -199,6 +264,20 @@ class Config:
         "auto: files where data is large",
         group="data",
         choices=("auto", "records", "files"),
+    )
+    cache: str = _option(
+        "none",
+        "what of the training images each host holds in memory, read before the first step; "
+        "encoded: records; decoded: images, for train_crop=pad or none; the order stays the same",
+        group="data",
+        choices=("none", "encoded", "decoded"),
+        free=True,
+    )
+    cache_dir: str = _option(
+        "",
+        "directory on a local disk to which each host copies the shards that it reads; empty: none",
+        group="data",
+        free=True,
     )
     data_threads: int = _option(
         0,
@@ -639,9 +718,19 @@ class Config:
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
         if self.schedule == "piecewise_linear" and not self.knots:
             raise UserError("schedule=piecewise_linear needs knots_at and knots")
+        if len(self.train_sizes) != len(self.train_until):
+            raise UserError(
+                f"there are {len(self.train_sizes)} train_sizes, but {len(self.train_until)} times "
+                "in train_until"
+            )
         if len(self.knots) != len(self.knots_at):
             raise UserError(
                 f"there are {len(self.knots)} knots, but {len(self.knots_at)} times in knots_at"
+            )
+        if self.cache == "decoded" and self.train_crop in ("random_resized", "inception"):
+            raise UserError(
+                f"cache=decoded holds images of image_size, but train_crop={self.train_crop} needs "
+                "the whole ones: use cache=encoded, or train_crop=pad or none"
             )
         if self.train_crop == "pad" and self.crop_padding >= self.image_size:
             raise UserError(

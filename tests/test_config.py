@@ -30,6 +30,8 @@ OTHER = {
     "num_classes": 1000,
     "label_offset": -1,
     "image_size": 160,
+    "train_sizes": (128, 144),
+    "train_until": (Duration(6, "epochs"), Duration(12, "epochs")),
     "train_crop": "pad",
     "crop_min_area": 0.25,
     "crop_attempts": 100,
@@ -37,12 +39,21 @@ OTHER = {
     "flip": False,
     "color_jitter": 0.4,
     "lighting": 0.1,
-    "resize_method": "bilinear",
+    "rand_augment_layers": 2,
+    "rand_augment_magnitude": 9.0,
+    "mixup_alpha": 0.2,
+    "cutmix_alpha": 1.0,
+    "resize_method": "bicubic",
+    "jpeg_dct": "fast",
+    "jpeg_upsampling": "plain",
+    "jpeg_scaling": True,
     "eval_crop_fraction": 0.1 + 0.2,
     "pixel_mean": (0.0, 1e-7, 127.5),
     "pixel_std": (1.0, 1 / 3, 255.0),
     "shuffle_buffer": 1,
     "shard_by": "files",
+    "cache": "encoded",
+    "cache_dir": "/local/disk",
     "data_threads": 3,
     "max_bad_images": 0,
     "model": "resnet101",
@@ -410,6 +421,8 @@ def test_what_shapes_the_weights_is_not_free():
     free = set(CHANGED.differences(Config())) - set(CHANGED.differences(Config(), free=False))
     assert free == {
         "data_dir",
+        "cache",
+        "cache_dir",
         "data_threads",
         "max_bad_images",
         "model_dir",
@@ -629,3 +642,19 @@ def test_types():
     assert option_type("batch_size") is int
     assert option_type("duration") is Duration
     assert option_type("decay_at") == tuple[Duration, ...]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"train_sizes": (128,)}, "1 train_sizes, but 0 times in train_until"),
+        (
+            {"train_sizes": (0,), "train_until": "1 epochs"},
+            "train_sizes is 0, but must be positive",
+        ),
+        ({"train_sizes": "9,9", "train_until": "2 epochs,1 epochs"}, "in one unit and in order"),
+    ],
+)
+def test_image_sizes_have_their_times(options, told):
+    with pytest.raises(UserError, match=told):
+        Config(**options)

@@ -78,6 +78,26 @@ def _optimizer(arguments: list[str]) -> None:
     _report(comparison, {"model": model, **counts}, flags["output_dir"], model)
 
 
+def _decode(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark decode")
+    flags.define("data_dir", "", "directory of TFRecord shards, as `prepare` writes them")
+    flags.define("image_size", 224, "height and width of the images, in pixels")
+    flags.define("resize_method", "bilinear", "interpolation: bilinear or bicubic")
+    _define_turns(flags, repeats=10, warmup=1)
+    flags.define("images", 500, "images in a sample")
+    flags.parse(arguments)
+    counts = _counts(flags, "images", "repeats", "warmup")
+    options = {name: flags[name] for name in ("data_dir", "image_size", "resize_method")}
+    config = Config(**options, batch_size=1)
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks.decode import compare_decoding
+
+    comparison = compare_decoding(config, **counts)
+    told = {**options, **counts}
+    _report(comparison, told, flags["output_dir"], f"{config.image_size}_{config.resize_method}")
+
+
 def _all_reduce(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark all_reduce")
     flags.define("sizes", "16384,26214400", "bytes of single tensors to sum, a comma between")
@@ -151,6 +171,58 @@ def _all_reduce(arguments: list[str]) -> None:
             print(path)
 
 
+def _input(arguments: list[str]) -> None:
+    options = ("data_dir", "num_classes", "label_offset", "image_size", "train_crop")
+    options += ("resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "shuffle_buffer")
+    options += ("data_threads",)
+    flags = CommandFlags("benchmark input", options)
+    flags.define("batch_size", 64, "images in a batch")
+    flags.define(
+        "compare",
+        "peers,bounds,stages,ablation",
+        "parts, a comma between; peers: with other pipelines; bounds: with decoding alone; stages: "
+        "up to each stage; ablation: without optimizations; cached: with decoded images in memory",
+    )
+    for name, text in (
+        ("model_garden", "Model Garden, to time its reader, too"),
+        ("pytorch", "PyTorch and torchvision, to time its loader, too"),
+        ("simplejpeg", "PyPI's simplejpeg, to time libjpeg-turbo alone, too"),
+    ):
+        flags.define(
+            name, "", f"directory of an environment of tools/input_peers.sh that has {text}"
+        )
+    flags.define("images", 2000, "in a sample; to be many batches for each core")
+    flags.define("consumes", 0.0, "images/s that a host's accelerators take; 0: unknown")
+    _define_turns(flags, repeats=5, warmup=1)
+    flags.parse(arguments)
+    counts = _counts(flags, "images", "repeats", "warmup")
+    config = Config(**{name: flags[name] for name in (*options, "batch_size")})
+    names = [name for name in flags["compare"].split(",") if name]
+    for name in names:
+        if name not in _INPUT_PARTS:
+            raise UserError(
+                f"compare: there is no part {name!r}"
+                f"{nearest(name, _INPUT_PARTS) or '; choose from ' + ', '.join(_INPUT_PARTS)}"
+            )
+    if not names:
+        raise UserError(f"compare is empty: choose from {', '.join(_INPUT_PARTS)}")
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks import input_report
+    from imagenet_fast.benchmarks.input import InputBenchmark
+    from imagenet_fast.benchmarks.input_source import thread_count
+
+    peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
+    benchmark = InputBenchmark(config, peers, **counts)
+    parts = {name: getattr(benchmark, name)() for name in names}
+    host = (thread_count(config), flags["consumes"])
+    print(input_report.table(parts, *host))
+    if flags["output_dir"]:
+        told = {name: flags[name] for name in (*options, *flags.own_names())}
+        for path in input_report.write(parts, *host, told, flags["output_dir"]):
+            print(path)
+
+
 def _numbers(flags: CommandFlags, name: str) -> list[int]:
     """Reads whole numbers with commas between."""
     try:
@@ -189,11 +261,17 @@ def _report(comparison: Comparison, options: dict[str, Any], directory: str, nam
 BENCHMARKS = {
     "step": (_step, "a training step against the same network from Keras applications"),
     "optimizer": (_optimizer, "one update of a model's variables by ours and other optimizers"),
+    "decode": (
+        _decode,
+        "JPEGs by each option for decoding, and how far the pixels are from Pillow's",
+    ),
     "all_reduce": (
         _all_reduce,
         "sums over workers by each algorithm; to be started on all of them",
     ),
+    "input": (_input, "images/s of the input pipeline, by stage, and of other pipelines"),
 }
+_INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached")
 
 
 def _help() -> str:

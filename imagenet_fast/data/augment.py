@@ -1,6 +1,7 @@
-"""Random changes to the colours and the side of an image, each a pure function of its seed.
+"""Random changes to the colours, the place and the side of an image.
 
-Images are uint8 or float32 [height, width, 3] in 0..255; seeds are int32 [2].
+What is random is drawn first, for a batch of images at once; the changes themselves are functions
+of an image and the numbers drawn. Images are uint8 or float32 [height, width, 3] in 0..255.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.data import draws, rand_augment
+
+Changes = dict[str, tf.Tensor]
 
 # The principal components of ImageNet's colours, scaled to 0..1: Krizhevsky et al. 2012, in
 # fb.resnet.torch's digits.
@@ -20,41 +24,95 @@ _EIGENVECTORS = np.array(
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def augment(image: tf.Tensor, seed: tf.Tensor, config: Config) -> tf.Tensor:
-    """Applies what ``config`` asks for, in fb.resnet.torch's order: jitter, lighting, flip.
+def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
+    """Draws what will be done to training images.
+
+    Args:
+      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      config: names the changes.
+
+    Returns:
+      By name, what :func:`augment` takes of each image: [images, ...].
+    """
+    changes = {}
+    if config.train_crop == "pad":
+        numbers = draws.uniform(identities, "shift", 2)
+        changes["shift"] = tf.cast(numbers * (2 * config.crop_padding + 1), tf.int32)
+    if config.flip:
+        changes["flip"] = draws.uniform(identities, "flip", 1)[:, 0] < 0.5
+    if config.rand_augment_layers:
+        changes["operations"], changes["strengths"] = rand_augment.draw(
+            identities, config.rand_augment_layers, config.rand_augment_magnitude
+        )
+    if config.color_jitter:
+        numbers = draws.uniform(identities, "color jitter", 3)
+        changes["shares"] = 1 + config.color_jitter * (2 * numbers - 1)
+    if config.lighting:
+        # Normal numbers, of which the one for 0 would be infinite. In float32 their last bits would
+        # depend on their places in the batch, which decide whether they are computed side by side.
+        numbers = tf.maximum(draws.uniform(identities, "lighting", 3), 2.0**-25)
+        normal = tf.cast(tf.math.ndtri(tf.cast(numbers, tf.float64)), tf.float32)
+        changes["amounts"] = config.lighting * normal
+    return changes
+
+
+def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
+    """Changes an image: shift, flip, RandAugment, jitter, lighting.
+
+    RandAugment follows the flip, as in torchvision; its shears are not the same in a mirror. The
+    others are, so that it makes no difference that fb.resnet.torch flips last.
+
+    Args:
+      image: uint8 [height, width, 3].
+      changes: those that :func:`draw_changes` drew for it.
+      config: gives the margin of a shift.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
     """
-    seeds = tf.unstack(tf.random.experimental.stateless_split(seed, 3))
-    if config.color_jitter or config.lighting:
+    shape = image.shape
+    if "shift" in changes:
+        image = shift(image, config.crop_padding, changes["shift"])
+    if "flip" in changes:
+        unflipped = image
+        image = tf.cond(changes["flip"], lambda: tf.reverse(unflipped, [1]), lambda: unflipped)
+    if "operations" in changes:
+        image = rand_augment.rand_augment(image, changes["operations"], changes["strengths"])
+    if "shares" in changes or "amounts" in changes:
         pixels = tf.cast(image, tf.float32)
-        if config.color_jitter:
-            pixels = color_jitter(pixels, config.color_jitter, seeds[0])
-        if config.lighting:
-            pixels = lighting(pixels, config.lighting, seeds[1])
+        if "shares" in changes:
+            pixels = color_jitter(pixels, changes["shares"])
+        if "amounts" in changes:
+            pixels = lighting(pixels, changes["amounts"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
-    if config.flip:
-        image = tf.image.stateless_random_flip_left_right(image, seeds[2])
-    return image
+    return tf.ensure_shape(image, shape)
 
 
-def color_jitter(image: tf.Tensor, strength: float, seed: tf.Tensor) -> tf.Tensor:
+def shift(image: tf.Tensor, margin: int, corner: tf.Tensor) -> tf.Tensor:
+    """Returns a window, of the image's own size, of the image in a frame of zeros.
+
+    Args:
+      image: [height, width, 3].
+      margin: pixels of the frame at each side.
+      corner: int32 [2]: top and left of the window within the frame, at most twice the margin.
+    """
+    framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]])
+    return tf.slice(framed, tf.concat([corner, [0]], 0), tf.shape(image))
+
+
+def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
     """Changes brightness, contrast and saturation.
 
-    Each blends the image with a plainer one: black, the grey of its mean, its own greys. The
-    image's share is drawn from ``[1 - strength, 1 + strength]`` for each of the three. Their order,
-    random in fb.resnet.torch, makes no difference, since nothing is clipped in between.
+    Each blends the image with a plainer one: black, the grey of its mean, its own greys. Their
+    order, random in fb.resnet.torch, makes no difference, since nothing is clipped in between.
 
     Args:
       image: float32 [height, width, 3].
-      strength: in [0, 1).
-      seed: int32 [2].
+      shares: float32 [3], that the image itself has in each of the three.
 
     Returns:
       float32 [height, width, 3], not clipped.
     """
-    shares = tf.random.stateless_uniform([3], seed, 1 - strength, 1 + strength)
     brightness, contrast, saturation = tf.unstack(shares)
     grey = tf.tensordot(image, _GREY, 1)[..., tf.newaxis]
     image = saturation * image + (1 - saturation) * grey
@@ -62,16 +120,14 @@ def color_jitter(image: tf.Tensor, strength: float, seed: tf.Tensor) -> tf.Tenso
     return brightness * image
 
 
-def lighting(image: tf.Tensor, std: float, seed: tf.Tensor) -> tf.Tensor:
-    """Adds noise along the principal components of ImageNet's colours.
+def lighting(image: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:
+    """Adds one colour along the principal components of ImageNet's colours.
 
     Args:
       image: float32 [height, width, 3].
-      std: standard deviation of the noise along each component, in units of its eigenvalue.
-      seed: int32 [2].
+      amounts: float32 [3], of each component, in units of its eigenvalue.
 
     Returns:
       float32 [height, width, 3], not clipped.
     """
-    amounts = tf.random.stateless_normal([3], seed, stddev=std)
     return image + 255 * tf.linalg.matvec(_EIGENVECTORS, amounts * _EIGENVALUES)

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 
@@ -35,6 +36,12 @@ _HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 byte
 _FOOTER = struct.Struct("<I")  # masked checksum of the data
 _OVERHEAD = _HEADER.size + _FOOTER.size
 
+# Before each further attempt at what could not be read, in seconds.
+_PAUSES = (1.0, 2.0, 4.0)
+# Of these, no pause makes an end.
+_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_Result = TypeVar("_Result")
+
 
 class CorruptRecordError(UserError):
     """A shard cannot be read past this record: the message names the file, record and offset."""
@@ -44,6 +51,23 @@ class CorruptRecordError(UserError):
         self.path = path
         self.record = record
         self.offset = offset
+        self.reason = reason
+
+
+class Damage(NamedTuple):
+    """A place in a shard where a record is lost.
+
+    Attributes:
+      record: the record's number, from 0, if one record alone is lost at each place before it.
+      offset: where it starts, in bytes.
+      reason: what is wrong with it.
+      bounded: whether it is known where the record ends, so that none is lost with it.
+    """
+
+    record: int
+    offset: int
+    reason: str
+    bounded: bool
 
 
 class Written(NamedTuple):
@@ -174,44 +198,42 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
       CorruptRecordError: At the first record that is damaged or cut short.
       UserError: There is no such file.
     """
-    path = Path(path)
-    with _open(path) as file:
-        for number, (offset, length) in enumerate(_walk(path, file)):
-            yield _data(path, file, number, offset, length)
+    with _File(path) as file:
+        for number, (offset, length) in enumerate(_walk(file)):
+            yield _data(file, number, offset, length)
 
 
-def salvage_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields what ``read_records`` would have yielded after the first corrupt record.
+def read_past_damage(path: str | os.PathLike[str], count: int) -> Iterator[bytes | Damage]:
+    """Yields the data of each record, or what is wrong with it.
 
     A record whose data is damaged is stepped over. Where a length is damaged, so that nobody knows
     where the next record starts, the file is searched for the next length that agrees with its
-    checksum. Yields nothing for a file in good order or one that is cut short.
+    checksum.
+
+    Args:
+      path: The file.
+      count: Records that it should hold. If it ends early in good order, that is damage too.
 
     Raises:
-      UserError: There is no such file.
+      UserError: The file cannot be read.
     """
-    path = Path(path)
-    with _open(path) as file:
-        size = file.seek(0, os.SEEK_END)
+    with _File(path) as file:
         offset: int | None = 0
         number = 0
-        damaged = False
-        while offset is not None and offset < size:
+        bounded = True
+        while offset is not None and offset < file.size:
             try:
-                length = _length(path, file, size, number, offset)
-            except CorruptRecordError:
-                damaged = True
+                length = _length(file, number, offset)
+            except CorruptRecordError as error:
+                bounded = False
+                yield Damage(number, offset, error.reason, bounded)
                 offset = _next_header(file, offset + 1)
-                continue
-            try:
-                data = _data(path, file, number, offset, length)
-            except CorruptRecordError:
-                damaged = True
             else:
-                if damaged:
-                    yield data
-            offset += length + _OVERHEAD
+                yield _data_or_damage(file, number, offset, length)
+                offset += length + _OVERHEAD
             number += 1
+        if bounded and number < count:
+            yield Damage(number, file.size, "the file ends before it", bounded=False)
 
 
 def locate_records(path: str | os.PathLike[str]) -> Iterator[int]:
@@ -221,9 +243,8 @@ def locate_records(path: str | os.PathLike[str]) -> Iterator[int]:
       CorruptRecordError: A length is damaged, or the file ends within a record.
       UserError: There is no such file.
     """
-    path = Path(path)
-    with _open(path) as file:
-        for offset, _ in _walk(path, file):
+    with _File(path) as file:
+        for offset, _ in _walk(file):
             yield offset
 
 
@@ -239,11 +260,9 @@ def read_record(path: str | os.PathLike[str], number: int, offset: int) -> bytes
       CorruptRecordError: The record is damaged or cut short.
       UserError: There is no such file.
     """
-    path = Path(path)
-    with _open(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        length = _length(path, file, size, number, offset)
-        return _data(path, file, number, offset, length)
+    with _File(path) as file:
+        length = _length(file, number, offset)
+        return _data(file, number, offset, length)
 
 
 def _checksum(data: bytes) -> bytes:
@@ -253,51 +272,102 @@ def _checksum(data: bytes) -> bytes:
     return _FOOTER.pack(masked)
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+class _File:
+    """A file, opened and read again where that fails, as on a server that is away for a moment.
+
+    Args:
+      path: of the file.
+
+    Raises:
+      UserError: It cannot be read, however often that is tried; each method raises it.
+
+    Attributes:
+      path: of the file.
+      size: in bytes.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._file: BinaryIO | None = None
+        self.size = self._insist(lambda file: file.seek(0, os.SEEK_END))
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._close()
+
+    def read(self, offset: int, length: int = -1) -> bytes:
+        """Returns ``length`` bytes, or all there are, or fewer at the file's end."""
+
+        def read(file: BinaryIO) -> bytes:
+            file.seek(offset)
+            return file.read(length)
+
+        return self._insist(read)
+
+    def _insist(self, action: Callable[[BinaryIO], _Result]) -> _Result:
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                if self._file is None:
+                    self._file = self.path.open("rb")
+                return action(self._file)
+            except OSError as error:
+                self._close()
+                pause = next(pauses, None)
+                if pause is None or isinstance(error, _LASTING):
+                    raise UserError(f"{self.path}: cannot be read: {error.strerror}") from error
+            time.sleep(pause)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
-def _walk(path: Path, file: BinaryIO) -> Iterator[tuple[int, int]]:
+def _walk(file: _File) -> Iterator[tuple[int, int]]:
     """Yields (offset of the record, length of its data)."""
-    size = file.seek(0, os.SEEK_END)
     offset = number = 0
-    while offset < size:
-        length = _length(path, file, size, number, offset)
+    while offset < file.size:
+        length = _length(file, number, offset)
         yield offset, length
         offset += length + _OVERHEAD
         number += 1
 
 
-def _length(path: Path, file: BinaryIO, size: int, number: int, offset: int) -> int:
-    """Returns the length of the data of the record at ``offset``, in a file of ``size`` bytes."""
-    file.seek(offset)
-    header = file.read(_HEADER.size)
+def _length(file: _File, number: int, offset: int) -> int:
+    """Returns the length of the data of the record at ``offset``."""
+    header = file.read(offset, _HEADER.size)
     if len(header) < _HEADER.size:
-        raise CorruptRecordError(path, number, offset, "the file ends within its header")
+        raise CorruptRecordError(file.path, number, offset, "the file ends within its header")
     if _checksum(header[:8]) != header[8:]:
-        raise CorruptRecordError(path, number, offset, "the checksum of its length is wrong")
+        raise CorruptRecordError(file.path, number, offset, "the checksum of its length is wrong")
     length, _ = _HEADER.unpack(header)
-    missing = offset + length + _OVERHEAD - size
+    missing = offset + length + _OVERHEAD - file.size
     if missing > 0:
-        raise CorruptRecordError(path, number, offset, f"the file ends {missing} bytes early")
+        raise CorruptRecordError(file.path, number, offset, f"the file ends {missing} bytes early")
     return length
 
 
-def _data(path: Path, file: BinaryIO, number: int, offset: int, length: int) -> bytes:
-    file.seek(offset + _HEADER.size)
-    data = file.read(length)
-    if _checksum(data) != file.read(_FOOTER.size):
-        raise CorruptRecordError(path, number, offset, "the checksum of its data is wrong")
+def _data(file: _File, number: int, offset: int, length: int) -> bytes:
+    start = offset + _HEADER.size
+    data = file.read(start, length)
+    if _checksum(data) != file.read(start + length, _FOOTER.size):
+        raise CorruptRecordError(file.path, number, offset, "the checksum of its data is wrong")
     return data
 
 
-def _next_header(file: BinaryIO, start: int) -> int | None:
+def _data_or_damage(file: _File, number: int, offset: int, length: int) -> bytes | Damage:
+    try:
+        return _data(file, number, offset, length)
+    except CorruptRecordError as error:
+        return Damage(number, offset, error.reason, bounded=True)
+
+
+def _next_header(file: _File, start: int) -> int | None:
     """Returns the offset of the first sound header at or after ``start``."""
-    file.seek(start)
-    rest = file.read()
+    rest = file.read(start)
     # No record has 4 GiB, so the upper half of a length is zeros: look only where those are.
     zeros = rest.find(bytes(4), 4)
     while zeros >= 0:

@@ -26,6 +26,7 @@ from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 from imagenet_fast.optimizers.names import make_optimizer
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
 
 # Options of Config that belong to some models only.
@@ -59,6 +60,8 @@ def build_model(config: Config) -> Classifier:
     """
     model = build_for_evaluation(config)
     with model.distribute_strategy.scope():
+        if model.mixer is not None:
+            _check_partners(config)
         model.steps_per_epoch = steps_per_epoch(read_info(config), config)
         updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
         model.epochs = max(1, round(updates / model.steps_per_epoch))
@@ -88,6 +91,8 @@ def build_for_evaluation(config: Config) -> Classifier:
 def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     """Returns the model, not compiled, from uint8 [batch, image_size, image_size, 3] to logits.
 
+    With ``train_sizes`` it takes images of any size.
+
     Args:
       config: of the model.
       labels: the name of each class.
@@ -95,7 +100,8 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     Raises:
       UserError: if the replicas of the strategy in scope cannot share batch norm as configured.
     """
-    shape = (config.image_size, config.image_size, 3)
+    size = None if config.train_sizes else config.image_size
+    shape = (size, size, 3)
     with precision_policy(config.precision):
         network = models.build(
             config.model,
@@ -110,6 +116,7 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
             pixels,
             network(normalized(pixels)),
             label_smoothing=config.label_smoothing,
+            mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             xla=config.xla,
             config=config,
@@ -194,6 +201,21 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         trust_mask=[role is Role.WEIGHT for role in roles],
         **shared,
     )
+
+
+def _mixer(config: Config) -> Mixer | None:
+    if not config.mixup_alpha and not config.cutmix_alpha:
+        return None
+    return Mixer(config.mixup_alpha, config.cutmix_alpha, config.seed)
+
+
+def _check_partners(config: Config) -> None:
+    images = per_replica_batch_size(config, tf.distribute.get_strategy())
+    if images == config.accumulation_steps:
+        raise UserError(
+            "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, but here that "
+            "is a single image; raise batch_size or lower accumulation_steps"
+        )
 
 
 def _batch_norm_group_size(config: Config) -> int:

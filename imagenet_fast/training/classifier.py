@@ -12,6 +12,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.optimizers.weight_average import WeightAverage
+from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.totals import Totals, batch_sums
 
 Tensors = list[tf.Tensor]
@@ -33,12 +34,14 @@ class Classifier(keras.Model):
     Batches are ``(images, labels)`` or ``(images, labels, weights)``: of the input's dtype
     [batch, height, width, 3], integer [batch] and float [batch]. Images of weight 0 do not count;
     negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5`` (fractions), ``examples``
-    (images that counted), ``skipped`` (images that had no weight).
+    (images that counted), ``skipped`` (images that had no weight). Where images are mixed, the loss
+    in training is that of both labels, and the accuracies are those of the image's own.
 
     Args:
       inputs: the functional model's input.
       outputs: its logits, float32 [batch, classes].
       label_smoothing: probability spread evenly over all classes.
+      mixer: mixes the images of each micro-batch in training; None: they are not mixed.
       accumulation_steps: micro-batches in each replica's share of a step.
       xla: whether XLA compiles the forward and backward pass.
       config: what the model was made from, if it was; ``export`` needs it.
@@ -60,6 +63,7 @@ class Classifier(keras.Model):
         outputs: Any,
         *,
         label_smoothing: float = 0.0,
+        mixer: Mixer | None = None,
         accumulation_steps: int = 1,
         xla: bool = False,
         config: Config | None = None,
@@ -68,6 +72,7 @@ class Classifier(keras.Model):
     ) -> None:
         super().__init__(inputs=inputs, outputs=outputs, name=name)
         self.label_smoothing = label_smoothing
+        self.mixer = mixer
         self.accumulation_steps = accumulation_steps
         self.config = config
         self.labels = tuple(labels)
@@ -128,9 +133,13 @@ class Classifier(keras.Model):
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
         context = tf.distribute.get_replica_context()
-        images, labels, weights = _unpack(data)
-        global_batch = tf.cast(tf.shape(labels)[0] * context.num_replicas_in_sync, tf.float32)
-        gradients, sums = self._accumulate(images, labels, weights, global_batch)
+        batch = _unpack(data)
+        images = tf.shape(batch[0])[0]
+        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
+        if self.mixer is not None:
+            step, replica = self.optimizer.iterations, context.replica_id_in_sync_group
+            batch = *batch, self.mixer.draw(images, step, replica)
+        gradients, sums = self._accumulate(global_batch, *batch)
         *gradients, sums = self._sum_over_replicas(gradients, sums)
         if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
             gradients = self.optimizer.get_unscaled_gradients(gradients)
@@ -221,21 +230,19 @@ class Classifier(keras.Model):
         for variable, mean in zip(statistics, means):
             variable.assign(mean)
 
-    def _accumulate(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, global_batch: tf.Tensor
-    ) -> tuple[Tensors, tf.Tensor]:
+    def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and sums of this replica's share, micro-batch by micro-batch."""
         if self.accumulation_steps == 1:
-            return self._forward_backward(images, labels, weights, global_batch)
+            return self._forward_backward(global_batch, *batch)
         parts = [
             tf.reshape(part, tf.concat([[self.accumulation_steps, -1], tf.shape(part)[1:]], 0))
-            for part in (images, labels, weights)
+            for part in batch
         ]
-        for part, whole in zip(parts, (images, labels, weights)):
+        for part, whole in zip(parts, batch):
             part.set_shape([self.accumulation_steps, None, *whole.shape[1:]])
 
         def add(step: tf.Tensor, gradients: Tensors, sums: tf.Tensor) -> tuple[Any, ...]:
-            new, new_sums = self._forward_backward(*(part[step] for part in parts), global_batch)
+            new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
             return step + 1, [a + b for a, b in zip(gradients, new)], sums + new_sums
 
         zeros = [tf.zeros(variable.shape) for variable in self.trainable_variables]
@@ -248,13 +255,25 @@ class Classifier(keras.Model):
         return gradients, sums
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, global_batch: tf.Tensor
+        self,
+        global_batch: tf.Tensor,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        *drawn: tf.Tensor,
     ) -> tuple[Tensors, tf.Tensor]:
-        """Returns float32 gradients of a micro-batch's part of the loss, and its sums."""
+        """Returns float32 gradients of a micro-batch's part of the loss, and its sums.
+
+        ``drawn`` is for the mixer, if there is one.
+        """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if self.mixer is not None:
+            images, partners, shares = self.mixer.mix(images, labels, weights, *drawn)
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
             losses = self._cross_entropy(logits, labels)
+            if self.mixer is not None:
+                losses = shares * losses + (1 - shares) * self._cross_entropy(logits, partners)
             loss = tf.reduce_sum(losses * weights) / global_batch
             if self.losses:  # regularization, of which each micro-batch adds its share
                 loss += tf.add_n(self.losses) / (replicas * self.accumulation_steps)

@@ -14,11 +14,13 @@ import tensorflow as tf
 import tf_keras as keras
 from tqdm import tqdm
 
+from imagenet_fast.data.bad_images import describe
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.clock import Clock
 
 Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
+_BAD_IMAGES_TOLD = 3
 
 
 class Reader(Protocol):
@@ -50,6 +52,7 @@ class Recorder(keras.callbacks.Callback):
       every: steps between two rows.
       max_bad_images: unreadable images since the last evaluation that stop the run.
       evaluated_examples: images that an evaluation must have seen.
+      model_dir: where unreadable images are listed; empty: nowhere.
     """
 
     # Keras would read the metrics at each step otherwise.
@@ -66,6 +69,7 @@ class Recorder(keras.callbacks.Callback):
         every: int,
         max_bad_images: int,
         evaluated_examples: int,
+        model_dir: str = "",
     ) -> None:
         super().__init__()
         self.step = step
@@ -77,6 +81,7 @@ class Recorder(keras.callbacks.Callback):
         self._every = every
         self._max_bad_images = max_bad_images
         self._evaluated_examples = evaluated_examples
+        self._model_dir = model_dir
         self._compiled = False
         self._untimed = 0
         self._unread: list[tf.Tensor] = []
@@ -146,10 +151,11 @@ class Recorder(keras.callbacks.Callback):
         new = {name: sums[name] - self._read_sums[name] for name in sums}
         self._read_sums = sums
         if sums["skipped"] > self._max_bad_images:
+            listed = describe(self._model_dir, examples=_BAD_IMAGES_TOLD)
             raise UserError(
                 f"{sums['skipped']:.0f} images could not be read since the last evaluation, more "
                 f"than max_bad_images={self._max_bad_images}; `imagenet-fast prepare --verify` "
-                "finds damaged shards"
+                "finds damaged shards" + (f"; {listed}" if listed else "")
             )
         timed = steps - self._untimed
         self._untimed = 0

@@ -43,6 +43,7 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
         _section("Hardware and versions", _table(_environment(summary))),
         "</div>",
         _evaluations(rows),
+        _bad_images(summary),
         _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
         _section("Options", _options(config)),
     ]
@@ -212,6 +213,16 @@ def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
             ("Unreadable in evaluation", "images_skipped_in_evaluation"),
         )
     ]
+
+
+def _bad_images(summary: dict[str, Any]) -> str:
+    """What was wrong with images that could not be read, if there are any."""
+    kinds = summary.get("bad_images") or {}
+    if not kinds:
+        return ""
+    total = ("all, as listed in bad_images.jsonl", _number(sum(kinds.values())))
+    lines = [(kind, _number(number)) for kind, number in kinds.items()]
+    return _section("Unreadable images", _table([*lines, total]))
 
 
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ import tf_keras as keras
 
 from imagenet_fast import environment
 from imagenet_fast.config import Config
+from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.cluster import Cluster
@@ -45,13 +46,18 @@ from imagenet_fast.training.schedule import total_steps
 
 SUMMARY_FILE = "summary.json"
 
+# What Python raised inside of a dataset, as TensorFlow tells it.
+_USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
+_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
 
 def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
     """Trains as ``config`` says and writes all of it to ``model_dir``.
 
     A run found there goes on from its last checkpoint, to the same weights as if it had never
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
-    ``report.html``, ``checkpoints/`` and ``tensorboard/``.
+    ``report.html``, ``checkpoints/`` and ``tensorboard/``, and ``bad_images.jsonl`` if there are
+    images that cannot be read.
 
     Args:
       config: what to train, and how.
@@ -62,12 +68,12 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
       The summary, as in ``summary.json``; what evaluation found is in the chief's alone.
 
     Raises:
-      UserError: if anything the user gave cannot be used, training diverges, or another worker
-        stops.
+      UserError: if anything the user gave cannot be used, a shard cannot be read any more,
+        training diverges, or another worker stops.
     """
     if not config.model_dir:
         raise UserError("no place for the results: give --model_dir")
-    with _lost_workers_explained():
+    with _errors_explained():
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
@@ -105,6 +111,7 @@ class _Run:
             every=max(1, self._steps(self.config.log_every)),
             max_bad_images=self.config.max_bad_images,
             evaluated_examples=self._evaluated_examples(),
+            model_dir=self.config.model_dir,
         )
         recorder.validation = validation
         saver = _Saver(self, recorder, max(1, self._steps(self.config.checkpoint_every)))
@@ -113,8 +120,11 @@ class _Run:
         last_step = step if self._reached(validation) else self.total_steps
         try:
             for first_epoch, epochs, first_step, steps in _stretches(
-                step, last_step, self.eval_every
+                step, last_step, self.eval_every, [*map(self._steps, self.config.train_until)]
             ):
+                if self.config.train_sizes:
+                    # Else TensorFlow would make one program for images of any size.
+                    self.model.make_train_function(force=True)
                 self.model.fit(
                     make_dataset(self.config, "train", first_step),
                     initial_epoch=first_epoch,
@@ -187,12 +197,16 @@ class _Run:
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
             rows = read_rows(self.config.model_dir)
             write_file(directory / report.FILE, report.render(summary, rows, self.config))
+            unreadable = bad_images.describe(self.config.model_dir)
+            if unreadable:
+                print(unreadable, file=sys.stderr, flush=True)
         # A worker that left before the others would be reported as lost.
         wait_for_all(self.strategy)
         return summary
 
     def _summary(self, step: int) -> dict[str, Any]:
         rows = read_rows(self.config.model_dir) if is_chief() else []
+        unreadable = bad_images.read_bad_images(self.config.model_dir) if is_chief() else []
         validation = [row for row in rows if row["kind"] == "validation"]
         last = validation[-1] if validation else {}
         reached = next((row for row in validation if self._reached(row)), {})
@@ -206,6 +220,7 @@ class _Run:
             "images_evaluated": last.get("examples"),
             "images_skipped_in_training": sum(row["skipped"] for row in training),
             "images_skipped_in_evaluation": last.get("skipped"),
+            "bad_images": bad_images.count_kinds(unreadable),
             "epochs": step / self.steps_per_epoch,
             "steps": step,
             "train_seconds": self.clock.train_seconds,
@@ -295,30 +310,41 @@ class _StopAtAccuracy(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _stretches(step: int, total: int, segment: int) -> Iterator[tuple[int, int, int, int]]:
+def _stretches(
+    step: int, total: int, segment: int, changes: Sequence[int] = ()
+) -> Iterator[tuple[int, int, int, int]]:
     """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.
 
     Usually one call does. A run that goes on in the middle of a segment needs one more to end it,
-    and one whose length is no multiple of it another for the rest.
+    and one whose length is no multiple of it another for the rest; and the same at each of the
+    steps ``changes``, at which the data set is another one.
 
     Yields:
       (initial_epoch, epochs, first step, steps_per_epoch) of a call.
     """
     while step < total:
+        end = min(change for change in (*changes, total) if step < change <= total)
         epoch, done = divmod(step, segment)
-        if done or total - step < segment:
-            steps, epochs = min(segment - done, total - step), epoch + 1
+        if done or end - step < segment:
+            steps, epochs = min(segment - done, end - step), epoch + 1
         else:
-            steps, epochs = segment, epoch + (total - step) // segment
+            steps, epochs = segment, epoch + (end - step) // segment
         yield epoch, epochs, step, steps
         step += (epochs - epoch) * steps
 
 
 @contextlib.contextmanager
-def _lost_workers_explained() -> Iterator[None]:
+def _errors_explained() -> Iterator[None]:
     try:
         yield
-    except (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError) as error:
+    except tf.errors.OpError as error:
+        told = _USER_ERROR.search(error.message)
+        if told:
+            raise UserError(
+                f"{told[1]}; when that is mended, the same command goes on from the last checkpoint"
+            ) from error
+        if not isinstance(error, _LOST_WORKER):
+            raise
         raise UserError(
             f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
             f"({type(error).__name__}); see its output, then start all workers again with the "

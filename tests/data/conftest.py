@@ -4,10 +4,25 @@ import pathlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from imagenet_fast import Config
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
+from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.images import encode_pixels
+
+CLASSES = 61
+
+
+@pytest.fixture(scope="session")
+def identities():
+    """Identities of images at places that follow each other: identities(count, seed=3, epoch=5)."""
+
+    def identify(count, seed=3, epoch=5):
+        return np.stack([np.full(count, seed), np.full(count, epoch), np.arange(count)], axis=1)
+
+    return identify
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +42,38 @@ def numbered_example():
         )
 
     return encode
+
+
+@pytest.fixture(scope="session")
+def numbered_examples(numbered_example):
+    """The examples of the numbers from 0 to 60, images of 12 x 10 pixels."""
+    return [numbered_example(number) for number in range(CLASSES)]
+
+
+@pytest.fixture(scope="session")
+def evaluated(numbered_examples):
+    """Each numbered image as evaluation sees it: uint8 [61, 8, 8, 3]."""
+    config = Config(image_size=8)
+    encoded = [records.decode_example(example)[records.ENCODED][0] for example in numbered_examples]
+    return np.stack([evaluation_image(image, config) for image in encoded])
+
+
+@pytest.fixture(scope="session")
+def bad_examples(numbered_example, numbered_examples):
+    """The numbered examples, some of them unreadable, and the numbers of those."""
+    examples = list(numbered_examples)
+    jpeg = records.decode_example(examples[9])[records.ENCODED][0]
+    examples[4] = numbered_example(4, jpeg=b"\xff\xd8\xff not a JPEG")
+    examples[9] = numbered_example(9, jpeg=jpeg[: len(jpeg) // 2])
+    examples[10] = numbered_example(10, jpeg=b"")
+    examples[20] = numbered_example(20, label=CLASSES)
+    examples[33] = numbered_example(33, label=-1)
+    examples[40] = b"not an Example"
+    without_label = tf.train.Example()
+    without_label.features.feature[records.ENCODED].bytes_list.value.append(jpeg)
+    examples[44] = without_label.SerializeToString()
+    examples[60] = numbered_example(60, jpeg=b"GIF89a")
+    return examples, [4, 9, 10, 20, 33, 40, 44, 60]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
-from imagenet_fast.data.augment import augment, color_jitter, lighting
+from imagenet_fast.data import draws
+from imagenet_fast.data.augment import augment, color_jitter, draw_changes, lighting, shift
 
 GREY = np.array([0.299, 0.587, 0.114])
 # fb.resnet.torch, datasets/imagenet.lua.
@@ -13,77 +14,136 @@ EIGENVECTORS = np.array(
 )
 
 
-def over_seeds(function, seeds):
-    """Returns ``function(seed)`` for so many seeds, stacked."""
-    dataset = tf.data.Dataset.range(seeds).map(
-        lambda seed: function(tf.stack([tf.cast(seed, tf.int32), 9]))
-    )
-    return np.stack(list(dataset.as_numpy_iterator()))
-
-
 def noise(height=6, width=5):
     return np.random.RandomState(3).randint(0, 256, (height, width, 3)).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def drawn(identities):
+    """Changes of images: drawn(count=4000, **config), each an array [count, ...]."""
+
+    def draw(count=4000, **config):
+        changes = draw_changes(identities(count), Config(**config))
+        return {name: change.numpy() for name, change in changes.items()}
+
+    return draw
+
+
+@pytest.fixture(scope="module")
+def augmented(identities):
+    """One image, changed as often: augmented(image, count, **config), uint8 [count, ...]."""
+
+    def change(image, count, **config):
+        config = Config(**config)
+        dataset = tf.data.Dataset.from_tensors(draw_changes(identities(count), config)).unbatch()
+        dataset = dataset.map(lambda changes: augment(image, changes, config))
+        return np.stack(list(dataset.as_numpy_iterator()))
+
+    return change
+
+
+def plain_jitter(image, brightness, contrast, saturation):
+    image = saturation * image + (1 - saturation) * (image @ GREY)[..., None]
+    image = contrast * image + (1 - contrast) * (image @ GREY).mean()
+    return brightness * image
+
+
+def plain_lighting(image, amounts):
+    return image + 255 * (EIGENVECTORS * amounts * EIGENVALUES).sum(axis=1)
+
+
+def assert_uncorrelated(columns):
+    """Checks that the correlations of columns [count, columns] are within five standard errors."""
+    correlation = np.corrcoef(columns.T) - np.eye(columns.shape[1])
+    assert np.abs(correlation).max() < 5 / np.sqrt(len(columns))
 
 
 # --- Flip -----------------------------------------------------------------------------------------
 
 
-def test_half_of_the_images_are_mirrored():
+def test_half_of_the_images_are_mirrored(augmented, drawn):
     image = noise()
-    images = over_seeds(lambda seed: augment(image, seed, Config()), 400)
+    images = augmented(image, 400)
     same = (images == image).all(axis=(1, 2, 3))
     mirrored = (images == image[:, ::-1]).all(axis=(1, 2, 3))
     assert (same ^ mirrored).all()
-    assert 0.4 < mirrored.mean() < 0.6
+    np.testing.assert_array_equal(mirrored, drawn(400)["flip"])
+    assert 0.46 < drawn()["flip"].mean() < 0.54
 
 
 def test_nothing_asked_for_nothing_done():
+    config = Config(flip=False)
     image = noise()
-    images = over_seeds(lambda seed: augment(image, seed, Config(flip=False)), 20)
-    assert (images == image).all() and images.dtype == np.uint8
+    assert draw_changes(tf.zeros([3, 3], tf.int64), config) == {}
+    same = augment(tf.constant(image), {}, config)
+    assert same.dtype == tf.uint8
+    np.testing.assert_array_equal(same, image)
+
+
+# --- Shift ----------------------------------------------------------------------------------------
+
+
+def test_shift_takes_a_window_of_the_image_in_a_frame():
+    image = noise(4, 7)
+    framed = np.pad(image, [(2, 2), (2, 2), (0, 0)])
+    for top in range(5):
+        for left in range(5):
+            window = shift(tf.constant(image), 2, tf.constant([top, left]))
+            np.testing.assert_array_equal(window, framed[top : top + 4, left : left + 7])
+
+
+def test_images_are_shifted_to_all_places_as_often(drawn):
+    corners = drawn(train_crop="pad", crop_padding=2)["shift"]
+    assert corners.dtype == np.int32 and corners.shape == (4000, 2)
+    places, counts = np.unique(corners, axis=0, return_counts=True)
+    np.testing.assert_array_equal(places, [(top, left) for top in range(5) for left in range(5)])
+    assert counts.min() > 110 and counts.max() < 220  # 160 on average
+
+
+def test_shift_fills_with_zeros(augmented, drawn):
+    image = noise()
+    options = {"train_crop": "pad", "crop_padding": 3, "flip": False}
+    framed = np.pad(image, [(3, 3), (3, 3), (0, 0)])
+    images = augmented(image, 50, **options)
+    for shifted, (top, left) in zip(images, drawn(50, **options)["shift"]):
+        np.testing.assert_array_equal(shifted, framed[top : top + 6, left : left + 5])
+
+
+def test_no_margin_no_shift(drawn):
+    assert not drawn(100, train_crop="pad", crop_padding=0)["shift"].any()
 
 
 # --- Colour jitter --------------------------------------------------------------------------------
 
-STRENGTH = 0.4
+
+@pytest.mark.parametrize("strength", [0.1, 0.4])
+def test_shares_are_drawn_evenly_around_one(drawn, strength):
+    shares = drawn(color_jitter=strength)["shares"]
+    assert shares.shape == (4000, 3)
+    for share in shares.T:
+        assert 1 - strength <= share.min() < 1 - 0.99 * strength
+        assert 1 + 0.99 * strength < share.max() <= 1 + strength
+        assert abs(share.mean() - 1) < 0.03 * strength
+        assert abs(share.std() - strength / np.sqrt(3)) < 0.02 * strength
+    assert_uncorrelated(shares)
 
 
-@pytest.fixture(scope="module")
-def shares():
-    """The shares of 300 seeds: brightness, contrast and saturation, [300] each.
-
-    Each comes from an image on which the others do nothing that is not known: on a grey area only
-    brightness acts, between two greys contrast too, on a coloured area saturation and contrast.
-    """
-
-    def measure(pixels):
-        pixels = np.array([pixels], np.float32)
-        return over_seeds(lambda seed: color_jitter(pixels, STRENGTH, seed), 300)[:, 0]
-
-    brightness = measure([[100, 100, 100]])[:, 0, 0] / 100
-    two = measure([[50, 50, 50], [150, 150, 150]])[..., 0]
-    contrast = (two[:, 1] - two[:, 0]) / 100 / brightness
-    colour = measure([[200, 100, 50]])[:, 0]
-    saturation = (colour[:, 0] - colour[:, 2]) / 150 / brightness / contrast
-    return brightness, contrast, saturation
+def test_shares_are_those_of_brightness_contrast_and_saturation():
+    grey = np.full([1, 1, 3], 100, np.float32)
+    np.testing.assert_allclose(color_jitter(grey, [0.7, 1.3, 1.2]), 0.7 * grey, rtol=1e-5)
+    greys = np.array([[[50] * 3, [150] * 3]], np.float32)
+    np.testing.assert_allclose(
+        color_jitter(greys, [1.0, 0.8, 1.2]), [[[60] * 3, [140] * 3]], rtol=1e-5
+    )
+    colour = np.array([[[200, 100, 50]]], np.float32)
+    own_grey = colour @ GREY.astype(np.float32)
+    np.testing.assert_allclose(
+        color_jitter(colour, [1.0, 1.0, 0.6]), 0.6 * colour + 0.4 * own_grey[..., None], rtol=1e-5
+    )
 
 
-def test_shares_are_drawn_evenly_around_one(shares):
-    for share in shares:
-        assert share.min() >= 1 - STRENGTH - 1e-4 and share.max() <= 1 + STRENGTH + 1e-4
-        assert share.min() < 0.65 and share.max() > 1.35
-        assert abs(share.mean() - 1) < 0.05
-        assert abs(share.std() - STRENGTH / np.sqrt(3)) < 0.02
-
-
-def test_shares_are_independent(shares):
-    correlation = np.corrcoef(shares)
-    assert np.abs(correlation - np.eye(3)).max() < 0.15
-
-
-def test_jitter_equals_numpy(shares):
+def test_jitter_equals_numpy_in_any_order(drawn):
     image = noise().astype(np.float32)
-    images = over_seeds(lambda seed: color_jitter(image, STRENGTH, seed), 300)
 
     def brightness(pixels, share):
         return share * pixels
@@ -96,30 +156,16 @@ def test_jitter_equals_numpy(shares):
 
     # Without clipping in between, the order does not matter: the mean of greys is the grey of the
     # mean, and a pixel's grey is its own grey's grey.
-    for image_of_seed, b, c, s in zip(images, *shares):
+    for b, c, s in drawn(50, color_jitter=0.4)["shares"]:
         one = saturation(contrast(brightness(image, b), c), s)
         other = brightness(contrast(saturation(image, s), c), b)
         np.testing.assert_allclose(one, other, atol=1e-3)
-        np.testing.assert_allclose(image_of_seed, one, atol=0.05)
+        np.testing.assert_allclose(color_jitter(image, [b, c, s]), one, atol=1e-2)
 
 
-def test_jitter_leaves_the_mean_image(shares):
-    image = noise().astype(np.float32)
-    images = over_seeds(lambda seed: color_jitter(image, STRENGTH, seed), 1000)
-    np.testing.assert_allclose(images.mean(axis=0), image, atol=8)
-    assert (images.std(axis=0) > 5).all()
-
-
-def test_strength_is_an_option():
-    pixels = np.full([1, 1, 3], 100, np.float32)
-    weak = over_seeds(lambda seed: color_jitter(pixels, 0.1, seed), 200)
-    assert 89.9 < weak.min() < 92 and 108 < weak.max() < 110.1
-
-
-def test_jittered_images_are_clipped():
+def test_jittered_images_are_clipped(augmented):
     white = np.full([4, 4, 3], 255, np.uint8)
-    config = Config(color_jitter=0.5, flip=False)
-    images = over_seeds(lambda seed: augment(white, seed, config), 200)
+    images = augmented(white, 200, color_jitter=0.5, flip=False)
     assert images.dtype == np.uint8 and images.shape[1:] == (4, 4, 3)
     assert 127 <= images.min() < 140
     assert 0.35 < (images == 255).all(axis=(1, 2, 3)).mean() < 0.65
@@ -128,60 +174,91 @@ def test_jittered_images_are_clipped():
 # --- Lighting -------------------------------------------------------------------------------------
 
 
+def test_amounts_are_normal(drawn):
+    amounts = drawn(lighting=0.1)["amounts"]
+    assert amounts.shape == (4000, 3) and amounts.dtype == np.float32
+    assert np.abs(amounts.mean(axis=0)).max() < 0.1 * 5 / np.sqrt(4000)
+    np.testing.assert_allclose(amounts.std(axis=0), 0.1, rtol=0.05)
+    for deviations, within in ((0.5, 0.383), (1, 0.683), (2, 0.954)):
+        assert abs(np.mean(np.abs(amounts) < 0.1 * deviations) - within) < 0.02
+    assert_uncorrelated(amounts)
+
+
+def test_the_least_and_the_largest_number_have_amounts(monkeypatch):
+    config = Config(lighting=1.0)
+    for number, amount in ((0.0, -5.42), (1 - 2.0**-24, 5.29)):
+        numbers = tf.fill([2, 3], tf.constant(number, tf.float32))
+        monkeypatch.setattr(draws, "uniform", lambda *_, numbers=numbers: numbers)
+        amounts = draw_changes(tf.zeros([2, 3], tf.int64), config)["amounts"]
+        np.testing.assert_allclose(amounts, np.full([2, 3], amount), atol=0.01)
+
+
 def test_lighting_adds_one_colour_along_the_principal_components():
     image = noise().astype(np.float32)
-    images = over_seeds(lambda seed: lighting(image, 0.1, seed), 1000)
-    added = images - image
-    np.testing.assert_allclose(added, np.broadcast_to(added[:, :1, :1], added.shape), atol=1e-3)
-    amounts = np.linalg.solve(EIGENVECTORS, added[:, 0, 0].T / 255).T / EIGENVALUES
-    assert np.abs(amounts.mean(axis=0)).max() < 0.02
-    np.testing.assert_allclose(amounts.std(axis=0), 0.1, rtol=0.1)
-    assert np.abs(np.corrcoef(amounts.T) - np.eye(3)).max() < 0.15
+    for amounts in ([1.0, 0.0, 0.0], [0.0, -2.0, 0.0], [0.3, 0.1, -0.7]):
+        lit = lighting(image, np.array(amounts, np.float32))
+        np.testing.assert_allclose(lit, plain_lighting(image, amounts), rtol=1e-5)
 
 
-def test_lighting_equals_numpy():
-    seed = [4, 2]
-    amounts = tf.random.stateless_normal([3], seed, stddev=0.5).numpy()
-    image = noise().astype(np.float32)
-    expected = image + 255 * (EIGENVECTORS * amounts * EIGENVALUES).sum(axis=1)
-    np.testing.assert_allclose(lighting(image, 0.5, seed), expected, rtol=1e-5)
-
-
-def test_lit_images_are_clipped():
-    config = Config(lighting=2.0, flip=False)
+def test_lit_images_are_clipped(augmented):
     for value in (0, 255):
         image = np.full([2, 2, 3], value, np.uint8)
-        images = over_seeds(lambda seed, image=image: augment(image, seed, config), 100).astype(int)
+        images = augmented(image, 200, lighting=2.0, flip=False)
         # Each noise pushes all three colours the same way, or nearly; half of it is clipped.
-        assert 0.25 < (images == value).mean() < 0.75
+        assert 0.35 < (images == value).mean() < 0.65
 
 
 # --- All together ---------------------------------------------------------------------------------
 
 
-def test_augmentation_is_a_function_of_the_seed():
+def test_changes_are_done_one_after_another(augmented, drawn):
     image = noise()
-    config = Config(color_jitter=0.4, lighting=0.1)
-    images = over_seeds(lambda seed: augment(image, seed, config), 50)
+    options = {"train_crop": "pad", "color_jitter": 0.4, "lighting": 0.1}
+    images = augmented(image, 60, **options)
+    changes = drawn(60, **options)
+    framed = np.pad(image, [(4, 4), (4, 4), (0, 0)])
+    for index, changed in enumerate(images):
+        top, left = changes["shift"][index]
+        expected = framed[top : top + 6, left : left + 5]
+        expected = plain_jitter(expected, *changes["shares"][index])
+        expected = np.clip(plain_lighting(expected, changes["amounts"][index]), 0, 255)
+        if changes["flip"][index]:
+            expected = expected[:, ::-1]
+        np.testing.assert_allclose(changed, expected, atol=0.51)
+    assert len({image.tobytes() for image in images}) == 60
+
+
+def test_changes_and_windows_are_independent_of_each_other(drawn, identities):
+    changes = drawn(train_crop="pad", color_jitter=0.4, lighting=0.1)
+    columns = [change.reshape(4000, -1).astype(float) for change in changes.values()]
+    assert len(columns) == 4
+    columns.append(draws.uniform(identities(4000), "crop", 5).numpy())
+    assert_uncorrelated(np.concatenate(columns, axis=1))
+
+
+def test_changes_are_functions_of_the_identity_alone(drawn, identities):
+    options = {"train_crop": "pad", "color_jitter": 0.4, "lighting": 0.1}
+    whole = drawn(1000, **options)
+    assert set(whole) == {"shift", "shares", "amounts", "flip"}
+    config = Config(**options)
     tf.random.set_seed(1)
-    again = over_seeds(lambda seed: augment(image, seed, config), 50)
-    np.testing.assert_array_equal(images, again)
-    assert len({image.tobytes() for image in images}) == 50
-
-
-def test_changes_are_independent_of_each_other():
-    # One colour in the left half, so that a flip can be told from brightness.
-    image = np.zeros([2, 2, 3], np.uint8)
-    image[:, 0] = 100
-    config = Config(color_jitter=0.4)
-    images = over_seeds(lambda seed: augment(image, seed, config), 400).astype(float)
-    mirrored = images[:, 0, 1, 0] > images[:, 0, 0, 0]
-    brightness = images[:, 0].sum(axis=(1, 2))
-    assert abs(np.corrcoef(mirrored, brightness)[0, 1]) < 0.15
+    # To the last bit: also in batches too small for numbers to be computed side by side.
+    dataset = tf.data.Dataset.from_tensor_slices(identities(1000))
+    for batch_size in (1, 7):
+        batches = dataset.batch(batch_size).map(lambda batch: draw_changes(batch, config))
+        batches = list(batches.as_numpy_iterator())
+        for name, change in whole.items():
+            np.testing.assert_array_equal(np.concatenate([b[name] for b in batches]), change)
+    for other in ({"seed": 4}, {"epoch": 6}):
+        changes = draw_changes(identities(1000, **other), config)
+        assert (changes["shares"] != whole["shares"]).numpy().all(axis=1).mean() > 0.99
 
 
 @pytest.mark.parametrize("options", [{}, {"color_jitter": 0.4, "lighting": 0.1}])
-def test_shape_is_kept(options):
-    dataset = tf.data.Dataset.from_tensors(noise(8, 6))
-    dataset = dataset.map(lambda image: augment(image, [1, 2], Config(**options)))
+def test_shape_is_kept(identities, options):
+    config = Config(**options)
+    changes = draw_changes(identities(1), config)
+    dataset = tf.data.Dataset.from_tensors((noise(8, 6), changes)).map(
+        lambda image, changes: augment(image, {name: c[0] for name, c in changes.items()}, config)
+    )
     assert dataset.element_spec == tf.TensorSpec([8, 6, 3], tf.uint8)

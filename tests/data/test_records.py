@@ -1,3 +1,4 @@
+import pathlib
 import struct
 
 import pytest
@@ -90,44 +91,111 @@ def test_a_cut_file_is_named(shard, cut):
     shard.write_bytes(shard.read_bytes()[:-cut])
     with pytest.raises(records.CorruptRecordError, match=r"record 4, .*the file ends"):
         list(records.read_records(shard))
-    assert list(records.salvage_records(shard)) == []
+    *whole, damage = records.read_past_damage(shard, len(DATA))
+    assert whole == DATA[:4]
+    assert damage[:2] == (4, OFFSETS[4])
+    assert "the file ends" in damage.reason and not damage.bounded
 
 
-def test_nothing_to_salvage_in_a_whole_file(shard):
-    assert list(records.salvage_records(shard)) == []
+@pytest.mark.parametrize("count", [0, 3, len(DATA)])
+def test_no_damage_in_a_whole_file(shard, count):
+    assert list(records.read_past_damage(shard, count)) == DATA
+
+
+def test_a_file_that_ends_early_in_good_order_is_damaged(shard):
+    size = len(shard.read_bytes())
+    damage = records.Damage(len(DATA), size, "the file ends before it", bounded=False)
+    assert list(records.read_past_damage(shard, len(DATA) + 2)) == [*DATA, damage]
 
 
 @pytest.mark.parametrize("number", [0, 2, 3])
 @pytest.mark.parametrize("place", ["length", "checksum of length", "data", "checksum of data"])
-def test_salvage_yields_all_after_the_first_corrupt_record(shard, number, place):
-    offset = {
-        "length": OFFSETS[number] + 2,
-        "checksum of length": OFFSETS[number] + 9,
-        "data": OFFSETS[number] + 12,
-        "checksum of data": OFFSETS[number + 1] - 1,
+def test_what_follows_a_corrupt_record_is_read(shard, number, place):
+    offset, reason = {
+        "length": (OFFSETS[number] + 2, "the checksum of its length is wrong"),
+        "checksum of length": (OFFSETS[number] + 9, "the checksum of its length is wrong"),
+        "data": (OFFSETS[number] + 12, "the checksum of its data is wrong"),
+        "checksum of data": (OFFSETS[number + 1] - 1, "the checksum of its data is wrong"),
     }[place]
     flip(shard, offset)
-    assert list(records.salvage_records(shard)) == DATA[number + 1 :]
+    damage = records.Damage(number, OFFSETS[number], reason, bounded="data" in place)
+    expected = [*DATA[:number], damage, *DATA[number + 1 :]]
+    assert list(records.read_past_damage(shard, len(DATA))) == expected
 
 
-def test_salvage_goes_past_several_corrupt_records(shard):
+def test_several_corrupt_records(shard):
     flip(shard, OFFSETS[0] + 13)
     flip(shard, OFFSETS[2])
     flip(shard, OFFSETS[3] + 30)
-    assert list(records.salvage_records(shard)) == [DATA[1], DATA[4]]
+    found = list(records.read_past_damage(shard, len(DATA)))
+    assert [found[1], found[4]] == [DATA[1], DATA[4]]
+    damages = [found[0], found[2], found[3]]
+    assert [(damage.record, damage.offset, damage.bounded) for damage in damages] == [
+        (0, OFFSETS[0], True),
+        (2, OFFSETS[2], False),
+        (3, OFFSETS[3], True),
+    ]
 
 
-def test_what_tensorflow_and_salvage_read_is_everything_but_the_corrupt_record(shard):
-    import tensorflow as tf
+class FailingFile:
+    """A file that cannot be read so many times."""
 
-    flip(shard, OFFSETS[2] + 100)
-    before = tf.data.TFRecordDataset(str(shard)).ignore_errors()
-    together = [record.numpy() for record in before] + list(records.salvage_records(shard))
-    assert together == DATA[:2] + DATA[3:]
+    def __init__(self, file, failures):
+        self._file, self._failures = file, failures
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def read(self, length):
+        if self._failures:
+            raise OSError(self._failures.pop(), "Input/output error")
+        return self._file.read(length)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """failing(times): so many reads of files fail; returns the pauses made, in seconds."""
+
+    def fail(times):
+        pauses, failures = [], [5] * times
+        monkeypatch.setattr(records.time, "sleep", pauses.append)
+        plain_open = pathlib.Path.open
+
+        def open_failing(path, mode="r", *args):
+            file = plain_open(path, mode, *args)
+            return FailingFile(file, failures) if mode == "rb" else file
+
+        monkeypatch.setattr(records.Path, "open", open_failing)
+        return pauses
+
+    return fail
+
+
+def test_reading_that_fails_for_a_moment_is_tried_again(shard, failing):
+    pauses = failing(3)
+    assert list(records.read_records(shard)) == DATA
+    assert pauses == [1, 2, 4]
+    pauses = failing(2)
+    assert list(records.read_past_damage(shard, len(DATA))) == DATA
+    assert pauses == [1, 2]
+
+
+def test_reading_that_goes_on_failing_names_the_file(shard, failing):
+    pauses = failing(4)
+    with pytest.raises(UserError, match=r"shard: cannot be read: Input/output error"):
+        list(records.read_records(shard))
+    assert pauses == [1, 2, 4]
+
+
+def test_a_file_that_is_not_there_is_not_waited_for(tmp_path, failing):
+    pauses = failing(0)
+    with pytest.raises(UserError, match="nowhere: cannot be read: No such file"):
+        list(records.read_past_damage(tmp_path / "nowhere", 3))
+    assert pauses == []
 
 
 def test_a_missing_file_is_the_users_error(tmp_path):
-    for read in (records.read_records, records.salvage_records, records.locate_records):
+    for read in (records.read_records, records.locate_records):
         with pytest.raises(UserError, match="nowhere: cannot be read"):
             next(read(tmp_path / "nowhere"))
 

@@ -27,7 +27,7 @@ BATCH_NORM_RATE = 0.005
 LARS = {
     "optimizer": "lars",
     "nesterov": False,
-    "learning_rate": 1.0,
+    "learning_rate": 0.3,  # At 1 the differences of rounding may grow from step to step.
     "lars_eeta": 0.02,
     "clip_norm": 0.5,
     "ema_decay": 0.9,

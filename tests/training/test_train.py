@@ -323,6 +323,71 @@ def test_a_whole_run_is_one_call_of_fit():
     assert list(_stretches(25, 25, 10)) == []
 
 
+def test_calls_of_fit_end_where_the_data_changes():
+    calls = list(_stretches(0, 30, 10, [4, 20, 40]))
+    assert calls == [(0, 1, 0, 4), (0, 1, 4, 6), (1, 2, 10, 10), (2, 3, 20, 10)]
+    assert list(_stretches(7, 30, 10, [4, 20])) == [(0, 1, 7, 3), (1, 2, 10, 10), (2, 3, 20, 10)]
+
+
+# --- Progressive resizing
+
+
+class Sizes(keras.callbacks.Callback):
+    """Notes the size of the images that the model is called with, whenever it is traced anew."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_begin(self, logs=None):
+        gradients = self.model._gradients
+
+        def noting(*batch):
+            self.seen += [part.shape[1] for part in batch if part.shape.rank == 4]
+            return gradients(*batch)
+
+        self.model._forward_backward = noting
+
+
+def test_images_grow_and_a_stopped_run_goes_on_with_their_size(digits, tmp_path):
+    options = {
+        **OPTIONS,
+        "duration": "12 steps",
+        "eval_every": "12 steps",
+        "train_sizes": (8, 12),
+        "train_until": "3 steps,8 steps",
+    }
+    sizes = Sizes()
+    whole = Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
+    train(whole, callbacks=[sizes])
+    assert list(dict.fromkeys(sizes.seen)) == [8, 12, 16]
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == 6:
+                raise KeyboardInterrupt
+
+    stopped = whole.replace(model_dir=str(tmp_path / "stopped"), checkpoint_every="1 steps")
+    with pytest.raises(KeyboardInterrupt):
+        train(stopped, callbacks=[Stop()])
+    train(stopped)
+    assert_same_weights(weights_in(stopped.model_dir), weights_in(whole.model_dir))
+
+
+def test_a_model_of_one_size_cannot_have_images_that_grow(digits, tmp_path):
+    config = Config(
+        data_dir=digits,
+        model_dir=str(tmp_path / "run"),
+        model="alexnet_bn",
+        image_size=64,
+        train_sizes=(32,),
+        train_until="1 epochs",
+        batch_size=32,
+    )
+    with pytest.raises(UserError, match="the dense layers need the size to be known"):
+        train(config)
+
+
 # --- Several workers
 
 

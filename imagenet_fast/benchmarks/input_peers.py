@@ -1,0 +1,112 @@
+"""Input pipelines of others, and this package's, each in a process of its own, on the same files.
+
+Model Garden and PyTorch ask for packages that this one neither needs nor imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import imagenet_fast
+from imagenet_fast.benchmarks.input_source import thread_count
+from imagenet_fast.benchmarks.worker import Worker, start_worker
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+
+# By the pipeline's name in input_worker.py, that for people.
+PEERS = {
+    "own": "imagenet_fast",
+    "plain": "plain tf.data",
+    "model_garden": "Model Garden",
+    "pytorch": "PyTorch DataLoader",
+    "simplejpeg": "libjpeg-turbo, whole images",
+}
+_OF_RECORDS = ("plain", "model_garden")
+_OF_FILES = ("pytorch", "simplejpeg")
+_WORKER = pathlib.Path(__file__).with_name("input_worker.py")
+
+
+@contextlib.contextmanager
+def start_peers(
+    config: Config, environments: Mapping[str, str], count: int
+) -> Iterator[dict[str, Worker]]:
+    """Starts processes that each answer a number of batches with the times that they took.
+
+    Args:
+      config: of the data, the images, the batches, and the threads of those that can be told.
+      environments: by the name of a pipeline, the directory of a virtual environment that has what
+        it needs; empty: this one.
+      count: images that those get that read files of images: the first ones of the training shards.
+
+    Yields:
+      The processes, by the pipelines' names.
+
+    Raises:
+      UserError: if an environment does not have what is needed.
+    """
+    info = read_info(config)
+    with contextlib.ExitStack() as stack:
+        directory = ""
+        if any(name in _OF_FILES for name in environments):
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="imagenet_fast_"))
+            _write_files(info, count, pathlib.Path(directory))
+        workers = {}
+        for name, environment in environments.items():
+            job = {"pipeline": name, **_arguments(name, config, info, directory)}
+            workers[name] = stack.enter_context(_start(name, environment, job))
+        yield workers
+
+
+def _arguments(name: str, config: Config, info: DatasetInfo, directory: str) -> dict[str, Any]:
+    if name == "own":
+        return {"config": config.replace(strategy="one_device").to_json()}
+    arguments: dict[str, Any] = {"batch_size": config.batch_size}
+    if name != "simplejpeg":
+        arguments["image_size"] = config.image_size
+    if name in _OF_FILES:
+        arguments.update(directory=directory, threads=thread_count(config))
+    if name in _OF_RECORDS:
+        paths = [str(pathlib.Path(path).resolve()) for path in info.splits["train"].paths]
+        arguments.update(paths=paths, shuffle_buffer=config.shuffle_buffer)
+    if name == "model_garden":
+        arguments["classes"] = info.num_classes
+    return arguments
+
+
+def _start(
+    name: str, environment: str, job: dict[str, Any]
+) -> contextlib.AbstractContextManager[Worker]:
+    python, advice = sys.executable, ""
+    if environment:
+        python = str(pathlib.Path(environment, "bin", "python"))
+        advice = f"`tools/input_peers.sh DIRECTORY {name}` makes an environment in which it works"
+    if name == "own":
+        command = ["-m", "imagenet_fast.benchmarks.input_worker"]
+    else:
+        # Isolated: the modules beside the worker's file must not stand for packages.
+        command = ["-I", str(_WORKER)]
+    variables = {
+        "PYTHONPATH": str(pathlib.Path(imagenet_fast.__file__).parents[1]),
+        # TensorFlow would take a GPU's memory; batches are made without one.
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return start_worker(
+        [python, *command], job, name=PEERS[name], advice=advice, environment=variables
+    )
+
+
+def _write_files(info: DatasetInfo, count: int, directory: pathlib.Path) -> None:
+    """Writes the first training images as files, in a folder for each class."""
+    records = itertools.chain.from_iterable(map(read_records, info.splits["train"].paths))
+    for number, record in enumerate(itertools.islice(records, count)):
+        example = decode_example(record)
+        folder = directory / f"{example[LABEL][0] + info.label_offset:05d}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number:07d}.jpg").write_bytes(example[ENCODED][0])

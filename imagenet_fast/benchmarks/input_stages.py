@@ -1,0 +1,87 @@
+"""The input pipeline up to each of its stages, and what no pipeline can be faster than."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from imagenet_fast.benchmarks.input_source import thread_count, training_records, with_threads
+from imagenet_fast.benchmarks.input_variants import image_by_image, in_threads, plan
+from imagenet_fast.config import Config
+from imagenet_fast.data import batches, decode
+from imagenet_fast.data.augment import Changes, augment
+from imagenet_fast.data.batches import training_batches
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import make_dataset
+
+
+def make_stages(config: Config) -> dict[str, Iterable]:
+    """Returns by name what each stage makes of all that come before it, batch by batch.
+
+    Stages before ``batch`` give a number of each image instead of its pixels.
+    """
+    info = read_info(config)
+    order = training_records(info, config)
+    threads = thread_count(config)
+
+    def parse(records: tf.Tensor, identities: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(records).map(lambda r: batches._parse(r, info))
+
+    def draw(*records: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensors(records).map(lambda *r: plan(*r, info, config))
+
+    def decoded(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return tf.size(decode._decode(encoded, window, config))
+
+    def resized(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return decode.window_image(encoded, window, config)[0, 0, 0]
+
+    def augmented(
+        encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes
+    ) -> tf.Tensor:
+        return augment(decode.window_image(encoded, window, config), changes, config)[0, 0, 0]
+
+    datasets = {
+        "read": order,
+        "parse": in_threads(order, parse, config),
+        "draw windows": in_threads(order, draw, config),
+        "decode": image_by_image(order, decoded, info, config),
+        "resize": image_by_image(order, resized, info, config),
+        "augment": image_by_image(order, augmented, info, config),
+        "batch": training_batches(order, info, config, threads),
+    }
+    stages: dict[str, Iterable] = {
+        name: with_threads(dataset, threads) for name, dataset in datasets.items()
+    }
+    return {**stages, "transfer": make_dataset(config, "train")}
+
+
+def make_bounds(config: Config, count: int) -> dict[str, tf.data.Dataset]:
+    """Returns by name what only decodes images that are in memory, each to its number of pixels.
+
+    Args:
+      config: of the data and of the decoder.
+      count: batches to hold: the first ones that training sees.
+    """
+    info = read_info(config)
+    records = training_records(info, config).take(count)
+    # The encoded images and their windows.
+    planned = records.map(lambda *r: plan(*r, info, config)[0:3:2])
+    parts = planned.batch(count).get_single_element()
+    held = tf.data.Dataset.from_tensor_slices(parts).repeat()
+
+    def fused(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+        return tf.size(decode._decode_jpeg(encoded, window, config))
+
+    def whole(encoded: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+        return tf.size(tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"))
+
+    def alone(do: Callable[..., tf.Tensor]) -> tf.data.Dataset:
+        def batch(*parts: tf.Tensor) -> tf.data.Dataset:
+            images = tf.data.Dataset.from_tensor_slices(parts)
+            return images.map(do).batch(config.batch_size)
+
+        return with_threads(in_threads(held, batch, config), thread_count(config))
+
+    return {"fused decode and crop alone": alone(fused), "whole decode alone": alone(whole)}

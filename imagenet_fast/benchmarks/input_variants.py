@@ -1,0 +1,128 @@
+"""The input pipeline with some of its optimizations only, to see what each is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import tensorflow as tf
+
+from imagenet_fast.benchmarks.input_source import thread_count, training_records, with_threads
+from imagenet_fast.config import Config
+from imagenet_fast.data import batches, decode
+from imagenet_fast.data.augment import Changes, augment, draw_changes
+from imagenet_fast.data.batches import training_batches
+from imagenet_fast.data.info import DatasetInfo, read_info
+
+# The first four are those of Ying et al. 2018, where parsing is parallel.
+OPTIMIZATIONS = {
+    "cache": "encoded images in memory; without: files",
+    "prefetch": "two batches ready; without: none, but those that threads work on",
+    "fused": "decoding where the window lies; without: the whole image, then the window",
+    "threads": "a batch in each thread; without: one thread",
+    "batched": "examples parsed and windows drawn for a batch at once; without: one by one",
+}
+
+# What is to be done to images: (encoded, labels, windows, changes).
+Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
+
+
+def names_of_variants() -> dict[str, tuple[str, ...]]:
+    """Returns by name the optimizations of each variant: all, all but one, one, and none."""
+    everything = tuple(OPTIMIZATIONS)
+    variants = {"all": everything}
+    for name in everything:
+        variants[f"all but {name}"] = tuple(other for other in everything if other != name)
+    for name in everything:
+        variants[f"{name} alone"] = (name,)
+    return {**variants, "none": ()}
+
+
+def make_variant(config: Config, on: Collection[str]) -> tf.data.Dataset:
+    """Returns training batches, made with the optimizations that are on.
+
+    Args:
+      config: of the data; its ``data_threads`` are those of ``threads``.
+      on: some of :data:`OPTIMIZATIONS`.
+
+    Returns:
+      As ``batches.training_batches``.
+    """
+    config = config.replace(
+        cache="encoded" if "cache" in on else "none",
+        data_threads=config.data_threads if "threads" in on else 1,
+    )
+    threads = thread_count(config)
+    info = read_info(config)
+    order = training_records(info, config)
+    if "fused" in on and "batched" in on:
+        dataset = training_batches(order, info, config, threads)
+    elif "batched" in on:
+        dataset = image_by_image(order, lambda *p: _example(*p, config, fused=False), info, config)
+    else:
+        dataset = _one_by_one(order, info, config, fused="fused" in on)
+    return with_threads(dataset.prefetch(2) if "prefetch" in on else dataset, threads)
+
+
+def plan(records: tf.Tensor, identities: tf.Tensor, info: DatasetInfo, config: Config) -> Plan:
+    """Parses records and draws what will be done to their images, as training does."""
+    examples, labels = batches._parse(records, info)
+    windows = decode.training_windows(batches._sizes(examples), identities, config)
+    return examples[batches.ENCODED], labels, windows, draw_changes(identities, config)
+
+
+def image_by_image(
+    order: tf.data.Dataset, do: Callable[..., Any], info: DatasetInfo, config: Config
+) -> tf.data.Dataset:
+    """Returns batches of what ``do`` makes of each image's part of a :data:`Plan`."""
+
+    def batch(*records: tf.Tensor) -> tf.data.Dataset:
+        planned = tf.data.Dataset.from_tensors(records).map(lambda *r: plan(*r, info, config))
+        images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
+        return images.map(do).batch(config.batch_size)
+
+    return in_threads(order, batch, config)
+
+
+def in_threads(
+    dataset: tf.data.Dataset, make: Callable[..., tf.data.Dataset], config: Config
+) -> tf.data.Dataset:
+    """Makes of each element what ``make`` says, in one thread, and several at a time."""
+    threads = thread_count(config)
+    return dataset.interleave(
+        make, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+    )
+
+
+def _one_by_one(
+    order: tf.data.Dataset, info: DatasetInfo, config: Config, *, fused: bool
+) -> tf.data.Dataset:
+    """Parses each example and draws its window by itself."""
+
+    def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        planned = plan(record[tf.newaxis], identity[tf.newaxis], info, config)
+        one = tf.nest.map_structure(lambda part: part[0], planned)
+        return _example(*one, config, fused=fused)
+
+    threads = thread_count(config)
+    made = order.unbatch().map(example, num_parallel_calls=threads, deterministic=True)
+    return made.batch(config.batch_size)
+
+
+def _example(
+    encoded: tf.Tensor,
+    label: tf.Tensor,
+    window: tf.Tensor,
+    changes: Changes,
+    config: Config,
+    *,
+    fused: bool,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    if fused:
+        image = decode.window_image(encoded, window, config)
+    else:
+        window_of_all = tf.concat([[0, 0], decode.image_size(encoded)], 0)
+        whole = decode._decode(encoded, window_of_all, config.replace(jpeg_scaling=False))
+        image = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
+        image = decode.resize(image, config)
+    return augment(image, changes, config), label, tf.constant(1.0)

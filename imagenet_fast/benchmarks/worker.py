@@ -1,0 +1,126 @@
+"""A process of its own for one side of a comparison: asked by lines, answering in JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from imagenet_fast.errors import UserError
+
+
+@contextlib.contextmanager
+def start_worker(
+    command: Sequence[str],
+    job: Any,
+    *,
+    name: str,
+    advice: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Worker]:
+    """Starts a program, and ends it and its own processes at the end.
+
+    Args:
+      command: the program and its arguments. It must be the leader of a process group before it
+        answers the first line, and answer each line of its input with one of JSON. If this process
+        may be killed, it must see to its own end, too.
+      job: the first line for it, as JSON.
+      name: of what it does, for people.
+      advice: what to do if it fails, if there is something.
+      environment: variables besides those of this process.
+
+    Raises:
+      UserError: if it cannot be started, or fails.
+    """
+    # Its remarks are shown only if it fails.
+    with tempfile.TemporaryFile("w+") as remarks:
+        try:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=remarks,
+                text=True,
+                env={**os.environ, **(environment or {})},
+            )
+        except OSError as error:
+            raise UserError(_failure(name, command[0], error.strerror, advice)) from None
+        try:
+            yield Worker(process, remarks, json.dumps(job), name=name, advice=advice)
+        finally:
+            # It may not have come so far as to have a group.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
+            # Also closes the pipes.
+            process.communicate()
+
+
+class Worker:
+    """A program that :func:`start_worker` has started.
+
+    Between its answers it stands still with all its threads and processes, so that it neither takes
+    time from others nor gets ahead of its own clock by reading ahead.
+
+    Args:
+      process: the program.
+      remarks: the file that its errors go to.
+      job: the first line for it.
+      name: of what it does, for people.
+      advice: what to do if it fails.
+
+    Attributes:
+      answer: to the first line.
+
+    Raises:
+      UserError: if it fails.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[str], remarks: IO[str], job: str, *, name: str, advice: str
+    ) -> None:
+        self._process = process
+        self._remarks = remarks
+        self._name = name
+        self._advice = advice
+        self.answer = self._ask(job)
+        self._signal(signal.SIGSTOP)
+
+    def ask(self, message: str) -> Any:
+        """Returns the answer to a line.
+
+        Raises:
+          UserError: if the program fails.
+        """
+        self._signal(signal.SIGCONT)
+        answer = self._ask(message)
+        self._signal(signal.SIGSTOP)
+        return answer
+
+    def _ask(self, message: str) -> Any:
+        try:
+            print(message, file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            answer = ""
+        else:
+            answer = self._process.stdout.readline()
+        if not answer:
+            self._process.wait()
+            self._remarks.seek(0)
+            *_, reason = ["no reason told", *self._remarks.read().strip().splitlines()]
+            raise UserError(_failure(self._name, self._process.args[0], reason, self._advice))
+        return json.loads(answer)
+
+    def _signal(self, number: signal.Signals) -> None:
+        # A program that has ended is told of by the next line.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _failure(name: str, program: str, reason: str | None, advice: str) -> str:
+    return f"{name} failed under {program}: {reason}{advice and '; '}{advice}"

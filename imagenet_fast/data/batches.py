@@ -1,0 +1,151 @@
+"""From batches of records to batches of images, of which none is lost that can be read.
+
+Examples are parsed, and windows and changes of colour drawn, for a batch at once. Images are
+decoded one by one, those of a batch in one thread, and several batches at a time. Where anything
+fails, only its batch is done again with care, image by image, so that good batches cost no more
+than if nothing could fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data import decode
+from imagenet_fast.data.augment import Changes, augment, draw_changes
+from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.records import ENCODED, HEIGHT, LABEL, WIDTH
+
+_FEATURES = {
+    ENCODED: tf.io.FixedLenFeature([], tf.string),
+    LABEL: tf.io.FixedLenFeature([], tf.int64),
+    HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
+    WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
+}
+
+# What is to be done to each image of a batch: (encoded, label, window, changes).
+_Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
+
+
+def training_batches(
+    order: tf.data.Dataset,
+    info: DatasetInfo,
+    config: Config,
+    threads: int,
+    bad_images: BadImages | None = None,
+) -> tf.data.Dataset:
+    """Returns the batches that are trained on.
+
+    Args:
+      order: batches of records and of their identities, as ``order.training_order`` gives them.
+      info: of the data set.
+      config: says what becomes of an image.
+      threads: batches that are made at the same time.
+      bad_images: where to list those that cannot be read.
+
+    Returns:
+      ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
+      float32 [batch]. The weight is 1; 0 where an image could not be read.
+    """
+
+    def plan(records: tf.Tensor, identities: tf.Tensor, careful: bool) -> _Plan:
+        examples, labels = _parse(records, info)
+        sizes = _header_sizes(examples) if careful else _sizes(examples)
+        windows = decode.training_windows(sizes, identities, config)
+        return examples[ENCODED], labels, windows, draw_changes(identities, config)
+
+    return _batches(order, plan, config, threads, bad_images)
+
+
+def evaluation_batches(
+    records: tf.data.Dataset,
+    info: DatasetInfo,
+    config: Config,
+    threads: int,
+    bad_images: BadImages | None = None,
+) -> tf.data.Dataset:
+    """Returns the batches that are evaluated: as :func:`training_batches`, of batches of records.
+
+    The last one may be smaller.
+    """
+
+    def plan(records: tf.Tensor, careful: bool) -> _Plan:
+        examples, labels = _parse(records, info)
+        # As in serving, which knows nothing but the image.
+        windows = decode.evaluation_windows(_header_sizes(examples), config)
+        return examples[ENCODED], labels, windows, {}
+
+    return _batches(records, plan, config, threads, bad_images)
+
+
+def unreadable(config: Config, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns (image, label, weight) of what takes a place but does not count."""
+    size = config.image_size
+    return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
+
+
+def _batches(
+    batches: tf.data.Dataset,
+    plan: Callable[..., _Plan],
+    config: Config,
+    threads: int,
+    bad_images: BadImages | None,
+) -> tf.data.Dataset:
+    def image(
+        encoded: tf.Tensor, label: tf.Tensor, window: tf.Tensor, changes: Changes
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        pixels = decode.window_image(encoded, window, config)
+        return augment(pixels, changes, config), label, tf.constant(1.0)
+
+    def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
+        planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))
+        return planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p)).map(image)
+
+    def one_by_one(*record: tf.Tensor) -> tf.data.Dataset:
+        batch_of_one = (part[tf.newaxis] for part in record)
+        given_up = tf.data.Dataset.from_tensors(record[0]).map(give_up)
+        return images(*batch_of_one, careful=True).ignore_errors().concatenate(given_up).take(1)
+
+    def give_up(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        if bad_images:
+            tf.numpy_function(bad_images.add_image, [record], [])
+        return unreadable(config, label=0)
+
+    def batch(*records: tf.Tensor) -> tf.data.Dataset:
+        size = tf.shape(records[0], tf.int64)[0]
+        # Whole or not at all: batching goes on behind an error, with the images that are left.
+        fast = images(*records, careful=False).batch(size, drop_remainder=True).ignore_errors()
+        one_at_a_time = tf.data.Dataset.from_tensor_slices(records).flat_map(one_by_one)
+        return fast.concatenate(one_at_a_time.batch(size)).take(1)
+
+    made = batches.interleave(
+        batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+    )
+    size = tf.nest.flatten(batches.element_spec)[0].shape[0]
+    return made.map(
+        lambda *parts: tuple(tf.ensure_shape(part, [size, *part.shape[1:]]) for part in parts)
+    )
+
+
+def _parse(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns the examples' fields and their classes, checked against the number of classes."""
+    examples = tf.io.parse_example(records, _FEATURES)
+    labels = tf.cast(examples[LABEL] + info.label_offset, tf.int32)
+    in_range = tf.logical_and(labels >= 0, labels < info.num_classes)
+    tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])
+    return examples, labels
+
+
+def _sizes(examples: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Returns the images' heights and widths, int32 [images, 2], from the records if they tell."""
+    told = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
+    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples))
+
+
+def _header_sizes(examples: dict[str, tf.Tensor]) -> tf.Tensor:
+    """Returns the same from the images themselves."""
+    size = tf.TensorSpec([2], tf.int32)
+    return tf.map_fn(decode.image_size, examples[ENCODED], fn_output_signature=size)

@@ -1,0 +1,177 @@
+"""Training images that a host holds in memory, or on a disk of its own.
+
+What is in memory is put into order by its indices, so that an epoch's order costs next to nothing
+and is the same with and without a cache. It is held until the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Iterator
+
+import tensorflow as tf
+from tqdm import tqdm
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.augment import Changes, augment, draw_changes
+from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.batches import evaluation_batches
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.order import Share, read_records
+from imagenet_fast.errors import UserError
+
+_DECODED_AT_ONCE = 256
+_COPIED_AT_ONCE = 16 * 2**20
+
+
+def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    """Returns a shard's places in what the functions below hold, int64, in place of its records."""
+    return tf.data.Dataset.range(start, start + count)
+
+
+def records_from_memory(
+    order: tf.data.Dataset, share: Share, threads: int, bad_images: BadImages | None = None
+) -> tf.data.Dataset:
+    """Returns batches of records and identities, from batches of indices and identities.
+
+    Args:
+      order: of :func:`read_indices`.
+      share: whose records to hold.
+      threads: that read them.
+      bad_images: where to list those that are lost.
+    """
+    records = _records(share, threads, bad_images)
+    return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
+
+
+def batches_from_memory(
+    order: tf.data.Dataset,
+    share: Share,
+    config: Config,
+    threads: int,
+    bad_images: BadImages | None = None,
+) -> tf.data.Dataset:
+    """Returns what ``batches.training_batches`` does, from batches of indices and identities.
+
+    Args:
+      order: of :func:`read_indices`.
+      share: whose images to hold, as they are before anything random is done to them.
+      config: says what becomes of an image; its window must not be random.
+      threads: that decode, and later change, the images.
+      bad_images: where to list those that cannot be read.
+    """
+    parts = _images(share, config, threads, bad_images)
+
+    def batch(indices: tf.Tensor, identities: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        images, labels, weights = (tf.gather(part, indices) for part in parts)
+        changes = draw_changes(identities, config)
+        return (images, labels, weights, changes) if changes else (images, labels, weights)
+
+    def changed(
+        images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, changes: Changes
+    ) -> tf.data.Dataset:
+        each = tf.data.Dataset.from_tensor_slices((images, changes))
+        size = tf.shape(labels, tf.int64)[0]
+        images = each.map(lambda *one: augment(*one, config)).batch(size)
+        return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensors((labels, weights))))
+
+    batches = order.map(batch, num_parallel_calls=threads, deterministic=True)
+    if len(batches.element_spec) == len(parts):
+        return batches
+    made = batches.interleave(
+        changed, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+    )
+    shape = [order.element_spec[0].shape[0], *parts[0].shape[1:]]
+    return made.map(lambda images, rest: (tf.ensure_shape(images, shape), *rest))
+
+
+@functools.cache
+def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Tensor:
+    """Returns all records of the share's shards, string [records]."""
+
+    def read(*shard: tf.Tensor) -> tf.Tensor:
+        return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
+
+    shards = share.shards().map(read, num_parallel_calls=threads, deterministic=True)
+    with _announced(f"{sum(share.counts)} records"):
+        return shards.unbatch().batch(sum(share.counts)).get_single_element()
+
+
+@functools.cache
+def _images(
+    share: Share, config: Config, threads: int, bad_images: BadImages | None
+) -> tuple[tf.Tensor, ...]:
+    """Returns (images, labels, weights) of all records of the share's shards."""
+    count = sum(share.counts)
+    read = functools.partial(read_records, bad_images=bad_images)
+    records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
+    images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
+    with _announced(f"{count} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):
+        return images.batch(count).get_single_element()
+
+
+@contextlib.contextmanager
+def _announced(what: str) -> Iterator[None]:
+    print(f"cache: reading {what}", file=sys.stderr, flush=True)
+    start = time.perf_counter()
+    yield
+    print(f"cache: read in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+
+
+def copy_shards(share: Share, directory: str) -> Share:
+    """Copies shards to a local disk, except those that are there already.
+
+    Args:
+      share: whose shards.
+      directory: where to, in a folder for each data set; made if it does not exist.
+
+    Returns:
+      The same share of the copies.
+
+    Raises:
+      UserError: if they cannot be read or written.
+    """
+    copies = [_copy_path(pathlib.Path(path), directory) for path in share.paths]
+    missing = [
+        (path, copy)
+        for path, copy in zip(map(pathlib.Path, share.paths), copies)
+        if not copy.exists() or copy.stat().st_size != path.stat().st_size
+    ]
+    total = sum(path.stat().st_size for path, _ in missing)
+    with tqdm(total=total, desc="cache_dir", unit="B", unit_scale=True, disable=not missing) as bar:
+        for path, copy in missing:
+            try:
+                _copy(path, copy, bar)
+            except OSError as error:
+                raise UserError(
+                    f"cache_dir: cannot copy {path} to {copy}: {error.strerror}"
+                ) from error
+    return dataclasses.replace(share, paths=tuple(map(str, copies)))
+
+
+def _copy_path(path: pathlib.Path, directory: str) -> pathlib.Path:
+    """Returns where a shard's copy is: apart from those of other data sets of the same names."""
+    source = path.resolve().parent
+    folder = f"{source.name}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
+    return pathlib.Path(directory, folder, path.name)
+
+
+def _copy(path: pathlib.Path, copy: pathlib.Path, bar: tqdm) -> None:
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    # Another process of this host may copy the same file.
+    temporary = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
+    try:
+        with path.open("rb") as source, temporary.open("wb") as target:
+            while block := source.read(_COPIED_AT_ONCE):
+                target.write(block)
+                bar.update(len(block))
+        temporary.replace(copy)
+    finally:
+        temporary.unlink(missing_ok=True)

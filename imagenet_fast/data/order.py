@@ -1,0 +1,248 @@
+"""In which order training reads its images, and which of them each worker gets.
+
+::
+
+    shards in the epoch's order -> parallel interleave -> shuffle -> this worker's share
+      -> skip what a resumed run has seen -> batch
+
+The order is a function of (seed, epoch, step) alone; nothing has to be saved to continue.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.info import SplitInfo
+from imagenet_fast.data.records import Damage, read_past_damage
+from imagenet_fast.errors import UserError
+
+# Above this many bytes, a worker reads shards of its own instead of its share of all.
+_LARGE = 2**30
+_SHARDS_AT_ONCE = 16
+
+# From a shard's path, its number of records and the number of those in the shards before it.
+ReadShard = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One of the input pipelines, of which each host has one, and what it reads of a split.
+
+    Attributes:
+      paths: of the shards, in the order of their numbers.
+      counts: records in each.
+      pipelines: how many there are.
+      pipeline: which of them this is.
+      by_files: whether the shards are its own, so that it needs all of their records; else they
+        are all pipelines', and it needs each ``pipelines``-th.
+    """
+
+    paths: tuple[str, ...]
+    counts: tuple[int, ...]
+    pipelines: int
+    pipeline: int
+    by_files: bool
+
+    def shards(self) -> tf.data.Dataset:
+        """Returns the arguments of a :data:`ReadShard`, shard by shard."""
+        counts = tf.constant(self.counts, tf.int64)
+        starts = tf.cumsum(counts, exclusive=True)
+        return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts))
+
+    def interleave(
+        self, shards: tf.data.Dataset, read_shard: ReadShard, threads: int
+    ) -> tf.data.Dataset:
+        """Returns the records of the shards, some shards at a time."""
+        return shards.interleave(
+            read_shard,
+            cycle_length=_SHARDS_AT_ONCE,
+            num_parallel_calls=threads,
+            deterministic=True,
+        )
+
+    def own(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns this pipeline's records of all that its shards hold."""
+        return records if self.by_files else records.shard(self.pipelines, self.pipeline)
+
+
+def share_of(split: SplitInfo, config: Config, pipelines: int, pipeline: int) -> Share:
+    """Returns what an input pipeline reads.
+
+    Raises:
+      UserError: if there are fewer shards than pipelines that are to have shards of their own.
+    """
+    by_files = is_by_files(split, config, pipelines)
+    own = slice(pipeline, None, pipelines) if by_files else slice(None)
+    return Share(split.paths[own], split.counts[own], pipelines, pipeline, by_files)
+
+
+def is_by_files(split: SplitInfo, config: Config, pipelines: int) -> bool:
+    """Returns whether each input pipeline reads shards of its own, as ``config.shard_by`` says.
+
+    Raises:
+      UserError: if there are fewer shards than pipelines that are to have shards of their own.
+    """
+    if pipelines == 1 or config.shard_by == "records":
+        return False
+    if config.shard_by == "auto" and split.bytes < _LARGE:
+        return False
+    if len(split.paths) < pipelines:
+        raise UserError(
+            f"{len(split.paths)} shards are too few for {pipelines} workers to have shards of "
+            "their own: prepare the data with more, or use --shard_by=records"
+        )
+    return True
+
+
+def training_order(
+    share: Share,
+    read_shard: ReadShard,
+    config: Config,
+    *,
+    batch_size: int,
+    images_per_step: int,
+    steps_per_epoch: int,
+    first_step: int,
+    threads: int,
+) -> tf.data.Dataset:
+    """Returns what training reads, epoch after epoch, without end.
+
+    Args:
+      share: of this input pipeline.
+      read_shard: gives what is to be put into order.
+      config: gives ``seed`` and ``shuffle_buffer``.
+      batch_size: of what is returned.
+      images_per_step: that this input pipeline gives to a weight update, in whole batches.
+      steps_per_epoch: weight updates.
+      first_step: the weight update that comes first.
+      threads: that read.
+
+    Returns:
+      Batches of what ``read_shard`` gave, [batch_size, ...], and of the images' identities for
+      :func:`draws.uniform`, int64 [batch_size, 3].
+    """
+    first_epoch, seen_steps = divmod(first_step, steps_per_epoch)
+
+    def epoch_records(epoch: tf.Tensor) -> tf.data.Dataset:
+        # Any two (seed, epoch) have shuffles that have nothing to do with each other.
+        seeds = tf.random.stateless_uniform(
+            [2, 2], tf.stack([tf.cast(config.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
+        )
+        shards = _shuffle(share.shards(), len(share.paths), seeds[0])
+        records = share.interleave(shards, read_shard, threads)
+        records = share.own(_shuffle(records, config.shuffle_buffer, seeds[1]))
+        # A worker whose shards hold less than its share starts over. Not without need: TensorFlow
+        # makes one of shuffle and repeat, which fills the buffer with records of several rounds.
+        images = steps_per_epoch * images_per_step
+        if share.by_files and sum(share.counts) < images:
+            records = records.repeat()
+        records = records.take(images)
+
+        def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            places = indices * share.pipelines + share.pipeline
+            seeds = tf.fill([batch_size], tf.cast(config.seed, tf.int64))
+            return records, tf.stack([seeds, tf.fill([batch_size], epoch), places], axis=1)
+
+        seen = tf.where(epoch == first_epoch, tf.cast(seen_steps, tf.int64), 0)
+        records = records.enumerate().skip(seen * images_per_step)
+        return records.batch(batch_size, drop_remainder=True).map(identify)
+
+    return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_records)
+
+
+def read_records(
+    path: tf.Tensor,
+    count: tf.Tensor,
+    start: tf.Tensor,
+    bad_images: BadImages | None = None,
+) -> tf.data.Dataset:
+    """Returns exactly ``count`` records of a shard; empty strings for those that are lost.
+
+    TensorFlow leaves a file at its first corrupt record; from there on it is read in Python.
+
+    Args:
+      path: of the shard.
+      count: of its records.
+      start: number of records in the shards before it.
+      bad_images: where to list those that are lost.
+    """
+
+    def salvage(path: bytes, count: int) -> Iterator[bytes]:
+        return _salvage(path.decode(), int(count), bad_images)
+
+    rest = tf.data.Dataset.from_generator(
+        salvage, args=(path, count), output_signature=tf.TensorSpec([], tf.string)
+    )
+    # A file that cannot be opened is one error after another, without end.
+    attempts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
+    records = tf.data.Dataset.choose_from_datasets([tf.data.TFRecordDataset(path)], attempts)
+    return records.ignore_errors().concatenate(rest).take(count)
+
+
+def _salvage(path: str, count: int, bad_images: BadImages | None) -> Iterator[bytes]:
+    """Yields the records of a shard from the first one that is lost, and empty strings for those.
+
+    They are in the places of the lost ones, so that all others keep theirs. Where more than one is
+    lost at a place, nobody knows how many before the end of the shard, where the others then are.
+
+    Raises:
+      UserError: if the shard cannot be read, or more is asked for: then TensorFlow's reader has
+        not come as far as to the first one that is lost.
+    """
+    damages: list[Damage] = []
+    last: list[bytes] = []
+    found = 0
+    for record in read_past_damage(path, count):
+        # Nobody asks on behind the last one, but the damages are to be listed.
+        yield from last
+        found += 1
+        if isinstance(record, Damage):
+            damages.append(record)
+            last = [b""]
+        elif damages:
+            last = [record]
+    more = max(count - found, 0)
+    for damage in _each_lost(damages, more) if bad_images else ():
+        bad_images.add_lost(path, damage)
+    yield from last + [b""] * more
+    raise UserError(
+        f"{path}: reading failed where nothing is damaged, as when a disk or a server fails for a "
+        "moment"
+    )
+
+
+def _each_lost(damages: list[Damage], more: int) -> Iterator[Damage]:
+    """Yields what became of each lost record, if ``more`` are lost than there are places.
+
+    If there are several places that may have cost more than one, they are put down to the last.
+    """
+    unbounded = [damage.offset for damage in damages if not damage.bounded]
+    shift = 0
+    for damage in damages:
+        yield damage._replace(record=damage.record + shift)
+        if unbounded and damage.offset == unbounded[-1]:
+            for shift in range(1, more + 1):
+                yield damage._replace(record=damage.record + shift)
+
+
+def _shuffle(dataset: tf.data.Dataset, buffer_size: int, seeds: tf.Tensor) -> tf.data.Dataset:
+    """Does what ``dataset.shuffle`` does, but as a function of ``seeds``, int64 [2], alone.
+
+    The method mixes in TensorFlow's global seed, which is whatever ran before.
+    """
+    spec = dataset.element_spec
+    shuffled = tf.raw_ops.ShuffleDataset(
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        buffer_size=buffer_size,
+        seed=seeds[0],
+        seed2=seeds[1],
+        output_types=[part.dtype for part in tf.nest.flatten(spec)],
+        output_shapes=[part.shape for part in tf.nest.flatten(spec)],
+        reshuffle_each_iteration=False,
+    )
+    return tf.data.experimental.from_variant(shuffled, spec)

@@ -1,0 +1,426 @@
+"""On scikit-learn's digits; other pipelines by stand-ins, and once themselves."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.benchmarks import input_report
+from imagenet_fast.benchmarks.input import InputBenchmark
+from imagenet_fast.benchmarks.input_peers import start_peers
+from imagenet_fast.benchmarks.input_stages import make_bounds, make_stages
+from imagenet_fast.benchmarks.input_variants import (
+    OPTIMIZATIONS,
+    make_variant,
+    names_of_variants,
+)
+from imagenet_fast.benchmarks.timing import Comparison, Times
+from imagenet_fast.benchmarks.worker import start_worker
+from imagenet_fast.commands import run
+from imagenet_fast.config import Config
+from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Counts hundredths of a second as long as it runs.
+CLOCK = """
+import os, sys, threading, time
+os.setpgid(0, 0)
+count = 0
+def tick():
+    global count
+    while True:
+        time.sleep(0.01)
+        count += 1
+threading.Thread(target=tick, daemon=True).start()
+for _ in sys.stdin:
+    print(count, flush=True)
+"""
+
+
+@pytest.fixture
+def config(digits):
+    return Config(data_dir=digits, image_size=8, batch_size=16, data_threads=2, seed=3)
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Makes a directory whose bin/python runs a text: environment(text)."""
+
+    def make(text):
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "program.py").write_text(text)
+        python = tmp_path / "bin" / "python"
+        python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/program.py"\n')
+        python.chmod(0o755)
+        return str(tmp_path)
+
+    return make
+
+
+def first(dataset):
+    return next(iter(dataset))
+
+
+# --- Processes --------------------------------------------------------------------------------
+
+
+def test_a_worker_stands_still_between_its_answers():
+    with start_worker([sys.executable, "-c", CLOCK], {}, name="the clock") as worker:
+        before = worker.ask("")
+        time.sleep(0.6)
+        assert worker.ask("") - before < 30
+        process = worker._process
+        assert process.poll() is None
+    assert process.poll() is not None
+
+
+def test_a_worker_ends_with_its_parent(run_python, tmp_path):
+    """Though it stands still, and the parent had no time to end it."""
+    program = tmp_path / "program.py"
+    ending = "from imagenet_fast.benchmarks.input_worker import end_with_parent\nend_with_parent()"
+    program.write_text(ending + CLOCK)
+    parent = (
+        "import os, sys\n"
+        "from imagenet_fast.benchmarks.worker import start_worker\n"
+        f"with start_worker([sys.executable, {str(program)!r}], 0, name='x') as worker:\n"
+        "    print(worker._process.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    finished = run_python(["-c", parent], check=False)
+    assert finished.returncode == -9
+    status = pathlib.Path(f"/proc/{int(finished.stdout)}/stat")
+    deadline = time.monotonic() + 10
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["/no/python"], r"^it failed under /no/python: No such file or directory; do that$"),
+        ([sys.executable, "-c", "raise OSError('no disk')"], r"python.*: OSError: no disk; do tha"),
+        ([sys.executable, "-c", "input()"], "no reason told; do that"),
+    ],
+)
+def test_a_worker_that_fails(command, message):
+    with (
+        pytest.raises(UserError, match=message),
+        start_worker(command, {}, name="it", advice="do that"),
+    ):
+        pass
+
+
+def test_jobs_of_the_peers(config, environment):
+    """Each gets the same images and batches, as shards or as files in a folder for each class."""
+    told = """
+import json, os, pathlib, sys
+os.setpgid(0, 0)
+job = json.loads(sys.stdin.readline())
+files = sorted(pathlib.Path(job.get("directory", "/nowhere")).glob("*/*.jpg"))
+job["files"] = [str(path.relative_to(job["directory"])) for path in files]
+print(json.dumps(job), flush=True)
+sys.stdin.readline()
+"""
+    directory = environment(told)
+    names = ("plain", "model_garden", "pytorch", "simplejpeg")
+    with start_peers(config, dict.fromkeys(names, directory), 40) as workers:
+        jobs = {name: worker.answer for name, worker in workers.items()}
+    assert [job["pipeline"] for job in jobs.values()] == list(names)
+    assert {job["batch_size"] for job in jobs.values()} == {16}
+    assert jobs["plain"]["paths"] == jobs["model_garden"]["paths"]
+    assert len(jobs["plain"]["paths"]) > 1
+    assert all(pathlib.Path(path).is_absolute() for path in jobs["plain"]["paths"])
+    assert jobs["plain"]["shuffle_buffer"] == config.shuffle_buffer
+    assert jobs["model_garden"]["classes"] == 10
+    assert jobs["pytorch"]["threads"] == jobs["simplejpeg"]["threads"] == 2
+    files = jobs["pytorch"]["files"]
+    assert files == jobs["simplejpeg"]["files"]
+    assert len(files) == 40
+    assert {name.split("/")[0] for name in files} <= {f"{label:05d}" for label in range(10)}
+    assert not pathlib.Path(jobs["pytorch"]["directory"]).exists()
+
+
+def test_an_environment_that_is_none(config, tmp_path):
+    wanted = {"model_garden": str(tmp_path)}
+    with (
+        pytest.raises(UserError, match=r"Model Garden failed under .*input_peers.sh DIRECTORY mod"),
+        start_peers(config, wanted, 16),
+    ):
+        pass
+
+
+def test_own_and_plain_in_processes(config):
+    benchmark = InputBenchmark(config, {}, images=40, warmup=1, repeats=2)
+    comparison = benchmark.peers()
+    assert comparison.names == ("imagenet_fast", "plain tf.data")
+    assert comparison.images == 32
+    assert comparison.notes[1] == f"plain tf.data: tensorflow {tf.__version__}"
+    for times in comparison.times:
+        assert len(times.seconds) == 2
+        assert min(times.seconds) > 0
+        assert min(times.cpu_seconds) > 0
+
+
+@pytest.mark.slow
+def test_peers_themselves(config, tmp_path):
+    """In the environments that the tool makes; pip gets their packages, or this fails."""
+    names = ("model_garden", "simplejpeg")
+    made = subprocess.run(
+        [ROOT / "tools" / "input_peers.sh", tmp_path, *names],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+    flags = dict(line.removeprefix("--").split("=") for line in made.stdout.splitlines())
+    assert flags == {name: str(tmp_path / name) for name in names}
+    benchmark = InputBenchmark(config, flags, images=32, warmup=1, repeats=1)
+    peers, bounds = benchmark.peers(), benchmark.bounds()
+    assert peers.names[-1] == "Model Garden"
+    assert peers.notes[2].startswith("Model Garden: tf-models-official 2.")
+    assert bounds.names[-1] == "libjpeg-turbo, whole images"
+    assert min(bounds.times[-1].seconds) > 0
+
+
+def test_an_unknown_peer_of_the_tool(tmp_path):
+    tool = ROOT / "tools" / "input_peers.sh"
+    finished = subprocess.run(
+        [tool, tmp_path, "mxnet"], capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 1
+    assert "there is no mxnet; the names are" in finished.stderr
+
+
+# --- Pipelines of this process ----------------------------------------------------------------
+
+
+def test_variants():
+    variants = names_of_variants()
+    count = len(OPTIMIZATIONS)
+    assert len(variants) == len(set(variants.values())) == 2 * count + 2
+    assert variants["all but cache"] == ("prefetch", "fused", "threads", "batched")
+    assert variants["cache alone"] == ("cache",)
+    assert variants["none"] == ()
+
+
+@pytest.mark.parametrize("on", names_of_variants().values(), ids=list(names_of_variants()))
+def test_each_variant_makes_training_s_batches(config, on):
+    """What differs is how; digits are grey, so that windows decode to the same pixels."""
+    for own, other in zip(first(make_dataset(config, "train")), first(make_variant(config, on))):
+        np.testing.assert_array_equal(own.numpy(), other.numpy())
+
+
+def test_stages(config):
+    stages = {name: first(stage) for name, stage in make_stages(config).items()}
+    images, labels, _ = stages["transfer"]
+    assert [len(batch) for batch in (stages["read"][0], stages["parse"][1])] == [16, 16]
+    np.testing.assert_array_equal(stages["parse"][1], labels)
+    windows = stages["draw windows"][2].numpy()
+    np.testing.assert_array_equal(stages["decode"], 3 * windows[:, 2] * windows[:, 3])
+    np.testing.assert_array_equal(stages["augment"], images[:, 0, 0, 0])
+    np.testing.assert_array_equal(stages["batch"][0], images)
+    assert list(stages)[-1] == "transfer"
+
+
+def test_resizing_comes_before_augmentation(config):
+    stages = make_stages(config.replace(flip=False))
+    np.testing.assert_array_equal(first(stages["resize"]), first(stages["augment"]))
+    flipped = make_stages(config)
+    assert (first(flipped["resize"]).numpy() != first(flipped["augment"]).numpy()).any()
+
+
+def test_bounds(config):
+    """They decode the windows that training does, or whole images, again and again."""
+    bounds = make_bounds(config, 2)
+    drawn = list(make_stages(config)["draw windows"].take(2))
+    fused, whole = (list(bounds[name].take(4)) for name in bounds)
+    for index, batch in enumerate(fused):
+        windows = drawn[index % 2][2].numpy()
+        np.testing.assert_array_equal(batch, 3 * windows[:, 2] * windows[:, 3])
+    assert {int(size) for batch in whole for size in batch} == {32 * 32 * 3}
+
+
+@pytest.mark.parametrize(
+    ("part", "names"),
+    [
+        ("bounds", ("imagenet_fast", "fused decode and crop alone", "whole decode alone")),
+        ("cached", ("cache=decoded", "cache=none")),
+    ],
+)
+def test_parts(config, part, names):
+    benchmark = InputBenchmark(config, {}, images=16, warmup=1, repeats=2)
+    comparison = getattr(benchmark, part)()
+    assert comparison.names == names
+    assert comparison.images == 16
+    assert all(len(times.seconds) == 2 for times in comparison.times)
+
+
+def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
+    """After those that do not count."""
+    taken = []
+
+    def batches():
+        taken.append(0)
+        while True:
+            taken[-1] += 1
+            yield
+
+    class Batches:
+        def __iter__(self):
+            return batches()
+
+    monkeypatch.setattr(
+        "imagenet_fast.benchmarks.input.make_stages", lambda _: {"a": Batches(), "b": Batches()}
+    )
+    comparison = InputBenchmark(config, {}, images=60, warmup=1, repeats=2).stages()
+    assert taken == [2 * 2 + 4 + 3] * 6
+    assert comparison.images == 48
+    assert comparison.names == ("a", "b")
+
+
+def test_the_ablation_has_numbers_of_threads(config, monkeypatch):
+    made = []
+
+    def make(config, on):
+        made.append((config.data_threads, tuple(on)))
+        return tf.data.Dataset.range(1).repeat()
+
+    monkeypatch.setattr("imagenet_fast.benchmarks.input.make_variant", make)
+    benchmark = InputBenchmark(config.replace(data_threads=6), {}, images=16, warmup=1, repeats=1)
+    comparison = benchmark.ablation()
+    assert comparison.names[-2:] == ("all, 2 threads", "all, 4 threads")
+    assert made[-2:] == [(2, tuple(OPTIMIZATIONS)), (4, tuple(OPTIMIZATIONS))]
+    assert comparison.notes == ("Threads: 6. What takes the batches does nothing else.",)
+
+
+# --- Reports and the command ------------------------------------------------------------------
+
+PARTS = {
+    "peers": Comparison(
+        "Peers",
+        ("a note",),
+        ("imagenet_fast", "other"),
+        (Times((0.5, 1.0, 1.0), (1.0, 1.0, 1.0)), Times((2.0, 2.0, 4.0), (3.0, 3.0, 3.0))),
+        1000,
+    ),
+    "stages": Comparison(
+        "Stages",
+        (),
+        ("read", "parse", "decode"),
+        tuple(Times((seconds,) * 3, (seconds,) * 3) for seconds in (0.1, 0.3, 0.9)),
+        1000,
+    ),
+}
+
+
+def row(text, name):
+    (line,) = [line for line in text.splitlines() if line.split("  ")[0] == name]
+    return line.split()[len(name.split()) :]
+
+
+def test_the_table():
+    text = input_report.table(PARTS, cores=2, consumes=0)
+    assert row(text, "imagenet_fast") == ["1,000", "1,000", "2,000", "1,000"]
+    assert row(text, "other")[:4] == ["500", "250", "500", "3,000"]
+    assert row(text, "other")[4:] == ["4x", "(2", "to", "4),", "3x", "(3", "to", "3)"]
+    assert [row(text, name)[-1] for name in ("read", "parse", "decode")] == ["100", "200", "600"]
+    assert "a note" in text
+    assert text.endswith("imagenet_fast makes 1,000 images/s on 2 cores: 500 a core")
+
+
+def test_what_accelerators_need():
+    text = input_report.table(PARTS, cores=2, consumes=2600)
+    assert text.endswith(
+        "the accelerators take 2,600 images/s, 2.6 times as many: they need 6 such cores, or 3 "
+        "such hosts for each of theirs"
+    )
+    text = input_report.table({"stages": PARTS["stages"]}, cores=2, consumes=2600)
+    assert "images/s on 2 cores" not in text
+
+
+def test_files(tmp_path):
+    paths = input_report.write(PARTS, 2, 0, {"images": 1000}, str(tmp_path))
+    assert [pathlib.Path(path).name for path in paths] == ["input.txt", "input.json", "input.svg"]
+    values = json.loads((tmp_path / "input.json").read_text())
+    assert values["n"] == 3
+    assert values["options"] == {"images": 1000}
+    assert values["hardware"]["cores"]
+    other = values["parts"]["peers"]["ways"]["other"]
+    assert other["images_per_second"]["median"] == 500
+    assert other["cpu_microseconds_per_image"]["max"] == 3000
+    assert other["each_seconds"] == [2, 2, 4]
+    assert (tmp_path / "input.svg").read_text().count("<svg") == 1
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Has the parts answer at once, and returns what they were asked for."""
+    asked = []
+
+    class Answers:
+        def __init__(self, config, environments, **counts):
+            asked.append((config, environments, counts))
+
+        def __getattr__(self, name):
+            asked.append(name)
+            return lambda: PARTS["peers"]
+
+    monkeypatch.setattr("imagenet_fast.benchmarks.input.InputBenchmark", Answers)
+    return asked
+
+
+def test_defaults_of_the_command(asked, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(["benchmark", "input", "--data_dir=somewhere"]) == 0
+    (config, environments, counts), *parts = asked
+    assert (config.data_dir, config.image_size, config.batch_size) == ("somewhere", 224, 64)
+    assert environments == {}
+    assert counts == {"images": 2000, "repeats": 5, "warmup": 1}
+    assert parts == ["peers", "bounds", "stages", "ablation"]
+    assert "imagenet_fast makes 1,000 images/s" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_flags_of_the_command(asked, capsys, tmp_path):
+    flags = ["--data_dir=somewhere", "--compare=cached,peers", "--jpeg_scaling", "--images=64"]
+    flags += ["--pytorch=there", "--image_size=128", "--consumes=5000", f"--output_dir={tmp_path}"]
+    assert run(["benchmark", "input", *flags]) == 0
+    (config, environments, counts), *parts = asked
+    assert config.jpeg_scaling
+    assert config.image_size == 128
+    assert environments == {"pytorch": "there"}
+    assert counts["images"] == 64
+    assert parts == ["cached", "peers"]
+    assert "the accelerators take 5,000 images/s" in capsys.readouterr().out
+    told = json.loads((tmp_path / "input.json").read_text())["options"]
+    assert told["jpeg_scaling"] is True
+    assert told["compare"] == "cached,peers"
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--compare=peer", "there is no part 'peer'; did you mean 'peers'?"),
+        ("--compare=", "compare is empty: choose from peers, bounds"),
+        ("--images=0", "images is 0, but must be positive"),
+        ("--jpeg_dct=slow", "jpeg_dct='slow' does not exist"),
+        ("--torch=x", "there is no flag --torch; did you mean 'pytorch'"),
+    ],
+)
+def test_mistakes(asked, capsys, flag, message):
+    assert run(["benchmark", "input", flag]) == 2
+    assert message in capsys.readouterr().err
+    assert not asked
+
+
+def test_no_data(capsys, tmp_path):
+    assert run(["benchmark", "input", f"--data_dir={tmp_path}/none", "--compare=stages"]) == 2
+    assert "is not a directory" in capsys.readouterr().err

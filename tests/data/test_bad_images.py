@@ -1,0 +1,459 @@
+"""What is told of images that cannot be read: each once, whoever finds it and however often."""
+
+import io
+import itertools
+import json
+import pathlib
+import threading
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast.data import bad_images, order, pipeline, records
+from imagenet_fast.data.bad_images import (
+    BadImages,
+    count_kinds,
+    describe,
+    diagnose,
+    list_bad_images,
+    read_bad_images,
+)
+from imagenet_fast.data.images import encode_pixels
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.records import Damage, decode_example, locate_records
+
+CLASSES = 61
+LABELS = range(CLASSES)
+
+
+def listed(directory, name="bad_images.jsonl"):
+    path = pathlib.Path(directory, name)
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def damaged(example, **fields):
+    """An example, some of whose fields have other values."""
+    changed = tf.train.Example.FromString(example)
+    for name, values in fields.items():
+        feature = changed.features.feature["image/" + name.replace("label", "class/label")]
+        feature.Clear()
+        if values and isinstance(values[0], bytes):
+            feature.bytes_list.value.extend(values)
+        else:
+            feature.int64_list.value.extend(values)
+    return changed.SerializeToString()
+
+
+# --- One image ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(numbered_example):
+    return numbered_example(7)
+
+
+@pytest.fixture
+def jpeg(example):
+    return decode_example(example)[records.ENCODED][0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"encoded": []}, "it has 0 values as image/encoded"),
+        ({"label": []}, "it has 0 values as image/class/label"),
+        ({"label": [1, 2]}, "it has 2 values as image/class/label"),
+        ({"label": [b"7"]}, "its image/class/label has the wrong type"),
+        ({"encoded": [7]}, "its image/encoded has the wrong type"),
+        ({"height": [b"12"]}, "its image/height has the wrong type"),
+        ({"width": [10, 10]}, "it has 2 values as image/width"),
+    ],
+)
+def test_no_example(example, fields, reason):
+    assert diagnose(damaged(example, **fields), LABELS) == ("no example", reason, "7.jpg")
+
+
+def test_what_is_no_protocol_buffer_has_no_name():
+    assert diagnose(b"\xff", LABELS) == ("no example", "not a tf.train.Example", "")
+    assert diagnose(b"\xff", LABELS[:0]) == ("no example", "not a tf.train.Example", "")
+
+
+def test_names_are_told_as_well_as_possible(example):
+    wrong = {"label": [99]}
+    assert diagnose(damaged(example, filename=[b"\xe9.jpg"], **wrong), LABELS)[2] == "\ufffd.jpg"
+    for none in ([], [3]):
+        assert diagnose(damaged(example, filename=none, **wrong), LABELS)[2] == ""
+
+
+@pytest.mark.parametrize("label", [-1, CLASSES, 2**40])
+def test_wrong_label(example, label):
+    found = diagnose(damaged(example, label=[label]), LABELS)
+    assert found == ("wrong label", f"{label} is not in [0, 61)", "7.jpg")
+
+
+def test_damaged_images(example, jpeg):
+    for part in (jpeg[:-100], jpeg[:100], jpeg[:4], b"GIF89a", b"\x89PNG\r\n"):
+        found = diagnose(damaged(example, encoded=[part]), LABELS)
+        assert (found[0], found[2]) == ("damaged image", "7.jpg")
+    assert "truncated" in diagnose(damaged(example, encoded=[jpeg[:-100]]), LABELS)[1]
+
+
+@pytest.mark.parametrize("image", [b"", b"no image", b"\xff"])
+def test_what_is_no_image(example, image):
+    kind, reason, file = diagnose(damaged(example, encoded=[image]), LABELS)
+    assert (kind, file) == ("no image", "7.jpg")
+    assert reason == "empty" if not image else repr(image[:4]) in reason
+
+
+def test_unsupported_images(example):
+    webp = io.BytesIO()
+    Image.fromarray(np.zeros([3, 5, 3], np.uint8)).save(webp, "webp")
+    found = diagnose(damaged(example, encoded=[webp.getvalue()]), LABELS)
+    assert found == ("unsupported image", "WEBP of 3 x 5 that Pillow can read", "7.jpg")
+
+
+# --- The list -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bad(tmp_path):
+    return BadImages(tmp_path / "run" / "bad_images.jsonl", "train", LABELS)
+
+
+def test_a_line_for_each(bad, example):
+    bad.add_image(damaged(example, label=[61]))
+    bad.add_lost("/data/train-00003-of-00004", Damage(12, 3456, "a reason", bounded=True))
+    image, record = listed(bad.path.parent)
+    assert len(image.pop("sha256")) == 16
+    assert image == {
+        "split": "train",
+        "kind": "wrong label",
+        "file": "7.jpg",
+        "reason": "61 is not in [0, 61)",
+    }
+    assert record == {
+        "split": "train",
+        "kind": "lost record",
+        "shard": "train-00003-of-00004",
+        "record": 12,
+        "offset": 3456,
+        "reason": "a reason",
+    }
+
+
+def test_the_place_of_a_lost_record_is_not_listed_again(bad):
+    bad.add_image(b"")
+    assert not bad.path.exists()
+
+
+def test_each_is_listed_once_and_at_once(bad, example):
+    for _ in range(3):
+        for label in (61, 62):
+            bad.add_image(damaged(example, label=[label]))
+            assert len(listed(bad.path.parent)) >= label - 60
+    assert [line["reason"][:2] for line in listed(bad.path.parent)] == ["61", "62"]
+
+
+def test_images_without_a_name_are_told_apart(bad):
+    bad.add_image(b"\xff")
+    bad.add_image(b"\xff\xff")
+    assert len(listed(bad.path.parent)) == 2
+
+
+@pytest.fixture
+def forget():
+    """Forgets what this process knows of lists, as if it was another one."""
+    return bad_images._list_at.cache_clear
+
+
+@pytest.mark.parametrize("cut", ["", '{"split": "tra', "{"])
+def test_another_process_goes_on(bad, example, forget, cut):
+    bad.add_image(damaged(example, label=[61]))
+    with bad.path.open("a") as file:
+        file.write(cut)  # killed while it was writing
+    assert len(read_bad_images(str(bad.path.parent))) == 1
+    forget()
+    for label in (61, 62):
+        bad.add_image(damaged(example, label=[label]))
+    assert [line["reason"][:2] for line in listed(bad.path.parent)] == ["61", "62"]
+
+
+def test_a_run_that_was_removed_lists_anew(bad, example):
+    for _ in range(2):
+        bad.add_image(damaged(example, label=[61]))
+        assert len(listed(bad.path.parent)) == 1
+        bad.path.unlink()
+        bad.path.parent.rmdir()
+
+
+def test_threads_together_list_each_once(bad, example):
+    examples = [damaged(example, label=[label]) for label in range(61, 91)]
+    barrier = threading.Barrier(8)
+
+    def add_all():
+        barrier.wait()
+        for wrong in examples:
+            bad.add_image(wrong)
+
+    threads = [threading.Thread(target=add_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    lines = [line["reason"] for line in listed(bad.path.parent)]
+    assert sorted(lines) == [f"{label} is not in [0, 61)" for label in range(61, 91)]
+
+
+def test_a_list_that_cannot_be_written(bad):
+    bad.path.parent.write_text("not a directory")
+    with pytest.raises(UserError, match=r"cannot write .*bad_images.jsonl: "):
+        bad.add_image(b"\xff")
+
+
+INFO = DatasetInfo("numbers", tuple(map(str, range(10))), -1, {})
+
+
+def test_each_input_pipeline_has_a_file_of_its_own(tmp_path):
+    config = Config(model_dir=str(tmp_path))
+    first, third = (list_bad_images(config, INFO, "train", number) for number in (0, 2))
+    assert first == BadImages(tmp_path / "bad_images.jsonl", "train", range(1, 11))
+    assert third == BadImages(tmp_path / "bad_images-00002.jsonl", "train", range(1, 11))
+
+
+def test_no_list_without_a_directory():
+    assert list_bad_images(Config(), INFO, "train", 0) is None
+    assert describe("") == "" and read_bad_images("") == []
+
+
+# --- What is told of it ---------------------------------------------------------------------------
+
+
+def test_all_lists_together(tmp_path):
+    config = Config(model_dir=str(tmp_path))
+    damage = Damage(3, 100, "its checksum", bounded=True)
+    for worker in (0, 1):
+        bad = list_bad_images(config, INFO, "train", worker)
+        bad.add_lost("train-1", damage)  # both read this shard
+        bad.add_lost(f"train-{2 + worker}", damage)
+    list_bad_images(config, INFO, "validation", 0).add_image(b"\xff")
+    found = read_bad_images(str(tmp_path))
+    assert len(found) == 4
+    assert list(count_kinds(found).items()) == [("lost record", 3), ("no example", 1)]
+    assert describe(str(tmp_path)) == (
+        "unreadable images: 4 (3 lost record, 1 no example), listed in "
+        f"{tmp_path}/bad_images*.jsonl"
+    )
+
+
+def test_the_first_few(bad, example):
+    directory = str(bad.path.parent)
+    assert describe(directory, examples=2) == ""
+    bad.add_image(damaged(example, label=[61]))
+    bad.add_image(b"\xff")
+    told = (
+        f"unreadable images: 2 (1 no example, 1 wrong label), listed in {bad.path}: "
+        "7.jpg (wrong label: 61 is not in [0, 61)); "
+        "an image without a name (no example: not a tf.train.Example)"
+    )
+    assert describe(directory, examples=2) == told
+    bad.add_lost("train-5", Damage(6, 100, "its checksum", bounded=True))
+    more = told.replace("2 (1 no", "3 (1 lost record, 1 no")
+    assert describe(directory, examples=2) == more + "; ..."
+    assert describe(directory, 3).endswith("; record 6 of train-5 (lost record: its checksum)")
+
+
+# --- Records that are lost ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shard(tmp_path, write_data, numbered_examples):
+    """A shard of the first 20 numbered examples."""
+    write_data(tmp_path / "data", train=[numbered_examples[:20]])
+    return pathlib.Path(tmp_path, "data", "train-00000-of-00001")
+
+
+def corrupt(shard, *places):
+    """Changes a bit in each place: (number of a record, distance from its start in bytes)."""
+    content, offsets = bytearray(shard.read_bytes()), list(locate_records(shard))
+    for number, distance in places:
+        content[offsets[number] + distance] ^= 0x10
+    shard.write_bytes(content)
+    return offsets
+
+
+def read(shard, bad, count=20):
+    dataset = order.read_records(str(shard), count, 0, bad_images=bad)
+    return list(dataset.as_numpy_iterator())
+
+
+@pytest.mark.parametrize("last", [18, 19])
+def test_lost_records_keep_their_places_and_are_listed(shard, bad, numbered_examples, last):
+    offsets = corrupt(shard, (3, 100), (8, 1), (last, 100))
+    for _ in range(2):
+        expected = [b"" if n in (3, 8, last) else numbered_examples[n] for n in range(20)]
+        assert read(shard, bad) == expected
+    found = [(line["record"], line["offset"], line["reason"]) for line in listed(bad.path.parent)]
+    data, length = (f"the checksum of its {part} is wrong" for part in ("data", "length"))
+    assert found == [(3, offsets[3], data), (8, offsets[8], length), (last, offsets[last], data)]
+
+
+def test_neighbours_that_are_lost_together_are_all_listed(shard, bad, numbered_examples):
+    # Where the length of a record is not known, neither is the place of the next one's.
+    offsets = corrupt(shard, (2, 100), (5, 1), (6, 1), (7, 10), (11, 100))
+    lost = (2, 5, 6, 7, 11)
+    whole = [numbered_examples[number] for number in range(20) if number not in lost]
+    found = read(shard, bad)
+    assert [record for record in found if record] == whole
+    assert found.count(b"") == 5
+    lines = [(line["record"], line["offset"]) for line in listed(bad.path.parent)]
+    assert lines == [
+        (2, offsets[2]),
+        *((number, offsets[5]) for number in (5, 6, 7)),
+        (11, offsets[11]),
+    ]
+
+
+def test_all_records_behind_a_cut_are_listed(shard, bad, numbered_examples):
+    offsets = list(locate_records(shard))
+    shard.write_bytes(shard.read_bytes()[: offsets[13] + 30])
+    assert read(shard, bad) == [*numbered_examples[:13], *[b""] * 7]
+    lines = listed(bad.path.parent)
+    assert [(line["record"], line["offset"]) for line in lines] == [
+        (number, offsets[13]) for number in range(13, 20)
+    ]
+    assert all("bytes early" in line["reason"] for line in lines)
+
+
+def test_a_cut_between_records(shard, bad, numbered_examples):
+    size = list(locate_records(shard))[17]
+    shard.write_bytes(shard.read_bytes()[:size])
+    assert read(shard, bad) == [*numbered_examples[:17], *[b""] * 3]
+    lines = [(line["record"], line["offset"], line["reason"]) for line in listed(bad.path.parent)]
+    assert lines == [(number, size, "the file ends before it") for number in (17, 18, 19)]
+
+
+def test_a_shard_that_has_gone_is_named(shard, bad):
+    shard.unlink()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"UserError: {shard}: cannot be "):
+        read(shard, bad)
+
+
+@pytest.mark.parametrize("corrupted", [(), (12,)])
+def test_reading_that_fails_where_nothing_is_damaged(shard, bad, monkeypatch, corrupted):
+    """TensorFlow's reader fails behind the fifth record, and Python's does not."""
+    corrupt(shard, *((number, 100) for number in corrupted))
+    reader = tf.data.TFRecordDataset
+
+    def failing(path):
+        error = tf.data.Dataset.from_tensors(path).map(lambda path: tf.io.read_file(path + "?"))
+        return reader(path).take(5).concatenate(error)
+
+    monkeypatch.setattr(tf.data, "TFRecordDataset", failing)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"{shard}: reading failed where not"):
+        read(shard, bad)
+
+
+# --- A pipeline -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path, write_data, bad_examples):
+    """The bad examples in two shards for each split, the last record of the second one lost."""
+    examples, numbers = bad_examples
+    shards = [examples[:30], examples[30:]]
+    directory = write_data(tmp_path / "data", labels=CLASSES, train=shards, validation=shards)
+    for path in pathlib.Path(directory).glob("*-00001-of-00002"):
+        corrupt(path, (29, 50))
+    return directory, [*numbers, 59]
+
+
+def take(dataset, steps):
+    return list(itertools.islice(dataset, steps))
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_pipeline_lists_what_it_cannot_read(data, tmp_path, split):
+    directory, numbers = data
+    config = Config(
+        data_dir=directory,
+        model_dir=str(tmp_path / "run"),
+        image_size=8,
+        batch_size=15,
+        train_crop="none",
+        strategy="one_device",
+    )
+    # Two epochs of training, of four steps each; some of them are done again.
+    for first_step, steps in ((0, 6), (2, 6)) if split == "train" else ((0, 5), (0, 5)):
+        take(make_dataset(config, split, first_step), steps)
+    found = read_bad_images(config.model_dir)
+    assert {line.get("file", line.get("shard")): line["kind"] for line in found} == {
+        "4.jpg": "damaged image",
+        "9.jpg": "damaged image",
+        "10.jpg": "no image",
+        "20.jpg": "wrong label",
+        "33.jpg": "wrong label",
+        "": "no example",
+        "60.jpg": "damaged image",
+        f"{split}-00001-of-00002": "lost record",
+    }
+    assert sum(count_kinds(found).values()) == len(numbers) == 9
+    assert {line["split"] for line in found} == {split}
+    assert len(listed(config.model_dir)) == 9
+
+
+class TwoHosts:
+    """Stands for a strategy with two hosts, each with an input pipeline and a replica."""
+
+    num_replicas_in_sync = 2
+    extended = types.SimpleNamespace(
+        worker_devices=[f"/job:worker/replica:0/task:{host}/device:CPU:0" for host in (0, 1)]
+    )
+
+    def distribute_datasets_from_function(self, function):
+        return [function(tf.distribute.InputContext(2, host, 2)) for host in (0, 1)]
+
+
+def test_two_workers_list_what_each_meets_and_count_it_once(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "make_strategy", lambda config: TwoHosts())
+    config = Config(data_dir=data[0], model_dir=str(tmp_path), image_size=8, batch_size=20)
+    for dataset in make_dataset(config, "validation"):
+        take(dataset, 4)
+    own = [listed(tmp_path, name) for name in ("bad_images.jsonl", "bad_images-00001.jsonl")]
+    # Each reads all shards, but makes every second image only.
+    names = [[line["file"] for line in lines if "file" in line] for lines in own]
+    assert sorted(names[0] + names[1]) == sorted(
+        ["4.jpg", "9.jpg", "10.jpg", "20.jpg", "33.jpg", "", "", "60.jpg"]
+    )
+    assert names[0] and names[1]
+    lost = [[line for line in lines if "shard" in line] for lines in own]
+    assert len(lost[0]) == 1 and lost[0] == lost[1]
+    assert len(read_bad_images(str(tmp_path))) == 9
+
+
+def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = Config(data_dir=data[0], image_size=8, batch_size=15, strategy="one_device")
+    weights = [batch[2] for batch in take(make_dataset(config, "train"), 4)]
+    assert np.sum(weights) < 60
+    assert list(tmp_path.rglob("bad_images*")) == []
+
+
+def test_a_wrong_size_in_the_record_is_no_bad_image(tmp_path, write_data, numbered_example, bad):
+    """Image 3 is larger than its record says: only its batch is made with care."""
+    large = encode_pixels(np.zeros([40, 30, 3], np.uint8)).jpeg
+    examples = [numbered_example(n, jpeg=large if n == 3 else None) for n in range(CLASSES)]
+    directory = write_data(tmp_path / "data", labels=CLASSES, train=[examples])
+    config = Config(
+        data_dir=directory,
+        model_dir=str(bad.path.parent),
+        image_size=8,
+        batch_size=61,
+        strategy="one_device",
+    )
+    (batch,) = take(make_dataset(config, "train"), 1)
+    assert np.all(batch[2] == 1)
+    assert not bad.path.exists()

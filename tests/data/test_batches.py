@@ -1,0 +1,224 @@
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config
+from imagenet_fast.data.augment import augment, draw_changes
+from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
+from imagenet_fast.data.decode import training_windows, window_image
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.records import ENCODED, HEIGHT, WIDTH, decode_example
+
+CLASSES = 61
+INFO = DatasetInfo("numbers", tuple(map(str, range(CLASSES))), 0, {})
+# What makes the most of an image's identity.
+RANDOM = Config(image_size=8, color_jitter=0.4, lighting=0.1)
+PLAIN = Config(image_size=8, train_crop="none", flip=False)
+# As random, but all of the image is decoded: a window may lie in what there is of half a JPEG.
+SHIFTED = RANDOM.replace(train_crop="pad")
+
+
+def read(dataset, optimized=True):
+    """Returns (images, labels, weights) of all batches, joined."""
+    # TensorFlow's optimizer fuses map and batch, which changes what comes after an error.
+    options = tf.data.Options()
+    options.experimental_optimization.apply_default_optimizations = optimized
+    parts = zip(*dataset.with_options(options).as_numpy_iterator())
+    return tuple(np.concatenate(part) for part in parts)
+
+
+@pytest.fixture(scope="module")
+def train(identities):
+    """Training images of examples in their order: train(examples, config, batch_size=8, ...)."""
+
+    def read_training(examples, config, batch_size=8, threads=2, optimized=True, info=INFO):
+        order = tf.data.Dataset.from_tensor_slices((examples, identities(len(examples))))
+        order = order.batch(batch_size)
+        return read(training_batches(order, info, config, threads), optimized)
+
+    return read_training
+
+
+def evaluate(examples, config=PLAIN, batch_size=8, threads=2, optimized=True, info=INFO):
+    records = tf.data.Dataset.from_tensor_slices(examples).batch(batch_size)
+    return read(evaluation_batches(records, info, config, threads), optimized)
+
+
+@pytest.fixture(scope="module")
+def trained(train, numbered_examples):
+    """What training sees of the numbered examples."""
+    return train(numbered_examples, RANDOM)
+
+
+def with_size(example, height, width):
+    """Returns the example with other fields for the size; None leaves a field out."""
+    parsed = tf.train.Example.FromString(example)
+    for name, value in ((HEIGHT, height), (WIDTH, width)):
+        del parsed.features.feature[name]
+        if value is not None:
+            parsed.features.feature[name].int64_list.value.append(value)
+    return parsed.SerializeToString()
+
+
+def assert_same(one, other):
+    for part, other_part in zip(one, other):
+        np.testing.assert_array_equal(part, other_part)
+
+
+# --- Good images ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_size", [1, 61])
+def test_training_images_are_those_of_their_records_and_identities(
+    train, numbered_examples, identities, batch_size
+):
+    images, labels, weights = train(numbered_examples, RANDOM, batch_size)
+    np.testing.assert_array_equal(labels, range(CLASSES))
+    assert (weights == 1).all()
+    windows = training_windows(tf.constant([[12, 10]] * CLASSES), identities(CLASSES), RANDOM)
+    changes = draw_changes(identities(CLASSES), RANDOM)
+    for number, example in enumerate(numbered_examples):
+        encoded = decode_example(example)[ENCODED][0]
+        own = {name: change[number] for name, change in changes.items()}
+        image = augment(window_image(encoded, windows[number], RANDOM), own, RANDOM)
+        np.testing.assert_array_equal(images[number], image)
+    assert len({image.tobytes() for image in images}) == CLASSES
+
+
+def test_batches_are_as_documented(numbered_examples, identities):
+    order = tf.data.Dataset.from_tensor_slices((numbered_examples, identities(CLASSES)))
+    for batches, size in (
+        (training_batches(order.batch(4, drop_remainder=True), INFO, RANDOM, 2), 4),
+        (evaluation_batches(order.map(lambda r, _: r).batch(4), INFO, RANDOM, 2), None),
+    ):
+        assert batches.element_spec == (
+            tf.TensorSpec([size, 8, 8, 3], tf.uint8),
+            tf.TensorSpec([size], tf.int32),
+            tf.TensorSpec([size], tf.float32),
+        )
+        assert next(iter(batches))[0].shape == (4, 8, 8, 3)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 100])
+def test_evaluation_sees_the_centre(numbered_examples, evaluated, batch_size):
+    images, labels, weights = evaluate(numbered_examples, batch_size=batch_size)
+    np.testing.assert_array_equal(images, evaluated)
+    np.testing.assert_array_equal(labels, range(CLASSES))
+    assert (weights == 1).all()
+
+
+def test_evaluation_changes_nothing_at_random(numbered_examples, evaluated):
+    np.testing.assert_array_equal(evaluate(numbered_examples, RANDOM)[0], evaluated)
+
+
+def test_threads_and_batches_change_nothing(train, trained, numbered_examples):
+    assert_same(train(numbered_examples, RANDOM, batch_size=5, threads=7), trained)
+
+
+def test_labels_are_counted_from_where_the_data_says(train, numbered_examples):
+    info = DatasetInfo("numbers", INFO.labels, -3, {})
+    for images, labels, weights in (
+        train(numbered_examples, PLAIN, info=info),
+        evaluate(numbered_examples, info=info),
+    ):
+        # The first three have no class.
+        np.testing.assert_array_equal(weights, [*[0] * 3, *[1] * 58])
+        np.testing.assert_array_equal(labels, [*[0] * 3, *range(58)])
+        assert not images[:3].any() and images[3:].any(axis=(1, 2, 3)).all()
+
+
+# --- Sizes in the records -------------------------------------------------------------------------
+
+MISSING = (None, None)
+NOT_TOLD = (MISSING, (12, None), (0, 0), (0, 10), (-12, 10))
+# No window of such an image lies in the one that there is.
+TOO_LARGE = (1200, 1000)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "each"), [([MISSING], 1), (NOT_TOLD, 1), (NOT_TOLD, 3), ([TOO_LARGE], 4)]
+)
+def test_where_records_do_not_tell_sizes_images_do(train, trained, numbered_examples, sizes, each):
+    examples = list(numbered_examples)
+    for number, size in zip(range(0, CLASSES, each), itertools.cycle(sizes)):
+        examples[number] = with_size(examples[number], *size)
+    assert_same(train(examples, RANDOM), trained)
+
+
+def test_windows_are_drawn_from_the_sizes_in_the_records(train, trained, numbered_examples):
+    # Else headers would be read for nothing. All windows of smaller images lie in larger ones.
+    examples = [with_size(example, 6, 5) for example in numbered_examples]
+    images, _, weights = train(examples, RANDOM)
+    assert (weights == 1).all()
+    assert (images != trained[0]).any(axis=(1, 2, 3)).mean() > 0.9
+
+
+@pytest.mark.parametrize("sizes", [NOT_TOLD, [(6, 5), TOO_LARGE]])
+def test_evaluation_does_not_believe_the_records(numbered_examples, evaluated, sizes):
+    sizes = itertools.cycle(sizes)
+    examples = [with_size(example, *size) for example, size in zip(numbered_examples, sizes)]
+    images, _, weights = evaluate(examples)
+    np.testing.assert_array_equal(images, evaluated)
+    assert (weights == 1).all()
+
+
+# --- Bad images -----------------------------------------------------------------------------------
+
+BATCHES = pytest.mark.parametrize(
+    ("batch_size", "optimized"), [(1, True), (8, True), (8, False), (61, True)]
+)
+
+
+def assert_only_bad_are_lost(batches, bad, expected):
+    images, labels, weights = batches
+    lost = np.isin(np.arange(CLASSES), bad)
+    np.testing.assert_array_equal(weights, ~lost)
+    np.testing.assert_array_equal(labels, np.where(lost, 0, np.arange(CLASSES)))
+    np.testing.assert_array_equal(images[~lost], expected[~lost])
+    assert not images[lost].any()
+
+
+@BATCHES
+def test_unreadable_images_keep_their_places_in_evaluation(
+    bad_examples, evaluated, batch_size, optimized
+):
+    examples, bad = bad_examples
+    batches = evaluate(examples, batch_size=batch_size, optimized=optimized)
+    assert_only_bad_are_lost(batches, bad, evaluated)
+
+
+@pytest.fixture(scope="module")
+def shifted(train, numbered_examples):
+    """All numbered images as SHIFTED has them."""
+    return train(numbered_examples, SHIFTED)[0]
+
+
+@BATCHES
+def test_unreadable_images_keep_their_places_in_training(
+    train, bad_examples, shifted, batch_size, optimized
+):
+    examples, bad = bad_examples
+    batches = train(examples, SHIFTED, batch_size, optimized=optimized)
+    assert_only_bad_are_lost(batches, bad, shifted)
+
+
+def test_unreadable_images_change_no_window_of_their_batch(train, trained, bad_examples):
+    examples, bad = bad_examples
+    images, labels, weights = train(examples, RANDOM)
+    good = ~np.isin(np.arange(CLASSES), bad)
+    assert_same((images[good], labels[good], weights[good]), [part[good] for part in trained])
+
+
+def test_nothing_but_unreadable_images(train):
+    images, labels, weights = train([b""] * 5, RANDOM, batch_size=2)
+    assert images.shape == (5, 8, 8, 3)
+    assert not images.any() and not labels.any() and not weights.any()
+
+
+def test_unreadable_is_black_and_does_not_count():
+    image, label, weight = unreadable(Config(image_size=5), label=-1)
+    assert (image.shape, image.dtype) == ((5, 5, 3), tf.uint8) and not image.numpy().any()
+    assert (label.numpy(), label.dtype) == (-1, tf.int32)
+    assert (weight.numpy(), weight.dtype) == (0, tf.float32)

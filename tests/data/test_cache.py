@@ -1,0 +1,112 @@
+"""What is held in memory or on a local disk changes no batch."""
+
+import pathlib
+
+import numpy as np
+import pytest
+
+from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast.data import cache
+from imagenet_fast.data.order import Share
+
+SHARDS = (23, 9, 17, 8, 4)
+IMAGES = sum(SHARDS)
+
+
+@pytest.fixture
+def numbered(tmp_path, write_data, numbered_example):
+    """61 images in five shards, two of them unreadable; an image's label is its number."""
+    examples = iter([numbered_example(number) for number in range(IMAGES)])
+    shards = [[next(examples) for _ in range(size)] for size in SHARDS]
+    shards[0][3] = numbered_example(3, jpeg=b"no image")
+    shards[2][5] = b"no example"
+    return write_data(tmp_path / "data", labels=IMAGES, train=shards)
+
+
+def batches(count, first_step=0, **options):
+    config = Config(batch_size=8, image_size=8, strategy="one_device", seed=5, **options)
+    dataset = iter(make_dataset(config, "train", first_step))
+    return [[part.numpy() for part in next(dataset)] for _ in range(count)]
+
+
+def assert_same(one, other):
+    for batch, other_batch in zip(one, other):
+        _, labels, weights = batch
+        np.testing.assert_array_equal(labels, other_batch[1])
+        np.testing.assert_array_equal(weights, other_batch[2])
+        seen = weights == 1
+        np.testing.assert_array_equal(batch[0][seen], other_batch[0][seen])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("encoded", {"color_jitter": 0.4}),
+        ("encoded", {"train_crop": "pad"}),
+        ("decoded", {"train_crop": "pad", "color_jitter": 0.4}),
+        ("decoded", {"train_crop": "none", "flip": False}),
+    ],
+)
+@pytest.mark.parametrize("first_step", [0, 5])
+def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, first_step):
+    options = {"data_dir": numbered, "first_step": first_step, **options}
+    plain, cached = batches(12, **options), batches(12, cache=kind, **options)
+    assert_same(plain, cached)
+    assert sum((weights == 0).sum() for _, _, weights in plain) > 1
+    assert f"cache: reading {IMAGES}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
+def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
+    options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
+    first = batches(3, **options)
+    for shard in pathlib.Path(numbered).glob("train-*"):
+        shard.write_bytes(bytes(shard.stat().st_size))
+    capsys.readouterr()
+    assert_same(first, batches(3, **options))
+    assert "reading" not in capsys.readouterr().err
+
+
+def test_random_windows_of_decoded_images_are_refused():
+    with pytest.raises(UserError, match="cache=encoded, or train_crop=pad or none"):
+        Config(cache="decoded", train_crop="inception")
+
+
+def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
+    local = tmp_path / "local"
+    options = {"data_dir": numbered, "train_crop": "none"}
+    plain = batches(9, **options)
+    assert_same(plain, batches(9, cache_dir=str(local), **options))
+    (folder,) = local.iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        path.name for path in pathlib.Path(numbered).glob("train-*")
+    )
+    monkeypatch.setattr(cache, "_copy", lambda *_: pytest.fail("copied again"))
+    assert_same(plain, batches(9, cache_dir=str(local), **options))
+
+
+def test_shards_of_the_same_name_are_kept_apart(tmp_path):
+    shares = []
+    for name in ("one", "two"):
+        path = tmp_path / name / "data" / "train-00000-of-00001"
+        path.parent.mkdir(parents=True)
+        path.write_text(name)
+        share = Share((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
+        shares.append(cache.copy_shards(share, str(tmp_path / "local")))
+    assert [pathlib.Path(share.paths[0]).read_text() for share in shares] == ["one", "two"]
+
+
+def test_a_copy_that_was_cut_short_is_made_again(numbered, tmp_path):
+    path = pathlib.Path(numbered) / "train-00000-of-00005"
+    share = Share((str(path),), (23,), pipelines=1, pipeline=0, by_files=False)
+    (copy,) = cache.copy_shards(share, str(tmp_path / "local")).paths
+    pathlib.Path(copy).write_bytes(b"half")
+    cache.copy_shards(share, str(tmp_path / "local"))
+    assert pathlib.Path(copy).read_bytes() == path.read_bytes()
+
+
+def test_a_place_that_cannot_be_written_is_named(numbered, tmp_path):
+    (tmp_path / "file").write_text("")
+    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    with pytest.raises(UserError, match=r"cache_dir: cannot copy .*train-00000"):
+        cache.copy_shards(share, str(tmp_path / "file"))

@@ -1,0 +1,299 @@
+import itertools
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.data.info import SplitInfo
+from imagenet_fast.data.order import is_by_files, read_records, share_of, training_order
+from imagenet_fast.data.records import locate_records
+
+COUNTS = (23, 9, 17, 8, 4)  # 61 records, numbered from 0
+NUMBERS = sum(COUNTS)
+LARGE = 2**30
+
+
+def split_of(counts=COUNTS, bytes=0):
+    paths = tuple(f"shard {index}" for index in range(len(counts)))
+    return SplitInfo(paths, tuple(counts), bytes, sum(counts))
+
+
+def read_numbers(path, count, start):
+    """Stands for a reader of files: a record is its number."""
+    return tf.data.Dataset.range(start, start + count)
+
+
+def orders(batches, *, batch_size, pipelines=1, replicas=1, first_step=0, threads=2, **config):
+    """Returns each pipeline's first batches: (numbers [batches, images], identities)."""
+    config = Config(batch_size=batch_size, **config)
+    images = batch_size // pipelines
+    streams = []
+    for pipeline in range(pipelines):
+        dataset = training_order(
+            share_of(split_of(), config, pipelines, pipeline),
+            read_numbers,
+            config,
+            batch_size=images // replicas,
+            images_per_step=images,
+            steps_per_epoch=NUMBERS // batch_size,
+            first_step=first_step,
+            threads=threads,
+        )
+        parts = zip(*dataset.take(batches).as_numpy_iterator())
+        streams.append(tuple(np.stack(part) for part in parts))
+    return streams
+
+
+def order(batches, **options):
+    """Returns the same of the only pipeline."""
+    (stream,) = orders(batches, **options)
+    return stream
+
+
+def assert_same(one, other):
+    for part, other_part in zip(one, other):
+        np.testing.assert_array_equal(part, other_part)
+
+
+# --- An epoch -------------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_each_record_once_and_another_order():
+    numbers, _ = order(28, batch_size=8)  # 7 an epoch
+    epochs = numbers.reshape(4, 56)
+    for epoch in epochs:
+        assert len(set(epoch)) == 56
+        assert not (np.diff(epoch) == 1).sum() > 10  # not in order
+    for one, other in itertools.combinations(epochs, 2):
+        assert (one == other).mean() < 0.2
+    # What did not fill a batch is not always the same.
+    assert set(numbers.flat) == set(range(NUMBERS))
+
+
+def test_batches_are_as_documented():
+    config = Config()
+    dataset = training_order(
+        share_of(split_of(), config, 1, 0),
+        read_numbers,
+        config,
+        batch_size=8,
+        images_per_step=8,
+        steps_per_epoch=7,
+        first_step=0,
+        threads=1,
+    )
+    specs = tf.TensorSpec([8], tf.int64), tf.TensorSpec([8, 3], tf.int64)
+    assert dataset.element_spec == specs
+
+
+def test_identities_are_seed_epoch_and_place():
+    _, identities = order(16, batch_size=8, seed=3)
+    assert identities.dtype == np.int64
+    identities = identities.reshape(128, 3)
+    assert (identities[:, 0] == 3).all()
+    np.testing.assert_array_equal(identities[:, 1], np.repeat([0, 1, 2], [56, 56, 16]))
+    np.testing.assert_array_equal(identities[:, 2], [*range(56), *range(56), *range(16)])
+
+
+@pytest.mark.parametrize("buffer", [1, 4, 61, 1000])
+def test_no_shuffle_buffer_loses_anything(buffer):
+    numbers, _ = order(2, batch_size=61, shuffle_buffer=buffer)
+    for epoch in numbers:
+        assert sorted(epoch) == list(range(NUMBERS))
+    assert (numbers[0] != numbers[1]).any()
+
+
+def test_shards_come_in_another_order_each_epoch():
+    # Without a buffer only their order is random.
+    numbers, _ = order(6, batch_size=61, shuffle_buffer=1)
+    assert len({tuple(epoch) for epoch in numbers}) > 3
+
+
+# --- Where it continues ---------------------------------------------------------------------------
+
+
+# In the first epoch and over its end; at the second one's start; in the second; much later.
+@pytest.mark.parametrize("first_step", [1, 5, 7, 11, 2000])
+def test_resumed_order_continues_the_uninterrupted_one(first_step):
+    epoch = first_step // 7
+    whole = order(21, batch_size=8, seed=3, first_step=7 * epoch)
+    tf.random.set_seed(first_step)
+    tf.random.uniform([3])
+    resumed = order(9, batch_size=8, seed=3, first_step=first_step)
+    skipped = first_step - 7 * epoch
+    assert_same(resumed, [part[skipped : skipped + 9] for part in whole])
+
+
+def test_epochs_are_those_of_a_run_that_starts_with_them():
+    numbers, identities = order(21, batch_size=8)
+    later = order(7, batch_size=8, first_step=14)
+    assert_same(later, (numbers[14:], identities[14:]))
+    assert (later[1][..., 1] == 2).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_order_does_not_depend_on_threads_nor_tensorflows_seed(threads):
+    expected = order(16, batch_size=8, seed=3, threads=3)
+    tf.random.set_seed(threads)
+    assert_same(order(16, batch_size=8, seed=3, threads=threads), expected)
+
+
+def test_each_seed_and_epoch_has_an_order_of_its_own():
+    streams = {seed: order(14, batch_size=8, seed=seed)[0].reshape(2, 56) for seed in (0, 1, 2)}
+    streams[2**32 - 1] = order(14, batch_size=8, seed=2**32 - 1)[0].reshape(2, 56)
+    epochs = [epoch for stream in streams.values() for epoch in stream]
+    for one, other in itertools.combinations(epochs, 2):
+        assert (one == other).mean() < 0.2
+
+
+def test_identities_of_the_largest_seed():
+    _, identities = order(1, batch_size=8, seed=2**32 - 1)
+    assert (identities[..., 0] == 2**32 - 1).all()
+
+
+# --- Several pipelines ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pipelines", [2, 3, 4])
+@pytest.mark.parametrize("shard_by", ["records", "auto"])
+def test_pipelines_take_records_of_the_one_order_in_turn(pipelines, shard_by):
+    options = {"batch_size": 12, "shuffle_buffer": 20, "first_step": 3}
+    # Five steps an epoch: from the middle of the first one to that of the third.
+    numbers, identities = order(10, **options)
+    streams = orders(10, pipelines=pipelines, shard_by=shard_by, **options)
+    for pipeline, (own, own_identities) in enumerate(streams):
+        assert own.shape == (10, 12 // pipelines)
+        np.testing.assert_array_equal(own, numbers[:, pipeline::pipelines])
+        np.testing.assert_array_equal(own_identities, identities[:, pipeline::pipelines])
+
+
+def test_replicas_of_a_pipeline_take_batches_in_turn():
+    numbers, identities = order(3, batch_size=12, first_step=3)
+    own, own_identities = order(12, batch_size=12, replicas=4, first_step=3)
+    assert own.shape == (12, 3)
+    np.testing.assert_array_equal(own.reshape(3, 12), numbers)
+    np.testing.assert_array_equal(own_identities.reshape(3, 12, 3), identities)
+
+
+def test_pipelines_with_shards_of_their_own():
+    config = Config(shard_by="files", batch_size=20)
+    streams = orders(9, pipelines=2, batch_size=20, shard_by="files")  # 3 steps an epoch
+    seen = []
+    for pipeline, (numbers, identities) in enumerate(streams):
+        own = sum(share_of(split_of(), config, 2, pipeline).counts)
+        assert own == (44, 17)[pipeline]
+        assert set(numbers.flat) <= set(range(own))
+        epochs = numbers.reshape(3, 30)
+        for epoch in epochs:
+            # The one that has fewer than its share of 30 starts over with those it has.
+            assert len(set(epoch)) == min(30, own)
+        assert (epochs[0] != epochs[1]).any() and (epochs[1] != epochs[2]).any()
+        seen += map(tuple, identities.reshape(90, 3))
+    # What comes twice in an epoch is augmented in two ways.
+    assert len(set(seen)) == 180
+
+
+def test_pipeline_with_shards_of_its_own_resumes():
+    options = {"pipelines": 2, "batch_size": 20, "shard_by": "files"}
+    for whole, resumed in zip(orders(7, **options), orders(3, first_step=4, **options)):
+        assert_same([part[4:] for part in whole], resumed)
+
+
+# --- Shares ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shard_by", "bytes", "pipelines", "by_files"),
+    [
+        ("auto", LARGE - 1, 2, False),
+        ("auto", LARGE, 2, True),
+        ("auto", LARGE, 1, False),
+        ("files", 0, 2, True),
+        ("files", 0, 5, True),
+        ("files", 0, 1, False),
+        ("records", LARGE, 6, False),
+        ("auto", 0, 6, False),
+    ],
+)
+def test_large_data_is_shared_by_files(shard_by, bytes, pipelines, by_files):
+    config = Config(shard_by=shard_by)
+    assert is_by_files(split_of(bytes=bytes), config, pipelines) == by_files
+    assert share_of(split_of(bytes=bytes), config, pipelines, 0).by_files == by_files
+
+
+@pytest.mark.parametrize(("shard_by", "bytes"), [("files", 0), ("auto", LARGE)])
+def test_too_few_files_for_the_pipelines(shard_by, bytes):
+    config = Config(shard_by=shard_by)
+    for call in (is_by_files, lambda *args: share_of(*args, 0)):
+        with pytest.raises(UserError, match="5 shards are too few for 6 workers") as caught:
+            call(split_of(bytes=bytes), config, 6)
+        assert "--shard_by=records" in str(caught.value)
+
+
+def test_shares_by_files_are_a_partition():
+    shares = [share_of(split_of(), Config(shard_by="files"), 3, index) for index in range(3)]
+    assert [share.counts for share in shares] == [(23, 8), (9, 4), (17,)]
+    assert sorted(path for share in shares for path in share.paths) == list(split_of().paths)
+    shards = list(shares[1].shards().as_numpy_iterator())
+    # Before the second of its own shards there are the records of the first.
+    assert [tuple(shard) for shard in shards] == [(b"shard 1", 9, 0), (b"shard 4", 4, 9)]
+
+
+def test_shares_by_records_are_a_partition():
+    seen = []
+    for index in range(3):
+        share = share_of(split_of(), Config(shard_by="records"), 3, index)
+        assert share.paths == split_of().paths and share.counts == COUNTS
+        records = share.own(share.interleave(share.shards(), read_numbers, threads=2))
+        seen += map(int, records.as_numpy_iterator())
+    assert sorted(seen) == list(range(NUMBERS))
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shard(tmp_path, write_data, numbered_examples):
+    """A shard of the first 20 numbered examples."""
+    write_data(tmp_path / "data", train=[numbered_examples[:20]])
+    return pathlib.Path(tmp_path, "data", "train-00000-of-00001")
+
+
+def read(shard, count=20):
+    return list(read_records(str(shard), count, 0).as_numpy_iterator())
+
+
+def test_records_of_a_shard(shard, numbered_examples):
+    assert read(shard) == numbered_examples[:20]
+
+
+@pytest.mark.parametrize("where", ["data", "length"])
+@pytest.mark.parametrize("number", [0, 7, 19])
+def test_corrupt_record_costs_no_other_one_its_place(shard, numbered_examples, where, number):
+    content = bytearray(shard.read_bytes())
+    offset = list(locate_records(shard))[number]
+    content[offset + (100 if where == "data" else 1)] ^= 0x10
+    shard.write_bytes(content)
+    rest = numbered_examples[:number], numbered_examples[number + 1 : 20]
+    assert read(shard) == [*rest[0], b"", *rest[1]]
+
+
+def test_two_corrupt_records(shard, numbered_examples):
+    content = bytearray(shard.read_bytes())
+    for number in (3, 8):
+        content[list(locate_records(shard))[number] + 50] ^= 1
+    shard.write_bytes(content)
+    examples = list(numbered_examples[:20])
+    examples[3] = examples[8] = b""
+    assert read(shard) == examples
+
+
+def test_shard_cut_short(shard, numbered_examples):
+    shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
+    assert read(shard) == [*numbered_examples[:13], *[b""] * 7]
+
+
+def test_shard_has_no_more_records_than_were_counted(shard, numbered_examples):
+    assert read(shard, count=5) == numbered_examples[:5]
