@@ -186,8 +186,17 @@ class _Run:
             f"x {share}" + (f" in {parts} micro-batches" if parts > 1 else "") + "; "
             f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
             + (f", from step {step}" if step else "")
+            + self._shuffled()
             + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
         )
+
+    def _shuffled(self) -> str:
+        """Says how much memory the shuffle buffer takes on each host; of a cache, only indices."""
+        split = self.info.splits["train"]
+        if not split.bytes or self.config.cache != "none":
+            return ""
+        images = min(self.config.shuffle_buffer, split.examples)
+        return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
 
     def _finish(self, step: int) -> dict[str, Any]:
         """Writes the summary and the report."""

@@ -147,3 +147,18 @@ def test_the_command(tmp_path, source):
     assert "photos.py: error:" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert run("--seed=-1").returncode == 2
+
+
+def test_quality_is_one_or_a_range():
+    assert photos.parse(["--output_dir=x"]).quality == (90, 95)
+    assert photos.parse(["--output_dir=x", "--quality=100"]).quality == (100, 100)
+    assert photos.parse(["--output_dir=x", "--quality=70,80"]).quality == (70, 80)
+    window = photos.choose_window((900, 700), np.random.default_rng(0), (70, 70))
+    assert window.quality == 70
+
+
+@pytest.mark.parametrize("quality", ["0", "101", "80,70", "high", "1,2,3"])
+def test_no_quality(quality, capsys):
+    with pytest.raises(SystemExit):
+        photos.parse(["--output_dir=x", f"--quality={quality}"])
+    assert "--quality" in capsys.readouterr().err

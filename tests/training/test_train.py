@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import Config, UserError, train
+from imagenet_fast.data.info import DatasetInfo, SplitInfo
 from imagenet_fast.training.recorder import read_rows
-from imagenet_fast.training.train import _stretches
+from imagenet_fast.training.train import _Run, _stretches
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -327,6 +329,22 @@ def test_calls_of_fit_end_where_the_data_changes():
     calls = list(_stretches(0, 30, 10, [4, 20, 40]))
     assert calls == [(0, 1, 0, 4), (0, 1, 4, 6), (1, 2, 10, 10), (2, 3, 20, 10)]
     assert list(_stretches(7, 30, 10, [4, 20])) == [(0, 1, 7, 3), (1, 2, 10, 10), (2, 3, 20, 10)]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"shuffle_buffer": 400}, "; up to 40 MB in the shuffle buffer"),
+        ({"shuffle_buffer": 16384}, "; up to 100 MB in the shuffle buffer"),
+        ({"cache": "encoded"}, ""),
+    ],
+)
+def test_memory_of_the_shuffle_buffer_is_told(options, told):
+    split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
+    run = types.SimpleNamespace(
+        config=Config(**options), info=DatasetInfo("data", ("a",), 0, {"train": split})
+    )
+    assert _Run._shuffled(run) == told
 
 
 # --- Progressive resizing
