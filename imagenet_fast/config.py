@@ -251,7 +251,7 @@ class Config:
         must="have three positive values",
     )
     shuffle_buffer: int = _option(
-        16384,
+        8192,
         "images among which the next one is drawn",
         group="data",
         check=_positive,
