@@ -1,4 +1,5 @@
 import io
+import json
 import re
 
 import numpy as np
@@ -7,6 +8,7 @@ from PIL import Image
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.benchmarks.decode import WAYS, compare_decoding
+from imagenet_fast.commands.benchmark import main
 from imagenet_fast.data import records
 from imagenet_fast.data.images import normalise_encoding
 
@@ -61,3 +63,14 @@ def test_too_few_jpegs(data):
     with pytest.raises(UserError, match="has 3 JPEGs to train on, not 4"):
         config = Config(data_dir=data, num_classes=1, batch_size=1)
         compare_decoding(config, 4, warmup=1, repeats=1)
+
+
+def test_the_command_writes_what_it_measured(digits, tmp_path, capsys):
+    output = tmp_path / "found"
+    flags = ["--images=2", "--repeats=2", "--warmup=1", "--image_size=4"]
+    flags += ["--resize_method=bicubic", f"--data_dir={digits}", f"--output_dir={output}"]
+    main(["decode", *flags])
+    assert "2 windows of JPEGs" in capsys.readouterr().out
+    values = json.loads((output / "4_bicubic.json").read_text())
+    assert values["options"]["image_size"] == 4 and values["n"] == 2
+    assert (output / "4_bicubic.svg").exists()

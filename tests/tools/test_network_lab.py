@@ -251,6 +251,13 @@ def test_a_wrong_command_line_is_refused(arguments, message):
         parse(arguments)
 
 
+def test_rates_within_and_between_groups_are_read():
+    rates = ["--bandwidth=200mbit", "--group_bandwidth=10gbit"]
+    layout = parse(["--workers=4", "--groups=2", *rates, "--check"]).layout
+    assert layout.bandwidth_between(0, 1) == 10e9
+    assert layout.bandwidth_between(0, 2) == 200e6
+
+
 def test_the_command_line_is_looked_at_before_the_machine():
     wrong = refused_without_commands("--workers=8", "--groups=3", "--check")
     assert "3 groups" in wrong

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data import manifest as manifests
@@ -136,16 +137,6 @@ def summary(config):
     with pytest.raises(KeyboardInterrupt):
         train(config, callbacks=[At(14, kill)])
     return train(config)
-
-
-def weights_in(model_dir):
-    """All variables of the latest checkpoint."""
-    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
-    }
 
 
 def test_a_run_ends_as_if_those_images_were_not_there(config, summary, digits, tmp_path):

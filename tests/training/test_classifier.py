@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from model_weights import assert_close, weights_of
 
 from imagenet_fast.training.classifier import Classifier
 
@@ -35,16 +36,6 @@ def step(model, images=IMAGES, labels=LABELS, weights=WEIGHTS):
     return model.train_on_batch(images, labels, weights, return_dict=True)
 
 
-def weights_of(model):
-    return [weight.numpy() for weight in model.weights]
-
-
-def assert_same(found, expected, tolerance=1e-6):
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
-
-
 def losses_of(model, labels=LABELS):
     """The cross-entropy of each image, in NumPy."""
     logits = model(IMAGES).numpy().astype("float64")
@@ -59,7 +50,7 @@ def test_same_steps_as_plain_keras():
     plain = keras.Model(*layers(batch_norm=True))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     plain.compile(keras.optimizers.SGD(0.1, 0.9), loss, ["accuracy"])
-    assert_same(weights_of(ours), weights_of(plain), 0)
+    assert_close(weights_of(ours), weights_of(plain), 0)
     before = weights_of(ours)
     for _ in range(3):
         found = ours.train_on_batch(IMAGES, LABELS, return_dict=True)
@@ -67,7 +58,7 @@ def test_same_steps_as_plain_keras():
         assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         assert found["top1"] == pytest.approx(expected["accuracy"])
         assert (found["examples"], found["skipped"]) == (8, 0)
-    assert_same(weights_of(ours), weights_of(plain))
+    assert_close(weights_of(ours), weights_of(plain))
     # All have changed but the convolution's bias, which batch norm takes away again.
     changes = [np.abs(a - b).max() for a, b in zip(weights_of(ours), before)]
     assert sorted(changes)[1] > 1e-3
@@ -84,7 +75,7 @@ def test_sum_over_what_counts_divided_by_the_whole_batch(accumulation_steps):
     expected_loss = losses_of(model)[WEIGHTS == 1].mean()
 
     told = step(model)
-    assert_same(weights_of(model), [w - 0.5 * g.numpy() for w, g in zip(before, gradients)])
+    assert_close(weights_of(model), [w - 0.5 * g.numpy() for w, g in zip(before, gradients)])
     # What is told is the mean of what counts.
     assert told["loss"] == pytest.approx(expected_loss, rel=1e-5)
     assert (told["examples"], told["skipped"]) == (6, 2)
@@ -95,7 +86,7 @@ def test_micro_batches_are_the_whole_batch(xla):
     whole, parts = classifier(), classifier(accumulation_steps=4, xla=xla)
     for _ in range(3):
         assert step(parts) == pytest.approx(step(whole), rel=1e-5)
-    assert_same(weights_of(parts), weights_of(whole))
+    assert_close(weights_of(parts), weights_of(whole))
 
 
 def test_micro_batches_have_batch_norm_of_their_own():
@@ -109,7 +100,7 @@ def test_xla_takes_the_same_step():
     plain, compiled = classifier(batch_norm=True), classifier(batch_norm=True, xla=True)
     for _ in range(2):
         assert step(compiled) == pytest.approx(step(plain), rel=1e-5)
-    assert_same(weights_of(compiled), weights_of(plain), 1e-5)
+    assert_close(weights_of(compiled), weights_of(plain), 1e-5)
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
@@ -123,7 +114,7 @@ def test_regularization_is_trained_but_not_told(accumulation_steps):
     assert step(regularized)["loss"] == pytest.approx(step(plain)["loss"], rel=1e-5)
     expected = [weight.numpy() for weight in plain.weights]
     expected[0] -= 0.5 * 2 * strength * kernel
-    assert_same(weights_of(regularized), expected)
+    assert_close(weights_of(regularized), expected)
 
 
 # --- The loss
@@ -206,7 +197,7 @@ def test_loss_scale_changes_neither_the_step_nor_what_is_told(scale, accumulatio
     before = weights_of(plain)
     told, expected = step(half), step(plain)
     assert told["loss"] == pytest.approx(expected["loss"], rel=5e-3)
-    assert_same(weights_of(half), weights_of(plain), 5e-3)
+    assert_close(weights_of(half), weights_of(plain), 5e-3)
     assert np.abs(weights_of(plain)[-2] - before[-2]).max() > 0.1
     assert all(weight.dtype == tf.float32 for weight in half.weights)
 
@@ -215,7 +206,7 @@ def test_step_that_overflows_is_skipped():
     half = half_precision(scaled(initial_scale=2.0**30))
     before = [weight.numpy() for weight in half.trainable_variables]
     told = step(half)
-    assert_same([weight.numpy() for weight in half.trainable_variables], before, 0)
+    assert_close([weight.numpy() for weight in half.trainable_variables], before, 0)
     assert np.isfinite(told["loss"])
     assert half.optimizer.loss_scale.numpy() == 2.0**29
     while half.optimizer.loss_scale.numpy() > 2.0**10:
@@ -300,7 +291,7 @@ def test_compile_with_another_optimizer():
     twice.compile(scaled(initial_scale=1024.0))
     step(once)
     step(twice)
-    assert_same(weights_of(twice), weights_of(once))
+    assert_close(weights_of(twice), weights_of(once))
 
 
 # --- Several replicas

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from model_weights import assert_close, weights_of
 from small_config import SMALL
 
 from imagenet_fast import Config, build_model
@@ -226,16 +227,6 @@ def step(model, weights=WEIGHTS):
     return model.train_on_batch(IMAGES, LABELS, weights, return_dict=True)
 
 
-def weights_of(model):
-    return [weight.numpy() for weight in model.weights]
-
-
-def assert_same(found, expected, tolerance=1e-6):
-    assert len(found) == len(expected) > 0
-    for a, b in zip(found, expected):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
-
-
 def log_softmax(logits):
     logits = logits.astype("float64")
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
@@ -291,7 +282,7 @@ def test_the_gradient_is_that_of_the_loss(parts):
         error *= WEIGHTS[part, None] / 8
         kernel -= 0.5 * x.T @ error
         bias -= 0.5 * error.sum(axis=0)
-    assert_same(weights_of(model), [kernel, bias], 1e-5)
+    assert_close(weights_of(model), [kernel, bias], 1e-5)
 
 
 class Unmixing(Mixer):
@@ -308,7 +299,7 @@ def test_shares_of_1_train_as_without_mixing(accumulation_steps):
     plain = classifier(None, **options)
     for _ in range(3):
         assert step(unmixed) == pytest.approx(step(plain), rel=1e-6)
-    assert_same(weights_of(unmixed), weights_of(plain))
+    assert_close(weights_of(unmixed), weights_of(plain))
 
 
 def test_images_that_do_not_count_leave_no_trace():
@@ -318,7 +309,7 @@ def test_images_that_do_not_count_leave_no_trace():
     told = models[0].train_on_batch(IMAGES, LABELS, WEIGHTS, return_dict=True)
     same = models[1].train_on_batch(other, labels, WEIGHTS, return_dict=True)
     assert told["loss"] == same["loss"]
-    assert_same(weights_of(models[0]), weights_of(models[1]), 0)
+    assert_close(weights_of(models[0]), weights_of(models[1]), 0)
 
 
 def test_each_step_mixes_anew_and_a_resumed_run_goes_on_alike():
@@ -353,7 +344,7 @@ def test_xla_takes_the_same_steps(accumulation_steps):
     before = weights_of(plain)
     for _ in range(3):
         assert step(compiled) == pytest.approx(step(plain), rel=1e-4)
-    assert_same(weights_of(compiled), weights_of(plain), 1e-4)
+    assert_close(weights_of(compiled), weights_of(plain), 1e-4)
     assert np.abs(weights_of(plain)[0] - before[0]).max() > 0.01
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
@@ -44,16 +45,6 @@ STEPS_PER_EPOCH = 1438 // 32
 
 def files(directory):
     return {path.name for path in pathlib.Path(directory).iterdir()}
-
-
-def weights_in(model_dir):
-    """All variables of the latest checkpoint."""
-    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
-    }
 
 
 def assert_same_weights(found, expected):
