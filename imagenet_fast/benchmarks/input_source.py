@@ -1,8 +1,6 @@
-"""What the input benchmark reads, in training's order, and how it hands batches out."""
+"""What the input benchmark reads, in training's order."""
 
 from __future__ import annotations
-
-import os
 
 import tensorflow as tf
 
@@ -10,14 +8,10 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.cache import read_indices, records_from_memory
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
 from imagenet_fast.data.order import Share, read_records, share_of, training_order
+from imagenet_fast.data.pipeline import thread_count
 
 # Of the first shards: a cache must hold them several times, once for each number of threads.
 _MOST_BYTES = 2**31
-
-
-def thread_count(config: Config) -> int:
-    """Returns the threads that a pipeline gets."""
-    return config.data_threads or os.cpu_count() or 1
 
 
 def training_records(info: DatasetInfo, config: Config) -> tf.data.Dataset:
@@ -40,14 +34,6 @@ def training_records(info: DatasetInfo, config: Config) -> tf.data.Dataset:
         threads=threads,
     )
     return order if config.cache == "none" else records_from_memory(order, share, threads)
-
-
-def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
-    """Returns the dataset with threads of its own and nothing that tunes itself."""
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = threads
-    options.autotune.enabled = False
-    return dataset.with_options(options)
 
 
 def _few_shards(split: SplitInfo, config: Config) -> Share:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from imagenet_fast.benchmarks.input_source import thread_count, training_records, with_threads
-from imagenet_fast.benchmarks.input_variants import image_by_image, in_threads, plan
+from imagenet_fast.benchmarks.input_source import training_records
+from imagenet_fast.benchmarks.input_variants import image_by_image, in_threads
 from imagenet_fast.config import Config
-from imagenet_fast.data import batches, decode
+from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment
-from imagenet_fast.data.batches import training_batches
+from imagenet_fast.data.batches import parse_examples, plan_training, training_batches
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.data.pipeline import make_dataset, thread_count, with_threads
 
 
 def make_stages(config: Config) -> dict[str, Iterable]:
@@ -26,13 +26,13 @@ def make_stages(config: Config) -> dict[str, Iterable]:
     threads = thread_count(config)
 
     def parse(records: tf.Tensor, identities: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(lambda r: batches._parse(r, info))
+        return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info))
 
     def draw(*records: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(lambda *r: plan(*r, info, config))
+        return tf.data.Dataset.from_tensors(records).map(lambda *r: plan_training(*r, info, config))
 
     def decoded(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return tf.size(decode._decode(encoded, window, config))
+        return tf.size(decode.decode_window(encoded, window, config))
 
     def resized(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
         return decode.window_image(encoded, window, config)[0, 0, 0]
@@ -67,12 +67,16 @@ def make_bounds(config: Config, count: int) -> dict[str, tf.data.Dataset]:
     info = read_info(config)
     records = training_records(info, config).take(count)
     # The encoded images and their windows.
-    planned = records.map(lambda *r: plan(*r, info, config)[0:3:2])
+    planned = records.map(lambda *r: plan_training(*r, info, config)[0:3:2])
     parts = planned.batch(count).get_single_element()
     held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 
     def fused(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-        return tf.size(decode._decode_jpeg(encoded, window, config))
+        return tf.size(
+            tf.image.decode_and_crop_jpeg(
+                encoded, window, channels=3, dct_method="INTEGER_ACCURATE"
+            )
+        )
 
     def whole(encoded: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
         return tf.size(tf.io.decode_jpeg(encoded, channels=3, dct_method="INTEGER_ACCURATE"))

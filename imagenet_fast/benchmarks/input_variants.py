@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.benchmarks.input_source import thread_count, training_records, with_threads
+from imagenet_fast.benchmarks.input_source import training_records
 from imagenet_fast.config import Config
-from imagenet_fast.data import batches, decode
-from imagenet_fast.data.augment import Changes, augment, draw_changes
-from imagenet_fast.data.batches import training_batches
+from imagenet_fast.data import decode
+from imagenet_fast.data.augment import Changes, augment
+from imagenet_fast.data.batches import plan_training, training_batches
 from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.pipeline import thread_count, with_threads
 
 # The first four are those of Ying et al. 2018, where parsing is parallel.
 OPTIMIZATIONS = {
@@ -22,9 +23,6 @@ OPTIMIZATIONS = {
     "threads": "a batch in each thread; without: one thread",
     "batched": "examples parsed and windows drawn for a batch at once; without: one by one",
 }
-
-# What is to be done to images: (encoded, labels, windows, changes).
-Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
 
 def names_of_variants() -> dict[str, tuple[str, ...]]:
@@ -64,20 +62,15 @@ def make_variant(config: Config, on: Collection[str]) -> tf.data.Dataset:
     return with_threads(dataset.prefetch(2) if "prefetch" in on else dataset, threads)
 
 
-def plan(records: tf.Tensor, identities: tf.Tensor, info: DatasetInfo, config: Config) -> Plan:
-    """Parses records and draws what will be done to their images, as training does."""
-    examples, labels = batches._parse(records, info)
-    windows = decode.training_windows(batches._sizes(examples), identities, config)
-    return examples[batches.ENCODED], labels, windows, draw_changes(identities, config)
-
-
 def image_by_image(
     order: tf.data.Dataset, do: Callable[..., Any], info: DatasetInfo, config: Config
 ) -> tf.data.Dataset:
-    """Returns batches of what ``do`` makes of each image's part of a :data:`Plan`."""
+    """Returns batches of what ``do`` makes of each image's part of a :data:`batches.Plan`."""
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
-        planned = tf.data.Dataset.from_tensors(records).map(lambda *r: plan(*r, info, config))
+        planned = tf.data.Dataset.from_tensors(records).map(
+            lambda *r: plan_training(*r, info, config)
+        )
         images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
         return images.map(do).batch(config.batch_size)
 
@@ -100,7 +93,7 @@ def _one_by_one(
     """Parses each example and draws its window by itself."""
 
     def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        planned = plan(record[tf.newaxis], identity[tf.newaxis], info, config)
+        planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, config)
         one = tf.nest.map_structure(lambda part: part[0], planned)
         return _example(*one, config, fused=fused)
 
@@ -122,7 +115,7 @@ def _example(
         image = decode.window_image(encoded, window, config)
     else:
         window_of_all = tf.concat([[0, 0], decode.image_size(encoded)], 0)
-        whole = decode._decode(encoded, window_of_all, config.replace(jpeg_scaling=False))
+        whole = decode.decode_window(encoded, window_of_all, config.replace(jpeg_scaling=False))
         image = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
         image = decode.resize(image, config)
     return augment(image, changes, config), label, tf.constant(1.0)

@@ -210,7 +210,7 @@ def _input(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.benchmarks import input_report
     from imagenet_fast.benchmarks.input import InputBenchmark
-    from imagenet_fast.benchmarks.input_source import thread_count
+    from imagenet_fast.data.pipeline import thread_count
 
     peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
     benchmark = InputBenchmark(config, peers, **counts)

@@ -8,6 +8,7 @@ than if nothing could fail.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -27,7 +28,7 @@ _FEATURES = {
 }
 
 # What is to be done to each image of a batch: (encoded, label, window, changes).
-_Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
+Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
 
 def training_batches(
@@ -50,14 +51,30 @@ def training_batches(
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
       float32 [batch]. The weight is 1; 0 where an image could not be read.
     """
-
-    def plan(records: tf.Tensor, identities: tf.Tensor, careful: bool) -> _Plan:
-        examples, labels = _parse(records, info)
-        sizes = _header_sizes(examples) if careful else _sizes(examples)
-        windows = decode.training_windows(sizes, identities, config)
-        return examples[ENCODED], labels, windows, draw_changes(identities, config)
-
+    plan = functools.partial(plan_training, info=info, config=config)
     return _batches(order, plan, config, threads, bad_images)
+
+
+def plan_training(
+    records: tf.Tensor,
+    identities: tf.Tensor,
+    info: DatasetInfo,
+    config: Config,
+    careful: bool = False,
+) -> Plan:
+    """Returns what will be done to the images of a batch of records, and the images themselves.
+
+    Args:
+      records: string [batch].
+      identities: int64 [batch, 3].
+      info: of the data set.
+      config: says what becomes of an image.
+      careful: whether to look at the images themselves for their sizes.
+    """
+    examples, labels = parse_examples(records, info)
+    sizes = _header_sizes(examples) if careful else _sizes(examples)
+    windows = decode.training_windows(sizes, identities, config)
+    return examples[ENCODED], labels, windows, draw_changes(identities, config)
 
 
 def evaluation_batches(
@@ -72,8 +89,8 @@ def evaluation_batches(
     The last one may be smaller.
     """
 
-    def plan(records: tf.Tensor, careful: bool) -> _Plan:
-        examples, labels = _parse(records, info)
+    def plan(records: tf.Tensor, careful: bool) -> Plan:
+        examples, labels = parse_examples(records, info)
         # As in serving, which knows nothing but the image.
         windows = decode.evaluation_windows(_header_sizes(examples), config)
         return examples[ENCODED], labels, windows, {}
@@ -89,7 +106,7 @@ def unreadable(config: Config, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Ten
 
 def _batches(
     batches: tf.data.Dataset,
-    plan: Callable[..., _Plan],
+    plan: Callable[..., Plan],
     config: Config,
     threads: int,
     bad_images: BadImages | None,
@@ -130,7 +147,7 @@ def _batches(
     )
 
 
-def _parse(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     """Returns the examples' fields and their classes, checked against the number of classes."""
     examples = tf.io.parse_example(records, _FEATURES)
     labels = tf.cast(examples[LABEL] + info.label_offset, tf.int32)

@@ -59,7 +59,7 @@ def window_image(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Te
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    return resize(_decode(encoded, window, config), config)
+    return resize(decode_window(encoded, window, config), config)
 
 
 def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
@@ -90,7 +90,7 @@ def _is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     return tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
 
 
-def _decode(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
+def decode_window(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
     """Returns uint8 [height, width, 3] of ``window``, or a fraction of it that is large enough."""
 
     def other() -> tf.Tensor:

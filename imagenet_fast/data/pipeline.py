@@ -69,12 +69,10 @@ def make_dataset(
             steps = evaluation_steps(info, config, strategy)
             dataset = _evaluation_batches(info, config, context, size).take(steps * replicas)
         options = tf.data.Options()
-        options.threading.private_threadpool_size = _threads(config)
-        # There is nothing to tune, and an iterator can wait for the tuner half a minute to end.
-        options.autotune.enabled = False
         # Each worker has taken its share already.
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        return dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(options)
+        dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(options)
+        return with_threads(dataset, thread_count(config))
 
     return strategy.distribute_datasets_from_function(batches)
 
@@ -117,8 +115,18 @@ def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
     return len({device.task for device in devices})
 
 
-def _threads(config: Config) -> int:
+def thread_count(config: Config) -> int:
+    """Returns the threads that read and decode in each process."""
     return config.data_threads or os.cpu_count() or 1
+
+
+def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
+    """Returns the dataset with so many threads of its own and nothing that tunes itself."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads
+    # There is nothing to tune, and an iterator can wait for the tuner half a minute to end.
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _training_batches(
@@ -133,7 +141,7 @@ def _training_batches(
         info.splits["train"], config, context.num_input_pipelines, context.input_pipeline_id
     )
     bad_images = list_bad_images(config, info, "train", context.input_pipeline_id)
-    threads = _threads(config)
+    threads = thread_count(config)
     if config.cache_dir:
         share = copy_shards(share, config.cache_dir)
     read = functools.partial(read_records, bad_images=bad_images)
@@ -165,7 +173,7 @@ def _evaluation_batches(
         info.splits["validation"], config, context.num_input_pipelines, context.input_pipeline_id
     )
     bad_images = list_bad_images(config, info, "validation", context.input_pipeline_id)
-    threads = _threads(config)
+    threads = thread_count(config)
     read = functools.partial(read_records, bad_images=bad_images)
     records = share.own(share.interleave(share.shards(), read, threads)).batch(batch_size)
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
