@@ -7,13 +7,11 @@ neither needs nor imports it.
 from __future__ import annotations
 
 import contextlib
-import json
 import pathlib
-import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import Any
 
+from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError
 
 _WORKER = pathlib.Path(__file__).with_name("model_garden_worker.py")
@@ -45,43 +43,26 @@ def start_lars(
             f"one with tools/model_garden.sh {directory}"
         )
     job = {"shapes": list(shapes), "weights": list(weights), "options": options}
-    # TensorFlow's remarks are shown only if it fails.
-    with tempfile.TemporaryFile("w+") as remarks:
-        process = subprocess.Popen(
-            # Isolated: the modules beside the worker's file must not stand for packages.
-            [str(python), "-I", str(_WORKER)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=remarks,
-            text=True,
-        )
-        try:
-            yield ModelGardenLARS(process, remarks, json.dumps(job))
-        finally:
-            process.kill()
-            # Also closes the pipes.
-            process.communicate()
+    # Isolated: the modules beside the worker's file must not stand for packages.
+    command = [str(python), "-I", str(_WORKER)]
+    advice = "tools/model_garden.sh DIRECTORY makes an environment in which it works"
+    with start_worker(command, job, name="Model Garden's LARS", advice=advice) as worker:
+        yield ModelGardenLARS(worker)
 
 
 class ModelGardenLARS:
     """The optimizer in a process that :func:`start_lars` has started.
 
     Args:
-      process: of ``model_garden_worker.py``.
-      remarks: the file that its errors go to.
-      job: the first line for it.
+      worker: ``model_garden_worker.py``.
 
     Attributes:
       versions: of ``tensorflow`` and ``tf-models-official`` there.
-
-    Raises:
-      UserError: if the process fails.
     """
 
-    def __init__(self, process: subprocess.Popen[str], remarks: IO[str], job: str) -> None:
-        self._process = process
-        self._remarks = remarks
-        self.versions: dict[str, str] = self._ask(job)
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.versions: dict[str, str] = worker.answer
 
     def update(self) -> tuple[float, float]:
         """Updates all variables once; returns the seconds, by the clock and of CPU time.
@@ -91,22 +72,5 @@ class ModelGardenLARS:
         Raises:
           UserError: if the process fails.
         """
-        seconds, cpu_seconds = self._ask("go")
+        seconds, cpu_seconds = self._worker.ask("go")
         return seconds, cpu_seconds
-
-    def _ask(self, message: str) -> Any:
-        try:
-            print(message, file=self._process.stdin, flush=True)
-        except BrokenPipeError:
-            answer = ""
-        else:
-            answer = self._process.stdout.readline()
-        if not answer:
-            self._process.wait()
-            self._remarks.seek(0)
-            *_, reason = ["no reason told", *self._remarks.read().strip().splitlines()]
-            raise UserError(
-                f"Model Garden's LARS failed under {self._process.args[0]}: {reason}; "
-                "tools/model_garden.sh DIRECTORY makes an environment in which it works"
-            )
-        return json.loads(answer)

@@ -26,9 +26,9 @@ def start_worker(
     """Starts a program, and ends it and its own processes at the end.
 
     Args:
-      command: the program and its arguments. It must be the leader of a process group before it
-        answers the first line, and answer each line of its input with one of JSON. If this process
-        may be killed, it must see to its own end, too.
+      command: the program and its arguments. It must answer each line of its input with one of
+        JSON. If it leads a process group before it answers the first one, it is stopped between
+        answers; then it must also see to its own end if this process is killed.
       job: the first line for it, as JSON.
       name: of what it does, for people.
       advice: what to do if it fails, if there is something.
@@ -64,8 +64,8 @@ def start_worker(
 class Worker:
     """A program that :func:`start_worker` has started.
 
-    Between its answers it stands still with all its threads and processes, so that it neither takes
-    time from others nor gets ahead of its own clock by reading ahead.
+    Between its answers it stands still with all its threads and processes, if it leads a process
+    group, so that it neither takes time from others nor gets ahead of its own clock.
 
     Args:
       process: the program.

@@ -47,7 +47,7 @@ def test_answers(environment):
         assert lars.update() == (0.25, 0.5)
         assert time.perf_counter() - start > 0.25
         assert lars.update()[0] > len(str(JOB[0]))
-        process = lars._process
+        process = lars._worker._process
         assert alive(process)
     assert not alive(process)
 
