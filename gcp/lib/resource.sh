@@ -1,0 +1,173 @@
+# The TPU: what it costs, making it, waiting for it, deleting it.
+# shellcheck shell=bash
+
+show_cost() {
+  say "$ACCELERATOR_TYPE, $PROVISIONING: about \$$DOLLARS an hour for $CHIPS" \
+    "chip$([ "$CHIPS" = 1 ] || echo s), from when it is ready until gcp/tpu delete" \
+    "(prices: gcp/tpus.tsv)"
+  if [ -n "${HOURS-}" ]; then
+    say "$HOURS hours: about \$$(awk "BEGIN {printf \"%.0f\", $HOURS * $DOLLARS}")"
+  fi
+}
+
+# look: sets REQUEST (the queued resource's state, NONE if there is none), OWNER, FOUND_TYPE, and
+# NODE (the TPU's own state, likewise).
+look() {
+  local answer
+  local node='tpu.nodeSpec[0].node'
+  answer=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" \
+    "--format=value[separator=\"|\"](state.state,$node.labels.imagenet_fast,$node.acceleratorType)")
+  IFS='|' read -r REQUEST OWNER FOUND_TYPE <<< "${answer:-NONE}"
+  NODE=$(ask "" "${tpu_vm[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
+  NODE=${NODE:-NONE}
+}
+
+# The account in use, as a label's value can have it: tells whose TPU it is.
+own_label() {
+  local account
+  account=$(ask you gcloud config get-value account)
+  account=$(printf '%s' "$account" | tr '[:upper:]' '[:lower:]' | tr -c 'a-z0-9_-' _)
+  [ -n "$account" ] || die "gcloud knows no account: gcloud auth login"
+  printf '%s' "${account:0:63}"
+}
+
+# Ends the script unless the TPU of this name is ours, or there is none.
+check_ours() {
+  if [ "$REQUEST" = NONE ]; then
+    [ "$NODE" = NONE ] || die "a TPU named $NAME is in $ZONE already, and gcp/tpu did not make it:" \
+      "choose another NAME"
+    return
+  fi
+  local own
+  own=$(own_label)
+  [ "${OWNER-}" = "$own" ] || die "the queued resource $NAME in $ZONE is" \
+    "${OWNER:-somebody else}'s, not $own's: choose another NAME"
+}
+
+create() {
+  show_cost
+  need_buckets
+  look
+  check_ours
+  if [ "$REQUEST" != NONE ] && [ "$FOUND_TYPE" != "$ACCELERATOR_TYPE" ]; then
+    die "$NAME is there as $FOUND_TYPE, but ACCELERATOR_TYPE is $ACCELERATOR_TYPE:" \
+      "gcp/tpu delete it first, or choose another NAME"
+  fi
+  while [[ $REQUEST == @(SUSPENDING|DELETING) ]]; do
+    sleep "$POLL_SECONDS"
+    look
+  done
+  if is_gone; then
+    say "what is left of $NAME is dead (request $REQUEST, TPU $NODE): deleting it"
+    delete_request
+    REQUEST=NONE
+  fi
+  if [ "$REQUEST" = NONE ]; then
+    confirm "Create it?"
+    request
+    say "if you end this script now, the request stays in the queue: gcp/tpu delete withdraws it"
+  fi
+  [ -n "$dry_run" ] || wait_until_active
+}
+
+# Whether the TPU was taken away, or was never given.
+is_gone() {
+  case $REQUEST in
+    SUSPENDING | SUSPENDED | FAILED) return 0 ;;
+    ACTIVE) [[ $NODE == @(NONE|PREEMPTED|TERMINATED|STOPPED|DELETING) ]] ;;
+    *) return 1 ;;
+  esac
+}
+
+request() {
+  local own flags
+  own=$(own_label)
+  flags=("--node-id=$NAME" "--accelerator-type=$ACCELERATOR_TYPE" "--runtime-version=$IMAGE"
+    "--labels=imagenet_fast=$own" "--valid-until-duration=${WAIT_MINUTES}m")
+  [ "$PROVISIONING" = on_demand ] || flags+=(--spot)
+  run "${requests[@]}" create "$NAME" "${flags[@]}" "${place[@]}" 2> "$scratch/error" || {
+    cat "$scratch/error" >&2
+    die "Google Cloud refuses $NAME: $(advice < "$scratch/error")"
+  }
+}
+
+# What to do about an error on standard input.
+advice() {
+  local text
+  text=$(cat)
+  case $text in
+    *[Qq]uota*) echo "this project has no quota for $PROVISIONING $ACCELERATOR_TYPE in $ZONE;" \
+      "ask for it (https://cloud.google.com/tpu/docs/quota), or choose another ZONE or" \
+      "ACCELERATOR_TYPE" ;;
+    *capacity* | *stockout* | *[Rr]esource_[Ee]xhausted* | *"not available"* | *expired*)
+      echo "$ZONE has no free $ACCELERATOR_TYPE now; try again later, or with a longer" \
+        "WAIT_MINUTES, another ZONE, or PROVISIONING=on_demand" ;;
+    *PERMISSION_DENIED* | *"has not been used"*) echo "enable the Cloud TPU API in $PROJECT" \
+      "(gcloud services enable tpu.googleapis.com), and have the role TPU Admin there" ;;
+    *) echo "see above" ;;
+  esac
+}
+
+wait_until_active() {
+  local began=$SECONDS told='' reason
+  while :; do
+    look
+    [ "$REQUEST $NODE" != "ACTIVE READY" ] || break
+    if is_gone; then
+      reason=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
+      say "$reason"
+      delete_request
+      die "$NAME was not given (request $REQUEST, TPU $NODE): $(advice <<< "$reason")"
+    elif [ $((SECONDS - began)) -ge $((WAIT_MINUTES * 60)) ]; then
+      delete_request
+      die "no $ACCELERATOR_TYPE in $WAIT_MINUTES minutes; the request is withdrawn:" \
+        "$(advice <<< capacity)"
+    elif [ "$told" != "$REQUEST" ]; then
+      say "waiting for $NAME: $REQUEST since $(date +%H:%M)"
+      told=$REQUEST
+    fi
+    sleep "$POLL_SECONDS"
+  done
+  say "$NAME is ready: it costs money from now on"
+  wait_until_reachable
+}
+
+# Hosts take a while to know who may come in.
+wait_until_reachable() {
+  for _ in {1..20}; do
+    if "${tpu_vm[@]}" ssh "$NAME" --worker=all --command=true "${place[@]}" < /dev/null \
+      > "$scratch/error" 2>&1; then
+      return
+    fi
+    sleep "$POLL_SECONDS"
+  done
+  cat "$scratch/error" >&2
+  die "the hosts of $NAME do not let us in: does the network allow ssh (port 22)?"
+}
+
+# Ends the script unless the TPU is ours and ready.
+need_tpu() {
+  look
+  [ -z "$dry_run" ] || return 0
+  check_ours
+  [ "$REQUEST $NODE" = "ACTIVE READY" ] ||
+    die "$NAME is not ready (request $REQUEST, TPU $NODE): gcp/tpu create"
+}
+
+delete() {
+  look
+  check_ours
+  if [ "$REQUEST" = NONE ] && [ -z "$dry_run" ]; then
+    say "there is no $NAME in $ZONE"
+  else
+    confirm "Delete $NAME and all that is on its hosts?"
+    delete_request
+  fi
+  local folder
+  for folder in "$DATA_DIR" "$RUNS_DIR"; do
+    [[ $folder != gs://* ]] ||
+      say "kept, and costing a little: $folder; to remove it: gcloud storage rm --recursive $folder"
+  done
+}
+
+delete_request() { run "${requests[@]}" delete "$NAME" --force "${place[@]}"; }

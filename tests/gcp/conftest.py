@@ -1,0 +1,190 @@
+"""A fake cloud, and gcp/tpu run against it."""
+
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+
+import fake_gcloud
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Says what it was asked to do and how; ends as the file status beside the cloud's folders says.
+TRAINER = """#!/bin/bash
+cloud=$FAKE_HOST/../../..
+{ printf '%s\\n' "$@"; env; } > "$HOME/trained"
+echo "training on $(hostname)"
+while [ -e "$cloud/hold" ]; do sleep 0.05; done
+exit "$(cat "$cloud/status" 2>/dev/null || echo 0)"
+"""
+
+
+class Bench:
+    """A cloud of a test's own, and a person at a shell.
+
+    Args:
+      folder: where everything lies.
+      checkout: the project's files.
+    """
+
+    def __init__(self, folder: pathlib.Path, checkout: pathlib.Path) -> None:
+        self.folder = folder
+        self.checkout = checkout
+        self.cloud = fake_gcloud.Cloud(folder / "cloud")
+        (folder / "bin").mkdir()
+        program = folder / "bin" / "gcloud"
+        program.write_text(f'#!/bin/bash\nexec {sys.executable} {fake_gcloud.THIS_FILE} "$@"\n')
+        program.chmod(0o755)
+        self.settings = {
+            "PROJECT": "my-project",
+            "ZONE": "us-central2-b",
+            "NAME": "my-tpu",
+            "ACCELERATOR_TYPE": "v4-16",
+            "PROVISIONING": "spot",
+            "DATA_DIR": "gs://my-bucket/digits",
+            "RUNS_DIR": "gs://my-bucket/runs",
+            "RECIPE": "flags/digits.flags",
+            "POLL_SECONDS": "0.05",
+        }
+
+    def environment(self) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "FAKE_GCLOUD": str(self.cloud.folder),
+        }
+
+    def arguments(self, *arguments: str) -> list[str]:
+        """Writes the env file and returns a command line."""
+        file = self.folder / "my.env"
+        file.write_text("".join(f"{name}={value}\n" for name, value in self.settings.items()))
+        return [str(self.checkout / "gcp" / "tpu"), f"--env={file}", *arguments]
+
+    def start(self, *arguments: str, output=subprocess.PIPE) -> subprocess.Popen:
+        return subprocess.Popen(
+            self.arguments(*arguments),
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, status: int = 0, timeout: float = 60) -> str:
+        """Runs gcp/tpu to its end and returns what it says; fails unless it ends so."""
+        process = self.start(*arguments)
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        assert process.returncode == status, output
+        return output
+
+    def refused(self, *arguments: str) -> str:
+        """Runs what must fail without having changed anything in the cloud."""
+        before = len(self.changes())
+        output = self.run(*arguments, status=1)
+        assert self.changes()[before:] == []
+        return output
+
+    def changes(self) -> list[list[str]]:
+        """Returns the command lines that changed something, successful or not."""
+        asking = {"describe", "get-value", "ls"}
+        return [call for call in self.cloud.calls() if not asking & set(call)]
+
+    def make_data(self) -> None:
+        """A bucket with something that looks like shards."""
+        with self.cloud.state() as state:
+            state["buckets"].append("gs://my-bucket")
+        folder = self.cloud.folder / "buckets" / "my-bucket" / "digits"
+        folder.mkdir(parents=True)
+        (folder / "train-00000-of-00001").write_text("data")
+
+    def use_trainer(self) -> None:
+        """Has a stand-in run where TensorFlow would."""
+        program = self.cloud.folder / "trainer"
+        program.write_text(TRAINER)
+        program.chmod(0o755)
+
+    def trained(self, worker: int) -> list[str] | None:
+        """Returns the stand-in's arguments and environment on a host; None if it did not run."""
+        file = self.cloud.host(self.settings["NAME"], worker) / "trained"
+        return file.read_text().splitlines() if file.exists() else None
+
+
+@pytest.fixture
+def bench(tmp_path, checkout):
+    """A cloud whose hosts' processes end with the test, or with pytest if it is killed."""
+    yield from make_bench(tmp_path, checkout)
+
+
+def make_bench(folder, checkout):
+    made = Bench(folder, checkout)
+    watcher = subprocess.Popen(
+        [sys.executable, fake_gcloud.THIS_FILE, "watch", str(os.getpid()), made.cloud.folder],
+        start_new_session=True,
+    )
+    yield made
+    watcher.kill()
+    watcher.wait()
+    made.cloud.kill_all()
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory):
+    """A checkout that nothing else changes, with the files that the hosts need."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("gcp", "flags", "imagenet_fast"):
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
+        shutil.copy(ROOT / name, folder)
+    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory, checkout):
+    """The folders of two clouds: one with data and a TPU, one where all is installed, too."""
+    for bench in make_bench(tmp_path_factory.mktemp("prepared"), checkout):
+        bench.use_trainer()
+        bench.make_data()
+        bench.settings["STRATEGY"] = "multi_worker"
+        bench.run("--yes", "create")
+        shutil.copytree(bench.cloud.folder, bench.folder / "created")
+        bench.run("install")
+        yield bench.folder / "created", bench.cloud.folder
+
+
+@pytest.fixture
+def created(bench, prepared):
+    """A bench with data and a TPU of two hosts, which train by a stand-in."""
+    shutil.copytree(prepared[0], bench.cloud.folder, dirs_exist_ok=True)
+    bench.settings["STRATEGY"] = "multi_worker"
+    return bench
+
+
+@pytest.fixture
+def ready(bench, prepared):
+    """The same with everything installed."""
+    shutil.copytree(prepared[1], bench.cloud.folder, dirs_exist_ok=True)
+    bench.settings["STRATEGY"] = "multi_worker"
+    return bench
+
+
+@pytest.fixture
+def port():
+    """The first of two ports, one after the other, that nothing listens on."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            number = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", number + 1))
+            except (OSError, OverflowError):
+                continue
+            return number
+    raise AssertionError("no two free ports in a row")

@@ -1,0 +1,105 @@
+"""The manifest for Kubernetes and the batch script for Slurm name the workers rightly."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from imagenet_fast.distribute.cluster import Cluster
+
+ROOT = pathlib.Path(__file__).parents[2]
+# Stands in for imagenet-fast: tells which cluster it sees, and what it is asked to do.
+PROGRAM = f"""#!{sys.executable}
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from imagenet_fast.distribute.cluster import Cluster
+print(Cluster.from_environment(), *sys.argv[1:])
+"""
+# What srun does with two tasks on one node: starts them with its variables, waits, and fails as
+# one of them.
+SRUN = """#!/bin/bash
+[ "$1" = --kill-on-bad-exit=1 ] || exit 9
+shift
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=gpu1 SLURM_STEP_TASKS_PER_NODE=2
+for SLURM_PROCID in 0 1; do
+  SLURM_PROCID=$SLURM_PROCID "$@" &
+  tasks+=($!)
+done
+status=0
+for task in "${tasks[@]}"; do wait "$task" || status=$?; done
+exit $status
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    for name, text in {"imagenet-fast": PROGRAM, "srun": SRUN}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(tmp_path)}
+
+
+def manifest():
+    return yaml.safe_load((ROOT / "gcp" / "gke_jobset.yaml").read_text())
+
+
+def test_the_manifest_agrees_with_itself():
+    jobset = manifest()
+    assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert jobset["spec"]["network"]["enableDNSHostnames"] is True
+    (job,) = jobset["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    variables = {variable["name"]: variable for variable in container["env"]}
+    assert spec["completionMode"] == "Indexed" and job["replicas"] == 1
+    assert str(spec["parallelism"]) == str(spec["completions"]) == variables["WORKERS"]["value"]
+    volumes = {volume["name"] for volume in spec["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_each_pod_of_the_manifest_finds_the_others(environment, index):
+    jobset = manifest()
+    name, (job,) = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"]
+    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
+    variables = {"WORKERS": "2", "JOBSET": name, "JOB_COMPLETION_INDEX": str(index)}
+    finished = subprocess.run(
+        container["command"],
+        env={**environment, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    port = container["ports"][0]["containerPort"]
+    hosts = tuple(f"{name}-{job['name']}-0-{worker}.{name}:{port}" for worker in range(2))
+    told, _, arguments = finished.stdout.partition(" train ")
+    assert told == str(Cluster(hosts, index))
+    assert arguments.split()[0] == "--strategy=multi_worker"
+    assert "--flagfile=flags/facebook_1h_8k.flags" in arguments.split()
+    recipe = next(word for word in arguments.split() if "flagfile" in word).partition("=")[2]
+    assert (ROOT / recipe).exists()
+
+
+def test_slurm_tasks_find_each_other(environment):
+    finished = subprocess.run(
+        ["bash", ROOT / "gcp" / "slurm.sbatch", "--flagfile=flags/digits.flags", "--seed=2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    workers = ("gpu1:8888", "gpu1:8889")
+    given = "train --strategy=multi_worker --flagfile=flags/digits.flags --seed=2"
+    assert sorted(finished.stdout.splitlines()) == [
+        f"{Cluster(workers, index)} {given}" for index in range(2)
+    ]
+
+
+def test_a_slurm_task_that_fails_fails_the_job(environment, tmp_path):
+    (tmp_path / "imagenet-fast").write_text("#!/bin/bash\nexit $((SLURM_PROCID * 3))\n")
+    finished = subprocess.run(["bash", ROOT / "gcp" / "slurm.sbatch"], env=environment, check=False)
+    assert finished.returncode == 3

@@ -1,0 +1,640 @@
+"""gcp/tpu against a fake gcloud whose hosts train by a stand-in."""
+
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+import fake_gcloud
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def words(bench, verb):
+    """Returns the command lines with a word."""
+    return [call for call in bench.changes() if verb in call]
+
+
+def wait_for(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_shellcheck_has_no_complaints():
+    scripts = ["gcp/tpu", "gcp/host/install.sh", "gcp/host/job.sh", "gcp/slurm.sbatch"]
+    program = pathlib.Path(sys.executable).with_name("shellcheck")
+    finished = subprocess.run(
+        [program, "--external-sources", *scripts, "gcp/env.example"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+# The settings.
+
+
+def test_all_that_is_missing_is_told_at_once(bench):
+    for name in ("ZONE", "NAME", "RUNS_DIR"):
+        bench.settings[name] = ""
+    output = bench.refused("--yes", "create")
+    assert "does not say ZONE NAME RUNS_DIR" in output
+    assert bench.cloud.calls() == []
+
+
+def test_the_example_lacks_what_must_be_filled_in(bench):
+    example = ROOT / "gcp" / "env.example"
+    output = bench.run(f"--env={example}", "cost", status=1)
+    assert "does not say PROJECT ZONE NAME ACCELERATOR_TYPE PROVISIONING DATA_DIR" in output
+
+
+def test_a_file_that_is_not_there(bench):
+    assert "there is no env file" in bench.run("--env=/nowhere.env", "cost", status=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("ZONE", "us-central2", "a zone, such as us-central2-b"),
+        ("NAME", "My_TPU", "letters a to z"),
+        ("ACCELERATOR_TYPE", "a100-8", "the kinds of TPU are v2 v3 v4 v5litepod v5p v6e"),
+        ("ACCELERATOR_TYPE", "v6e-16", "not known to work on slices of v6e"),
+        ("PROVISIONING", "cheap", "spot or on_demand"),
+        ("STRATEGY", "mirrored", "tpu or multi_worker"),
+        ("DATA_DIR", "data/digits", "gs://BUCKET/FOLDER or a path from /"),
+        ("RECIPE", "flags/digit.flags", "flags/digits.flags"),
+        ("RUNTIME_VERSION", "tpu-vm-tf-2.18.0-pod-pjrt", "gcp/stacks/pod.txt has tensorflow-tpu"),
+        ("WAIT_MINUTES", "soon", "a number of minutes"),
+        ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which nothing reads"),
+    ],
+)
+def test_a_wrong_setting(bench, name, value, told):
+    bench.settings[name] = value
+    assert told in bench.refused("--yes", "create")
+    assert bench.cloud.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "which command?"),
+        (["destroy"], "no such command: destroy"),
+        (["--force", "delete"], "no such option: --force"),
+        (["create", "--yes"], "options come before it"),
+    ],
+)
+def test_a_wrong_command_line(bench, arguments, told):
+    assert told in bench.run(*arguments, status=1)
+
+
+def test_the_shells_own_variables_are_not_settings(bench, monkeypatch):
+    monkeypatch.setenv("NAME", "from-the-shell")
+    del bench.settings["NAME"]
+    assert "does not say NAME" in bench.run("cost", status=1)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "provisioning", "chips", "dollars"),
+    [
+        ("v4-16", "on_demand", 8, 8 * 3.22),
+        ("v4-16", "spot", 8, 8 * 0.9215),
+        ("v5litepod-1", "on_demand", 1, 1.2),
+        ("v3-32", "spot", 16, 16 * 0.6),
+    ],
+)
+def test_cost(bench, accelerator, provisioning, chips, dollars):
+    bench.settings.update(ACCELERATOR_TYPE=accelerator, PROVISIONING=provisioning, HOURS="100")
+    output = bench.run("cost")
+    assert f"${dollars:.2f} an hour for {chips} chip" in output
+    assert f"100 hours: about ${100 * round(dollars, 2):.0f}" in output
+    assert bench.cloud.calls() == []
+
+
+def test_the_prices_in_the_readme(bench):
+    text = (ROOT / "gcp" / "README.md").read_text()
+    rows = re.findall(r"^\| (v\w+-\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    assert len(rows) == 4
+    for accelerator, chips, *prices in rows:
+        for provisioning, price in zip(("on_demand", "spot"), prices):
+            bench.settings.update(ACCELERATOR_TYPE=accelerator, PROVISIONING=provisioning)
+            assert f"about ${price} an hour for {chips} chips" in bench.run("cost")
+
+
+def test_help_is_the_head_of_the_file(bench):
+    output = bench.run("--help")
+    assert output.startswith("Trains on a Cloud TPU") and output.endswith("gcp/README.md.\n")
+    assert "shellcheck" not in output
+
+
+def test_stacks_and_images_belong_together():
+    table = [
+        line.split("\t")
+        for line in (ROOT / "gcp" / "tpus.tsv").read_text().splitlines()
+        if not line.startswith("#")
+    ]
+    pins = (ROOT / "gcp" / "stacks" / "pod.txt").read_text()
+    version = pins.split("tensorflow-tpu==")[1].split()[0]
+    assert {row[4] for row in table} == {f"tpu-vm-tf-{version}-pod-pjrt", "-"}
+    for file in (ROOT / "gcp" / "stacks").glob("*.txt"):
+        text = file.read_text()
+        minors = {text.split(name)[1].split(".")[1] for name in ("tensorflow", "tf_keras==2")}
+        assert len(minors) == 1, file
+
+
+# Making and deleting.
+
+
+def test_create_is_asked_for_and_waited_for(bench):
+    bench.make_data()
+    output = bench.run("--yes", "create")
+    assert output.index("an hour for 8 chips") < output.index("queued-resources create")
+    assert "WAITING_FOR_RESOURCES" in output and "is ready" in output
+    (call,) = words(bench, "create")
+    _, _, flags = fake_gcloud.parse(call)
+    assert flags["accelerator-type"] == "v4-16"
+    assert flags["runtime-version"] == "tpu-vm-tf-2.17.0-pod-pjrt"
+    assert flags["spot"] and flags["valid-until-duration"] == "120m"
+
+
+def test_create_on_demand_on_one_host(bench):
+    bench.make_data()
+    bench.settings.update(PROVISIONING="on_demand", ACCELERATOR_TYPE="v5litepod-8")
+    bench.run("--yes", "create")
+    _, _, flags = fake_gcloud.parse(words(bench, "create")[0])
+    assert flags["runtime-version"] == "v2-alpha-tpuv5-lite" and "spot" not in flags
+
+
+def test_nothing_is_created_without_a_yes(bench):
+    bench.make_data()
+    assert "add --yes" in bench.refused("create")
+
+
+def test_create_again_creates_nothing(created):
+    created.run("--yes", "create")
+    assert len(words(created, "create")) == 1
+
+
+def test_create_goes_on_waiting_for_what_was_requested(bench):
+    bench.make_data()
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
+    process = bench.start("--yes", "create")
+    wait_for(lambda: words(bench, "create"))
+    process.terminate()
+    process.communicate(timeout=10)
+    with bench.cloud.state() as state:
+        state["requests"]["my-tpu"]["then"] = ["PROVISIONING", "ACTIVE"]
+    assert "is ready" in bench.run("--yes", "create")
+    assert len(words(bench, "create")) == 1
+
+
+def test_a_missing_bucket_is_told_before_anything_costs(bench):
+    assert "there is no bucket gs://my-bucket: gcp/tpu copy_data" in bench.refused(
+        "--yes", "create"
+    )
+
+
+def test_a_name_that_somebody_else_has(created):
+    with created.cloud.state() as state:
+        state["account"] = "john@example.com"
+    for command in ("create", "install", "train", "delete"):
+        output = created.refused("--yes", command)
+        assert "is jane_doe_example_com's, not john_example_com's: choose another NAME" in output
+
+
+def test_a_tpu_of_that_name_made_otherwise(created):
+    with created.cloud.state() as state:
+        state["requests"].clear()
+    assert "choose another NAME" in created.refused("--yes", "create")
+
+
+def test_another_type_under_the_same_name(created):
+    created.settings["ACCELERATOR_TYPE"] = "v4-8"
+    assert "my-tpu is there as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
+        "--yes", "create"
+    )
+
+
+def test_a_zone_without_quota(bench):
+    bench.make_data()
+    message = "RESOURCE_EXHAUSTED: Quota limit 'TPUV4...' has been exceeded. Limit: 0"
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "fail", "message": message})
+    output = bench.run("--yes", "create", status=1)
+    assert message in output
+    assert "no quota for spot v4-16 in us-central2-b" in output
+
+
+def test_a_zone_without_capacity(bench):
+    bench.make_data()
+    message = "There is no more capacity in the zone"
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "refuse", "message": message})
+    output = bench.run("--yes", "create", status=1)
+    assert message in output and "no free v4-16 now" in output
+    assert len(words(bench, "delete")) == 1
+    assert "is ready" in bench.run("--yes", "create")
+
+
+def test_a_request_that_is_never_granted_is_withdrawn(bench):
+    bench.make_data()
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
+    bench.settings["WAIT_MINUTES"] = "1"
+    # The clock runs with the looks.
+    script = f"SECONDS=0; sleep() {{ SECONDS=$((SECONDS + 30)); }}; . {ROOT}/gcp/tpu"
+    finished = subprocess.run(
+        ["bash", "-c", script, *bench.arguments("--yes", "create")],
+        env=bench.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert finished.returncode == 1
+    assert "no v4-16 in 1 minutes; the request is withdrawn" in finished.stderr
+    with bench.cloud.state() as state:
+        assert state["requests"] == {}
+
+
+def test_hosts_that_let_nobody_in_at_first(bench):
+    bench.make_data()
+    fault = {"on": "^true$", "worker": 1, "do": "fail", "message": "Permission denied"}
+    bench.cloud.set_faults({**fault, "times": 2})
+    assert "is ready" in bench.run("--yes", "create")
+    bench.cloud.set_faults({**fault, "times": 99})
+    output = bench.run("--yes", "create", status=1)
+    assert "Permission denied" in output and "do not let us in" in output
+
+
+def test_no_account(bench):
+    bench.make_data()
+    with bench.cloud.state() as state:
+        state["account"] = ""
+    assert "gcloud auth login" in bench.refused("--yes", "create")
+
+
+def test_without_gcloud(bench, monkeypatch):
+    tools = bench.folder / "tools"
+    tools.mkdir()
+    for name in ("awk", "basename", "bash", "dirname", "env", "mktemp", "rm", "sed"):
+        (tools / name).symlink_to(shutil.which(name))
+    (bench.folder / "bin" / "gcloud").unlink()
+    monkeypatch.setenv("PATH", str(tools))
+    assert "gcloud is not installed" in bench.run("--yes", "create", status=1)
+
+
+def test_delete_leaves_nothing_running_and_tells_what_stays(ready):
+    (ready.cloud.folder / "hold").touch()
+    process = ready.start("train")
+    wait_for(lambda: ready.trained(1))
+    output = ready.run("--yes", "delete")
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "gcloud storage rm --recursive gs://my-bucket/runs" in output
+    with ready.cloud.state() as state:
+        assert state["requests"] == {} and state["nodes"] == {}
+    assert "there is no my-tpu" in ready.run("--yes", "delete")
+
+
+# Data.
+
+
+def shards(folder):
+    folder.mkdir()
+    (folder / "train-00000-of-00001").write_bytes(b"x" * 3_000_000)
+    (folder / "manifest.json").write_text("{}")
+    return folder
+
+
+def test_copy_data_makes_the_bucket_beside_the_tpu(bench, tmp_path):
+    bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
+    output = bench.run("--yes", "copy_data")
+    assert "3 MB" in output or "4 MB" in output
+    (call,) = words(bench, "create")
+    assert "--location=us-central2" in call
+    copied = bench.cloud.folder / "buckets" / "my-bucket" / "digits"
+    assert sorted(file.name for file in copied.iterdir()) == [
+        "manifest.json",
+        "train-00000-of-00001",
+    ]
+    bench.run("--yes", "copy_data")
+    assert len(words(bench, "create")) == 1
+
+
+def test_a_bucket_that_somebody_else_has(bench, tmp_path):
+    bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
+    with bench.cloud.state() as state:
+        state["foreign_buckets"].append("gs://my-bucket")
+    assert "somebody else's" in bench.refused("--yes", "copy_data")
+
+
+def test_a_bucket_that_cannot_be_made(bench, tmp_path):
+    bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
+    message = "HTTPError 409: The requested bucket name is not available."
+    bench.cloud.set_faults({"on": "buckets create", "do": "fail", "message": message})
+    output = bench.run("--yes", "copy_data", status=1)
+    assert message in output and "choose another in DATA_DIR and RUNS_DIR" in output
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "LOCAL_DATA is not set"),
+        ({"LOCAL_DATA": "/nowhere"}, "/nowhere holds no train-* shards: imagenet-fast prepare"),
+        ({"DATA_DIR": "/mnt/digits"}, "a path on the hosts"),
+    ],
+)
+def test_data_that_cannot_be_copied(bench, settings, told):
+    bench.settings.update(settings)
+    assert told in bench.refused("--yes", "copy_data")
+
+
+def test_training_without_data(ready):
+    (ready.cloud.folder / "buckets/my-bucket/digits/train-00000-of-00001").unlink()
+    assert "there are no shards in gs://my-bucket/digits: gcp/tpu copy_data" in ready.refused(
+        "train"
+    )
+
+
+# Installing.
+
+
+def installed(bench, worker, name="my-tpu"):
+    return (bench.cloud.host(name, worker) / "imagenet_fast.installed").exists()
+
+
+def test_what_is_installed(ready):
+    for worker in range(2):
+        home = ready.cloud.host("my-tpu", worker)
+        for file in ("setup.cfg", "gcp/host/job.sh", "imagenet_fast/__init__.py"):
+            assert (home / "imagenet_fast" / file).read_bytes() == (
+                ready.checkout / file
+            ).read_bytes()
+        calls = [
+            json.loads(line)
+            for line in (home / "imagenet_fast_venv/pip.jsonl").read_text().splitlines()
+        ]
+        assert ["--no-deps" in call for call in calls] == [True, True, False]
+        assert "gcp/stacks/processors.txt" in calls[0]
+        # What asks for plain tensorflow must not bring it.
+        asked = (home / "imagenet_fast" / "requirements.txt").read_text().split()
+        assert "tqdm>=4.65" in asked
+        assert not [name for name in asked if name.startswith(("tensorflow", "tf_keras"))]
+
+
+def test_install_again_does_nothing_until_a_file_changes(ready, tmp_path):
+    assert "installed on all 2 hosts already" in ready.run("install")
+    assert words(ready, "scp")[1:] == []
+    shutil.copytree(ready.checkout, tmp_path / "changed")
+    ready.checkout = tmp_path / "changed"
+    (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
+    (ready.checkout / "LICENSE").unlink()
+    (ready.checkout / "runs").mkdir()
+    (ready.checkout / "runs" / "ignored").touch()
+    ready.run("install")
+    for worker in range(2):
+        copy = ready.cloud.host("my-tpu", worker) / "imagenet_fast"
+        assert (copy / "flags" / "digits.flags").read_text().endswith("# changed\n")
+        assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
+
+
+def test_nothing_is_installed_under_a_running_training(ready, tmp_path):
+    (ready.cloud.folder / "hold").touch()
+    process = ready.start("train")
+    wait_for(lambda: ready.trained(1))
+    shutil.copytree(ready.checkout, tmp_path / "changed")
+    ready.checkout = tmp_path / "changed"
+    (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
+    assert "digits is training there: gcp/tpu stop it first" in ready.run("install", status=1)
+    (ready.cloud.folder / "hold").unlink()
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_a_host_that_dies_in_the_install(created):
+    created.cloud.set_faults(
+        {"on": "install.sh", "worker": 1, "do": "fail", "message": "Connection closed"}
+    )
+    output = created.run("install", status=1)
+    assert "did not end well on host 1:" in output and "run gcp/tpu install again" in output
+    assert installed(created, 0) and not installed(created, 1)
+    created.run("install")
+    assert installed(created, 1)
+
+
+def test_an_installation_that_fails_is_none(created):
+    python = created.cloud.host("my-tpu", 0) / "bin" / "python3"
+    text = python.read_text()
+    python.write_text('#!/bin/bash\n[ "$1 $2" != "-m venv" ]\n')
+    assert "did not end well on host 0:" in created.run("install", status=1)
+    assert not installed(created, 0)
+    python.write_text(text)
+    created.run("install")
+    assert installed(created, 0)
+
+
+def test_a_python_that_makes_no_environments_gets_the_package(created):
+    home = created.cloud.host("my-tpu", 1)
+    python = home / "bin" / "python3"
+    text = python.read_text()
+    check = '[ "$2" != "import ensurepip" ] || [ -e "$HOME/sudo" ] || exit 1'
+    python.write_text(text.replace("#!/bin/bash\n", f"#!/bin/bash\n{check}\n"))
+    created.run("install")
+    assert "install python3-venv" in (home / "sudo").read_text()
+    assert not (created.cloud.host("my-tpu", 0) / "sudo").exists()
+
+
+def test_install_and_train_need_a_tpu(bench):
+    bench.make_data()
+    for command in ("install", "train", "stop"):
+        assert "is not ready (request NONE, TPU NONE): gcp/tpu create" in bench.refused(command)
+
+
+def test_train_needs_an_installation(created, prepared):
+    assert "No such file" in created.run("train", status=1)
+    shutil.copytree(prepared[1], created.cloud.folder, dirs_exist_ok=True)
+    (created.cloud.host("my-tpu", 0) / "imagenet_fast.installed").unlink()
+    assert "nothing is installed on t1v-my-tpu-w-0: gcp/tpu install" in created.run(
+        "train", status=1
+    )
+
+
+# Training, by the stand-in.
+
+
+def test_each_host_is_a_worker(ready):
+    ready.settings["TRAIN_FLAGS"] = '(--seed=3 "--duration=2 epochs")'
+    ready.settings["RUN"] = "third"
+    output = ready.run("train")
+    assert "training on t1v-my-tpu-w-0" in output
+    assert "trained: gs://my-bucket/runs/third" in output
+    for worker in range(2):
+        lines = ready.trained(worker)
+        assert lines[: lines.index("--duration=2 epochs") + 1] == [
+            "train",
+            "--flagfile=flags/digits.flags",
+            "--data_dir=gs://my-bucket/digits",
+            "--model_dir=gs://my-bucket/runs/third",
+            "--strategy=multi_worker",
+            "--seed=3",
+            "--duration=2 epochs",
+        ]
+        config = next(line for line in lines if line.startswith("TF_CONFIG="))
+        assert json.loads(config[10:]) == {
+            "cluster": {"worker": ["127.0.0.1:8888", "127.0.0.1:8889"]},
+            "task": {"type": "worker", "index": worker},
+        }
+        assert f"PWD={ready.cloud.host('my-tpu', worker)}/imagenet_fast" in lines
+
+
+def test_one_host_drives_a_whole_slice(ready):
+    ready.settings["STRATEGY"] = "tpu"
+    ready.run("install")
+    ready.run("train")
+    lines = ready.trained(0)
+    assert "--strategy=tpu" in lines
+    assert "TPU_NAME=my-tpu" in lines and "TPU_LOAD_LIBRARY=0" in lines
+    assert not [line for line in lines if line.startswith("TF_CONFIG=")]
+    assert ready.trained(1) is None
+    site = ready.cloud.host("my-tpu", 1) / "imagenet_fast_venv" / "site"
+    assert (site / "tensorflow_tpu-2.17.0.dist-info").is_dir()
+    assert (site / "openssl_before_tensorflow.pth").exists()
+
+
+def test_a_single_host_drives_its_own_chips(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.settings["ACCELERATOR_TYPE"] = "v4-8"
+    for command in ("create", "install", "train"):
+        bench.run("--yes", command)
+    lines = bench.trained(0)
+    venv = bench.cloud.host("my-tpu", 0) / "imagenet_fast_venv"
+    assert (
+        "TPU_NAME=local" in lines and f"TF_PLUGGABLE_DEVICE_LIBRARY_PATH={venv}/libtpu.so" in lines
+    )
+    assert not [line for line in lines if line.startswith("TPU_LOAD_LIBRARY=")]
+    assert (venv / "site" / "tensorflow_tpu-2.20.0.dist-info").is_dir()
+    assert (venv / "site" / "libtpu-0.0.14.dist-info").is_dir()
+
+
+def test_training_outlives_the_connection_and_is_not_started_twice(ready):
+    hold = ready.cloud.folder / "hold"
+    hold.touch()
+    process = ready.start("train")
+    wait_for(lambda: ready.trained(1))
+    process.terminate()
+    process.communicate(timeout=20)
+    again = ready.start("train")
+    lines = [again.stdout.readline() for _ in range(4)]
+    assert lines[1::2] == [f"already running on t1v-my-tpu-w-{worker}\n" for worker in range(2)]
+    hold.unlink()
+    output, _ = again.communicate(timeout=20)
+    assert again.returncode == 0, output
+    assert output.count("training on t1v-my-tpu-w-0") == 1
+
+
+def test_a_lost_connection_is_made_again(ready):
+    (ready.cloud.folder / "hold").touch()
+    ready.cloud.set_faults(
+        {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
+    )
+    process = ready.start("train")
+    wait_for(lambda: (ready.cloud.folder / "faults.json").read_text() == "[]")
+    wait_for(lambda: sum("follow" in call[6] for call in words(ready, "ssh")) == 2)
+    (ready.cloud.folder / "hold").unlink()
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert "training runs on" in output and "trained: " in output
+
+
+def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
+    hold = ready.cloud.folder / "hold"
+    hold.touch()
+    process = ready.start("--yes", "keep_running")
+    wait_for(lambda: ready.trained(1))
+    hold.unlink()
+    ready.cloud.kill_all()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "host 0 was started anew" in output and "trained: " in output
+    assert len(words(ready, "create")) == 1
+
+
+def test_stop(ready):
+    (ready.cloud.folder / "hold").touch()
+    process = ready.start("train")
+    wait_for(lambda: ready.trained(1))
+    output = ready.run("stop")
+    assert "stopped on t1v-my-tpu-w-0" in output and "stopped on t1v-my-tpu-w-1" in output
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1 and "training did not end well" in output
+    assert "not running" in ready.run("stop")
+
+
+def test_training_that_fails_says_so(ready):
+    (ready.cloud.folder / "status").write_text("2")
+    output = ready.run("train", status=1)
+    assert "training did not end well" in output
+    # A log may be read again, of any host.
+    assert "training on t1v-my-tpu-w-1" in ready.run("logs", "1", status=2)
+
+
+def test_fetch_from_the_bucket(ready):
+    folder = ready.cloud.folder / "buckets/my-bucket/runs/mine"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text("{}")
+    ready.settings["RUN"] = "mine"
+    assert "runs/mine/report.html" in ready.run("fetch")
+    target = ready.checkout / "runs" / "mine"
+    assert (target / "summary.json").read_text() == "{}"
+
+
+def test_keep_running_does_not_repeat_what_fails_by_itself(ready):
+    (ready.cloud.folder / "status").write_text("1")
+    output = ready.run("--yes", "keep_running", status=1)
+    assert "my-tpu was not taken away" in output
+    assert len(words(ready, "create")) == 1
+
+
+def test_keep_running_begins_again_when_taken_away_in_the_install(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.cloud.set_faults({"on": "tpu-vm scp", "do": "preempt", "name": "my-tpu"})
+    output = bench.run("--yes", "keep_running")
+    assert "was taken away: creating it again" in output
+    assert len(words(bench, "queued-resources")) == 3  # create, delete, create
+    assert bench.trained(0)
+
+
+# --dry_run.
+
+
+@pytest.mark.parametrize("accelerator", ["v4-8", "v4-32"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("copy_data", "create", "install", "train", "keep_running"),
+        *("logs", "stop", "fetch", "delete"),
+    ],
+)
+def test_dry_run_prints_what_gcloud_takes_and_runs_nothing(bench, tmp_path, command, accelerator):
+    bench.settings["ACCELERATOR_TYPE"] = accelerator
+    bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
+    output = bench.run("--dry_run", command)
+    assert bench.cloud.calls() == []
+    shown = [shlex.split(line[2:]) for line in output.splitlines() if line.startswith("$ ")]
+    for words in shown:
+        if words[0] == "gcloud":
+            fake_gcloud.parse(words[1:])
+        else:
+            assert words[0] == "tar"
+    verbs = {word for words in shown for word in words}
+    expected = {"copy_data": "rsync", "fetch": "rsync", "logs": "ssh", "stop": "ssh"}
+    expected |= {"install": "scp", "train": "ssh", "keep_running": "ssh"}
+    assert expected.get(command, command) in verbs

@@ -1,0 +1,105 @@
+"""A pod of two hosts really trains, is taken away in the middle of an epoch, and comes back."""
+
+import json
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+pytestmark = pytest.mark.slow
+
+STEPS, EPOCH = 36, 22
+# The last checkpoint before the step from which on it is taken away.
+CHECKPOINT, PREEMPTED_FROM = 24, 27
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": "16",
+    "train_crop": "pad",
+    "batch_size": "64",
+    "duration": f"{STEPS} steps",
+    "decay_at": "30 steps",
+    "log_every": "1 step",
+    "checkpoint_every": "4 steps",
+    "eval_every": f"{STEPS} steps",
+}
+
+
+def use(bench, digits, port, name):
+    """Fills in the env file for a run of its own on two hosts that mount one file system."""
+    flags = " ".join(f'"--{option}={value}"' for option, value in OPTIONS.items())
+    bench.settings.update(
+        NAME=name,
+        RUN=name,
+        DATA_DIR=digits,
+        RUNS_DIR=str(bench.folder / "mounted"),
+        STRATEGY="multi_worker",
+        PORT=str(port),
+        TRAIN_FLAGS=f"({flags})",
+        POLL_SECONDS="0.2",
+    )
+
+
+def rows(bench, name):
+    file = bench.folder / "mounted" / name / "metrics.jsonl"
+    try:
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    except (OSError, ValueError):
+        return []
+
+
+def weights(folder):
+    """Returns all that the last checkpoint in a run's folder holds of the model."""
+    reader = tf.train.load_checkpoint(str(folder / "checkpoints"))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
+    }
+
+
+def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
+    use(bench, digits, port, "undisturbed")
+    output = bench.run("--yes", "keep_running", timeout=300)
+    assert "2 replicas" in output and "taken away" not in output
+    bench.run("--yes", "delete")
+
+    use(bench, digits, port, "preempted")
+    with (bench.folder / "log").open("w+") as log:
+        process = bench.start("--yes", "keep_running", output=log)
+        try:
+            end = time.monotonic() + 300
+            while not (told := rows(bench, "preempted")) or told[-1]["step"] < PREEMPTED_FROM:
+                assert process.poll() is None and time.monotonic() < end, log.read()
+                time.sleep(0.01)
+            bench.cloud.preempt("preempted")
+            before = rows(bench, "preempted")
+            assert EPOCH < before[-1]["step"] < STEPS, "not in the middle of the second epoch"
+            assert not bench.cloud.host("preempted", 0).exists()
+            assert process.wait(timeout=300) == 0
+        finally:
+            process.kill()
+            log.seek(0)
+            output = log.read()
+    assert "preempted was taken away: creating it again" in output
+    creations = [call for call in bench.changes() if "create" in call]
+    assert [call[4] for call in creations] == ["undisturbed", "preempted", "preempted"]
+
+    # What is fetched is the run, and every bit of it is as if nothing had happened.
+    bench.run("fetch")
+    found = weights(bench.checkout / "runs" / "preempted")
+    expected = weights(bench.folder / "mounted" / "undisturbed")
+    assert found.keys() == expected.keys()
+    assert any("optimizer" in name for name in expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(value, found[name], err_msg=name)
+    steps = [[row["step"] for row in rows(bench, name)] for name in ("undisturbed", "preempted")]
+    assert steps[0] == steps[1] and steps[0][-1] == STEPS
+    # It went on, and did not begin again: the times of its first steps are the old ones.
+    kept = [row for row in before if row["step"] <= CHECKPOINT]
+    assert kept == rows(bench, "preempted")[: len(kept)] and len(kept) >= CHECKPOINT
+
+    bench.run("--yes", "delete")
+    left = subprocess.run(["pgrep", "-f", str(bench.folder / "cloud" / "hosts")], check=False)
+    assert left.returncode == 1
