@@ -15,6 +15,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.records import ENCODED, decode_example, read_records
+from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.errors import UserError
 
 # By name: the options, of which the first ones are the defaults.
@@ -41,6 +42,7 @@ def compare_decoding(config: Config, images: int, *, warmup: int, repeats: int) 
     Raises:
       UserError: if there is no data, or fewer JPEGs in it.
     """
+    config = with_resize_kernel(config)
     encoded = _jpegs(config, images)
     sizes = tf.stack([decode.image_size(image) for image in encoded])
     identities = tf.stack([tf.zeros(images, tf.int64)] * 2 + [tf.range(images, dtype=tf.int64)], 1)

@@ -10,10 +10,16 @@ from imagenet_fast.benchmarks.input_source import training_records
 from imagenet_fast.benchmarks.input_variants import image_by_image, in_threads
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
-from imagenet_fast.data.augment import Changes, augment
-from imagenet_fast.data.batches import parse_examples, plan_training, training_batches
+from imagenet_fast.data.augment import Changes
+from imagenet_fast.data.batches import (
+    make_image,
+    parse_examples,
+    plan_training,
+    training_batches,
+)
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import make_dataset, thread_count, with_threads
+from imagenet_fast.data.resize_op import with_resize_kernel
 
 
 def make_stages(config: Config) -> dict[str, Iterable]:
@@ -21,6 +27,7 @@ def make_stages(config: Config) -> dict[str, Iterable]:
 
     Stages before ``batch`` give a number of each image instead of its pixels.
     """
+    config = with_resize_kernel(config)
     info = read_info(config)
     order = training_records(info, config)
     threads = thread_count(config)
@@ -40,7 +47,7 @@ def make_stages(config: Config) -> dict[str, Iterable]:
     def augmented(
         encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes
     ) -> tf.Tensor:
-        return augment(decode.window_image(encoded, window, config), changes, config)[0, 0, 0]
+        return make_image(encoded, window, changes, config)[0, 0, 0]
 
     datasets = {
         "read": order,

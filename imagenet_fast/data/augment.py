@@ -74,8 +74,7 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
     if "shift" in changes:
         image = shift(image, config.crop_padding, changes["shift"])
     if "flip" in changes:
-        unflipped = image
-        image = tf.cond(changes["flip"], lambda: tf.reverse(unflipped, [1]), lambda: unflipped)
+        image = mirror(image, changes["flip"])
     if "operations" in changes:
         image = rand_augment.rand_augment(image, changes["operations"], changes["strengths"])
     if "shares" in changes or "amounts" in changes:
@@ -98,6 +97,11 @@ def shift(image: tf.Tensor, margin: int, corner: tf.Tensor) -> tf.Tensor:
     """
     framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]])
     return tf.slice(framed, tf.concat([corner, [0]], 0), tf.shape(image))
+
+
+def mirror(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
+    """Returns an image, [height, width, 3], mirrored left to right if a bool scalar says so."""
+    return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
 
 
 def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:

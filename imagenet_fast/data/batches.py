@@ -98,6 +98,16 @@ def evaluation_batches(
     return _batches(records, plan, config, threads, bad_images)
 
 
+def make_image(
+    encoded: tf.Tensor, window: tf.Tensor, changes: Changes, config: Config
+) -> tf.Tensor:
+    """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
+    changes = dict(changes)
+    # It costs next to nothing to mirror while resizing, but a shift comes in between.
+    mirrored = None if "shift" in changes else changes.pop("flip", None)
+    return augment(decode.window_image(encoded, window, config, mirrored), changes, config)
+
+
 def unreadable(config: Config, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (image, label, weight) of what takes a place but does not count."""
     size = config.image_size
@@ -114,8 +124,7 @@ def _batches(
     def image(
         encoded: tf.Tensor, label: tf.Tensor, window: tf.Tensor, changes: Changes
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        pixels = decode.window_image(encoded, window, config)
-        return augment(pixels, changes, config), label, tf.constant(1.0)
+        return make_image(encoded, window, changes, config), label, tf.constant(1.0)
 
     def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))

@@ -13,7 +13,8 @@ import functools
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.data import draws
+from imagenet_fast.data import draws, resize_op
+from imagenet_fast.data.augment import mirror
 
 # Width by height: of a random_resized crop the root of this, of an inception crop this itself.
 _RATIOS = (3 / 4, 4 / 3)
@@ -48,22 +49,25 @@ def evaluation_windows(sizes: tf.Tensor, config: Config) -> tf.Tensor:
     return _centre_windows(sizes, config.eval_crop_fraction)
 
 
-def window_image(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
+def window_image(
+    encoded: tf.Tensor, window: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None
+) -> tf.Tensor:
     """Decodes a window of an image and resizes it.
 
     Args:
       encoded: bytes of the image, a string scalar.
       window: int32 [4]: top, left, height, width.
-      config: gives ``image_size`` and ``resize_method``.
+      config: gives ``image_size``, ``resize_method`` and ``resize_kernel``.
+      mirrored: bool scalar: whether left and right change places.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    return resize(decode_window(encoded, window, config), config)
+    return resize(decode_window(encoded, window, config), config, mirrored)
 
 
 def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
-    """Decodes an image and takes its centre; export and evaluation both do it so.
+    """Decodes an image and takes its centre, as evaluation does, but by TensorFlow's ops alone.
 
     Args:
       encoded: bytes of the image, a string scalar.
@@ -73,7 +77,7 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
       uint8 [image_size, image_size, 3].
     """
     windows = evaluation_windows(image_size(encoded)[tf.newaxis], config)
-    return window_image(encoded, windows[0], config)
+    return window_image(encoded, windows[0], config.replace(resize_kernel="tensorflow"))
 
 
 def image_size(encoded: tf.Tensor) -> tf.Tensor:
@@ -235,10 +239,24 @@ def _centre_windows(sizes: tf.Tensor, fraction: float) -> tf.Tensor:
     return tf.concat([corners, side, side], axis=1)
 
 
-def resize(image: tf.Tensor, config: Config) -> tf.Tensor:
-    """Returns uint8 [image_size, image_size, 3] of an image, uint8 [height, width, 3]."""
+def resize(image: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None) -> tf.Tensor:
+    """Resizes an image.
+
+    Args:
+      image: uint8 [height, width, 3].
+      config: gives ``image_size``, ``resize_method`` and ``resize_kernel``, of which ``auto`` is
+        TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
+      mirrored: bool scalar: whether left and right change places.
+
+    Returns:
+      uint8 [image_size, image_size, 3].
+    """
+    if config.resize_kernel == "native":
+        sides = False if mirrored is None else mirrored
+        return resize_op.resize(image, config.image_size, config.resize_method, sides)
     size = [config.image_size, config.image_size]
     resized = tf.image.resize(image, size, method=config.resize_method) + 0.5
     if config.resize_method == "bicubic":  # which overshoots at edges
         resized = tf.clip_by_value(resized, 0.0, 255.0)
-    return tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])
+    resized = tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])
+    return resized if mirrored is None else mirror(resized, mirrored)

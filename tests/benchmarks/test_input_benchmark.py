@@ -206,7 +206,7 @@ def test_variants():
     variants = names_of_variants()
     count = len(OPTIMIZATIONS)
     assert len(variants) == len(set(variants.values())) == 2 * count + 2
-    assert variants["all but cache"] == ("prefetch", "fused", "threads", "batched")
+    assert variants["all but cache"] == ("prefetch", "fused", "threads", "batched", "native")
     assert variants["cache alone"] == ("cache",)
     assert variants["none"] == ()
 
