@@ -75,6 +75,11 @@ def _fraction(value: float) -> bool:
     return 0 <= value < 1
 
 
+def _is_address(value: str) -> bool:
+    host, _, port = value.rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
+
+
 def _ordered(value: tuple[Duration, ...]) -> bool:
     amounts = [at.amount for at in value]
     return len({at.unit for at in value}) <= 1 and amounts == sorted(amounts)
@@ -101,7 +106,7 @@ class Config:
     )
     num_classes: int = _option(
         0,
-        "classes; 0: as the data's manifest says",
+        "number of classes; 0: as the manifest in data_dir says",
         group="data",
         check=_not_negative,
         must="not be negative",
@@ -118,24 +123,25 @@ class Config:
     )
     train_sizes: tuple[int, ...] = _option(
         (),
-        "progressive resizing: image sizes with which training begins, each until its train_until, "
-        "and then image_size",
+        "progressive resizing: sizes of training images at first, as 128,160, each until its time "
+        "in train_until; then image_size",
         group="data",
         check=lambda value: all(size > 0 for size in value),
         must="be positive",
     )
     train_until: tuple[Duration, ...] = _option(
         (),
-        "when each of train_sizes ends: steps, epochs or examples from the start",
+        "when each of train_sizes ends, counted from the start of the run, as '10 epochs,20 "
+        "epochs'; also steps or examples",
         group="data",
         check=_ordered,
         must="be in one unit and in order",
     )
     train_crop: str = _option(
         "random_resized",
-        "random_resized: of random area and aspect, as in fb.resnet.torch; inception: the same as "
-        "TensorFlow draws it, in recipes for TPUs and MLPerf; pad: zeros around, then a random "
-        "window; none: as in evaluation",
+        "which part of a training image is taken; random_resized: of random area and aspect, as in "
+        "fb.resnet.torch; inception: the same as TensorFlow draws it, in recipes for TPUs and "
+        "MLPerf; pad: zeros around, then a random window; none: the centre, as in evaluation",
         group="data",
         choices=("random_resized", "inception", "pad", "none"),
     )
@@ -164,14 +170,14 @@ class Config:
     flip: bool = _option(True, "mirror half of the training images", group="data")
     color_jitter: float = _option(
         0.0,
-        "strength of random brightness, contrast and saturation (0.4 in fb.resnet.torch)",
+        "strength of random brightness, contrast and saturation (0.4 in fb.resnet.torch); 0: none",
         group="data",
         check=_fraction,
         must="be in [0, 1)",
     )
     lighting: float = _option(
         0.0,
-        "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch)",
+        "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch); 0: none",
         group="data",
         check=_not_negative,
         must="not be negative",
@@ -202,31 +208,41 @@ class Config:
     )
     cutmix_alpha: float = _option(
         0.0,
-        "put a box of another training image in its place, of an area drawn likewise (1 in the "
-        "paper); with mixup_alpha, half of the images get one, half the other; 0: do not",
+        "paste a box of another training image over each, of an area drawn likewise, and blend "
+        "their labels by area (1 in the paper); with mixup_alpha, half of the images get one, half "
+        "the other; 0: do not",
         group="data",
         check=_not_negative,
         must="not be negative",
     )
     resize_method: str = _option(
-        "bilinear", "interpolation", group="data", choices=("bilinear", "bicubic")
+        "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
+    )
+    resize_kernel: str = _option(
+        "auto",
+        "native: an op of our own, compiled at first use, which takes a C++ compiler; tensorflow: "
+        "its own, slower ones; auto: native if it can be had; pixels are the same",
+        group="data",
+        choices=("auto", "native", "tensorflow"),
+        free=True,
     )
     jpeg_dct: str = _option(
         "accurate",
-        "inverse DCT of JPEGs; accurate: as Pillow's; fast: differs a little",
+        "inverse DCT of JPEGs; accurate: as Pillow's; fast: cheaper, pixels differ a little",
         group="data",
         choices=("accurate", "fast"),
     )
     jpeg_upsampling: str = _option(
         "smooth",
-        "colours of JPEGs that have a quarter of them; smooth: interpolated, as Pillow's; plain: "
-        "repeated",
+        "enlarging of the colours, which most JPEGs hold at half the width and height; "
+        "smooth: interpolated, as Pillow's; plain: repeated, which is cheaper",
         group="data",
         choices=("smooth", "plain"),
     )
     jpeg_scaling: bool = _option(
         False,
-        "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is still enough for image_size",
+        "decode JPEGs at 1/2, 1/4 or 1/8 of their size where that is still enough for image_size: "
+        "cheaper, pixels differ a little",
         group="data",
     )
     eval_crop_fraction: float = _option(
@@ -238,21 +254,21 @@ class Config:
     )
     pixel_mean: tuple[float, ...] = _option(
         (123.675, 116.28, 103.53),
-        "mean of each colour, of pixels in 0..255",
+        "means of red, green and blue, which are subtracted from pixels in 0..255",
         group="data",
         check=lambda value: len(value) == 3,
         must="have three values",
     )
     pixel_std: tuple[float, ...] = _option(
         (58.395, 57.12, 57.375),
-        "standard deviation of each colour, of pixels in 0..255",
+        "standard deviations of red, green and blue, by which those differences are divided",
         group="data",
         check=lambda value: len(value) == 3 and min(value) > 0,
         must="have three positive values",
     )
     shuffle_buffer: int = _option(
         8192,
-        "images among which the next one is drawn",
+        "training images from which the next one is drawn at random; they are held in memory",
         group="data",
         check=_positive,
         must="be positive",
@@ -261,13 +277,13 @@ class Config:
         "auto",
         "records: each worker reads all shards and keeps its share, so that batches are the same "
         "for any number of workers; files: each worker reads shards of its own; "
-        "auto: files where data is large",
+        "auto: files for data above 1 GiB",
         group="data",
         choices=("auto", "records", "files"),
     )
     cache: str = _option(
         "none",
-        "what of the training images each host holds in memory, read before the first step; "
+        "what of the training images each host holds in memory, read before the first step; none; "
         "encoded: records; decoded: images, for train_crop=pad or none; the order stays the same",
         group="data",
         choices=("none", "encoded", "decoded"),
@@ -287,6 +303,15 @@ class Config:
         must="not be negative",
         free=True,
     )
+    input_servers: tuple[str, ...] = _option(
+        (),
+        "host:port of each `imagenet-fast input-server` that reads and decodes training images in "
+        "place of this process; the order stays the same",
+        group="data",
+        check=lambda value: all(map(_is_address, value)),
+        must="be host:port, each",
+        free=True,
+    )
     max_bad_images: int = _option(
         100,
         "unreadable images skipped between two evaluations before the run stops",
@@ -298,15 +323,29 @@ class Config:
 
     # Model.
     model: str = _option("resnet50", "network", group="model", choices=MODEL_NAMES)
+    initial_weights: str = _option(
+        "",
+        "what the weights begin as: the model_dir of a run, a SavedModel of `export`, or a file of "
+        "Keras applications' weights (.h5); the last layer starts anew, unless the classes are the "
+        "same as those of the run; empty: random",
+        group="model",
+    )
+    freeze_through: str = _option(
+        "",
+        "with initial_weights: the first layers, through this one or those whose names begin so "
+        "(stem, stage3; pool2 of AlexNet), stay as they are; empty: all are trained",
+        group="model",
+    )
     stem: str = _option(
         "imagenet",
-        "first layers of a ResNet-18 to 152: small is for images of about 32 pixels",
+        "first layers of resnet18 to resnet152; imagenet: a 7x7 convolution and a pool, each of "
+        "stride 2; small: a 3x3 convolution, for images of about 32 pixels",
         group="model",
         choices=("imagenet", "small"),
     )
     stride_on_1x1: bool = _option(
         False,
-        "ResNet v1: stride in a bottleneck's first convolution (v1.5: in its 3x3)",
+        "put a bottleneck's stride in its first convolution, as ResNet v1, not in its 3x3, as v1.5",
         group="model",
     )
     zero_gamma: bool = _option(
@@ -363,7 +402,7 @@ class Config:
     )
     duration: Duration = _option(
         Duration(90, "epochs"),
-        "length of the run: steps, epochs or examples",
+        "length of the run, as '90 epochs' or '5000 steps'; also examples",
         group="optimization",
         check=lambda value: value.amount > 0,
         must="be positive",
@@ -384,15 +423,15 @@ class Config:
     nesterov: bool = _option(True, "Nesterov's momentum, of sgd and lars", group="optimization")
     weight_decay: float = _option(
         1e-4,
-        "times the weights, added to their gradients",
+        "share of the weights that is added to their gradients (L2)",
         group="optimization",
         check=_not_negative,
         must="not be negative",
     )
     weight_decay_on: str = _option(
         "auto",
-        "weights: not biases, nor gamma and beta of batch norm; weights_and_biases; all; "
-        "auto: weights in lars, else weights_and_biases",
+        "what weight_decay is for; weights: not biases, nor gamma and beta of batch norm; "
+        "weights_and_biases; all; auto: weights in lars, else weights_and_biases",
         group="optimization",
         choices=("auto", "weights", "weights_and_biases", "all"),
     )
@@ -439,7 +478,7 @@ class Config:
     )
     seed: int = _option(
         0,
-        "of the weights, the order of the data and its augmentation",
+        "of all random numbers: first weights, order of the data, augmentation, dropout",
         group="optimization",
         check=lambda value: 0 <= value < 2**32,
         must="be in [0, 2**32)",
@@ -455,28 +494,34 @@ class Config:
     )
     learning_rate_batch: int = _option(
         256,
-        "batch to which learning_rate belongs",
+        "batch size for which learning_rate is meant; see rate_scaling",
         group="learning rate",
         check=_positive,
         must="be positive",
     )
     rate_scaling: str = _option(
         "linear",
-        "how the rate grows with the batch: linear (the linear scaling rule), sqrt or none",
+        "how the rate grows with batch_size / learning_rate_batch: linear (the linear scaling "
+        "rule), sqrt or none",
         group="learning rate",
         choices=("linear", "sqrt", "none"),
     )
     batch_table: str = _option(
         "",
-        "take learning_rate, warmup, momentum and weight_decay for this batch from a family of "
-        "recipes for lars, interpolated between theirs",
+        "take learning_rate, warmup, momentum and weight_decay for batch_size from a family of "
+        f"recipes for lars, interpolated between theirs: {' or '.join(BATCH_TABLES)}; "
+        "empty: do not",
         group="learning rate",
         choices=("", *BATCH_TABLES),
     )
-    warmup: Duration = _option(Duration(5, "epochs"), "length of the warmup", group="learning rate")
+    warmup: Duration = _option(
+        Duration(5, "epochs"),
+        "time at the start in which the rate grows from warmup_start to that of this batch",
+        group="learning rate",
+    )
     warmup_kind: str = _option(
         "gradual",
-        "gradual: up to the scaled rate by the same amount each step; constant: at the first rate",
+        "gradual: by the same amount each step; constant: warmup_start, until the warmup ends",
         group="learning rate",
         choices=("gradual", "constant"),
     )
@@ -490,8 +535,8 @@ class Config:
     )
     schedule: str = _option(
         "steps",
-        "of the rate after the warmup: constant; steps, at decay_at; polynomial or cosine, to "
-        "end_learning_rate at the end of the run; piecewise_linear, through knots",
+        "course of the rate after the warmup: constant; steps, at decay_at; polynomial or cosine, "
+        "to end_learning_rate at the end of the run; piecewise_linear, through knots",
         group="learning rate",
         choices=("constant", "steps", "polynomial", "cosine", "piecewise_linear"),
     )
@@ -504,14 +549,14 @@ class Config:
     )
     decay_factor: float = _option(
         0.1,
-        "schedule=steps: see decay_at",
+        "schedule=steps: by which the rate is multiplied at each of decay_at",
         group="learning rate",
         check=lambda value: 0 < value <= 1,
         must="be in (0, 1]",
     )
     decay_power: float = _option(
         2.0,
-        "schedule=polynomial: power of the share of the run that is left",
+        "schedule=polynomial: power to which the share of the run that is left is raised",
         group="learning rate",
         check=_positive,
         must="be positive",
@@ -533,7 +578,7 @@ class Config:
     )
     knots: tuple[float, ...] = _option(
         (),
-        "schedule=piecewise_linear: shares of the scaled rate at knots_at",
+        "schedule=piecewise_linear: the rate at each of knots_at, as a share of that of this batch",
         group="learning rate",
         check=lambda value: not value or min(value) >= 0,
         must="not be negative",
@@ -542,8 +587,9 @@ class Config:
     # Hardware.
     strategy: str = _option(
         "auto",
-        "auto: TPU if there is one, workers if TF_CONFIG or Slurm names several, all GPUs, else "
-        "one device",
+        "devices to train on; one_device; mirrored: all GPUs of this machine; multi_worker: those "
+        "of the processes that TF_CONFIG or Slurm names; tpu; auto: tpu if there is one, "
+        "multi_worker if several are named, mirrored if there are several GPUs, else one_device",
         group="hardware",
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
     )
@@ -557,7 +603,7 @@ class Config:
     )
     fusion_bytes: int = _option(
         25 * 2**20,
-        "bytes of gradients that workers sum at once; 0: all",
+        "bytes of gradients that workers sum at once; 0: all of them",
         group="hardware",
         check=_not_negative,
         must="not be negative",
@@ -588,13 +634,13 @@ class Config:
     )
     all_reduce_dtype: str = _option(
         "float32",
-        "in which gradients travel between replicas; weights are updated in float32",
+        "weights are updated in float32; type in which gradients travel between replicas",
         group="hardware",
         choices=ALL_REDUCE_DTYPES,
     )
     precision: str = _option(
         "float32",
-        "of activations; weights, logits, loss and batch statistics are float32",
+        "weights, logits, loss and batch statistics are float32; type of all else",
         group="hardware",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
     )
@@ -617,13 +663,13 @@ class Config:
     # Run.
     model_dir: str = _option(
         "",
-        "where checkpoints, metrics and the report go; a run found there is continued",
+        "directory for checkpoints, metrics and the report; a run found there is continued",
         group="run",
         free=True,
     )
     eval_every: Duration = _option(
         Duration(1, "epochs"),
-        "time between evaluations",
+        "time between evaluations, as '1 epoch' or '500 steps'",
         group="run",
         check=lambda value: value.amount > 0,
         must="be positive",
@@ -663,7 +709,26 @@ class Config:
         free=True,
     )
     tensorboard: bool = _option(
-        True, "write TensorBoard scalars to model_dir/tensorboard", group="run", free=True
+        True, "write scalars and pictures to model_dir/tensorboard", group="run", free=True
+    )
+    examine: bool = _option(
+        True,
+        "show some training images as the model sees them and, after the run, by one more "
+        "evaluation, the classes that it confuses and its worst mistakes, in TensorBoard and "
+        "report.html",
+        group="run",
+        free=True,
+    )
+    profile_steps: tuple[int, ...] = _option(
+        (),
+        "first and last step that TensorFlow's profiler records for TensorBoard, as 100,110",
+        group="run",
+        check=lambda value: not value or (len(value) == 2 and 0 < value[0] <= value[1]),
+        must="be the first step, from 1, and the last one",
+        free=True,
+    )
+    mlperf_log: bool = _option(
+        False, "write MLPerf's log lines to model_dir/mlperf.log", group="run", free=True
     )
 
     def __post_init__(self) -> None:
@@ -708,6 +773,10 @@ class Config:
             )
         if self.synthetic and not self.num_classes:
             raise UserError("synthetic data needs num_classes, e.g. --num_classes=1000")
+        if self.freeze_through and not self.initial_weights:
+            raise UserError(
+                "freeze_through would leave layers at their random weights: give --initial_weights"
+            )
         if self.loss_scale and self.precision != "mixed_float16":
             raise UserError(
                 f"loss_scale is for precision=mixed_float16, but precision is {self.precision}"

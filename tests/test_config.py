@@ -44,6 +44,7 @@ OTHER = {
     "mixup_alpha": 0.2,
     "cutmix_alpha": 1.0,
     "resize_method": "bicubic",
+    "resize_kernel": "tensorflow",
     "jpeg_dct": "fast",
     "jpeg_upsampling": "plain",
     "jpeg_scaling": True,
@@ -55,8 +56,11 @@ OTHER = {
     "cache": "encoded",
     "cache_dir": "/local/disk",
     "data_threads": 3,
+    "input_servers": ("reader-0:5050", "10.0.0.7:65535"),
     "max_bad_images": 0,
     "model": "resnet101",
+    "initial_weights": "runs/before",
+    "freeze_through": "stage2",
     "stem": "small",
     "stride_on_1x1": True,
     "zero_gamma": False,
@@ -114,6 +118,9 @@ OTHER = {
     "log_every": Duration(1, "steps"),
     "stop_at_accuracy": 0.749,
     "tensorboard": False,
+    "examine": False,
+    "profile_steps": (100, 110),
+    "mlperf_log": True,
 }
 # A TPU always compiles, so that both cannot be in one configuration.
 CHANGED = Config(**{**OTHER, "xla": False, "batch_table": ""})
@@ -159,6 +166,20 @@ def test_each_option_has_help_and_a_group(field):
         "run",
     )
     assert bool(field.metadata["check"]) == bool(field.metadata["must"])
+
+
+@pytest.mark.parametrize(
+    "field",
+    [field for field in dataclasses.fields(Config) if field.metadata["choices"]],
+    ids=lambda field: field.name,
+)
+def test_help_names_each_choice(field):
+    """Help without a colon gets all of them appended."""
+    text, choices = field.metadata["help"], field.metadata["choices"]
+    if ":" in text:
+        assert [choice for choice in choices if choice not in text] == []
+    else:
+        assert all(choices)
 
 
 def test_recipe_of_the_paper_is_the_default():
@@ -261,6 +282,10 @@ def test_accepted_forms():
         ({"pixel_std": (1.0, 0.0, 1.0)}, "pixel_std is 1,0,1, but must have three positive"),
         ({"shuffle_buffer": 0}, "shuffle_buffer is 0, but must be positive"),
         ({"data_threads": -1}, "data_threads is -1, but must not be negative"),
+        ({"input_servers": "here:50,there"}, "input_servers is here:50,there, but must be host:p"),
+        ({"input_servers": [":50"]}, "input_servers is :50, but must be host:port, each"),
+        ({"input_servers": ["a:0"]}, "input_servers is a:0, but must be host:port, each"),
+        ({"input_servers": ["a:65536"]}, "input_servers is a:65536, but must be host:port"),
         ({"max_bad_images": -1}, "max_bad_images is -1, but must not be negative"),
         ({"batch_norm_momentum": 1.0}, "batch_norm_momentum is 1, but must be in [0, 1)"),
         ({"batch_norm_epsilon": 0.0}, "batch_norm_epsilon is 0, but must be positive"),
@@ -301,6 +326,10 @@ def test_accepted_forms():
         ({"keep_checkpoints": 0}, "keep_checkpoints is 0, but must be positive"),
         ({"log_every": "0 epochs"}, "log_every is 0 epochs, but must be positive"),
         ({"stop_at_accuracy": 76.0}, "stop_at_accuracy is 76, but must be in [0, 1)"),
+        ({"profile_steps": (5,)}, "profile_steps is 5, but must be the first step, from 1, and"),
+        ({"profile_steps": (0, 5)}, "profile_steps is 0,5, but must be the first step, from 1"),
+        ({"profile_steps": "6,5"}, "profile_steps is 6,5, but must be the first step"),
+        ({"profile_steps": "5.5,7"}, "profile_steps is '5.5', but must be a whole number"),
         # No such choice.
         ({"model": "resnet-50"}, "model='resnet-50' does not exist; did you mean 'resnet50'"),
         ({"model": "xxx"}, "model='xxx' does not exist; choose from resnet18, resnet34"),
@@ -424,6 +453,8 @@ def test_what_shapes_the_weights_is_not_free():
         "cache",
         "cache_dir",
         "data_threads",
+        "input_servers",
+        "resize_kernel",
         "max_bad_images",
         "model_dir",
         "eval_batch_size",
@@ -431,6 +462,9 @@ def test_what_shapes_the_weights_is_not_free():
         "log_every",
         "stop_at_accuracy",
         "tensorboard",
+        "examine",
+        "profile_steps",
+        "mlperf_log",
     }
 
 

@@ -13,6 +13,9 @@ they are set. Output lines begin with ``[worker K]``. When a worker fails, the o
 and its exit status (128 + n after signal n) is the launcher's. No worker outlives the launcher: not
 after Ctrl-C, and on Linux not even after ``kill -9``.
 
+With ``--input_servers N``, as many ``imagenet-fast input-server`` are started first, the workers
+get ``--input_servers=...`` with their addresses, and they are ended when all workers have.
+
 Needs nothing but Python's standard library.
 """
 
@@ -52,6 +55,7 @@ class Options:
     """What to start: ``workers`` times ``command``; see :func:`parse`."""
 
     workers: int
+    input_servers: int
     port_base: int | None
     grace: float
     command: list[str]
@@ -67,7 +71,15 @@ def parse(arguments: list[str]) -> Options:
     )
     parser.add_argument("--workers", type=int, required=True, help="processes to start")
     parser.add_argument(
-        "--port_base", type=int, help="worker K listens on port_base + K (default: free ports)"
+        "--input_servers",
+        type=int,
+        default=0,
+        help="processes to start beside them that read and decode the training images",
+    )
+    parser.add_argument(
+        "--port_base",
+        type=int,
+        help="worker K listens on port_base + K, input servers behind them (default: free ports)",
     )
     parser.add_argument(
         "--grace",
@@ -82,19 +94,24 @@ def parse(arguments: list[str]) -> Options:
     given, passed = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if given.workers < 1:
         parser.error(f"--workers is {given.workers}, but must be at least 1")
+    if given.input_servers < 0:
+        parser.error(f"--input_servers is {given.input_servers}, but must not be negative")
     if given.grace < 0:
         parser.error(f"--grace is {given.grace:g}, but must not be negative")
-    if given.port_base is not None and not 1 <= given.port_base <= 65536 - given.workers:
+    processes = given.workers + given.input_servers
+    if given.port_base is not None and not 1 <= given.port_base <= 65536 - processes:
         parser.error(f"--port_base is {given.port_base}, but ports are 1 to 65535")
     if not passed and not given.program:
         parser.error("nothing to run: put imagenet_fast's arguments after --, as in -- train")
     imagenet_fast = [sys.executable, "-m", "imagenet_fast"]
     program = shlex.split(given.program) if given.program else imagenet_fast
-    return Options(given.workers, given.port_base, given.grace, [*program, *passed])
+    return Options(
+        given.workers, given.input_servers, given.port_base, given.grace, [*program, *passed]
+    )
 
 
-def choose_ports(workers: int, base: int | None) -> list[int]:
-    """Returns a port for each worker that nothing listens on now.
+def choose_ports(count: int, base: int | None) -> list[int]:
+    """Returns as many ports that nothing listens on now.
 
     Raises:
       LaunchError: if one of those from ``base`` on is taken.
@@ -102,7 +119,7 @@ def choose_ports(workers: int, base: int | None) -> list[int]:
     with contextlib.ExitStack() as sockets:
         ports = []
         # All are held until the last one is found, so that none is found twice.
-        for index in range(workers):
+        for index in range(count):
             listener = sockets.enter_context(socket.socket())
             port = 0 if base is None else base + index
             if base is not None:
@@ -135,7 +152,7 @@ def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[
     Raises:
       LaunchError: if there are GPUs, but fewer than workers.
     """
-    workers, common = len(ports), dict(inherited)
+    workers, common = len(ports), common_environment(inherited)
     gpus = 0 if "CUDA_VISIBLE_DEVICES" in inherited else count_gpus()
     if 0 < gpus < workers:
         raise LaunchError(
@@ -146,10 +163,6 @@ def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[
         # Else each worker starts a thread for every core, and they are in each other's way.
         for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
             common.setdefault(name, str(max(1, count_cores() // workers)))
-    # gRPC would ask a proxy to reach the other workers.
-    for name in ("no_proxy", "NO_PROXY"):
-        common[name] = ",".join(filter(None, [inherited.get(name), HOST, "localhost"]))
-    common.setdefault("PYTHONUNBUFFERED", "1")
     environments = []
     for index in range(workers):
         addresses = [f"{HOST}:{port}" for port in ports]
@@ -164,6 +177,16 @@ def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[
     return environments
 
 
+def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """Returns what is the same in all processes: the inherited environment, and how to talk."""
+    common = dict(inherited)
+    # gRPC would ask a proxy to reach the others.
+    for name in ("no_proxy", "NO_PROXY"):
+        common[name] = ",".join(filter(None, [inherited.get(name), HOST, "localhost"]))
+    common.setdefault("PYTHONUNBUFFERED", "1")
+    return common
+
+
 def count_cores() -> int:
     """Returns the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -171,11 +194,11 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-class Worker:
-    """A running worker, the leader of a process group of its own.
+class Process:
+    """A running worker or input server, the leader of a process group of its own.
 
     Args:
-      index: its number.
+      name: for messages, as ``worker 0``.
       command: what to run.
       environment: its environment variables.
 
@@ -183,8 +206,8 @@ class Worker:
       LaunchError: if it cannot be started.
     """
 
-    def __init__(self, index: int, command: list[str], environment: Mapping[str, str]) -> None:
-        self.index = index
+    def __init__(self, name: str, command: list[str], environment: Mapping[str, str]) -> None:
+        self.name = name
         try:
             self.process = subprocess.Popen(
                 command,
@@ -233,18 +256,18 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 class Output:
-    """Passes the workers' output on, line by line."""
+    """Passes the processes' output on, line by line."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._pending: dict[int, bytes] = {}
 
-    def add(self, worker: Worker) -> None:
-        """Begins to read from a worker."""
-        prefix = f"[worker {worker.index}] ".encode()
+    def add(self, source: Process) -> None:
+        """Begins to read from a process."""
+        prefix = f"[{source.name}] ".encode()
         pipes = (
-            (worker.process.stdout, sys.stdout.buffer),
-            (worker.process.stderr, sys.stderr.buffer),
+            (source.process.stdout, sys.stdout.buffer),
+            (source.process.stderr, sys.stderr.buffer),
         )
         for pipe, target in pipes:
             self._selector.register(pipe, selectors.EVENT_READ, (prefix, target))
@@ -281,7 +304,7 @@ def _write(prefix: bytes, target: BinaryIO, line: bytes) -> None:
 
 
 class Job:
-    """The workers together.
+    """The workers together, and the input servers beside them.
 
     Args:
       grace: seconds that they get to end when asked to.
@@ -290,7 +313,8 @@ class Job:
     def __init__(self, grace: float) -> None:
         self._grace = grace
         self._output = Output()
-        self._running: list[Worker] = []
+        self._workers: list[Process] = []
+        self._servers: list[Process] = []
         self._signals: list[int] = []
         self._status: int | None = None
         self._kill_at = math.inf
@@ -302,50 +326,97 @@ class Job:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
 
-    def start(self, command: list[str], environments: list[dict[str, str]]) -> None:
+    def start_servers(self, ports: list[int], environment: dict[str, str]) -> bool:
+        """Starts an input server on each port and waits until all listen.
+
+        Returns:
+          Whether they do; if not, one has failed, or the job was asked to end.
+
+        Raises:
+          LaunchError: if one cannot be started.
+        """
+        for index, port in enumerate(ports):
+            flags = [f"--host={HOST}", f"--port={port}"]
+            command = [sys.executable, "-m", "imagenet_fast", "input-server", *flags]
+            self._start(self._servers, f"input server {index}", command, environment)
+        waiting = list(ports)
+        while waiting and self._status is None:
+            self._look()
+            waiting = [port for port in waiting if not _is_listening(port)]
+        return self._status is None
+
+    def start_workers(self, command: list[str], environments: list[dict[str, str]]) -> None:
         """Starts a worker in each environment.
 
         Raises:
           LaunchError: if one cannot be started.
         """
         for index, environment in enumerate(environments):
-            worker = Worker(index, command, environment)
-            self._running.append(worker)
-            self._output.add(worker)
+            self._start(self._workers, f"worker {index}", command, environment)
+
+    def _start(
+        self, group: list[Process], name: str, command: list[str], environment: dict[str, str]
+    ) -> None:
+        process = Process(name, command, environment)
+        group.append(process)
+        self._output.add(process)
 
     def wait(self) -> int:
         """Waits until all have ended; returns 0, or the status of the first failure."""
-        while self._running:
-            self._output.forward(timeout=0.1)
-            for worker in [worker for worker in self._running if worker.has_ended()]:
-                self._running.remove(worker)
-                if worker.status:
-                    self._end(f"worker {worker.index} failed", worker.status)
-            while self._signals:
-                if self._status is not None:
-                    self._kill_at = 0
-                number = self._signals.pop(0)
-                self._end(f"got {signal.Signals(number).name}", 128 + number)
-            if time.monotonic() >= self._kill_at:
-                self.kill()
+        while self._workers:
+            self._look()
+        if self._status is None:
+            self._status = 0  # However the servers end.
+            self._ask_to_end()
+        while self._servers:
+            self._look()
         while self._output.forward(timeout=0):
             pass
-        return self._status or 0
+        return self._status
+
+    def _look(self) -> None:
+        """Passes output on for a moment, and sees to what has ended or is to end."""
+        self._output.forward(timeout=0.1)
+        for group in (self._workers, self._servers):
+            for process in [process for process in group if process.has_ended()]:
+                group.remove(process)
+                if process.status or group is self._servers:
+                    self._end(f"{process.name} failed", process.status or 1)
+        while self._signals:
+            if self._status is not None:
+                self._kill_at = 0
+            number = self._signals.pop(0)
+            self._end(f"got {signal.Signals(number).name}", 128 + number)
+        if time.monotonic() >= self._kill_at:
+            self.kill()
 
     def _end(self, reason: str, status: int) -> None:
-        """Asks the workers to end, unless they have been asked."""
+        """Asks all to end, unless they have been asked."""
         if self._status is not None:
             return
         self._status = status
+        left = " and ".join(
+            what
+            for what, group in (("workers", self._workers), ("input servers", self._servers))
+            if group
+        )
+        _say(f"{reason} (status {status})" + (f"; ending the {left} left" if left else ""))
+        self._ask_to_end()
+
+    def _ask_to_end(self) -> None:
         self._kill_at = time.monotonic() + self._grace
-        _say(f"{reason} (status {status})" + "; ending the workers left" * bool(self._running))
-        for worker in self._running:
-            worker.send(signal.SIGTERM)
+        for process in (*self._workers, *self._servers):
+            process.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends what still runs, without asking."""
-        for worker in self._running:
-            worker.send(signal.SIGKILL)
+        for process in (*self._workers, *self._servers):
+            process.send(signal.SIGKILL)
+
+
+def _is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex((HOST, port)) == 0
 
 
 def _say(message: str) -> None:
@@ -358,8 +429,13 @@ def main(arguments: list[str]) -> int:
     job = Job(options.grace)
     job.end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        ports = choose_ports(options.workers, options.port_base)
-        job.start(options.command, worker_environments(ports, os.environ))
+        ports = choose_ports(options.workers + options.input_servers, options.port_base)
+        own, servers = ports[: options.workers], ports[options.workers :]
+        environments = worker_environments(own, os.environ)
+        if job.start_servers(servers, common_environment(os.environ)):
+            addresses = ",".join(f"{HOST}:{port}" for port in servers)
+            flags = [f"--input_servers={addresses}"] if servers else []
+            job.start_workers([*options.command, *flags], environments)
         return job.wait()
     except LaunchError as error:
         _say(str(error))

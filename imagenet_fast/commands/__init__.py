@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "write a SavedModel that takes encoded images",
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
+    "input-server": "read and decode images for training on other machines",
     "benchmark": "time parts of the package against other ways to do the same",
 }
 
@@ -31,7 +32,7 @@ def run(arguments: Sequence[str]) -> int:
                 f"there is no command {name!r}"
                 f"{nearest(name, COMMANDS) or '; the commands are ' + ', '.join(COMMANDS)}"
             )
-        module = importlib.import_module(f"imagenet_fast.commands.{name}")
+        module = importlib.import_module(f"imagenet_fast.commands.{name.replace('-', '_')}")
         return module.main(list(arguments[1:]))
     except UserError as error:
         print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
@@ -42,7 +43,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _help() -> str:
-    lines = [f"  {name:10} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:12} {text}" for name, text in COMMANDS.items()]
     return "\n".join(
         [
             "usage: imagenet-fast COMMAND [--flag=value ...]",

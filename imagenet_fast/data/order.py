@@ -178,10 +178,32 @@ def read_records(
     rest = tf.data.Dataset.from_generator(
         salvage, args=(path, count), output_signature=tf.TensorSpec([], tf.string)
     )
+    return _until_damage(path, count).concatenate(rest).take(count)
+
+
+def read_until_damage(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    """Returns exactly ``count`` records of a shard; empty strings from the first one that is lost.
+
+    As :func:`read_records`, but with TensorFlow's operations alone, for processes that do not have
+    this one's Python functions. What is behind the damage is lost, and nothing tells a disk that
+    fails for a moment from damage; a file that cannot be opened is an error of TensorFlow's.
+
+    Args:
+      path: of the shard.
+      count: of its records.
+      start: number of records in the shards before it.
+    """
+    lost = tf.data.Dataset.from_tensors(tf.constant(b"")).repeat(count)
+    opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1).map(lambda _: b"")
+    return _until_damage(path, count).concatenate(opened).concatenate(lost).take(count)
+
+
+def _until_damage(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+    """Returns the records of a shard, at most ``count``, before the first one that is lost."""
     # A file that cannot be opened is one error after another, without end.
     attempts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
     records = tf.data.Dataset.choose_from_datasets([tf.data.TFRecordDataset(path)], attempts)
-    return records.ignore_errors().concatenate(rest).take(count)
+    return records.ignore_errors()
 
 
 def _salvage(path: str, count: int, bad_images: BadImages | None) -> Iterator[bytes]:

@@ -6,17 +6,22 @@ Both are functions of (seed, epoch, step), so that nothing has to be saved to co
 A batch is ``(images, labels, weights)``: uint8 [batch, size, size, 3], int32 [batch] and float32
 [batch]. The weight is 1; 0 marks an image that could not be read, whose place is kept so that
 shapes and positions stay what they are. Label -1 marks padding, which only evaluation has.
+
+Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, are made
+without this one's Python functions: their batches are the same, but for what is behind a damaged
+record in its shard, which is lost, too, and what is lost is not listed in a file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.data.bad_images import list_bad_images
+from imagenet_fast.data.bad_images import BadImages, list_bad_images
 from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
 from imagenet_fast.data.cache import (
     batches_from_memory,
@@ -24,10 +29,27 @@ from imagenet_fast.data.cache import (
     read_indices,
     records_from_memory,
 )
+from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.order import is_by_files, read_records, share_of, training_order
+from imagenet_fast.data.order import (
+    ReadShard,
+    Share,
+    is_by_files,
+    read_records,
+    read_until_damage,
+    share_of,
+    training_order,
+)
+from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.service import (
+    batches_from_servers,
+    can_watch,
+    check_servers,
+    servers_of,
+)
 from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size
 from imagenet_fast.errors import UserError
+from imagenet_fast.notices import tell_once
 
 # For each replica, ready while it computes.
 _BATCHES_AHEAD = 2
@@ -47,12 +69,17 @@ def make_dataset(
         images have the size that belongs to it, also those of later steps.
 
     Raises:
-      UserError: if there is no such split, or the data cannot be used.
+      UserError: if there is no such split, the data cannot be used, an input server is not there,
+        or an option needs this process where the pipelines run in others.
     """
     info = read_info(config)
     if split not in info.splits:
         raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
     strategy = make_strategy(config)
+    here = _runs_here(strategy)
+    config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
+    if not config.synthetic:
+        _tell_without_python(config, split, here)
     if split == "train":
         size = training_image_size(config, first_step, steps_per_epoch(info, config))
         config = config.replace(image_size=size, train_sizes=(), train_until=())
@@ -63,11 +90,14 @@ def make_dataset(
             dataset = _synthetic(config, per_replica_batch_size(config, strategy))
         elif split == "train":
             size = per_replica_batch_size(config, strategy)
-            dataset = _training_batches(info, config, context, size, size * replicas, first_step)
+            dataset = _training_batches(
+                info, config, context, size, size * replicas, first_step, here
+            )
         else:
             size = _evaluation_batch_size(config, strategy)
             steps = evaluation_steps(info, config, strategy)
-            dataset = _evaluation_batches(info, config, context, size).take(steps * replicas)
+            dataset = _evaluation_batches(info, config, context, size, here)
+            dataset = dataset.take(steps * replicas)
         options = tf.data.Options()
         # Each worker has taken its share already.
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
@@ -115,6 +145,54 @@ def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
     return len({device.task for device in devices})
 
 
+def _runs_here(strategy: tf.distribute.Strategy) -> bool:
+    """Returns whether the input pipelines run in this process.
+
+    That of a TPU slice's user is not among its hosts, to which it sends the pipelines' graphs.
+    """
+    if not isinstance(strategy, tf.distribute.TPUStrategy):
+        return True
+    devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+    return all(device.job == "localhost" for device in devices)
+
+
+def _for_tpu_hosts(config: Config) -> Config:
+    """Returns the configuration with the ``resize_kernel`` that the hosts of a TPU slice have.
+
+    Raises:
+      UserError: if the native one is asked for.
+    """
+    if config.resize_kernel == "native":
+        raise UserError(
+            "resize_kernel=native cannot be had on the hosts of a TPU slice: use "
+            "--resize_kernel=auto or tensorflow"
+        )
+    return config.replace(resize_kernel="tensorflow")
+
+
+def _tell_without_python(config: Config, split: str, here: bool) -> None:
+    """Tells what is different where a split's pipelines run in other processes; else nothing.
+
+    Raises:
+      UserError: if an option keeps data where they cannot have it.
+    """
+    served = split == "train" and bool(config.input_servers)
+    if here and not served:
+        return
+    where = "input servers" if served else "the hosts of the TPU slice"
+    kept = {"cache": config.cache != "none", "cache_dir": bool(config.cache_dir)}
+    for name, given in kept.items():
+        if given and split == "train":
+            raise UserError(
+                f"{name}={getattr(config, name)} keeps training images with the process that "
+                f"trains, but they are read on {where}: leave it out"
+            )
+    tell_once(
+        f"{split} images are read on {where}, without Python: those that cannot be read are "
+        "counted, but not listed, and a damaged record costs those behind it in its shard, too"
+    )
+
+
 def thread_count(config: Config) -> int:
     """Returns the threads that read and decode in each process."""
     return config.data_threads or os.cpu_count() or 1
@@ -136,15 +214,13 @@ def _training_batches(
     batch_size: int,
     pipeline_batch_size: int,
     first_step: int,
+    here: bool,
 ) -> tf.data.Dataset:
-    share = share_of(
-        info.splits["train"], config, context.num_input_pipelines, context.input_pipeline_id
-    )
-    bad_images = list_bad_images(config, info, "train", context.input_pipeline_id)
+    with_python = here and not config.input_servers
+    share, read, bad_images = _shards(info, config, context, "train", with_python)
     threads = thread_count(config)
     if config.cache_dir:
         share = copy_shards(share, config.cache_dir)
-    read = functools.partial(read_records, bad_images=bad_images)
     order = training_order(
         share,
         read if config.cache == "none" else read_indices,
@@ -160,21 +236,61 @@ def _training_batches(
     else:
         if config.cache == "encoded":
             order = records_from_memory(order, share, threads, bad_images)
-        dataset = training_batches(order, info, config, threads, bad_images)
+
+        def make(order: tf.data.Dataset) -> tf.data.Dataset:
+            return training_batches(order, info, config, threads, bad_images)
+
+        if config.input_servers:
+            servers = servers_of(
+                config.input_servers, context.num_input_pipelines, context.input_pipeline_id
+            )
+            check_servers(servers, functools.partial(_trial, share.paths[0], config))
+            watched = here and can_watch()
+            if not watched:
+                tell_once("an input server that goes away will not be noticed, but waited for")
+            dataset = batches_from_servers(
+                order, lambda order: with_threads(make(order), threads), servers, watched
+            )
+        else:
+            dataset = make(order)
     # Keras and tf.distribute ask no worker whether it is at its end when they know that it is not.
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
+def _shards(
+    info: DatasetInfo,
+    config: Config,
+    context: tf.distribute.InputContext,
+    split: str,
+    with_python: bool,
+) -> tuple[Share, ReadShard, BadImages | None]:
+    """Returns what a pipeline reads, how, and where it lists what it cannot read."""
+    pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
+    share = share_of(info.splits[split], config, pipelines, pipeline)
+    if with_python:
+        bad_images = list_bad_images(config, info, split, pipeline)
+        return share, functools.partial(read_records, bad_images=bad_images), bad_images
+    # Other processes have other working directories.
+    paths = tuple(map(os.path.abspath, share.paths))
+    return dataclasses.replace(share, paths=paths), read_until_damage, None
+
+
+def _trial(path: str, config: Config) -> tf.data.Dataset:
+    """Returns a dataset of one element that takes what an input server may lack."""
+    opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
+    return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), config))
+
+
 def _evaluation_batches(
-    info: DatasetInfo, config: Config, context: tf.distribute.InputContext, batch_size: int
+    info: DatasetInfo,
+    config: Config,
+    context: tf.distribute.InputContext,
+    batch_size: int,
+    here: bool,
 ) -> tf.data.Dataset:
     """Returns this pipeline's images in batches, and then batches of padding without end."""
-    share = share_of(
-        info.splits["validation"], config, context.num_input_pipelines, context.input_pipeline_id
-    )
-    bad_images = list_bad_images(config, info, "validation", context.input_pipeline_id)
+    share, read, bad_images = _shards(info, config, context, "validation", with_python=here)
     threads = thread_count(config)
-    read = functools.partial(read_records, bad_images=bad_images)
     records = share.own(share.interleave(share.shards(), read, threads)).batch(batch_size)
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(config, _PADDING)).repeat()

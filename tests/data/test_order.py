@@ -7,7 +7,13 @@ import tensorflow as tf
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.info import SplitInfo
-from imagenet_fast.data.order import is_by_files, read_records, share_of, training_order
+from imagenet_fast.data.order import (
+    is_by_files,
+    read_records,
+    read_until_damage,
+    share_of,
+    training_order,
+)
 from imagenet_fast.data.records import locate_records
 
 COUNTS = (23, 9, 17, 8, 4)  # 61 records, numbered from 0
@@ -261,12 +267,13 @@ def shard(tmp_path, write_data, numbered_examples):
     return pathlib.Path(tmp_path, "data", "train-00000-of-00001")
 
 
-def read(shard, count=20):
-    return list(read_records(str(shard), count, 0).as_numpy_iterator())
+def read(shard, count=20, reader=read_records):
+    return list(reader(str(shard), count, 0).as_numpy_iterator())
 
 
-def test_records_of_a_shard(shard, numbered_examples):
-    assert read(shard) == numbered_examples[:20]
+@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+def test_records_of_a_shard(shard, numbered_examples, reader):
+    assert read(shard, reader=reader) == numbered_examples[:20]
 
 
 @pytest.mark.parametrize("where", ["data", "length"])
@@ -290,10 +297,27 @@ def test_two_corrupt_records(shard, numbered_examples):
     assert read(shard) == examples
 
 
-def test_shard_cut_short(shard, numbered_examples):
+@pytest.mark.parametrize("where", ["data", "length"])
+@pytest.mark.parametrize("number", [0, 7, 19])
+def test_without_python_the_rest_is_lost(shard, numbered_examples, where, number):
+    content = bytearray(shard.read_bytes())
+    content[list(locate_records(shard))[number] + (100 if where == "data" else 1)] ^= 0x10
+    shard.write_bytes(content)
+    found = read(shard, reader=read_until_damage)
+    assert found == [*numbered_examples[:number], *[b""] * (20 - number)]
+
+
+@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+def test_shard_cut_short(shard, numbered_examples, reader):
     shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
-    assert read(shard) == [*numbered_examples[:13], *[b""] * 7]
+    assert read(shard, reader=reader) == [*numbered_examples[:13], *[b""] * 7]
 
 
-def test_shard_has_no_more_records_than_were_counted(shard, numbered_examples):
-    assert read(shard, count=5) == numbered_examples[:5]
+@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+def test_shard_has_no_more_records_than_were_counted(shard, numbered_examples, reader):
+    assert read(shard, count=5, reader=reader) == numbered_examples[:5]
+
+
+def test_shard_that_is_not_there_is_named_without_python(tmp_path):
+    with pytest.raises(tf.errors.NotFoundError, match="none-00000"):
+        read(tmp_path / "none-00000", reader=read_until_damage)

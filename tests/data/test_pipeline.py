@@ -39,13 +39,18 @@ class Hosts:
         ]
 
 
+class TpuSlice(Hosts):
+    """Stands for a TPU with several hosts, none of which is this process."""
+
+
 @pytest.fixture(scope="module")
 def host_datasets():
     """Calls make_dataset for a strategy of several hosts; returns the dataset of each."""
 
-    def make(config, split, hosts=1, replicas=1, first_step=0):
+    def make(config, split, hosts=1, replicas=1, first_step=0, kind=Hosts):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "make_strategy", lambda config: Hosts(hosts, replicas))
+            patch.setattr(pipeline, "make_strategy", lambda config: kind(hosts, replicas))
+            patch.setattr(tf.distribute, "TPUStrategy", TpuSlice)
             return make_dataset(config, split, first_step)
 
     return make
@@ -282,6 +287,106 @@ def test_replicas_of_a_strategy_share_the_batches_of_one_device(numbered, run_py
             np.testing.assert_array_equal(np.concatenate(parts), part[0])
     assert seen == also_seen
     assert sorted(label for label in seen if label >= 0) == list(range(53))
+
+
+# --- Hosts that are not this process --------------------------------------------------------------
+
+PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc", "GeneratorDataset"}
+
+
+def operations(dataset):
+    """Returns the names of all TensorFlow operations in a dataset and its functions."""
+    variant = tf.data.experimental.to_variant(dataset)
+    serialized = tf.raw_ops.DatasetToGraphV2(input_dataset=variant, external_state_policy=1)
+    graph = tf.compat.v1.GraphDef.FromString(serialized.numpy())
+    nodes = [
+        *graph.node,
+        *(node for function in graph.library.function for node in function.node_def),
+    ]
+    return {node.op for node in nodes}
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, split):
+    config = augmented(numbered, batch_size=12, model_dir=str(tmp_path))
+    (here,) = host_datasets(config, split)
+    assert operations(here) & PYTHON_OPS == {"PyFunc", "GeneratorDataset"}
+    for there in host_datasets(config, split, hosts=2, kind=TpuSlice):
+        found = operations(there)
+        assert "TFRecordDataset" in found and not found & PYTHON_OPS
+        assert "ImagenetFastResize" not in found
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, split):
+    pipeline.tell_once.cache_clear()
+    config = augmented(numbered, batch_size=12)
+    for _ in range(2):
+        pairs = zip(
+            host_datasets(config, split, hosts=2, first_step=3),
+            host_datasets(config, split, hosts=2, first_step=3, kind=TpuSlice),
+        )
+        for here, there in pairs:
+            assert_same(take(here, 5), take(there, 5))
+    told = capsys.readouterr().err
+    assert told.count(f"{split} images are read on the hosts of the TPU slice") == 1
+
+
+def test_on_a_tpu_slice_what_is_behind_the_damage_has_weight_0(
+    tmp_path, write_data, numbered_examples, host_datasets
+):
+    shards = split_evenly(numbered_examples, (10, 12, 8))
+    data = write_data(tmp_path / "data", labels=CLASSES, train=shards)
+    shard = pathlib.Path(data) / "train-00001-of-00003"  # numbers 10 to 21
+    content = bytearray(shard.read_bytes())
+    content[list(locate_records(shard))[5] + 50] ^= 1
+    shard.write_bytes(content)
+    config = augmented(data, batch_size=30, train_crop="pad", model_dir=str(tmp_path / "run"))
+    here = take(host_datasets(config, "train")[0], 2)
+    assert (here[2] == 0).sum() == 2
+    images, labels, weights = take(host_datasets(config, "train", kind=TpuSlice)[0], 2)
+    for epoch in range(2):
+        seen = weights[epoch] == 1
+        assert sorted(labels[epoch][seen]) == [*range(15), *range(22, 30)]
+        assert not images[epoch][~seen].any() and not labels[epoch][~seen].any()
+        assert_same(
+            [part[epoch][seen] for part in here], [images[epoch][seen], labels[epoch][seen]]
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "encoded"}, "cache=encoded keeps training images with the process that trains"),
+        (
+            {"cache": "decoded"},
+            "cache=decoded keeps .* on the hosts of the TPU slice: leave it out",
+        ),
+        ({"cache_dir": "/local"}, "cache_dir=/local keeps"),
+        ({"cache": "encoded", "input_servers": ["a:1"]}, "cache=encoded .* read on input servers"),
+        ({"resize_kernel": "native"}, "resize_kernel=native cannot be had on the hosts of a TPU"),
+    ],
+)
+def test_what_only_this_process_has_is_refused_for_a_tpu_slice(
+    numbered, host_datasets, options, message
+):
+    config = plain(numbered, batch_size=12, **options)
+    with pytest.raises(UserError, match=message):
+        host_datasets(config, "train", hosts=2, kind=TpuSlice)
+
+
+def test_validation_images_are_not_what_a_cache_keeps(numbered, host_datasets):
+    config = plain(numbered, batch_size=12, cache="encoded")
+    assert host_datasets(config, "validation", hosts=2, kind=TpuSlice)
+
+
+def test_a_tpu_in_this_process_is_no_slice():
+    slice_ = TpuSlice(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tf.distribute, "TPUStrategy", TpuSlice)
+        assert not pipeline._runs_here(slice_)
+        slice_.extended.worker_devices = ["/job:localhost/replica:0/task:0/device:TPU:0"]
+        assert pipeline._runs_here(slice_)
 
 
 # --- Evaluation -----------------------------------------------------------------------------------

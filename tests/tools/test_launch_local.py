@@ -189,6 +189,105 @@ def test_starts_imagenet_fast_with_all_that_follows(tmp_path, machine):
     assert result.stdout == "[worker 0] ['train', '--workers=3', '--', 'a b']\n"
 
 
+# Stands for the package: a server that listens, or a program that tells its arguments.
+PACKAGE = """
+import os, signal, socket, sys, time
+
+name, *arguments = sys.argv[1:]
+if name == "input-server":
+    if os.environ.get("FAIL") == "start":
+        sys.exit(5)
+    assert "TF_CONFIG" not in os.environ and "127.0.0.1" in os.environ["no_proxy"]
+    time.sleep(0.5)
+    host, port = (argument.partition("=")[2] for argument in arguments)
+    listener = socket.create_server((host, int(port)))
+    print("pid", os.getpid(), flush=True)
+    signal.alarm(30)
+    if os.environ.get("FAIL") == "later":
+        listener.accept()
+        listener.accept()
+        sys.exit(6)
+    if os.environ.get("FAIL") == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(1)
+print(arguments[-1])
+for address in arguments[-1].partition("=")[2].split(","):
+    host, port = address.split(":")
+    socket.create_connection((host, int(port))).close()
+if os.environ.get("FAIL"):
+    time.sleep(30 if os.environ["FAIL"] == "later" else 0)
+"""
+
+
+@pytest.fixture
+def run_servers(tmp_path, machine):
+    """Returns a function that runs a worker beside two servers: (status, stdout, stderr)."""
+    package = tmp_path / "imagenet_fast"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(PACKAGE)
+
+    def launch(*arguments, **variables):
+        launcher = [sys.executable, LAUNCHER, "--workers", "1", "--input_servers", "2"]
+        finished = subprocess.run(
+            [*launcher, *arguments, "--", "train", "--seed=3"],
+            cwd=tmp_path,
+            env=machine(**variables),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+        return finished.returncode, finished.stdout, finished.stderr
+
+    return launch
+
+
+def server_pids(output):
+    return [int(lines.split()[1]) for lines in re.findall(r"\[input server \d\] (pid \d+)", output)]
+
+
+def test_input_servers_listen_before_the_workers_start_and_end_after_them(run_servers):
+    status, output, errors = run_servers()
+    assert status == 0, errors
+    (told,) = lines_of(output, 0)
+    assert re.fullmatch(r"--input_servers=127\.0\.0\.1:\d+,127\.0\.0\.1:\d+", told)
+    assert len(set(told.partition("=")[2].split(","))) == 2
+    pids = server_pids(output)
+    assert len(pids) == 2 and all_gone(pids)
+    assert errors == ""
+
+
+def test_input_servers_ports_follow_those_of_the_workers(run_servers):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        base = min(free.getsockname()[1], 65000)
+    status, output, _ = run_servers("--port_base", str(base))
+    assert status == 0
+    assert lines_of(output, 0) == [f"--input_servers=127.0.0.1:{base + 1},127.0.0.1:{base + 2}"]
+
+
+def test_workers_do_not_start_without_the_input_servers(run_servers):
+    status, output, errors = run_servers(FAIL="start")
+    assert status == 5
+    assert re.search(r"input server \d failed \(status 5\)", errors)
+    assert not lines_of(output, 0)
+
+
+def test_input_server_that_fails_ends_the_workers(run_servers):
+    # It does when the launcher and the worker have both connected.
+    status, output, errors = run_servers(FAIL="later")
+    assert status == 6
+    assert re.search(r"input server \d failed \(status 6\); ending the workers", errors)
+    assert all_gone(server_pids(output))
+
+
+def test_input_server_that_does_not_want_to_end_is_killed_and_the_run_is_well(run_servers):
+    status, output, _ = run_servers("--grace", "0.3", FAIL="deaf")
+    assert status == 0
+    assert all_gone(server_pids(output))
+
+
 def test_lines_are_prefixed_and_streams_kept_apart(run):
     script = """
 import sys
@@ -410,6 +509,7 @@ def test_workers_reach_each_other_without_a_proxy(run, machine):
         (["--workers", "2", "--port_base", "65535", "--", "train"], "--port_base is 65535"),
         (["--workers", "2", "--port_base", "0", "--", "train"], "--port_base is 0"),
         (["--workers", "2", "--grace", "-1", "--", "train"], "--grace is -1"),
+        (["--workers", "2", "--input_servers", "-1", "--", "train"], "--input_servers is -1"),
         (["--workers", "2", "--program", "/no/such/file"], "cannot start '/no/such/file'"),
     ],
 )
