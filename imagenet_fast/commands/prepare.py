@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
@@ -16,12 +17,19 @@ def main(arguments: list[str]) -> int:
     """Writes shards and a manifest, or verifies them; 2 if they are damaged."""
     flags = CommandFlags("prepare")
     flags.define(
-        "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds; see the docs"
+        "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds: see docs/data.md"
     )
-    flags.define("source_path", "", "where the source lies, if it does not know itself")
-    flags.define("synsets", "", "imagenet: file with a synset a line, in the classes' order")
+    flags.define("source_path", "", "path of the source's files; digits has none")
     flags.define(
-        "validation_labels", "", "imagenet: file with each validation image's synset, a line each"
+        "synsets",
+        "",
+        "imagenet: file with a synset a line, in alphabetical order; default: one found beside the "
+        "tars, else the devkit's list",
+    )
+    flags.define(
+        "validation_labels",
+        "",
+        "imagenet: file with each validation image's synset, a line each; default: likewise",
     )
     flags.define(
         "holdout", 0.1, "folders: share of each class held out where there is no validation folder"
@@ -63,6 +71,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     names = _SOURCE_OPTIONS.get(flags["source"], ())
     options = {name: flags[name] for name in names if flags[name] != ""}
     source = open_source(flags["source"], flags["source_path"] or None, **options)
+    _warn(source.warnings)  # before hours of work
     manifest = prepare(
         source,
         directory,
@@ -72,14 +81,18 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )
-    for warning in manifest.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    _warn(warning for warning in manifest.warnings if warning not in source.warnings)
     for kind, count in manifest.converted.items():
         print(f"converted {count} images: {kind}")
     for skipped in manifest.skipped:
         print(f"left out {skipped.file}: {skipped.reason}")
     print(f"{directory}: {_contents(manifest)}")
     return 0
+
+
+def _warn(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _contents(manifest: object) -> str:

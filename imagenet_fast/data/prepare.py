@@ -9,6 +9,7 @@ from there, and the last thing that a run does is to replace the journal by the 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import fcntl
 import json
@@ -117,7 +118,10 @@ def prepare(
         todo = [task for task in tasks if task.file not in intact]
         converter.run(todo, list(intact.values()), finish)
         manifest = _summarise(source, job, [intact[task.file] for task in tasks])
-        manifests.write_manifest(manifest, directory)
+        try:
+            manifests.write_manifest(manifest, directory)
+        except OSError as error:
+            raise _unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
 
@@ -290,7 +294,7 @@ class _Converter:
             with self._lock:
                 finish(_Done(task.split, shard, counts, dict(converted), skipped))
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+            raise _unwritable(path, error) from error
 
     def _read(self, split: str, index: int) -> Item:
         try:
@@ -338,6 +342,13 @@ class _Converter:
             f"{self._source.name}: more than {self._max_bad_images} images (max_bad_images) cannot "
             f"be used, such as {examples}"
         )
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(
+        f"{path}: cannot be written: {error.strerror}; when that is mended, the same command "
+        "goes on"
+    )
 
 
 def _summarise(source: Source, job: dict[str, Any], done: list[_Done]) -> Manifest:
@@ -391,7 +402,7 @@ class _Journal:
             self._lock()
             self._begin(job)
         except BaseException:
-            self._file.close()
+            self._close()
             raise
 
     def __enter__(self) -> _Journal:
@@ -403,7 +414,7 @@ class _Journal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._file.close()
+        self._close()
 
     def add(self, done: _Done) -> None:
         """Notes a shard that lies under its final name."""
@@ -412,6 +423,11 @@ class _Journal:
     def remove(self) -> None:
         """Removes the journal, once it isn't needed any more."""
         self._path.unlink()
+
+    def _close(self) -> None:
+        # What could not be written is tried once more, and has been told.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
     def _lock(self) -> None:
         try:
@@ -443,8 +459,11 @@ class _Journal:
             ) from error
 
     def _write(self, values: dict[str, Any]) -> None:
-        self._file.write(json.dumps(values).encode() + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(json.dumps(values).encode() + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
 
 def _from_json(values: dict[str, Any]) -> _Done:

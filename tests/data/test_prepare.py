@@ -1,5 +1,7 @@
 import io
 import json
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -249,6 +251,41 @@ def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
     monkeypatch.setattr(records, "write_records", full)
     with pytest.raises(UserError, match=r"-of-0000.: cannot be written: No space left"):
         prepare(source, tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("limit", "file"),
+    [(100, JOURNAL), (3000, r"(train|validation)-0000.-of-0000.")],
+    ids=["journal", "shard"],
+)
+def test_a_disk_that_is_full_for_a_while(source, tmp_path, limit, file):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        with pytest.raises(UserError) as caught:
+            prepare(source, tmp_path / "full", progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.fullmatch(
+        rf"{tmp_path}/full/{file}: cannot be written: File too large; when that is mended, the "
+        "same command goes on",
+        str(caught.value),
+    )
+    prepare(source, tmp_path / "full", progress=False)
+    prepare(source, tmp_path / "whole", progress=False)
+    assert contents(tmp_path / "full") == contents(tmp_path / "whole")
+
+
+def test_a_disk_that_is_full_at_the_end(source, tmp_path, monkeypatch):
+    def full(manifest, directory):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifests, "write_manifest", full)
+        with pytest.raises(UserError, match=r"manifest\.json: cannot be written: No space left"):
+            prepare(source, tmp_path, progress=False)
+    prepare(source, tmp_path, progress=False)
+    assert verify(tmp_path, progress=False) == []
 
 
 @pytest.fixture

@@ -53,7 +53,9 @@ def open_idx(path: Path | None = None, name: str | None = None) -> ArraySource:
     path = path or _DEBIAN
     if not path.is_dir():
         advice = (
-            "; install Debian's dataset-fashion-mnist or give --path" if path == _DEBIAN else ""
+            "; install Debian's dataset-fashion-mnist or give --source_path"
+            if path == _DEBIAN
+            else ""
         )
         raise UserError(f"{path}: no such directory{advice}")
     arrays = {

@@ -1,12 +1,31 @@
+import contextlib
+import gzip
 import io
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 import tarfile
+import time
+import types
 
+import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import savemat
 
+from imagenet_fast import Config, commands, make_dataset
+from imagenet_fast.data import records
+from imagenet_fast.data.manifest import FILE, read_manifest
+from imagenet_fast.data.prepare import JOURNAL
 from imagenet_fast.data.sources import imagenet, open_source
 from imagenet_fast.errors import UserError
 
 SYNSETS = ("n01440764", "n01443537", "n02011460")
+WORDS = ("tench, Tinca tinca", "goldfish", "bittern")
+# ILSVRC's own numbers follow no alphabet.
+DEVKIT_SYNSETS = {SYNSETS[i]: WORDS[i] for i in (2, 0, 1)}
 TRAIN = {synset: [f"{synset}_{i}.JPEG" for i in (10, 2, 33)] for synset in SYNSETS}
 ANSWERS = ("n02011460", "n01440764", "n01440764", "n01443537")
 
@@ -25,6 +44,48 @@ def tar(members):
     return buffer.getvalue()
 
 
+def write_devkit(directory, synsets, answers, **changes):
+    """Writes a development kit, whose synsets are numbered and listed in the order given.
+
+    Args:
+      directory: Where to.
+      synsets: The words of each class, by synset.
+      answers: The synset of each validation image.
+      **changes: What to write in place of the two files: ``meta`` bytes or rows, ``truth`` text.
+    """
+    fields = (
+        *("ILSVRC2012_ID", "WNID", "words", "gloss"),
+        *("num_children", "children", "wordnet_height", "num_train_images"),
+    )
+    classes = [
+        (number, synset, words, "what it is", 0, [], 0, 1300)
+        for number, (synset, words) in enumerate(synsets.items(), 1)
+    ]
+    children = [float(row[0]) for row in classes]
+    ancestors = [
+        (1001, "n00001740", "entity", "all there is", 1, [1002.0], 19, 0),
+        (1002, "n00001930", "physical entity", "", len(children), children, 18, 0),
+    ]
+    meta = changes.get("meta", [*classes, *ancestors])
+    if not isinstance(meta, bytes):
+        table = np.zeros((len(meta), 1), [(field, object) for field in fields])
+        for row, values in zip(table, meta):
+            row[0] = values
+        buffer = io.BytesIO()
+        savemat(buffer, {"synsets": table}, do_compression=True)
+        meta = buffer.getvalue()
+    numbers = {synset: number for number, synset in enumerate(synsets, 1)}
+    truth = changes.get("truth", "".join(f"{numbers[synset]}\n" for synset in answers))
+    files = {
+        "readme.txt": b"ILSVRC2012",
+        "data/._meta.mat": b"of another system",
+        "data/meta.mat": meta,
+        "data/ILSVRC2012_validation_ground_truth.txt": truth.encode(),
+    }
+    members = {f"ILSVRC2012_devkit_t12/{name}": data for name, data in files.items()}
+    (directory / imagenet.DEVKIT).write_bytes(gzip.compress(tar(members)))
+
+
 def write_train(directory, train):
     outer = {
         f"{synset}.tar": tar({name: content(name) for name in names})
@@ -34,24 +95,37 @@ def write_train(directory, train):
 
 
 @pytest.fixture
-def directory(tmp_path):
-    """ImageNet's own files, of three classes; the tars hold their members in no order."""
+def tars(tmp_path):
+    """A directory of ImageNet's two tars, of three classes; they hold their members in no order."""
     write_train(tmp_path, dict(reversed(TRAIN.items())))
     names = [f"ILSVRC2012_val_{i:08d}.JPEG" for i in (3, 1, 4, 2)]
     (tmp_path / imagenet.VALIDATION_TAR).write_bytes(tar({name: content(name) for name in names}))
-    words = ("tench, Tinca tinca", "goldfish", "bittern")
-    lines = [f"{synset} {word}\n" for synset, word in zip(SYNSETS, words)]
-    (tmp_path / "synset_words.txt").write_text("".join(lines))
-    answers = tmp_path / "imagenet_2012_validation_synset_labels.txt"
-    answers.write_text("\n".join(ANSWERS) + "\n")
     return tmp_path
 
 
-def test_images_labels_and_names(directory):
-    source = open_source("imagenet", directory)
+@pytest.fixture
+def directory(tars):
+    """The two tars and the two lists as text."""
+    lines = [f"{synset} {word}\n" for synset, word in zip(SYNSETS, WORDS)]
+    (tars / "synset_words.txt").write_text("".join(lines))
+    answers = tars / "imagenet_2012_validation_synset_labels.txt"
+    answers.write_text("\n".join(ANSWERS) + "\n")
+    return tars
+
+
+@pytest.fixture
+def downloads(tars):
+    """What image-net.org gives out: the two tars and the development kit."""
+    write_devkit(tars, DEVKIT_SYNSETS, ANSWERS)
+    return tars
+
+
+@pytest.mark.parametrize("files", ["directory", "downloads"])
+def test_images_labels_and_names(files, request):
+    source = open_source("imagenet", request.getfixturevalue(files))
     assert source.name == "imagenet2012"
     assert source.synsets == SYNSETS
-    assert source.labels == ("tench, Tinca tinca", "goldfish", "bittern")
+    assert source.labels == WORDS
     assert source.splits == {"train": 9, "validation": 4}
     assert source.warnings == ()
     names = []
@@ -73,8 +147,102 @@ def test_lists_under_other_names_and_without_words(directory):
     (directory / "mine.txt").write_text("\n".join(SYNSETS))
     source = open_source("imagenet", directory, synsets=directory / "mine.txt")
     assert source.labels == SYNSETS
-    with pytest.raises(UserError, match=r"no synset_words.txt in it; name .* with synsets="):
+    message = r"devkit_t12.tar.gz: no such file; get it from image-net.org, or give both lists"
+    with pytest.raises(UserError, match=message):
         open_source("imagenet", directory)
+
+
+def test_text_goes_before_the_devkit(downloads):
+    source = open_source("imagenet", downloads)
+    (downloads / "synset_words.txt").write_text("\n".join(SYNSETS))
+    mine = downloads / "mine.txt"
+    mine.write_text("\n".join(reversed(ANSWERS)))
+    mixed = open_source("imagenet", downloads)
+    assert mixed.labels == SYNSETS
+    assert [mixed.read("validation", i) for i in range(4)] == [
+        source.read("validation", i) for i in range(4)
+    ]
+    other = open_source("imagenet", downloads, validation_labels=str(mine))
+    assert [SYNSETS[other.read("validation", i).label] for i in range(4)] == [*reversed(ANSWERS)]
+
+
+def test_what_is_made_of_text_and_of_the_devkit_is_the_same_job(directory):
+    text = open_source("imagenet", directory).describe()
+    write_devkit(directory, DEVKIT_SYNSETS, ANSWERS)
+    for path in directory.glob("*.txt"):
+        path.unlink()
+    assert open_source("imagenet", directory).describe() == text
+
+
+def test_the_devkit_without_scipy(downloads, monkeypatch):
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(UserError, match=r"needs SciPy: pip install 'imagenet_fast\[imagenet\]'"):
+        open_source("imagenet", downloads)
+
+
+def test_a_devkit_with_a_damaged_byte_or_cut_short_or_none(downloads):
+    path = downloads / imagenet.DEVKIT
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[-8] ^= 1  # of the checksum, as damage within the files would make it differ
+    for data in (bytes(damaged), whole[:-20], whole[:60], b"<html>", gzip.compress(b"rubbish")):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"devkit_t12.tar.gz: is not a whole .tar.gz file"):
+            open_source("imagenet", downloads)
+    path.write_bytes(gzip.compress(tar({"ILSVRC2010_devkit/data/meta.mat": b""})))
+    with pytest.raises(UserError, match="has no data/ILSVRC2012_validation_ground_truth"):
+        open_source("imagenet", downloads)
+
+
+def saved(**variables):
+    buffer = io.BytesIO()
+    savemat(buffer, variables)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("meta", "message"),
+    [
+        (b"MATLAB 7.3 MAT-file" * 20, "is not ILSVRC 2012's: "),
+        (saved(classes=[1, 2]), "is not ILSVRC 2012's: KeyError: 'synsets'"),
+        (saved(synsets={"ILSVRC2010_ID": 1.0, "WNID": "n01440764"}), "ILSVRC2012_ID"),
+        ([(1001, "n00001740", "entity", "", 0, [], 19, 0)], "its classes are not"),
+        ([(2, "n01440764", "tench", "", 0, [], 0, 1)], "its classes are not"),
+        ([(1, "tench", "n01440764", "", 0, [], 0, 1)], "its classes are not"),
+        ([(i, "n01440764", "tench", "", 0, [], 0, 1) for i in (1, 2)], "its classes are not"),
+        ([("one", "n01440764", "tench", "", 0, [], 0, 1)], "ValueError: invalid literal"),
+    ],
+)
+def test_foreign_synsets_in_the_devkit(downloads, meta, message):
+    write_devkit(downloads, DEVKIT_SYNSETS, ANSWERS, meta=meta)
+    with pytest.raises(UserError, match=f"devkit_t12.tar.gz/data/meta.mat: .*{message}"):
+        open_source("imagenet", downloads)
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ("1\n2\n4\n1\n", "_ground_truth.txt, line 3: '4' is no class's number"),
+        ("1\n1001\n1\n1\n", "line 2: '1001' is no class's number"),
+        ("1\nn01440764\n1\n1\n", "line 2: 'n01440764' is no class's number"),
+        ("1\n2\n3\n", r"has 4 images but .*devkit_t12.tar.gz/data/.*_ground_truth.txt 3 lines"),
+    ],
+)
+def test_validation_labels_in_the_devkit_that_cannot_be(downloads, truth, message):
+    write_devkit(downloads, DEVKIT_SYNSETS, ANSWERS, truth=truth)
+    with pytest.raises(UserError, match=message):
+        open_source("imagenet", downloads)
+
+
+def test_a_devkit_of_one_class(tmp_path):
+    synset = SYNSETS[0]
+    write_train(tmp_path, {synset: TRAIN[synset]})
+    (tmp_path / imagenet.VALIDATION_TAR).write_bytes(tar({"ILSVRC2012_val_00000001.JPEG": b"1"}))
+    write_devkit(
+        tmp_path, {synset: "tench"}, [synset], meta=[(1, synset, "tench", "", 0, [], 0, 3)]
+    )
+    source = open_source("imagenet", tmp_path)
+    assert (source.synsets, source.labels) == ((synset,), ("tench",))
 
 
 def test_a_synset_list_in_another_order(directory):
@@ -128,3 +296,178 @@ def test_the_real_counts_are_checked_for_the_real_number_of_classes(directory):
     train, validation = open_source("imagenet", directory).warnings
     assert "has 1000 images, where ImageNet has 1281167" in train
     assert "has 4 images, where ImageNet has 50000" in validation
+
+
+# --- A miniature of ImageNet, through the prepare command to batches of training
+
+COLOURS = {  # of the images of each class, which tell later whose they are
+    "n01440764": (200, 60, 40),
+    "n02105855": (60, 190, 70),
+    "n02447366": (50, 80, 200),
+    "n07583066": (200, 190, 60),
+}
+IDS = tuple(COLOURS)
+IMAGES, VALIDATION_IMAGES = 160, 24
+PNG, CMYK = "n02105855_2933.JPEG", "n02447366_23489.JPEG"  # what they are in ImageNet itself
+SHARDS, VALIDATION_SHARDS = 16, 4
+
+
+def picture(synset, seed, name):
+    generator = np.random.RandomState(seed)
+    height, width = generator.randint(350, 500, 2)
+    noise = generator.randint(-40, 41, (height, width, 3))
+    pixels = (np.array(COLOURS[synset]) + noise).astype(np.uint8)
+    buffer = io.BytesIO()
+    image = Image.fromarray(pixels).convert("CMYK" if name == CMYK else "RGB")
+    image.save(buffer, "PNG" if name == PNG else "JPEG")
+    return buffer.getvalue()
+
+
+def write_miniature(directory):
+    """Writes image-net.org's three files; returns the images by name, and their synsets."""
+    outer, images, synsets = {}, {}, {}
+    for label, synset in enumerate(IDS):
+        numbers = range(100 * label, 100 * label + IMAGES // len(IDS) - 1)
+        odd = {"n02105855": PNG, "n02447366": CMYK}.get(synset, f"{synset}_99999.JPEG")
+        names = [odd, *(f"{synset}_{number}.JPEG" for number in numbers)]
+        inner = {name: picture(synset, 1000 * label + i, name) for i, name in enumerate(names)}
+        outer[f"{synset}.tar"] = tar(inner)
+        images.update(inner)
+        synsets.update(dict.fromkeys(inner, synset))
+    answers = [IDS[number * 7 % 4] for number in range(VALIDATION_IMAGES)]
+    validation = {
+        name: picture(synset, 9000 + i, name)
+        for i, synset in enumerate(answers)
+        for name in [f"ILSVRC2012_val_{i + 1:08d}.JPEG"]
+    }
+    (directory / imagenet.TRAIN_TAR).write_bytes(tar(outer))
+    (directory / imagenet.VALIDATION_TAR).write_bytes(tar(validation))
+    write_devkit(directory, dict.fromkeys(reversed(IDS), "word"), answers)
+    images.update(validation)
+    synsets.update(zip(validation, answers))
+    return images, synsets
+
+
+def command(downloads, directory, threads):
+    return [
+        "prepare",
+        "--source=imagenet",
+        f"--source_path={downloads}",
+        f"--data_dir={directory}",
+        f"--train_shards={SHARDS}",
+        f"--validation_shards={VALIDATION_SHARDS}",
+        f"--threads={threads}",
+    ]
+
+
+def kill_in_the_middle(arguments, journal):
+    """Runs a command and kills it after a few shards; returns those that were done."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagenet_fast", *arguments],
+        cwd=pathlib.Path(__file__).parents[3],
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not journal.exists() or journal.read_bytes().count(b"\n") < 4:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    return journal.read_bytes().count(b"\n") - 1
+
+
+@pytest.fixture(scope="module")
+def miniature(tmp_path_factory):
+    """What became of a run that was killed and went on, and of one that was left alone."""
+    folder = tmp_path_factory.mktemp("miniature")
+    downloads, whole, killed = (folder / name for name in ("downloads", "whole", "killed"))
+    downloads.mkdir()
+    images, synsets = write_miniature(downloads)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert commands.run(command(downloads, whole, threads=3)) == 0
+    done = kill_in_the_middle(command(downloads, killed, threads=1), killed / JOURNAL)
+    kept = {path: path.stat().st_mtime_ns for path in killed.glob("[tv]*-of-*")}
+    unfinished = not (killed / FILE).exists()
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert commands.run(command(downloads, killed, threads=2)) == 0
+    return types.SimpleNamespace(
+        images=images,
+        synsets=synsets,
+        whole=whole,
+        killed=killed,
+        printed=printed.getvalue(),
+        done=done,
+        kept=kept,
+        unfinished=unfinished,
+    )
+
+
+def test_a_killed_run_goes_on_to_the_bytes_of_one_left_alone(miniature):
+    assert miniature.unfinished
+    assert 3 <= miniature.done < SHARDS + VALIDATION_SHARDS
+    whole, killed = (
+        {path.name: path.read_bytes() for path in directory.iterdir()}
+        for directory in (miniature.whole, miniature.killed)
+    )
+    assert sorted(whole) == sorted(
+        [FILE]
+        + [f"train-{shard:05d}-of-00016" for shard in range(SHARDS)]
+        + [f"validation-{shard:05d}-of-00004" for shard in range(VALIDATION_SHARDS)]
+    )
+    assert killed == whole
+    again = [path for path, time in miniature.kept.items() if path.stat().st_mtime_ns != time]
+    assert len(again) <= len(miniature.kept) - miniature.done
+
+
+def test_odd_images_are_converted_and_told_and_others_are_as_they_were(miniature):
+    manifest = read_manifest(miniature.killed)
+    assert manifest.converted == {"CMYK JPEG": 1, "PNG": 1}
+    assert manifest.skipped == manifest.warnings == ()
+    assert manifest.splits["train"].class_counts == (40, 40, 40, 40)
+    assert miniature.printed.splitlines() == [
+        "converted 1 images: CMYK JPEG",
+        "converted 1 images: PNG",
+        f"{miniature.whole}: imagenet2012, 4 classes, 160 train images, 24 validation images",
+    ]
+    found = {}
+    for path in miniature.killed.glob("*-of-*"):
+        for example in map(records.decode_example, records.read_records(path)):
+            found[example[records.FILENAME][0].decode()] = example
+    assert found.keys() == miniature.images.keys()
+    for name, example in found.items():
+        synset = miniature.synsets[name]
+        assert example[records.SYNSET] == [synset.encode()]
+        assert example[records.LABEL] == [IDS.index(synset)]
+        same = example[records.ENCODED][0] == miniature.images[name]
+        assert same == (name not in (PNG, CMYK))
+    assert commands.run(["prepare", "--verify", f"--data_dir={miniature.killed}"]) == 0
+
+
+def test_training_and_evaluation_see_each_image_with_its_label(miniature):
+    config = Config(
+        data_dir=str(miniature.killed),
+        image_size=32,
+        train_crop="none",
+        batch_size=20,
+        shuffle_buffer=50,
+        strategy="one_device",
+    )
+    for split, batches, count in (("train", IMAGES // 20, IMAGES), ("validation", 2, 24)):
+        labels, colours, weights = [], [], []
+        for (images, some_labels, some_weights), _ in zip(
+            make_dataset(config, split), range(batches)
+        ):
+            labels += some_labels.numpy().tolist()
+            colours += images.numpy().mean((1, 2)).tolist()
+            weights += some_weights.numpy().tolist()
+        labels, weights = np.array(labels), np.array(weights)
+        assert (labels >= 0).sum() == count
+        assert (weights[labels >= 0] == 1).all()
+        assert np.bincount(labels[labels >= 0]).tolist() == [count // 4] * 4
+        expected = np.array(list(COLOURS.values()))[labels[labels >= 0]]
+        np.testing.assert_allclose(np.array(colours)[labels >= 0], expected, atol=8)
