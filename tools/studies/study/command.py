@@ -43,7 +43,7 @@ def main(
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--data_dir", help="Fashion-MNIST as shards, from `imagenet-fast prepare`")
+    parser.add_argument("--data_dir", help="shards; the page of the study says how to make them")
     parser.add_argument(
         "--only", choices=by_name, action="append", help="an experiment to train (default: all)"
     )

@@ -1,0 +1,43 @@
+"""What the study of decoding JPEGs trains."""
+
+from __future__ import annotations
+
+import pathlib
+
+from study.settings import Experiment, Setting
+
+from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.config import Config
+from imagenet_fast.durations import Duration
+from jpeg_decoding.jpegs import BRIGHTNESS, COLOUR, DRAWINGS
+
+_BASE = pathlib.Path(__file__).parents[1] / "large_batch" / "base.flags"
+
+# Of the images in colour: those of base.flags, from orange to blue.
+_PIXELS = {
+    BRIGHTNESS: {},
+    COLOUR: {"pixel_mean": (166.0, 118.0, 80.0), "pixel_std": (63.0, 17.0, 80.0)},
+}
+
+
+def drawn_in(drawing: str) -> Experiment:
+    """Trains and evaluates with each way to decode, at half the images' size.
+
+    The network of the large-batch study and its schedule, in two epochs instead of five. All images
+    are decoded before the first step; a setting's kind is the set that it is trained on.
+    """
+    base = Config.from_flagfile(
+        _BASE,
+        duration=Duration(2, "epochs"),
+        warmup=Duration(0.4, "epochs"),
+        decay_at=(Duration(1, "epochs"), Duration(1.6, "epochs")),
+        cache="decoded",
+        **_PIXELS[drawing],
+    )
+    return Experiment(
+        drawing,
+        tuple(Setting(way, base.replace(**options), drawing) for way, options in WAYS.items()),
+    )
+
+
+EXPERIMENTS = tuple(map(drawn_in, DRAWINGS))

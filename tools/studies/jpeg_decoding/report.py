@@ -1,0 +1,68 @@
+"""Makes the table of docs/input_pipeline.md, and a picture, from the log."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Mapping
+
+from matplotlib.figure import Figure
+from study import page, tables
+from study.command import ROOT
+from study.log import Key, Record
+from study.settings import Experiment
+from study.style import COLORS, drawn
+
+from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.files import write_results
+from jpeg_decoding.experiments import EXPERIMENTS
+
+PAGE, PART, PICTURE = "input_pipeline.md", "jpeg_decoding", "options.svg"
+
+Records = Mapping[Key, Record]
+
+
+def write_report(records: Records, directory: pathlib.Path) -> None:
+    """Writes the picture into ``directory`` and the table into the page.
+
+    Raises:
+      UserError: if they cannot be written, or the page lacks the table's place.
+    """
+    write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (7, 2.8))})
+    docs = ROOT / "docs"
+    write_results(docs, {PAGE: filled_page((docs / PAGE).read_text(encoding="utf-8"), records)})
+
+
+def filled_page(text: str, records: Records) -> str:
+    """Returns the page with its table made from the log."""
+    columns = [column for drawing in EXPERIMENTS for column in _columns(drawing, records)]
+    heading = ["decoding"]
+    for drawing in EXPERIMENTS:
+        heading += [f"in {drawing.name}: levels off", "error, percent"]
+    rows = [list(row) for row in zip(WAYS, *columns)]
+    return page.fill(text, {PART: tables.markdown(heading, rows)})
+
+
+def _columns(drawing: Experiment, records: Records) -> tuple[list[str], list[str]]:
+    """Returns how far pixels are off in each way to decode, and the errors."""
+    differences, errors = [], []
+    for setting in drawing.settings:
+        found = tables.of_setting(setting, records)
+        differences.append(f"{found[0]['difference']:.1f}" if found else "")
+        errors.append(str(tables.outcome(setting, records)))
+    return differences, errors
+
+
+def _draw(figure: Figure, records: Records) -> None:
+    """Each run's error, and the mean of each setting."""
+    panels = figure.subplots(1, len(EXPERIMENTS), sharex=True, sharey=True)
+    for axes, drawing, color in zip(panels, EXPERIMENTS, COLORS):
+        for place, setting in enumerate(drawing.settings):
+            errors = [100 * error for error in tables.outcome(setting, records).errors]
+            if errors:
+                axes.plot(errors, [place] * len(errors), "o", color=color, alpha=0.5)
+                axes.plot(sum(errors) / len(errors), place, "|", color=color, markersize=20)
+        axes.margins(y=0.1)
+        axes.set_yticks(range(len(WAYS)), WAYS)
+        axes.set_title(f"in {drawing.name}")
+        axes.set_xlabel("top-1 error, percent")
+    panels[0].invert_yaxis()

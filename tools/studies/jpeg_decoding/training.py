@@ -1,0 +1,50 @@
+"""How the runs of this study are trained."""
+
+from __future__ import annotations
+
+import pathlib
+
+import numpy as np
+from study import training
+from study.settings import Setting
+from study.training import Prepared, Result
+
+from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.config import Config
+from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.training.classifier import Classifier
+from jpeg_decoding.jpegs import DRAWINGS
+
+_DEFAULTS = {option: getattr(Config(), option) for way in WAYS.values() for option in way}
+
+
+def run(setting: Setting, seed: int, data_dir: str) -> Result:
+    """Trains and evaluates on the set that the setting's kind names; see ``study.training.run``."""
+    own = str(pathlib.Path(data_dir, setting.kind))
+    return training.run(setting, seed, own, dict.fromkeys(DRAWINGS, _compared))
+
+
+def _compared(model: Classifier) -> Prepared:
+    """Adds ``images``, the name of the set, and ``difference``, from the default's pixels."""
+    config = model.config
+    images = pathlib.Path(config.data_dir).name
+    return [], lambda: {"images": images, "difference": difference(config)}
+
+
+def difference(config: Config) -> float:
+    """Returns how far the validation images are from those that are decoded in the default way.
+
+    Args:
+      config: names the data and the way to decode.
+
+    Returns:
+      The mean absolute difference of what the network sees, in levels of 0 to 255.
+    """
+    ways = (config, config.replace(**_DEFAULTS))
+    batches = zip(*(make_dataset(way, "validation") for way in ways))
+    differences = []
+    for (images, labels, _), (exact, *_) in batches:
+        is_image = labels >= 0
+        found = images[is_image].numpy().astype(int) - exact[is_image].numpy()
+        differences.append(np.abs(found).ravel())
+    return round(float(np.concatenate(differences).mean()), 4)
