@@ -223,6 +223,37 @@ def _input(arguments: list[str]) -> None:
             print(path)
 
 
+def _serving(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark serving", ("model_dir", "data_dir"))
+    flags.define("batch_sizes", "1,32", "images in a call of the model, a comma between")
+    flags.define("images", 1000, "validation images whose answers are compared with evaluation's")
+    flags.define("calls", 10, "calls of the model in a turn")
+    flags.define("threads", 0, "that a runtime computes with; 0: as many as there are cores")
+    _define_turns(flags, repeats=10, warmup=2)
+    flags.parse(arguments)
+    counts = _counts(flags, "images", "calls", "repeats", "warmup")
+    batch_sizes = _numbers(flags, "batch_sizes")
+    if not batch_sizes or 0 in batch_sizes:
+        raise UserError(f"batch_sizes is {flags['batch_sizes']!r}, but must be positive numbers")
+    if flags["threads"] < 0:
+        raise UserError(f"threads is {flags['threads']}, but must not be negative")
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks import serving_report
+    from imagenet_fast.benchmarks.serving import compare_serving
+    from imagenet_fast.training.checkpoint import read_config
+
+    config = read_config(flags["model_dir"])
+    if flags["data_dir"]:
+        config = config.replace(data_dir=flags["data_dir"])
+    parts = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)
+    print(serving_report.table(parts))
+    if flags["output_dir"]:
+        told = {name: flags[name] for name in ("model_dir", "data_dir", *flags.own_names())}
+        for path in serving_report.write(parts, told, flags["output_dir"]):
+            print(path)
+
+
 def _numbers(flags: CommandFlags, name: str) -> list[int]:
     """Reads whole numbers with commas between."""
     try:
@@ -270,6 +301,7 @@ BENCHMARKS = {
         "sums over workers by each algorithm; to be started on all of them",
     ),
     "input": (_input, "images/s of the input pipeline, by stage, and of other pipelines"),
+    "serving": (_serving, "an exported model by format: images/s, latency and memory"),
 }
 _INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached")
 

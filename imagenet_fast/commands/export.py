@@ -8,20 +8,30 @@ from imagenet_fast.errors import UserError
 
 
 def main(arguments: list[str]) -> int:
-    """Exports the latest checkpoint of a run."""
+    """Exports the latest checkpoint of a run, and prints what it has written."""
     flags = CommandFlags("export", ("model_dir", "eval_crop_fraction"))
-    flags.define("saved_model", "", "directory to write; it must not exist")
-    flags.define("top_k", 5, "classes in an answer")
+    flags.define("saved_model", "", "directory to write, for encoded images; it must not exist")
+    flags.define("onnx", "", "ONNX file to write, for prepared images; it must not exist")
+    flags.define("tflite", "", "TFLite file to write, for prepared images; it must not exist")
+    flags.define("top_k", 5, "classes in an answer of the SavedModel")
     flags.parse(arguments)
-    if not flags["saved_model"]:
-        raise UserError("give --saved_model, the directory to write")
+    if not any(flags[name] for name in ("saved_model", "onnx", "tflite")):
+        raise UserError(
+            "give --saved_model, the directory to write, or a file to write as --onnx or --tflite"
+        )
     if flags["top_k"] < 1:
         raise UserError(f"top_k is {flags['top_k']}, but must be positive")
 
     import_tensorflow()
+    from imagenet_fast.serving.convert import export_onnx, export_tflite
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.checkpoint import read_config
 
     config = read_config(flags["model_dir"]).replace(**flags.changes())
-    print(export(config, flags["saved_model"], flags["top_k"]))
+    if flags["saved_model"]:
+        print(export(config, flags["saved_model"], flags["top_k"]))
+    if flags["onnx"]:
+        print(export_onnx(config, flags["onnx"]))
+    if flags["tflite"]:
+        print(export_tflite(config, flags["tflite"]))
     return 0

@@ -1,7 +1,8 @@
 """Image classifiers: Keras models that turn normalised images into float32 logits.
 
 ``build`` makes a model by name; ``MODELS`` is the table of names. The functions behind it,
-``resnet.resnet``, ``resnet.cifar_resnet`` and ``alexnet.alexnet_bn``, can be called directly.
+``resnet.resnet``, ``resnet.cifar_resnet`` and ``alexnet.alexnet_bn``, can be called directly. The
+last dense layer of each model is called ``logits``; ``features`` is what feeds it.
 
 TensorFlow is imported when the table is first read, not when this package is: flags are checked
 against ``names.MODEL_NAMES`` without it.
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     MODELS: dict[str, Callable[..., keras.Model]]
 
-__all__ = ["MODELS", "MODEL_NAMES", "build", "option_names"]
+__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "option_names"]
 
 
 def build(
@@ -67,6 +68,17 @@ def build(
                 )
             )
     return models[name](num_classes, input_shape, **options)
+
+
+def features(network: keras.Model) -> Any:
+    """Returns what feeds the last dense layer of a model that ``build`` made.
+
+    Returns:
+        Keras' symbolic tensor, float [batch, channels], from which a ``keras.Model`` can be made:
+        of ResNets the average over the last feature map, of AlexNet the outputs of its second
+        hidden dense layer.
+    """
+    return network.get_layer("logits").input
 
 
 def option_names(name: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""SavedModels that take encoded images and need nothing but TensorFlow."""
+"""Trained models for use: SavedModels that take encoded images, and ONNX and TFLite files."""

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import shutil
 
 import tensorflow as tf
-import tf_keras as keras
 
 from imagenet_fast.config import Config
-from imagenet_fast.data import decode
 from imagenet_fast.errors import UserError
-from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.checkpoint import read_labels, restore_weights
+from imagenet_fast.serving.module import ServingModule, serving_module
+from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
 from imagenet_fast.training.classifier import Classifier
 
 
 def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k: int = 5) -> str:
-    """Writes a SavedModel with evaluation's own preprocessing inside.
+    """Writes a SavedModel with evaluation's own preparation of images inside.
 
-    ``serving_default`` takes ``images``, a string [batch] of encoded JPEGs or PNGs of any size, and
-    returns, best first, ``classes`` int32 [batch, k], ``labels`` string [batch, k] and
-    ``probabilities`` float32 [batch, k]. Everything inside is float32, whatever the model was
-    trained in; weights are their moving averages where the model keeps them. TensorFlow alone
-    loads it.
+    Everything inside is float32, whatever the model was trained in; weights are their moving
+    averages where the model keeps them. TensorFlow alone loads it. Its signatures are
+
+    * ``serving_default``: from ``images``, a string [batch] of encoded JPEGs or PNGs of any size,
+      to, best first, ``classes`` int32 [batch, k], ``labels`` string [batch, k] and
+      ``probabilities`` float32 [batch, k];
+    * ``features``: from the same to ``features`` float32 [batch, channels], what feeds the
+      network's last dense layer: of ResNets the average over the last feature map, of AlexNet the
+      outputs of its second hidden dense layer;
+    * ``pixels``: from ``pixels``, uint8 [batch, image_size, image_size, 3], images that
+      :func:`~imagenet_fast.serving.prepare.prepare_image` or something like it has prepared, to
+      ``probabilities`` float32 [batch, classes], in the order of the classes, and ``features``.
+
+    One that is no image does not keep others of its batch from an answer. The first two signatures
+    also return ``error``, string [batch], which is empty for each image with an answer and tells
+    the reason where there is none; there the classes are -1, and all else is empty or 0.
+
+    For TensorFlow Serving it holds a request for each signature, with which a server warms up.
 
     Args:
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
@@ -42,57 +52,28 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     directory = pathlib.Path(directory)
     if directory.exists():
         raise UserError(f"{directory} exists already; remove it, or export to another directory")
-    config = source if isinstance(source, Config) else source.config
-    if config is None:
-        raise UserError("only a model from build_model can be exported: this one has no Config")
-    labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
-    model = build_classifier(config.replace(precision="float32", loss_scale=0.0), labels)
-    if isinstance(source, Config):
-        restore_weights(model, config.model_dir)
-    else:
-        source.average_batch_norm_statistics()
-        with source.averaged_weights():
-            model.set_weights(source.get_weights())
-    module = ServingModule(model, config, min(top_k, len(labels)))
     # Written beside and renamed, so that a server never loads half a model.
     temporary = directory.with_name(directory.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    averaged = model.averaged_weights() if isinstance(source, Config) else contextlib.nullcontext()
-    try:
-        with averaged:
-            signatures = {"serving_default": module.classify}
-            tf.saved_model.save(module, str(temporary), signatures=signatures)
-        temporary.rename(directory)
-    except (OSError, tf.errors.OpError) as error:
-        raise UserError(f"cannot write {directory}: {error}") from error
+    with serving_module(source, top_k) as module:
+        try:
+            _save(module, temporary)
+            temporary.rename(directory)
+        except (OSError, tf.errors.OpError) as error:
+            raise UserError(f"cannot write {directory}: {error}") from error
     return str(directory)
 
 
-class ServingModule(tf.Module):
-    """What the SavedModel holds: the network, the labels, and the way from bytes to an answer."""
-
-    def __init__(self, model: Classifier, config: Config, top_k: int) -> None:
-        super().__init__()
-        # Without what only training needs.
-        self._network = keras.Model(model.inputs, model.outputs)
-        self._config = config
-        self._labels = tf.constant(model.labels)
-        self._top_k = top_k
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="images")])
-    def classify(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Answers for encoded images; see :func:`export`."""
-        pixels = tf.map_fn(
-            lambda encoded: decode.evaluation_image(encoded, self._config),
-            images,
-            fn_output_signature=tf.TensorSpec(
-                [self._config.image_size, self._config.image_size, 3], tf.uint8
-            ),
-        )
-        probabilities = tf.nn.softmax(self._network(pixels, training=False))
-        best = tf.math.top_k(probabilities, self._top_k)
-        return {
-            "classes": best.indices,
-            "labels": tf.gather(self._labels, best.indices),
-            "probabilities": best.values,
-        }
+def _save(module: ServingModule, directory: pathlib.Path) -> None:
+    signatures = {
+        "serving_default": module.classify,
+        "features": module.embed,
+        "pixels": module.classify_pixels,
+    }
+    tf.saved_model.save(module, str(directory), signatures=signatures)
+    (spec,) = module.classify_pixels.input_signature
+    images = {"images": tf.make_tensor_proto([synthetic_jpeg(spec.shape[1])])}
+    # Black, of which the message holds one value.
+    pixels = tf.make_tensor_proto(0, spec.dtype, [1, *spec.shape[1:]])
+    requests = {"serving_default": images, "features": images, "pixels": {"pixels": pixels}}
+    write_warm_up_requests(directory, requests)

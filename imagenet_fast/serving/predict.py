@@ -41,7 +41,7 @@ def _load(directory: str) -> Any:
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise UserError(f"cannot load {directory}: {error}") from error
     signature = signatures.get("serving_default")
-    if signature is None or "probabilities" not in signature.structured_outputs:
+    if signature is None or "error" not in signature.structured_outputs:
         raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")
     # Signatures hold no reference to the model whose variables they use.
     signature.owner = signatures
@@ -49,21 +49,22 @@ def _load(directory: str) -> Any:
 
 
 def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    try:
-        encoded = [pathlib.Path(path).read_bytes() for path in paths]
-        answers = classify(images=tf.constant(encoded))
-    except (OSError, tf.errors.OpError) as error:
-        if len(paths) > 1:  # find out which
-            for path in paths:
-                yield from _classify(classify, [path])
-            return
-        reason = error.strerror if isinstance(error, OSError) else "not a whole JPEG or PNG image"
-        yield {"file": paths[0], "error": reason}
-        return
-    columns = (answers[name].numpy() for name in ("classes", "labels", "probabilities"))
-    for path, classes, labels, probabilities in zip(paths, *columns):
-        predictions = [
-            {"class": int(c), "label": label.decode(), "probability": float(p)}
-            for c, label, p in zip(classes, labels, probabilities)
-        ]
-        yield {"file": path, "predictions": predictions}
+    # What cannot be read is no image, either.
+    encoded, unread = [b""] * len(paths), {}
+    for index, path in enumerate(paths):
+        try:
+            encoded[index] = pathlib.Path(path).read_bytes()
+        except OSError as error:
+            unread[index] = error.strerror
+    answers = classify(images=tf.constant(encoded))
+    columns = (answers[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
+    for index, (classes, labels, probabilities, error) in enumerate(zip(*columns)):
+        answer: dict[str, Any] = {"file": paths[index]}
+        if error:
+            answer["error"] = unread.get(index, error.decode())
+        else:
+            answer["predictions"] = [
+                {"class": int(c), "label": label.decode(), "probability": float(p)}
+                for c, label, p in zip(classes, labels, probabilities)
+            ]
+        yield answer

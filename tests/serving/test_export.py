@@ -1,6 +1,5 @@
 """The SavedModel answers what evaluation answers."""
 
-import itertools
 import json
 
 import numpy as np
@@ -8,48 +7,10 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast import Config, UserError, build_model, commands, export, make_dataset
-from imagenet_fast.data.info import read_info
-from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, restore_weights
+from imagenet_fast import UserError, commands, export, models
+from imagenet_fast.serving.module import NO_IMAGE, serving_module
+from imagenet_fast.training.checkpoint import claim_model_dir
 from imagenet_fast.training.classifier import Classifier
-
-
-@pytest.fixture(scope="module")
-def config(digits, tmp_path_factory):
-    return Config(
-        data_dir=digits,
-        model_dir=str(tmp_path_factory.mktemp("export") / "run"),
-        model="resnet8",
-        image_size=16,
-        train_crop="none",
-        flip=False,
-        pixel_mean=(77.9, 77.9, 77.9),
-        pixel_std=(95.9, 95.9, 95.9),
-        batch_size=32,
-        learning_rate_batch=32,
-        warmup="0 steps",
-        precision="mixed_bfloat16",
-        strategy="one_device",
-    )
-
-
-@pytest.fixture(scope="module")
-def trained(config):
-    """A model trained in bfloat16, of which a checkpoint is there."""
-    model = build_model(config)
-    model.fit(make_dataset(config, "train"), epochs=2, verbose=0)
-    claim_model_dir(config, model.labels)
-    Checkpoints(model, config).save(88, {"step": 88})
-    return model
-
-
-@pytest.fixture(scope="module")
-def twin(config, trained):
-    """The same weights in float32."""
-    model = build_model(config.replace(precision="float32"))
-    restore_weights(model, config.model_dir)
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +19,6 @@ def exported(config, trained, tmp_path_factory):
     # More than there are classes: all of them.
     assert export(config, directory, top_k=1000) == str(directory)
     return str(directory)
-
-
-@pytest.fixture(scope="module")
-def validation(config):
-    """Encoded images and labels in the order of evaluation: a record of each shard in turn."""
-    paths = read_info(config).splits["validation"].paths
-    shards = [[decode_example(record) for record in read_records(path)] for path in paths]
-    examples = [e for turn in itertools.zip_longest(*shards) for e in turn if e is not None]
-    labels = [int(example[LABEL][0]) for example in examples]
-    return [bytes(example[ENCODED][0]) for example in examples], labels
 
 
 def serve(directory, encoded):
@@ -82,17 +33,10 @@ def by_class(classes, probabilities):
     return np.take_along_axis(probabilities, np.argsort(classes, axis=1), axis=1)
 
 
-def evaluated(model, config, labels):
-    """Probabilities of the validation images, by evaluation's own pipeline."""
-    padded = -(-len(labels) // config.batch_size) * config.batch_size
-    order = [label for _, some, _ in make_dataset(config, "validation") for label in some.numpy()]
-    assert order == labels + [-1] * (padded - len(labels))
-    steps = padded // config.batch_size
-    return model.predict(make_dataset(config, "validation"), steps=steps, verbose=0)[: len(labels)]
-
-
-def test_served_probabilities_are_those_of_evaluation(config, trained, twin, exported, validation):
-    encoded, labels = validation
+def test_served_probabilities_are_those_of_evaluation(
+    exported, validation, evaluated, evaluated_in_bfloat16
+):
+    encoded, _ = validation
     assert len(encoded) == 359
     classes, names, probabilities = serve(exported, encoded)
     assert classes.shape == names.shape == probabilities.shape == (359, 10)
@@ -100,12 +44,10 @@ def test_served_probabilities_are_those_of_evaluation(config, trained, twin, exp
     assert (np.diff(probabilities) <= 0).all()
     assert (names == classes.astype("S")).all()  # digits are called what they are
     served = by_class(classes, probabilities)
-    expected = evaluated(twin, config.replace(precision="float32"), labels)
-    np.testing.assert_allclose(served, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(served, evaluated, rtol=0, atol=1e-5)
     # It is float32 inside: rounding to bfloat16 is seen.
-    rounded = evaluated(trained, config, labels)
-    assert 1e-4 < np.abs(served - rounded).max() < 0.3
-    assert expected.std(axis=0).min() > 0.01  # it has learnt something
+    assert 1e-4 < np.abs(served - evaluated_in_bfloat16).max() < 0.3
+    assert evaluated.std(axis=0).min() > 0.01  # it has learnt something
 
 
 ALONE = """
@@ -165,11 +107,75 @@ def test_export_of_a_model_is_that_of_its_checkpoint(trained, exported, validati
         np.testing.assert_array_equal(part, expected[:, :3])
 
 
-def test_signature(exported):
+def test_signatures(exported):
     signatures = tf.saved_model.load(exported).signatures
-    assert list(signatures) == ["serving_default"]
-    (spec,) = signatures["serving_default"].structured_input_signature[1].values()
-    assert (spec.name, spec.dtype, spec.shape.as_list()) == ("images", tf.string, [None])
+    assert set(signatures) == {"serving_default", "features", "pixels"}
+    for name in ("serving_default", "features"):
+        (spec,) = signatures[name].structured_input_signature[1].values()
+        assert (spec.name, spec.dtype, spec.shape.as_list()) == ("images", tf.string, [None])
+    (spec,) = signatures["pixels"].structured_input_signature[1].values()
+    assert (spec.name, spec.dtype, spec.shape.as_list()) == ("pixels", tf.uint8, [None, 16, 16, 3])
+    assert signatures["features"].structured_outputs["features"].shape.as_list() == [None, 64]
+
+
+def test_features_feed_the_last_layer(exported, twin, validation, evaluated):
+    """So that its weights make the logits of them."""
+    loaded = tf.saved_model.load(exported)
+    answers = loaded.signatures["features"](images=tf.constant(validation[0]))
+    assert answers["features"].dtype == tf.float32
+    assert set(answers["error"].numpy()) == {b""}
+    kernel, bias = twin.layers[-1].layers[-1].weights
+    probabilities = tf.nn.softmax(answers["features"] @ kernel + bias)
+    np.testing.assert_allclose(probabilities, evaluated, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "channels"), [("resnet18", 512), ("alexnet_bn", 4096)])
+def test_features_of_other_networks(name, channels):
+    network = models.build(name, 3, (64, 64, 3))
+    features = models.features(network)
+    assert features.shape.as_list() == [None, channels]
+    assert network.layers[-1].input is features
+
+
+def test_images_that_are_none(exported, validation):
+    """Each is told of by itself, and the others of its batch are answered."""
+    good = validation[0][:4]
+    batch = [good[0], b"", good[1], b"no image", good[2][:200], good[2], good[3]]
+    bad = np.array([False, True, False, True, True, False, False])
+    loaded = tf.saved_model.load(exported)
+    expected = loaded.signatures["serving_default"](images=tf.constant(good))
+    answers = loaded.signatures["serving_default"](images=tf.constant(batch))
+    for name in ("classes", "labels"):
+        np.testing.assert_array_equal(answers[name].numpy()[~bad], expected[name])
+    np.testing.assert_allclose(
+        answers["probabilities"].numpy()[~bad], expected["probabilities"], rtol=0, atol=1e-6
+    )
+    assert answers["error"].numpy().tolist() == [NO_IMAGE.encode() if b else b"" for b in bad]
+    assert (answers["classes"].numpy()[bad] == -1).all()
+    assert (answers["labels"].numpy()[bad] == b"").all()
+    assert (answers["probabilities"].numpy()[bad] == 0).all()
+    answers = loaded.signatures["features"](images=tf.constant(batch))
+    features = answers["features"].numpy()
+    assert (features[bad] == 0).all()
+    assert features[~bad].any(axis=1).all()
+    assert answers["error"].numpy().tolist() == [NO_IMAGE.encode() if b else b"" for b in bad]
+
+
+def test_a_batch_of_nothing_good(exported):
+    classify = tf.saved_model.load(exported).signatures["serving_default"]
+    assert (classify(images=tf.constant([b"", b"x"]))["classes"].numpy() == -1).all()
+
+
+def test_pixels_are_answered_in_the_order_of_classes(config, trained, exported, validation):
+    with serving_module(trained) as module:
+        pixels, _ = module.prepare(tf.constant(validation[0][:9]))
+    loaded = tf.saved_model.load(exported)
+    answers = loaded.signatures["pixels"](pixels=pixels)
+    classes, _, probabilities = serve(exported, validation[0][:9])
+    np.testing.assert_allclose(
+        answers["probabilities"], by_class(classes, probabilities), rtol=0, atol=1e-6
+    )
+    assert answers["features"].shape == [9, 64]
 
 
 def test_labels_have_names(twin, validation, tmp_path):

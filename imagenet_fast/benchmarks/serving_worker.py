@@ -1,0 +1,177 @@
+"""A program that has an exported model answer images, in one format's runtime and nothing else.
+
+Its input and output are lines of JSON. The first one in is the job, an object that
+:func:`main` describes; the answer has ``versions`` of packages and ``memory``, bytes that the
+program takes before the model is loaded. After that each line in is a number of images to answer,
+in batches: from the first one on, and from the first one again where they end. The answer has
+``seconds`` of each batch, ``cpu_seconds`` of all together, the best ``classes`` of each image and
+their ``probabilities``, and ``peak_memory``, the most bytes that the program has taken so far.
+Reading images from files is not timed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from imagenet_fast.benchmarks.input_worker import end_with_parent
+
+BEST = 5
+ENCODED = "encoded"
+PIXELS = "pixels.npy"
+
+# Probabilities of a batch, [batch, classes]; or the best classes and their probabilities.
+Answer = Callable[[Any], "np.ndarray | tuple[np.ndarray, np.ndarray]"]
+
+
+def main() -> None:
+    """Answers each line of the input.
+
+    The job has ``runtime``, one of :data:`RUNTIMES`; ``path`` of the model; ``images``, a directory
+    with ``pixels.npy`` and the folder ``encoded``; ``count`` of these images; ``batch_size``; and
+    ``threads``.
+    """
+    # So that this process and its threads can be made to stand still.
+    os.setpgid(0, 0)
+    end_with_parent()
+    job = json.loads(sys.stdin.readline())
+    module, package, read, load = RUNTIMES[job["runtime"]]
+    importlib.import_module(module)
+    versions = {package: importlib.metadata.version(package)}
+    memory = _memory("VmRSS")
+    answer = load(job["path"], job["threads"])
+    _tell({"versions": versions, "memory": memory})
+    for line in sys.stdin:
+        numbers = [number % job["count"] for number in range(json.loads(line))]
+        result = _serve(answer, read, job["images"], numbers, job["batch_size"])
+        _tell({**result, "peak_memory": _memory("VmHWM")})
+
+
+def read_encoded(directory: str, numbers: Sequence[int]) -> list[bytes]:
+    """Returns some of the images as they are in their files."""
+    return [pathlib.Path(directory, ENCODED, str(number)).read_bytes() for number in numbers]
+
+
+def read_pixels(directory: str, numbers: Sequence[int]) -> np.ndarray:
+    """Returns some of the images prepared, uint8 [count, size, size, 3]."""
+    return np.load(pathlib.Path(directory, PIXELS), mmap_mode="r")[np.asarray(numbers)]
+
+
+def tensorflow_encoded(path: str, threads: int) -> Answer:
+    """Loads a SavedModel to answer encoded images."""
+    tf, signatures = _saved_model(path, threads)
+    classify = signatures["serving_default"]
+
+    def answer(images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        answers = classify(images=tf.constant(images))
+        return answers["classes"].numpy(), answers["probabilities"].numpy()
+
+    return answer
+
+
+def tensorflow_pixels(path: str, threads: int) -> Answer:
+    """Loads a SavedModel to answer prepared images."""
+    tf, signatures = _saved_model(path, threads)
+    classify = signatures["pixels"]
+    return lambda pixels: classify(pixels=tf.constant(pixels))["probabilities"].numpy()
+
+
+def onnx(path: str, threads: int) -> Answer:
+    """Loads an ONNX file."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    return lambda pixels: session.run(["probabilities"], {"pixels": pixels})[0]
+
+
+def tflite(path: str, threads: int) -> Answer:
+    """Loads a TFLite file."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    classify = Interpreter(path, num_threads=threads).get_signature_runner()
+    return lambda pixels: classify(pixels=pixels)["probabilities"]
+
+
+# By name: the module and the package that are the runtime, what reads images, and what loads.
+RUNTIMES = {
+    "tensorflow_encoded": ("tensorflow", "tensorflow", read_encoded, tensorflow_encoded),
+    "tensorflow_pixels": ("tensorflow", "tensorflow", read_pixels, tensorflow_pixels),
+    "onnx": ("onnxruntime", "onnxruntime", read_pixels, onnx),
+    "tflite": ("ai_edge_litert.interpreter", "ai-edge-litert", read_pixels, tflite),
+}
+
+
+def _saved_model(path: str, threads: int) -> tuple[Any, Any]:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    signatures = tf.saved_model.load(path).signatures
+    return tf, signatures
+
+
+def _serve(
+    answer: Answer,
+    read: Callable[[str, Sequence[int]], Any],
+    directory: str,
+    numbers: Sequence[int],
+    batch_size: int,
+) -> dict[str, Any]:
+    seconds, cpu_seconds = [], 0.0
+    classes, probabilities = [], []
+    for begin in range(0, len(numbers), batch_size):
+        batch = read(directory, numbers[begin : begin + batch_size])
+        start, cpu_start = time.perf_counter(), time.process_time()
+        answers = answer(batch)
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds += time.process_time() - cpu_start
+        best, shares = answers if isinstance(answers, tuple) else best_classes(answers)
+        classes += best.tolist()
+        probabilities += shares.tolist()
+    return {
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "classes": classes,
+        "probabilities": probabilities,
+    }
+
+
+def best_classes(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the best classes of each image, best first, and their probabilities.
+
+    Args:
+      probabilities: float [images, classes].
+    """
+    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :BEST]
+    return best, np.take_along_axis(probabilities, best, axis=1)
+
+
+def _memory(field: str) -> int:
+    """Returns bytes of memory of this process, as Linux counts them; 0 where it is not Linux.
+
+    ``getrusage`` would count the process that has started this one, too.
+    """
+    status = pathlib.Path("/proc/self/status")
+    if not status.exists():
+        return 0
+    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[1])
+
+
+def _tell(value: Any) -> None:
+    print(json.dumps(value), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""From a trained model to an ONNX or a TFLite file that takes prepared images.
+
+Both have the input ``pixels``, uint8 [batch, image_size, image_size, 3], of images as
+:func:`~imagenet_fast.serving.prepare.prepare_image` prepares them, and the outputs
+``probabilities``, float32 [batch, classes], and ``features``, float32 [batch, channels], which are
+those of the SavedModel's signature ``pixels``. Normalization is inside; decoding is not, since the
+formats have no decoders of JPEGs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pathlib
+import zipfile
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.errors import UserError
+from imagenet_fast.serving.module import serving_module
+from imagenet_fast.training.classifier import Classifier
+
+# Under it both kinds of files hold the model's description.
+DESCRIPTION = "imagenet_fast"
+
+
+def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
+    """Writes an ONNX file.
+
+    ``imagenet_fast`` among its metadata is JSON with ``labels``, the classes' names, and
+    ``preparation``, the arguments of ``prepare_image`` after the image.
+
+    Args:
+      source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
+        ``build_model``.
+      path: the file to write; it must not exist.
+
+    Returns:
+      ``path``.
+
+    Raises:
+      UserError: if tf2onnx is not installed, there is no checkpoint, or ``path`` exists or cannot
+        be written.
+    """
+    try:
+        import onnx
+        import tf2onnx
+    except ImportError as error:
+        raise UserError(
+            f"ONNX files need tf2onnx ({error}): pip install 'imagenet_fast[serving]'"
+        ) from None
+    path = _new_file(path)
+    with serving_module(source) as module:
+        model, _ = tf2onnx.convert.from_function(
+            module.classify_pixels, input_signature=module.classify_pixels.input_signature
+        )
+        onnx.helper.set_model_props(model, {DESCRIPTION: module.description})
+    # tf2onnx calls the first dimension of each something else.
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return _write(path, model.SerializeToString())
+
+
+def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
+    """Writes a TFLite file, of float32 weights.
+
+    It is a zip file at the same time, and in it ``imagenet_fast.json`` has ``labels``, the classes'
+    names, and ``preparation``, the arguments of ``prepare_image`` after the image.
+
+    Args:
+      source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
+        ``build_model``.
+      path: the file to write; it must not exist.
+
+    Returns:
+      ``path``.
+
+    Raises:
+      UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
+    """
+    path = _new_file(path)
+    with serving_module(source) as module:
+        function = module.classify_pixels.get_concrete_function()
+        converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
+        content = io.BytesIO(converter.convert())
+        # Interpreters do not look behind the model's end.
+        with zipfile.ZipFile(content, "a") as archive:
+            archive.writestr(f"{DESCRIPTION}.json", module.description)
+    return _write(path, content.getvalue())
+
+
+def _new_file(path: str | os.PathLike[str]) -> pathlib.Path:
+    path = pathlib.Path(path)
+    if path.exists():
+        raise UserError(f"{path} exists already; remove it, or export to another file")
+    return path
+
+
+def _write(path: pathlib.Path, content: bytes) -> str:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    return str(path)

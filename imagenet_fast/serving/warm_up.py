@@ -1,0 +1,85 @@
+"""Requests inside a SavedModel that TensorFlow Serving answers before it says that it is ready.
+
+The file is a TFRecord of ``PredictionLog`` messages. Of these and of the messages inside, only the
+few fields that are needed are written here, by hand: the package that has them all,
+``tensorflow-serving-api``, asks for the package ``tensorflow``, which must not be installed where
+another build stands for it, as on TPU VMs.
+"""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+from PIL import Image
+from tensorflow.core.framework import tensor_pb2
+
+FILE = pathlib.PurePath("assets.extra", "tf_serving_warmup_requests")
+
+# Numbers of fields, of tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+_LOG_PREDICT_LOG = 6
+_PREDICT_LOG_REQUEST = 1
+_REQUEST_MODEL_SPEC = 1
+_REQUEST_INPUTS = 2
+_SPEC_SIGNATURE_NAME = 3
+# Of each entry of a map.
+_KEY, _VALUE = 1, 2
+# Of what is written as its length and its bytes: text, and messages.
+_LENGTH_DELIMITED = 2
+
+Inputs = Mapping[str, tensor_pb2.TensorProto]
+
+
+def write_warm_up_requests(
+    directory: str | pathlib.Path, requests: Mapping[str, Inputs]
+) -> pathlib.Path:
+    """Writes the requests into a SavedModel.
+
+    Args:
+      directory: of the SavedModel.
+      requests: the inputs by name, by the signature that they are for.
+
+    Returns:
+      The file.
+
+    Raises:
+      OSError: if it cannot be written.
+    """
+    path = pathlib.Path(directory, FILE)
+    path.parent.mkdir()
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for signature, inputs in requests.items():
+            file.write(_prediction_log(signature, inputs))
+    return path
+
+
+def synthetic_jpeg(size: int) -> bytes:
+    """Returns a JPEG, ``size`` pixels high and wide, with something to decode in it."""
+    pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+def _prediction_log(signature: str, inputs: Inputs) -> bytes:
+    request = _field(_REQUEST_MODEL_SPEC, _field(_SPEC_SIGNATURE_NAME, signature.encode()))
+    for name, tensor in inputs.items():
+        entry = _field(_KEY, name.encode()) + _field(_VALUE, tensor.SerializeToString())
+        request += _field(_REQUEST_INPUTS, entry)
+    return _field(_LOG_PREDICT_LOG, _field(_PREDICT_LOG_REQUEST, request))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """Encodes a field of text or of a message, as Protocol Buffers do."""
+    return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(content)) + content
+
+
+def _varint(value: int) -> bytes:
+    """Encodes a number in groups of seven bits, the lowest first; all but the last are marked."""
+    groups = [value & 0x7F]
+    while value := value >> 7:
+        groups.append(value & 0x7F)
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

@@ -1,0 +1,77 @@
+"""A trained network, and what evaluation says of each validation image."""
+
+import itertools
+
+import pytest
+
+from imagenet_fast import Config, build_model, make_dataset
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, restore_weights
+
+
+@pytest.fixture(scope="session")
+def config(digits, tmp_path_factory):
+    return Config(
+        data_dir=digits,
+        model_dir=str(tmp_path_factory.mktemp("export") / "run"),
+        model="resnet8",
+        image_size=16,
+        train_crop="none",
+        flip=False,
+        pixel_mean=(77.9, 77.9, 77.9),
+        pixel_std=(95.9, 95.9, 95.9),
+        batch_size=32,
+        learning_rate_batch=32,
+        warmup="0 steps",
+        precision="mixed_bfloat16",
+        strategy="one_device",
+    )
+
+
+@pytest.fixture(scope="session")
+def trained(config):
+    """A model trained in bfloat16, of which a checkpoint is there."""
+    model = build_model(config)
+    model.fit(make_dataset(config, "train"), epochs=2, verbose=0)
+    claim_model_dir(config, model.labels)
+    Checkpoints(model, config).save(88, {"step": 88})
+    return model
+
+
+@pytest.fixture(scope="session")
+def twin(config, trained):
+    """The same weights in float32."""
+    model = build_model(config.replace(precision="float32"))
+    restore_weights(model, config.model_dir)
+    return model
+
+
+@pytest.fixture(scope="session")
+def validation(config):
+    """Encoded images and labels in the order of evaluation: a record of each shard in turn."""
+    paths = read_info(config).splits["validation"].paths
+    shards = [[decode_example(record) for record in read_records(path)] for path in paths]
+    examples = [e for turn in itertools.zip_longest(*shards) for e in turn if e is not None]
+    labels = [int(example[LABEL][0]) for example in examples]
+    return [bytes(example[ENCODED][0]) for example in examples], labels
+
+
+@pytest.fixture(scope="session")
+def evaluated(config, twin, validation):
+    """Probabilities of the validation images, float32 [359, 10], by evaluation's own pipeline."""
+    return evaluate(twin, config.replace(precision="float32"), validation[1])
+
+
+@pytest.fixture(scope="session")
+def evaluated_in_bfloat16(config, trained, validation):
+    """The same as the model was trained."""
+    return evaluate(trained, config, validation[1])
+
+
+def evaluate(model, config, labels):
+    padded = -(-len(labels) // config.batch_size) * config.batch_size
+    order = [label for _, some, _ in make_dataset(config, "validation") for label in some.numpy()]
+    assert order == labels + [-1] * (padded - len(labels))
+    steps = padded // config.batch_size
+    return model.predict(make_dataset(config, "validation"), steps=steps, verbose=0)[: len(labels)]

@@ -1,0 +1,101 @@
+"""Images prepared by Pillow and numpy are those that evaluation sees."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.data.decode import evaluation_image
+from imagenet_fast.serving.prepare import prepare_image
+
+
+def encoded(width, height, form="PNG", mode="RGB", **options):
+    """An image whose pixels all differ from their neighbours, but not by much."""
+    noise = np.random.default_rng(0).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), "uint8")
+    image = Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+def both(data, **options):
+    """The image by Pillow and by TensorFlow, as int."""
+    config = Config(
+        image_size=options["size"],
+        eval_crop_fraction=options["crop_fraction"],
+        resize_method=options["resize_method"],
+    )
+    found, expected = prepare_image(data, **options), evaluation_image(data, config).numpy()
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    return found.astype(int), expected.astype(int)
+
+
+@pytest.mark.parametrize("resize_method", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop_fraction", [0.875, 1.0, 0.301])
+@pytest.mark.parametrize(("width", "height"), [(80, 61), (45, 200), (32, 32), (7, 5), (1, 1)])
+def test_pixels(width, height, crop_fraction, resize_method):
+    data = encoded(width, height)
+    options = {"crop_fraction": crop_fraction, "resize_method": resize_method}
+    for size in (32, 100):
+        found, expected = both(data, size=size, **options)
+        assert np.abs(found - expected).max() <= 1
+        assert (found != expected).mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [
+        ("JPEG", {"quality": 90, "subsampling": 0}),
+        ("JPEG", {"quality": 90, "mode": "L"}),
+        ("JPEG", {"quality": 90, "progressive": True, "subsampling": 0}),
+        ("PNG", {"mode": "L"}),
+        ("PNG", {"mode": "P"}),
+    ],
+)
+def test_kinds(form, options):
+    found, expected = both(
+        encoded(90, 70, form, **options), size=48, crop_fraction=0.875, resize_method="bilinear"
+    )
+    assert np.abs(found - expected).max() <= 1
+    assert (found != expected).mean() < 1e-3
+
+
+def test_only_the_edges_of_coarse_colours_differ():
+    data = encoded(150, 130, "JPEG", quality=90, subsampling=2)
+    found, expected = both(data, size=96, crop_fraction=0.875, resize_method="bilinear")
+    assert (found != expected)[3:-3, 3:-3].mean() < 1e-3
+
+
+def test_bad_images():
+    data = encoded(40, 30, "JPEG")
+    for bad in (b"", b"no image", data[: len(data) // 2]):
+        with pytest.raises(UserError, match="not a whole image: "):
+            prepare_image(bad, 32)
+
+
+ALONE = """
+import json, sys
+from imagenet_fast.serving.prepare import prepare_image
+image = prepare_image(open(sys.argv[1], "rb").read(), 16)
+print(json.dumps([image.shape, sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+
+def test_it_needs_no_tensorflow(tmp_path, run_python):
+    (tmp_path / "image.png").write_bytes(encoded(20, 20))
+    shape, modules = json.loads(run_python(["-c", ALONE, tmp_path / "image.png"]).stdout)
+    assert shape == [16, 16, 3]
+    assert not {"tensorflow", "tf_keras", "keras"} & set(modules)
+
+
+def test_tensorflow_calls_the_same_images_bad():
+    config = Config(image_size=32)
+    data = encoded(40, 30, "PNG")
+    with pytest.raises(tf.errors.OpError):
+        evaluation_image(data[: len(data) // 2], config)
+    with pytest.raises(UserError):
+        prepare_image(data[: len(data) // 2], 32)
