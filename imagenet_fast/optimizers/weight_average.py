@@ -41,6 +41,12 @@ class WeightAverage:
             change = (1 - self._decay) * (variable.read_value() - average.read_value())
             average.assign_add(tf.cast(change, average.dtype))
 
+    def restart(self) -> None:
+        """Begins anew at the present values; outside of replicas."""
+        for average, variable in zip(self.averages, self._variables):
+            for own, value in zip(_copies(average), _copies(variable)):
+                own.assign(value.read_value())
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """The variables hold the averages inside, and afterwards, to the bit, what they held.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -26,6 +27,7 @@ from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 from imagenet_fast.optimizers.names import make_optimizer
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
 
@@ -53,12 +55,16 @@ _DECAYED_ROLES = {
 def build_model(config: Config) -> Classifier:
     """Returns the model that ``config`` describes, compiled, made in its strategy's scope.
 
-    The same seed gives the same weights, whatever the strategy.
+    The same seed gives the same weights, whatever the strategy; or they begin as
+    ``initial_weights`` says.
 
     Raises:
-      UserError: if the data, the hardware or the model's options cannot be used.
+      UserError: if the data, the hardware, the initial weights or the model's options cannot be
+        used.
     """
     model = build_for_evaluation(config)
+    if config.initial_weights:
+        print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
     with model.distribute_strategy.scope():
         if model.mixer is not None:
             _check_partners(config)
@@ -110,6 +116,8 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
             batch_norm_group_size=_batch_norm_group_size(config),
             **_model_options(config),
         )
+        if config.freeze_through:
+            freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
         model = Classifier(

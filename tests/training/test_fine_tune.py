@@ -1,0 +1,214 @@
+"""Training that starts from weights of before."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from small_config import SMALL
+
+from imagenet_fast import Config, UserError, build_model, export, make_dataset, models
+from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.fine_tune import freeze, network_of
+
+# Those of synthetic data.
+CLASSES = tuple(map(str, range(10)))
+HEAD = ("logits/kernel:0", "logits/bias:0")
+
+
+def values(model):
+    return {variable.name: variable.numpy() for variable in network_of(model).variables}
+
+
+def assert_same(found, expected, but=()):
+    assert found.keys() == expected.keys()
+    differing = [name for name in found if not np.array_equal(found[name], expected[name])]
+    assert sorted(differing) == sorted(but)
+
+
+def make_run(directory, **changes):
+    """Writes a run whose weights no seed gives, and returns its model."""
+    config = SMALL.replace(model_dir=str(directory), **changes)
+    model = build_classifier(config, CLASSES)
+    model.compile(optimizer="sgd")
+    random = np.random.RandomState(0)
+    for variable in model.weights:
+        variable.assign(random.uniform(0.5, 1.0, variable.shape))
+    claim_model_dir(config, CLASSES)
+    Checkpoints(model, config).save(1, {})
+    return model
+
+
+@dataclasses.dataclass
+class Source:
+    path: str
+    values: dict
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run")
+    return Source(str(directory), values(make_run(directory)))
+
+
+@pytest.fixture(scope="module", params=["run", "export"])
+def source(request, run, tmp_path_factory):
+    """A run, or what was exported of it."""
+    if request.param == "run":
+        return run
+    exported = tmp_path_factory.mktemp("exported") / "model"
+    return Source(export(SMALL.replace(model_dir=run.path), exported), run.values)
+
+
+def test_weights_begin_as_those_of_the_source(source, capfd):
+    model = build_model(SMALL.replace(initial_weights=source.path))
+    assert_same(values(model), source.values)
+    assert f"weights begin as those of {source.path}, with the last layer" in capfd.readouterr().err
+
+
+def test_last_layer_is_new_where_the_classes_are_others(source, capfd):
+    model = build_model(SMALL.replace(initial_weights=source.path, num_classes=7))
+    found = values(model)
+    fresh = values(build_model(SMALL.replace(num_classes=7)))
+    assert_same(found, {**source.values, **{name: fresh[name] for name in HEAD}})
+    assert "but for the last layer, logits" in capfd.readouterr().err
+
+
+def test_as_many_other_classes_are_not_the_same(tmp_path):
+    labels = tuple(f"kind {i}" for i in range(10))
+    config = SMALL.replace(model_dir=str(tmp_path))
+    model = build_classifier(config, labels)
+    model.compile(optimizer="sgd")
+    claim_model_dir(config, labels)
+    Checkpoints(model, config).save(1, {})
+    before = values(model)
+    after = values(build_model(SMALL.replace(initial_weights=str(tmp_path), seed=1)))
+    kernels = [name for name in after if name.endswith("kernel:0") and name not in HEAD]
+    assert len(kernels) > 5
+    for name in kernels:
+        np.testing.assert_array_equal(after[name], before[name])
+    assert not np.array_equal(after[HEAD[0]], before[HEAD[0]])
+
+
+def test_precision_and_devices_make_no_difference(run):
+    config = SMALL.replace(
+        initial_weights=run.path, precision="mixed_bfloat16", batch_size=64, accumulation_steps=2
+    )
+    assert_same(values(build_model(config)), run.values)
+
+
+def test_averaged_weights_are_taken_and_the_new_average_begins_with_them(tmp_path):
+    before = make_run(tmp_path, ema_decay=0.9)
+    with before.averaged_weights():
+        averaged = values(before)
+    assert not np.array_equal(averaged[HEAD[0]], values(before)[HEAD[0]])
+    model = build_model(SMALL.replace(initial_weights=str(tmp_path), ema_decay=0.5))
+    assert_same(values(model), averaged)
+    with model.averaged_weights():
+        assert_same(values(model), averaged)
+
+
+@pytest.mark.parametrize("through", ["stem", "stage1", "stage3"])
+def test_frozen_layers_stay_to_the_bit_with_their_batch_norm(run, through):
+    config = SMALL.replace(initial_weights=run.path, freeze_through=through, duration="2 steps")
+    model = build_model(config)
+    before = values(model)
+    model.fit(make_dataset(config, "train"), steps_per_epoch=2, epochs=1, verbose=0)
+    after = values(model)
+    changed = {name for name in after if not np.array_equal(after[name], before[name])}
+    parts = ["stem", "stage1", "stage2", "stage3"]
+    frozen = tuple(f"{part}_" for part in parts[: parts.index(through) + 1])
+    assert changed == {name for name in before if not name.startswith(frozen)}
+    assert not any(v.name.startswith(frozen) for v in model.trainable_variables)
+
+
+def test_frozen_run_is_evaluated_and_exported_like_any_other(run, tmp_path):
+    config = SMALL.replace(initial_weights=run.path, freeze_through="stage2")
+    model = build_model(config)
+    assert export(model, tmp_path / "exported")
+
+
+@pytest.mark.parametrize("through", ["stage4", "stag", "block1"])
+def test_unknown_layers_are_named_with_those_that_exist(through):
+    network = models.build("resnet8", 10, (16, 16, 3))
+    with pytest.raises(UserError, match=r"stem, stage1, stage2, stage3"):
+        freeze(network, through)
+
+
+def test_nothing_left_to_train_is_an_error():
+    with pytest.raises(UserError, match="leaves nothing of resnet8 to train"):
+        freeze(models.build("resnet8", 10, (16, 16, 3)), "logits")
+
+
+def test_alexnet_is_frozen_by_the_names_of_its_layers():
+    network = models.build("alexnet_bn", 10, (64, 64, 3))
+    freeze(network, "pool2")
+    trained = {variable.name.split("/")[0] for variable in network.trainable_variables}
+    assert trained == {"conv3", "bn3", "conv4", "bn4", "conv5", "bn5", "fc6", "fc7", "logits"}
+
+
+def test_random_weights_are_not_frozen():
+    with pytest.raises(UserError, match="give --initial_weights"):
+        Config(freeze_through="stem")
+
+
+def test_what_holds_no_weights_is_named(tmp_path):
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(UserError, match=f"{path} is neither"):
+            build_model(SMALL.replace(initial_weights=str(path)))
+
+
+def test_savedmodel_of_others_is_named(tmp_path):
+    keras.Sequential([keras.layers.Dense(1, input_shape=(2,))]).save(tmp_path / "other")
+    with pytest.raises(UserError, match="is not a SavedModel that `export` wrote"):
+        build_model(SMALL.replace(initial_weights=str(tmp_path / "other")))
+
+
+def test_another_network_is_an_error_and_nothing_is_set(run):
+    config = SMALL.replace(initial_weights=run.path, model="resnet14")
+    with pytest.raises(UserError, match="another network than resnet14: kernel of stage1_block2"):
+        build_model(config)
+
+
+# --- Keras applications
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """Their ResNet-50 with random weights and statistics, and its file."""
+    keras.utils.set_random_seed(3)
+    network = keras.applications.ResNet50(weights=None, classes=10, input_shape=(64, 64, 3))
+    path = tmp_path_factory.mktemp("keras") / "weights.h5"
+    network.save_weights(path)
+    return network, str(path)
+
+
+KERAS = {
+    "model": "resnet50",
+    "stride_on_1x1": True,
+    "batch_norm_epsilon": 1.001e-5,
+    "image_size": 64,
+    "pixel_mean": (123.68, 116.779, 103.939),
+}
+
+
+@pytest.mark.parametrize("deviations", [(1.0, 1.0, 1.0), (58.0, 57.0, 56.0)])
+def test_features_are_those_of_keras_applications(theirs, deviations):
+    """From pixels in the order red, green, blue, whatever they are divided by."""
+    network, path = theirs
+    config = SMALL.replace(initial_weights=path, pixel_std=deviations, **KERAS)
+    model = build_model(config)
+    pixels = np.random.RandomState(0).randint(0, 256, (2, 64, 64, 3)).astype(np.uint8)
+    prepared = keras.applications.resnet50.preprocess_input(pixels.astype(np.float32))
+    expected = keras.Model(network.input, network.get_layer("avg_pool").output)(prepared).numpy()
+    own = network_of(model)
+    features = keras.Model(own.input, own.get_layer("global_pool").output)
+    normalized = model.get_layer("normalize")(pixels)
+    np.testing.assert_allclose(features(normalized).numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_keras_applications_need_their_mean(theirs):
+    config = SMALL.replace(initial_weights=theirs[1], **{**KERAS, "pixel_mean": (0.0, 0.0, 0.0)})
+    with pytest.raises(UserError, match=r"--pixel_mean=123\.68,116\.779,103\.939"):
+        build_model(config)
