@@ -12,7 +12,7 @@ COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
     "train": "train a model, or go on with a run",
     "evaluate": "measure the accuracy of a trained model",
-    "export": "write a SavedModel that takes encoded images",
+    "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
     "input-server": "read and decode images for training on other machines",
