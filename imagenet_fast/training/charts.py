@@ -34,30 +34,30 @@ COLORS = {
 }
 
 # Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
-_SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
+SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
 
-_MATPLOTLIB = {
+STYLE = {
     "axes.axisbelow": True,
-    "axes.edgecolor": _SENTINELS["grid"],
-    "axes.labelcolor": _SENTINELS["muted"],
+    "axes.edgecolor": SENTINELS["grid"],
+    "axes.labelcolor": SENTINELS["muted"],
     "axes.labelsize": 9,
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.xmargin": 0.015,
     "font.family": ["DejaVu Sans"],
-    "grid.color": _SENTINELS["grid"],
+    "grid.color": SENTINELS["grid"],
     "grid.linewidth": 0.6,
     "lines.solid_capstyle": "round",
     "lines.solid_joinstyle": "round",
     "svg.fonttype": "none",
     # Else the ids of clip paths are random, and a page never the same twice.
     "svg.hashsalt": "imagenet_fast",
-    "xtick.color": _SENTINELS["muted"],
+    "xtick.color": SENTINELS["muted"],
     "xtick.labelsize": 9,
     "xtick.major.pad": 6,
     "xtick.major.size": 0,
-    "ytick.color": _SENTINELS["muted"],
+    "ytick.color": SENTINELS["muted"],
     "ytick.labelsize": 9,
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
@@ -120,8 +120,8 @@ class Chart:
         drawn = self._drawn(rows)
         if not drawn:
             return ""
-        with matplotlib.style.context(["default", _MATPLOTLIB]):
-            picture = _svg(self._figure(drawn))
+        with matplotlib.style.context(["default", STYLE]):
+            picture = page_svg(self._figure(drawn))
         label = html.escape(f"{self.title} by epoch")
         return (
             f'<figure><figcaption><h2>{html.escape(self.title)}</h2><p class="keys">'
@@ -137,16 +137,16 @@ class Chart:
           title: written above.
         """
         # Letters as outlines: they look the same wherever the file is opened.
-        style = ["default", _MATPLOTLIB, {"svg.fonttype": "path"}]
+        style = ["default", STYLE, {"svg.fonttype": "path"}]
         with matplotlib.style.context(style):
             figure = self._figure(self._drawn(rows))
-            color = _SENTINELS["muted"]
+            color = SENTINELS["muted"]
             figure.suptitle(title, x=0.02, ha="left", fontsize=9, color=color)
             figure.axes[0].set_ylabel(self.title.lower())
             file = io.StringIO()
             figure.savefig(file, format="svg", metadata={"Date": None})
         text = file.getvalue()
-        for name, sentinel in _SENTINELS.items():
+        for name, sentinel in SENTINELS.items():
             text = text.replace(sentinel, COLORS[name][0])
         return text
 
@@ -160,7 +160,7 @@ class Chart:
         for curve, epochs, values in drawn:
             _draw(axes, curve, epochs, values)
         if self.level is not None:
-            axes.axhline(self.level, color=_SENTINELS["muted"], lw=0.9, ls=(0, (1.5, 2.5)))
+            axes.axhline(self.level, color=SENTINELS["muted"], lw=0.9, ls=(0, (1.5, 2.5)))
         self._scale(axes, drawn)
         return figure
 
@@ -214,7 +214,7 @@ def is_number(value: Any) -> bool:
 def _draw(axes: Axes, curve: Curve, epochs: np.ndarray, values: np.ndarray) -> None:
     few = len(values) <= _FEW_POINTS
     style = {
-        "color": _SENTINELS[curve.color],
+        "color": SENTINELS[curve.color],
         "ls": (0, (3.5, 2)) if curve.dashed else "-",
         "clip_on": False,
         # Above the axis: a rate can end near 0.
@@ -244,7 +244,7 @@ def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
     return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
 
 
-def _svg(figure: Figure) -> str:
+def page_svg(figure: Figure) -> str:
     """Returns a figure as an SVG element that takes size, font and colors from the page."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -259,6 +259,6 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
     text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
     text = re.sub(r">\s+<", "><", text)
-    for name, color in _SENTINELS.items():
+    for name, color in SENTINELS.items():
         text = text.replace(color, f"var(--{name})")
     return re.sub(r"\s+", " ", text).strip()

@@ -11,6 +11,7 @@ from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.recorder import check_evaluated
 
 
@@ -22,19 +23,21 @@ def evaluate(config: Config) -> dict[str, Any]:
       be read) and ``checkpoint``.
 
     Raises:
-      UserError: if there is no checkpoint, no validation data, or either cannot be used.
+      UserError: if there is no checkpoint, no validation data, or either cannot be used, a shard
+        cannot be read any more, or another worker stops.
     """
-    info = read_info(config)
-    if "validation" not in info.splits:
-        raise UserError(f"{info.name} has no validation shards")
-    model = build_for_evaluation(config)
-    checkpoint = restore_weights(model, config.model_dir)
-    result = model.evaluate(
-        make_dataset(config, "validation"),
-        steps=evaluation_steps(info, config, make_strategy(config)),
-        verbose=0,
-        return_dict=True,
-    )
+    with errors_explained(then="evaluates again"):
+        info = read_info(config)
+        if "validation" not in info.splits:
+            raise UserError(f"{info.name} has no validation shards")
+        model = build_for_evaluation(config)
+        checkpoint = restore_weights(model, config.model_dir)
+        result = model.evaluate(
+            make_dataset(config, "validation"),
+            steps=evaluation_steps(info, config, make_strategy(config)),
+            verbose=0,
+            return_dict=True,
+        )
     result = {name: float(value) for name, value in result.items()}
     check_evaluated(result, info.splits["validation"].examples)
     return {**result, "checkpoint": checkpoint}

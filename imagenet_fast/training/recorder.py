@@ -303,11 +303,15 @@ class ProgressBar:
 
 
 class TensorBoard:
-    """Writes rows as TensorBoard scalars, by the step."""
+    """Writes rows as TensorBoard scalars, by the step, and pictures and texts beside them.
+
+    All goes through one writer of each kind: TensorBoard may never look again at a file that is
+    not the newest of its folder.
+    """
 
     def __init__(self, model_dir: str) -> None:
         self._writers = {
-            kind: tf.summary.create_file_writer(str(pathlib.Path(model_dir, "tensorboard", kind)))
+            kind: tf.summary.create_file_writer(tensorboard_folder(model_dir, kind))
             for kind in ("train", "validation")
         }
 
@@ -318,7 +322,24 @@ class TensorBoard:
                 if name not in ("kind", "step"):
                     tf.summary.scalar(name, value)
 
+    def show_picture(self, kind: str, step: int, name: str, png: bytes) -> None:
+        """Writes a picture, a PNG file, to what is told of ``train`` or ``validation``."""
+        with self._writers[kind].as_default(step=step):
+            tf.summary.image(name, tf.io.decode_png(png, 3)[tf.newaxis])
+        self._writers[kind].flush()
+
+    def show_text(self, kind: str, step: int, name: str, markdown: str) -> None:
+        """Writes a text to what is told of ``train`` or ``validation``."""
+        with self._writers[kind].as_default(step=step):
+            tf.summary.text(name, markdown)
+        self._writers[kind].flush()
+
     def close(self) -> None:
         """Writes what is buffered."""
         for writer in self._writers.values():
             writer.close()
+
+
+def tensorboard_folder(model_dir: str, kind: str) -> str:
+    """Returns where TensorBoard finds what a run tells of ``train`` or ``validation``."""
+    return str(pathlib.Path(model_dir, "tensorboard", kind))

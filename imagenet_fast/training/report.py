@@ -9,7 +9,10 @@ from typing import Any
 
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.durations import Duration
+from imagenet_fast.training import report_images
 from imagenet_fast.training.charts import COLORS, LEARNING_RATE, Chart, Curve, Row, is_number
+from imagenet_fast.training.examination import Examination
+from imagenet_fast.training.input_images import InputImages
 
 FILE = "report.html"
 
@@ -18,7 +21,14 @@ _FEW_EVALUATIONS = 6
 _MISSING = "\u2013"
 
 
-def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
+def render(
+    summary: dict[str, Any],
+    rows: list[Row],
+    config: Config,
+    labels: Sequence[str] = (),
+    inputs: InputImages | None = None,
+    examination: Examination | None = None,
+) -> str:
     """Returns the report of a run as an HTML page without scripts or links to other files.
 
     What is missing (a run without validation data, or stopped before the first row) is left out.
@@ -27,6 +37,9 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
       summary: the run's numbers, as in ``summary.json``; any of them may be None.
       rows: the rows of ``metrics.jsonl``, in order.
       config: the run's options.
+      labels: the name of each class, if there is an image to be shown.
+      inputs: training images as the model sees them.
+      examination: what the model gets wrong.
     """
     name = f"{config.model} on {_data_name(config)}"
     top1 = summary.get("top1")
@@ -43,6 +56,8 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
         _section("Hardware and versions", _table(_environment(summary))),
         "</div>",
         _evaluations(rows),
+        _mistakes(examination, labels),
+        _inputs(inputs, labels),
         _bad_images(summary),
         _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
         _section("Options", _options(config)),
@@ -50,7 +65,8 @@ def render(summary: dict[str, Any], rows: list[Row], config: Config) -> str:
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}{report_images.STYLE}</style>\n"
+        "</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -202,6 +218,29 @@ def _evaluations(rows: list[Row]) -> str:
         f'<table class="numbers"><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>'
         "</details>",
     )
+
+
+def _mistakes(examination: Examination | None, labels: Sequence[str]) -> str:
+    """Confused classes, and the images of which the model was most wrong."""
+    if examination is None:
+        return ""
+    parts = [
+        '<div class="cards">',
+        _section("Confusion matrix", report_images.confusion_matrix(examination, labels)),
+        _section("Most confused classes", report_images.confused_pairs(examination, labels)),
+        "</div>",
+    ]
+    if len(examination.images):
+        content = report_images.worst_mistakes(examination, labels)
+        parts.append(_section("Worst mistakes", content))
+    return "\n".join(parts)
+
+
+def _inputs(inputs: InputImages | None, labels: Sequence[str]) -> str:
+    if inputs is None or not len(inputs.images):
+        return ""
+    content = report_images.input_images(inputs, labels)
+    return _section("Training images as the model sees them", content)
 
 
 def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +16,9 @@ from imagenet_fast import environment
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
+from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import (
     check_same_config,
@@ -34,6 +34,18 @@ from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.examination import examine
+from imagenet_fast.training.exhibits import (
+    forget_examination,
+    keep_examination,
+    keep_inputs,
+    load_examination,
+    load_inputs,
+)
+from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.input_images import make_input_images
+from imagenet_fast.training.mlperf_log import MLPerfLog
+from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.recorder import (
     JsonLines,
     ProgressBar,
@@ -41,14 +53,12 @@ from imagenet_fast.training.recorder import (
     Row,
     TensorBoard,
     read_rows,
+    tensorboard_folder,
 )
 from imagenet_fast.training.schedule import total_steps
+from imagenet_fast.training.stall_watch import StallWatch
 
 SUMMARY_FILE = "summary.json"
-
-# What Python raised inside of a dataset, as TensorFlow tells it.
-_USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
-_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
 def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
@@ -56,8 +66,9 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
 
     A run found there goes on from its last checkpoint, to the same weights as if it had never
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
-    ``report.html``, ``checkpoints/`` and ``tensorboard/``, and ``bad_images.jsonl`` if there are
-    images that cannot be read.
+    ``report.html``, ``checkpoints/`` and ``tensorboard/``, ``input_images.npz`` and
+    ``examination.npz`` unless ``examine`` is off, ``mlperf.log`` if that is asked for, and
+    ``bad_images.jsonl`` if there are images that cannot be read.
 
     Args:
       config: what to train, and how.
@@ -73,11 +84,15 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     """
     if not config.model_dir:
         raise UserError("no place for the results: give --model_dir")
-    with _errors_explained():
+    with errors_explained(then="goes on from the last checkpoint"):
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
-        return _Run(config, info, strategy).train(callbacks)
+        run = _Run(config, info, strategy)
+        try:
+            return run.train(callbacks)
+        finally:
+            run.close()
 
 
 class _Run:
@@ -87,12 +102,19 @@ class _Run:
         self.config, self.info, self.strategy = config, info, strategy
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = total_steps(config, self.steps_per_epoch)
+        if config.profile_steps and config.profile_steps[-1] > self.total_steps:
+            raise UserError(
+                f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
+                f"{self.total_steps} steps"
+            )
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         self.model = build_model(config)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
         self.checkpoints = Checkpoints(self.model, config)
+        shown = is_chief() and config.tensorboard
+        self.board = TensorBoard(config.model_dir) if shown else None
 
     def _steps(self, duration: Any) -> int:
         return duration.steps(self.steps_per_epoch, self.config.batch_size)
@@ -104,7 +126,7 @@ class _Run:
         readers = self._readers(step)
         recorder = Recorder(
             self.clock,
-            readers,
+            [*readers, self.board] if self.board else readers,
             step=step,
             steps_per_epoch=self.steps_per_epoch,
             batch_size=self.config.batch_size,
@@ -118,7 +140,14 @@ class _Run:
         stopper = _StopAtAccuracy(self._reached, recorder)
         # A run that has been stopped at its target stays there.
         last_step = step if self._reached(validation) else self.total_steps
+        profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
+        observers = [observer for observer in (profiler, mlperf_log) if observer]
+        if mlperf_log:
+            mlperf_log.start()
+        watch = StallWatch(self._own_shards())
         try:
+            if step < last_step:
+                self._before_training(step)
             for first_epoch, epochs, first_step, steps in _stretches(
                 step, last_step, self.eval_every, [*map(self._steps, self.config.train_until)]
             ):
@@ -130,17 +159,27 @@ class _Run:
                     initial_epoch=first_epoch,
                     epochs=epochs,
                     steps_per_epoch=steps,
-                    callbacks=[*callbacks, recorder, stopper, saver],
+                    callbacks=[*callbacks, recorder, *observers, stopper, saver, watch],
                     verbose=0,
                     **self._validation(),
                 )
                 if self.model.stop_training:
                     break
+            if mlperf_log:
+                wanted = self.config.stop_at_accuracy
+                reached = self._reached(recorder.validation)
+                mlperf_log.finish(reached if wanted else recorder.step == self.total_steps)
         finally:
-            for reader in readers:
-                reader.close()
-            self.checkpoints.close()
+            watch.close()
+            for teller in (*readers, *observers):
+                teller.close()
         return self._finish(recorder.step)
+
+    def close(self) -> None:
+        """Ends what the run holds open from its beginning to its end."""
+        if self.board:
+            self.board.close()
+        self.checkpoints.close()
 
     def _restore(self) -> tuple[int, Row]:
         """Returns the step from which the run goes on, and its last evaluation."""
@@ -155,13 +194,31 @@ class _Run:
         if not is_chief():
             return []
         devices = self.strategy.num_replicas_in_sync
-        readers = [
+        return [
             JsonLines(self.config.model_dir, step),
             ProgressBar(step, self.total_steps, devices),
         ]
-        if self.config.tensorboard:
-            readers.append(TensorBoard(self.config.model_dir))
-        return readers
+
+    def _profiler(self, recorder: Recorder) -> Profiler | None:
+        if not is_chief() or not self.config.profile_steps:
+            return None
+        folder = tensorboard_folder(self.config.model_dir, "train")
+        return Profiler(folder, *self.config.profile_steps, recorder)
+
+    def _mlperf_log(self, recorder: Recorder, last_step: int) -> MLPerfLog | None:
+        config = self.config
+        if not is_chief() or not config.mlperf_log:
+            return None
+        at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
+        return MLPerfLog(
+            config,
+            recorder,
+            steps_per_epoch=self.steps_per_epoch,
+            train_examples=self.info.splits["train"].examples,
+            eval_examples=self._evaluated_examples(),
+            batch_norm_examples=config.batch_norm_batch_size or at_once,
+            last_step=last_step,
+        )
 
     def _evaluated_examples(self) -> int:
         split = self.info.splits.get("validation")
@@ -174,6 +231,15 @@ class _Run:
             "validation_data": make_dataset(self.config, "validation"),
             "validation_steps": evaluation_steps(self.info, self.config, self.strategy),
         }
+
+    def _own_shards(self) -> list[str]:
+        """Returns the files that this process reads."""
+        workers = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
+        cluster = Cluster.from_environment() if workers else None
+        pipelines, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
+        splits = [split for split in self.info.splits.values() if split.paths]  # not synthetic ones
+        shares = (share_of(split, self.config, pipelines, own) for split in splits)
+        return [path for share in shares for path in share.paths]
 
     def _headline(self, step: int) -> str:
         config, replicas = self.config, self.strategy.num_replicas_in_sync
@@ -198,14 +264,47 @@ class _Run:
         images = min(self.config.shuffle_buffer, split.examples)
         return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
 
+    def _before_training(self, step: int) -> None:
+        """Keeps some input images, unless an earlier process has."""
+        config, directory = self.config, self.config.model_dir
+        if not is_chief():
+            return
+        forget_examination(directory)  # It was of another step.
+        if config.examine and not config.synthetic and load_inputs(directory) is None:
+            inputs = make_input_images(config, self.info, self.model.mixer, step)
+            keep_inputs(directory, inputs, self.info.labels, step, self.board)
+
+    def _examine(self, step: int) -> None:
+        """Keeps what the model gets wrong, unless an earlier process has."""
+        config, directory = self.config, self.config.model_dir
+        if not config.examine or "validation" not in self.info.splits:
+            return
+        missing = load_examination(directory) is None
+        if isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            # A shared directory may look different from other machines: the chief decides.
+            missing = texts_of_all(self.strategy, str(missing))[0] == str(True)
+        if missing:
+            examination = examine(self.model, config, self.info, step)
+            if is_chief():
+                keep_examination(directory, examination, self.info.labels, self.board)
+
     def _finish(self, step: int) -> dict[str, Any]:
         """Writes the summary and the report."""
         summary = self._summary(step)
+        directory = pathlib.Path(self.config.model_dir)
         if is_chief():
-            directory = pathlib.Path(self.config.model_dir)
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
-            rows = read_rows(self.config.model_dir)
-            write_file(directory / report.FILE, report.render(summary, rows, self.config))
+        self._examine(step)
+        if is_chief():
+            page = report.render(
+                summary,
+                read_rows(self.config.model_dir),
+                self.config,
+                self.info.labels,
+                load_inputs(self.config.model_dir),
+                load_examination(self.config.model_dir),
+            )
+            write_file(directory / report.FILE, page)
             unreadable = bad_images.describe(self.config.model_dir)
             if unreadable:
                 print(unreadable, file=sys.stderr, flush=True)
@@ -340,34 +439,3 @@ def _stretches(
             steps, epochs = segment, epoch + (end - step) // segment
         yield epoch, epochs, step, steps
         step += (epochs - epoch) * steps
-
-
-@contextlib.contextmanager
-def _errors_explained() -> Iterator[None]:
-    try:
-        yield
-    except tf.errors.OpError as error:
-        told = _USER_ERROR.search(error.message)
-        if told:
-            raise UserError(
-                f"{told[1]}; when that is mended, the same command goes on from the last checkpoint"
-            ) from error
-        if not isinstance(error, _LOST_WORKER):
-            raise
-        raise UserError(
-            f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
-            f"({type(error).__name__}); see its output, then start all workers again with the "
-            "same command to go on from the last checkpoint"
-        ) from error
-
-
-def _lost_worker(error: str) -> str:
-    """Returns which worker an error is about.
-
-    Workers pass on each other's errors: the last one named is where it began.
-    """
-    tasks = re.findall(r"/job:worker/replica:0/task:(\d+)", error)
-    cluster = Cluster.from_environment()
-    if not tasks or cluster is None or int(tasks[-1]) == cluster.index:
-        return "another worker"
-    return f"worker {tasks[-1]} ({cluster.workers[int(tasks[-1])]})"

@@ -1,12 +1,15 @@
 """Evaluation of a checkpoint, against the model asked image by image."""
 
 import json
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
 from imagenet_fast.data.info import read_info
+from imagenet_fast.training import evaluate as evaluation
 from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
 
 
@@ -161,3 +164,32 @@ def test_needs_no_run_that_the_schedule_fits(config, saved, expected):
     """A warmup in steps may be longer than a run on the data that is evaluated."""
     other = config.replace(warmup="100000 steps", warmup_start=0.0)
     assert evaluate(other)["top1"] == evaluate(config)["top1"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (pathlib.Path.unlink, "No such file or directory"),
+        (lambda shard: (shard.unlink(), shard.mkdir()), "Is a directory"),
+    ],
+)
+def test_a_shard_that_cannot_be_read_any_more(
+    config, saved, digits, tmp_path, monkeypatch, capfd, spoil, reason
+):
+    """It is there when evaluation starts, and gone when its turn comes."""
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    shard = data / "validation-00002-of-00004"
+    count_steps = evaluation.evaluation_steps
+
+    def spoil_and_count(*arguments):  # what evaluation does last before it reads
+        spoil(shard)
+        return count_steps(*arguments)
+
+    monkeypatch.setattr(evaluation, "evaluation_steps", spoil_and_count)
+    arguments = ["evaluate", f"--model_dir={config.model_dir}", f"--data_dir={data}"]
+    assert commands.run(arguments) == 2
+    assert capfd.readouterr().err.splitlines()[-1] == (
+        f"imagenet-fast evaluate: error: {shard}: cannot be read: {reason}; when that is mended, "
+        "the same command evaluates again"
+    )

@@ -1,12 +1,18 @@
+import base64
 import html.parser
+import io
 import math
 import re
 
 import matplotlib
+import numpy as np
 import pytest
+from PIL import Image
 
 from imagenet_fast.config import Config
 from imagenet_fast.training import report
+from imagenet_fast.training.examination import Examination
+from imagenet_fast.training.input_images import InputImages
 
 CONFIG = Config(data_dir="/data/flowers", model="resnet18", batch_size=64, duration="3 epochs")
 
@@ -71,7 +77,7 @@ SUMMARY = {
 class Page(html.parser.HTMLParser):
     """Checks that the elements of a page nest, and collects what a reader sees."""
 
-    VOID = frozenset({"meta", "br"})
+    VOID = frozenset({"meta", "br", "img"})
 
     def __init__(self, page):
         super().__init__()
@@ -259,3 +265,103 @@ def test_one_huge_loss_does_not_hide_the_others():
 def test_size_does_not_grow_with_the_length_of_the_run():
     long = [training(step) for step in range(1, 20001)]
     assert len(report.render(SUMMARY, long, CONFIG)) < 100_000
+
+
+# --- Images
+
+
+LABELS = ["tabby", "<tiger> & co", "lynx"]
+
+
+def pictures(size=32, mistakes=2):
+    """Input images of one color each, and an examination with mistakes."""
+    colors = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200]], np.uint8)
+    images = colors[:, None, None] * np.ones((size, size, 1), np.uint8)
+    labels = np.array([0, 1, 2], np.int32)
+    inputs = InputImages(images, labels, labels[::-1], np.array([1, 1, 0.25], np.float32))
+    examination = Examination(
+        step=300,
+        confusion=np.array([[40, 7, 0], [3, 30, 0], [0, 0, 20]]),
+        images=images[:mistakes],
+        labels=labels[:mistakes],
+        answers=labels[1:][:mistakes],
+        label_probabilities=np.array([0.02, 0.1], np.float32)[:mistakes],
+        answer_probabilities=np.array([0.9, 0.6], np.float32)[:mistakes],
+        losses=np.array([3.9, 2.3], np.float32)[:mistakes],
+    )
+    return inputs, examination
+
+
+def test_images_of_a_run_are_in_the_page():
+    text = report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
+    page = Page(text)
+    assert page.tags.count("svg") == 5
+    assert page.tags.count("img") == 5
+    # In the page itself.
+    assert all(reference.startswith(("#", "data:image/")) for reference in page.references)
+    assert "http" not in text
+    assert text.isascii()
+    for expected in (
+        "Training images as the model sees them",
+        "25% lynx 75% tabby",
+        "Confusion matrix",
+        "Most confused classes",
+        "tabby <tiger> & co 7 of 47",
+        "<tiger> & co tabby 3 of 33",
+        "Worst mistakes",
+        "tabby (2%) taken for <tiger> & co (90%)",
+    ):
+        assert expected in page.text
+    assert "<tiger>" not in text
+    assert report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures()) == text
+
+
+@pytest.mark.parametrize(("size", "kind", "distance"), [(32, "png", 0), (64, "jpeg", 3)])
+def test_images_keep_their_pixels(size, kind, distance):
+    inputs, examination = pictures(size)
+    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
+    start = f"data:image/{kind};base64,"
+    files = [
+        base64.b64decode(reference.removeprefix(start))
+        for reference in page.references
+        if reference.startswith(start) and "\n" not in reference
+    ]
+    found = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), int) for file in files]
+    for expected in (*examination.images, *inputs.images):
+        assert any(
+            image.shape == expected.shape and abs(image - expected).max() <= distance
+            for image in found
+        )
+
+
+def test_a_model_without_mistakes():
+    inputs, examination = pictures(mistakes=0)
+    examination.confusion[:] = np.diag([5, 6, 7])
+    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
+    assert "No image was taken for one of another class." in page.text
+    assert "Worst mistakes" not in page.text
+    assert page.tags.count("img") == 3
+
+
+def test_each_part_may_be_missing():
+    inputs, examination = pictures()
+    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs))
+    assert "Confusion matrix" not in page.text
+    assert page.tags.count("img") == 3
+    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, None, examination))
+    assert "Training images" not in page.text
+    assert page.tags.count("img") == 2
+    nothing = InputImages(*(value[:0] for value in vars(inputs).values()))
+    assert "Training images" not in report.render(SUMMARY, ROWS, CONFIG, LABELS, nothing)
+
+
+def test_a_thousand_classes_do_not_make_a_huge_page():
+    _, examination = pictures()
+    confusion = np.random.default_rng(0).integers(0, 3, (1000, 1000))
+    examination = Examination(**{**vars(examination), "confusion": confusion})
+    labels = [f"n{number:08}" for number in range(1000)]
+    text = report.render(SUMMARY, ROWS, CONFIG, labels, None, examination)
+    assert len(text) < 200_000
+    assert text.count("2 of") == 15
+    assert "a cell: 10 x 10 neighbouring classes" in text
+    assert "a cell" not in report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())

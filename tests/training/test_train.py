@@ -21,6 +21,8 @@ from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
+from imagenet_fast.training.exhibits import load_examination, load_inputs
+from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.recorder import read_rows
 from imagenet_fast.training.train import _Run, _stretches
 
@@ -72,6 +74,8 @@ def test_files(config, summary):
     assert files(config.model_dir) == {
         "checkpoints",
         "config.json",
+        "examination.npz",
+        "input_images.npz",
         "labels.txt",
         "metrics.jsonl",
         "report.html",
@@ -127,6 +131,8 @@ def test_summary(config, summary):
 
 def test_report(config, summary):
     page = pathlib.Path(config.model_dir, "report.html").read_text()
+    for title in ("Confusion matrix", "Worst mistakes", "Training images as the model sees them"):
+        assert title in page
     assert page.lstrip().lower().startswith("<!doctype html>")
     assert "<svg" in page
     assert "resnet8" in page
@@ -143,14 +149,99 @@ def test_tensorboard_has_the_rows(config, summary):
     assert found == {(row["kind"], row["step"]): pytest.approx(row["loss"]) for row in rows}
 
 
+def pictures_in(model_dir):
+    """The pictures and texts that TensorBoard has: (kind, step, name)."""
+    found = []
+    for path in pathlib.Path(model_dir, "tensorboard").rglob("*tfevents*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if value.metadata.plugin_data.plugin_name in ("images", "text"):
+                    found.append((path.parent.name, event.step, value.tag))
+    return sorted(found)
+
+
+PICTURES = [
+    ("train", 0, "images/input_images"),
+    ("validation", 25, "images/confusion_matrix"),
+    ("validation", 25, "images/worst_mistakes"),
+    ("validation", 25, "most_confused"),
+]
+
+
+def test_pictures(config, summary):
+    assert pictures_in(config.model_dir) == PICTURES
+    found = load_examination(config.model_dir)
+    assert found.confusion.sum() == summary["images_evaluated"]
+    assert np.trace(found.confusion) == round(359 * summary["top1"])
+    assert found.step == 25
+    assert load_inputs(config.model_dir).images.shape == (32, 16, 16, 3)
+
+
+def test_watching_a_run_changes_nothing_in_it(config, summary, tmp_path):
+    other = config.replace(
+        model_dir=str(tmp_path / "run"),
+        tensorboard=False,
+        examine=False,
+        profile_steps=(7, 11),
+        mlperf_log=True,
+    )
+    assert train(other)["loss"] == summary["loss"]
+    assert_same_weights(weights_in(other.model_dir), weights_in(config.model_dir))
+    losses = [
+        [(row["kind"], row["step"], row["loss"]) for row in read_rows(model_dir)]
+        for model_dir in (other.model_dir, config.model_dir)
+    ]
+    assert losses[0] == losses[1]
+
+    assert load_examination(other.model_dir) is load_inputs(other.model_dir) is None
+    profiles = list(pathlib.Path(other.model_dir).rglob("*.xplane.pb"))
+    (path,) = profiles
+    assert path.parts[-6:-2] == ("tensorboard", "train", "plugins", "profile")
+    assert path.stat().st_size > 10_000
+    assert not list(pathlib.Path(other.model_dir).rglob("*tfevents*"))
+    log = read_lines(other.model_dir)
+    values = {line["key"]: line["value"] for line in log}
+    assert values["eval_accuracy"] == summary["top1"]
+    assert (values["train_samples"], values["eval_samples"]) == (1438, 359)
+    assert values["model_bn_span"] == 32
+    assert [line["metadata"]["step_num"] for line in log if line["key"] == "eval_start"] == [
+        *(10, 20, 25)
+    ]
+    assert log[-1]["metadata"]["status"] == "success"
+
+
+def test_steps_to_profile_that_the_run_has_not(config):
+    with pytest.raises(UserError, match="profile_steps goes to step 26, but the run has 25 steps"):
+        train(config.replace(profile_steps=(3, 26), model_dir=config.model_dir + "_long"))
+    assert not pathlib.Path(config.model_dir + "_long").exists()
+
+
 # --- Going on
+
+
+def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
+    config, summary, tmp_path
+):
+    expected = load_examination(config.model_dir)
+    shutil.copytree(config.model_dir, tmp_path / "run")
+    (tmp_path / "run" / "examination.npz").unlink()
+    (tmp_path / "run" / "report.html").unlink()
+    train(config.replace(model_dir=str(tmp_path / "run")))
+    found = load_examination(str(tmp_path / "run"))
+    for name, value in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+    assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
     weights, rows = weights_in(config.model_dir), read_rows(config.model_dir)
+    kept = {path: path.stat().st_mtime_ns for path in pathlib.Path(config.model_dir).glob("*.npz")}
     again = train(config)
     assert_same_weights(weights_in(config.model_dir), weights)
     assert read_rows(config.model_dir) == rows
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert len(kept) == 2
+    assert pictures_in(config.model_dir) == PICTURES
     same = ("top1", "loss", "steps", "train_seconds", "compile_seconds", "images_per_second")
     assert {name: again[name] for name in same} == {name: summary[name] for name in same}
     # Counted on from the last checkpoint.
@@ -207,7 +298,11 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
     whole, config = config.model_dir, config.replace(model_dir=str(tmp_path / "run"))
     first, second = Watcher(last=0), Watcher(last=None)
     assert train(config, callbacks=[first])["steps"] == 10
+    assert load_examination(config.model_dir).step == 10
     assert train(config, callbacks=[second])["steps"] == 25
+    assert load_examination(config.model_dir).step == 25
+    # The input images are those of the first process.
+    assert [place for place in pictures_in(config.model_dir) if place[0] == "train"] == PICTURES[:1]
     rows = [row for row in read_rows(config.model_dir) if row["kind"] == "validation"]
     expected = [(epoch, pytest.approx(row["top1"])) for epoch, row in enumerate(rows)]
     assert first.seen == expected[:1]
@@ -260,6 +355,7 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     )
     summary = train(config)
     assert summary["steps"] == 7
+    assert load_examination(str(tmp_path)) is None
     names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")
     assert [summary[name] for name in names] == [None] * 5
     (row,) = read_rows(str(tmp_path))
@@ -472,7 +568,7 @@ def test_a_killed_worker_ends_the_others_and_the_same_command_goes_on(start_work
     for index in (0, 2):
         error = error_of(tmp_path, index)
         assert re.search(r"error: worker 1 \(127\.0\.0\.1:\d+\) has stopped, and without it", error)
-        assert "start all workers again with the same command" in error
+        assert "start all workers again: the same command goes on" in error
     again = start_workers(count=3, **job)
     assert [worker.wait(timeout=120) for worker in again] == [0, 0, 0]
     assert read_rows(str(tmp_path / "run"))[-1]["step"] == 40

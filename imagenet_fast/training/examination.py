@@ -1,0 +1,219 @@
+"""What a trained model gets wrong: which classes it takes for which, and its worst mistakes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
+from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.recorder import check_evaluated
+
+_MISTAKES = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """What a model makes of each validation image that can be read.
+
+    Attributes:
+      step: weight updates that the model has had.
+      confusion: int64 [classes, classes]: images of a true class, the row, by the class that is
+        the model's first answer, the column.
+      images: uint8 [mistakes, size, size, 3]: of all images with a wrong first answer those with
+        the highest loss, the highest first.
+      labels: int32 [mistakes], their true classes.
+      answers: int32 [mistakes], what they were taken for.
+      label_probabilities: float32 [mistakes], the model's probability of the true class.
+      answer_probabilities: float32 [mistakes], that of its answer.
+      losses: float32 [mistakes], cross-entropy, without label smoothing.
+    """
+
+    step: int
+    confusion: np.ndarray
+    images: np.ndarray
+    labels: np.ndarray
+    answers: np.ndarray
+    label_probabilities: np.ndarray
+    answer_probabilities: np.ndarray
+    losses: np.ndarray
+
+
+def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> Examination:
+    """Looks at each validation image once more, on all replicas; all workers must come here.
+
+    It is the evaluation again, with the same batches on the same devices and with averaged weights
+    where the model keeps them, so that the first answers are those that evaluation counted. Each
+    worker counts its own images on the host; sums are taken once, at the end.
+
+    Args:
+      model: to be looked at.
+      config: names the data and says how it is read.
+      info: of the data, which has validation images.
+      step: weight updates that the model has had.
+
+    Returns:
+      The same in all workers.
+
+    Raises:
+      RuntimeError: if images are missing or were counted twice.
+    """
+    strategy = model.distribute_strategy
+    # In float32, which counts exactly up to 16.7 million, and which any device can sum.
+    count = np.zeros([info.num_classes, info.num_classes], np.float32)
+    skipped = np.zeros([], np.float32)
+    worst = _Worst(config.image_size)
+    model.average_batch_norm_statistics()
+    with model.averaged_weights():
+        for labels, answers, weights, *mistakes in _results(model, config, info):
+            counted = weights > 0
+            np.add.at(count, (labels[counted], answers[counted]), 1)
+            skipped += np.sum(~counted & (labels >= 0))
+            worst.add(*mistakes)
+    count, skipped = _sum_over_workers(strategy, count, skipped)
+    check_evaluated(
+        {"examples": count.sum(dtype=np.float64), "skipped": float(skipped)},
+        info.splits["validation"].examples,
+    )
+    images, facts = worst.of_all_workers(strategy)
+    labels, answers, label_probabilities, answer_probabilities, losses = facts.T
+    return Examination(
+        step=step,
+        confusion=count.astype(np.int64),
+        images=images,
+        labels=labels.astype(np.int32),
+        answers=answers.astype(np.int32),
+        label_probabilities=label_probabilities,
+        answer_probabilities=answer_probabilities,
+        losses=losses,
+    )
+
+
+def _results(
+    model: Classifier, config: Config, info: DatasetInfo
+) -> Iterator[tuple[np.ndarray, ...]]:
+    """Yields what :func:`_look` returns, of each step and each of this worker's replicas."""
+    strategy = model.distribute_strategy
+
+    def own(batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
+        return _look(model, *batch)
+
+    @tf.function(autograph=False)
+    def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
+        return strategy.run(own, args=(next(batches),))
+
+    batches = iter(make_dataset(config, "validation"))
+    for _ in range(evaluation_steps(info, config, strategy)):
+        parts = map(strategy.experimental_local_results, take_step(batches))
+        for replica in zip(*parts):
+            yield tuple(part.numpy() for part in replica)
+
+
+def _look(
+    model: Classifier, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    """Looks at a replica's batch.
+
+    Returns:
+      labels, answers and weights, [batch], and of the worst mistakes in it images, uint8
+      [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, answer, the probabilities
+      of both and the loss, which is -inf where there is no mistake any more.
+    """
+    logits = tf.cast(model(images, training=False), tf.float32)
+    classes = tf.maximum(labels, 0)  # Padding has none.
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+    losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
+    answers = tf.argmax(logits, axis=1, output_type=tf.int32)
+    wrong = (weights > 0) & (answers != classes)
+    count = tf.minimum(_MISTAKES, tf.shape(losses)[0])
+    worst, places = tf.math.top_k(tf.where(wrong, losses, -np.inf), count)
+    facts = [
+        tf.cast(classes, tf.float32),
+        tf.cast(answers, tf.float32),
+        tf.exp(-losses),
+        tf.reduce_max(tf.nn.softmax(logits), axis=1),
+    ]
+    facts = tf.stack([*(tf.gather(fact, places) for fact in facts), worst], axis=1)
+    return labels, answers, weights, tf.gather(images, places), facts
+
+
+class _Worst:
+    """The worst mistakes so far.
+
+    Args:
+      size: height and width of the images.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._images = np.zeros([0, size, size, 3], np.uint8)
+        self._facts = np.zeros([0, 5], np.float32)
+
+    def add(self, images: np.ndarray, facts: np.ndarray) -> None:
+        """Takes in those of a batch, as :func:`_look` returns them."""
+        images = np.concatenate([self._images, images])
+        facts = np.concatenate([self._facts, facts])
+        order = _worst_first(facts[:, -1])
+        self._images, self._facts = images[order], facts[order]
+
+    def of_all_workers(self, strategy: tf.distribute.Strategy) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the images and facts of the worst of all, in all workers.
+
+        They agree on which those are before any image travels, so that no more do than are shown.
+        """
+        cluster = _cluster(strategy)
+        workers, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
+        losses = np.zeros([workers, _MISTAKES], np.float32)
+        losses[own] = -np.inf
+        losses[own, : len(self._facts)] = self._facts[:, -1]
+        (losses,) = _sum_over_workers(strategy, losses)
+        chosen = _worst_first(losses.ravel())
+        # Where each of them is to be, by the worker that has it and its place there.
+        images = np.zeros([len(chosen), *self._images.shape[1:]], np.float32)
+        facts = np.zeros([len(chosen), 5], np.float32)
+        for place, (worker, index) in enumerate(zip(*np.unravel_index(chosen, losses.shape))):
+            if worker == own:
+                images[place], facts[place] = self._images[index], self._facts[index]
+        images, facts = _sum_over_workers(strategy, images, facts)
+        return images.astype(np.uint8), facts
+
+
+def _worst_first(losses: np.ndarray) -> np.ndarray:
+    """Returns the places of the highest losses, without those that stand for no mistake."""
+    order = np.argsort(-losses, kind="stable")[:_MISTAKES]
+    return order[losses[order] > -np.inf]
+
+
+def _cluster(strategy: tf.distribute.Strategy) -> Cluster | None:
+    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return Cluster.from_environment() if workers else None
+
+
+def _sum_over_workers(
+    strategy: tf.distribute.Strategy, *values: np.ndarray
+) -> Sequence[np.ndarray]:
+    """Returns the sums of each worker's float32 arrays, of the same shapes; all must come here."""
+    if not _cluster(strategy):
+        return values
+    flat = np.concatenate([value.ravel() for value in values])
+    # The first of a worker's replicas has all of it.
+    parts = iter([flat])
+
+    def part(_: tf.distribute.ValueContext) -> tf.Tensor:
+        return tf.constant(next(parts, np.zeros_like(flat)))
+
+    per_replica = strategy.experimental_distribute_values_from_function(part)
+    total = tf.function(lambda: strategy.run(_sum_over_replicas, args=(per_replica,)))()
+    sums = strategy.experimental_local_results(total)[0].numpy()
+    ends = np.cumsum([value.size for value in values])
+    return [split.reshape(value.shape) for split, value in zip(np.split(sums, ends[:-1]), values)]
+
+
+def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
+    context = tf.distribute.get_replica_context()
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)

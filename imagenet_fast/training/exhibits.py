@@ -1,0 +1,116 @@
+"""Pictures of a run that its directory keeps, for TensorBoard and for the report."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from imagenet_fast.training.examination import Examination
+from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.training.pictures import (
+    confusion_png,
+    images_png,
+    input_captions,
+    mistake_captions,
+    most_confused,
+)
+from imagenet_fast.training.recorder import TensorBoard
+
+INPUTS_FILE = "input_images.npz"
+EXAMINATION_FILE = "examination.npz"
+
+_Kept = TypeVar("_Kept", InputImages, Examination)
+
+
+def load_inputs(model_dir: str) -> InputImages | None:
+    """Returns the input images that a run's directory keeps; None if there are none."""
+    return _load(pathlib.Path(model_dir, INPUTS_FILE), InputImages)
+
+
+def load_examination(model_dir: str) -> Examination | None:
+    """Returns the examination that a run's directory keeps; None if there is none."""
+    return _load(pathlib.Path(model_dir, EXAMINATION_FILE), Examination)
+
+
+def keep_inputs(
+    model_dir: str, inputs: InputImages, labels: Sequence[str], step: int, board: TensorBoard | None
+) -> None:
+    """Keeps input images, after showing them.
+
+    Args:
+      model_dir: the run's directory.
+      inputs: the images.
+      labels: the name of each class.
+      step: the weight updates before them.
+      board: where to show them; None: nowhere.
+    """
+    if board and len(inputs.images):
+        captions = map("\n".join, input_captions(inputs, labels))
+        picture = images_png(inputs.images, list(captions))
+        board.show_picture("train", step, "images/input_images", picture)
+    _save(pathlib.Path(model_dir, INPUTS_FILE), inputs)
+
+
+def keep_examination(
+    model_dir: str, examination: Examination, labels: Sequence[str], board: TensorBoard | None
+) -> None:
+    """Keeps an examination, after showing it.
+
+    Args:
+      model_dir: the run's directory.
+      examination: of the run's model.
+      labels: the name of each class.
+      board: where to show it; None: nowhere.
+    """
+    if board:
+        place = "validation", examination.step
+        board.show_picture(*place, "images/confusion_matrix", confusion_png(examination, labels))
+        if len(examination.images):
+            captions = map("\nfor ".join, mistake_captions(examination, labels))
+            picture = images_png(examination.images, list(captions))
+            board.show_picture(*place, "images/worst_mistakes", picture)
+        board.show_text(*place, "most_confused", _confused_table(examination, labels))
+    _save(pathlib.Path(model_dir, EXAMINATION_FILE), examination)
+
+
+def forget_examination(model_dir: str) -> None:
+    """Removes an examination of a model that is about to be trained further."""
+    pathlib.Path(model_dir, EXAMINATION_FILE).unlink(missing_ok=True)
+
+
+def _confused_table(examination: Examination, labels: Sequence[str]) -> str:
+    """Returns the pairs of classes with the most mistakes as a table in Markdown."""
+    lines = ["| true class | taken for | images |", "| --- | --- | --- |"]
+    lines += [
+        f"| {_cell(pair.label)} | {_cell(pair.answer)} | {pair.images} of {pair.of} |"
+        for pair in most_confused(examination, labels)
+    ]
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _load(path: pathlib.Path, kind: type[_Kept]) -> _Kept | None:
+    if not path.exists():
+        return None
+    with np.load(path) as arrays:
+        return kind(**{name: _plain(arrays[name]) for name in arrays.files})
+
+
+def _plain(array: np.ndarray) -> Any:
+    return array if array.ndim else array.item()
+
+
+def _save(path: pathlib.Path, kept: InputImages | Examination) -> None:
+    """Writes arrays beside their place and renames them, so that they are never there in part."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **vars(kept))
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(file.getvalue())
+    temporary.replace(path)

@@ -1,0 +1,56 @@
+"""What TensorFlow raises in the middle of a run, told so that the user can mend it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.errors import UserError
+
+# What Python raised inside of a dataset, as TensorFlow tells it.
+_USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
+_LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
+
+@contextlib.contextmanager
+def errors_explained(then: str) -> Iterator[None]:
+    """Turns TensorFlow's errors that a user can mend into errors of the user's.
+
+    Those are a :class:`UserError` that was raised in a dataset, as by a shard that cannot be read
+    any more, and the end of another worker. All other errors pass.
+
+    Args:
+      then: what the same command does once it is mended, e.g. ``evaluates again``.
+
+    Raises:
+      UserError: for such an error.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        told = _USER_ERROR.search(error.message)
+        if told:
+            raise UserError(f"{told[1]}; when that is mended, the same command {then}") from error
+        if not isinstance(error, _LOST_WORKER):
+            raise
+        raise UserError(
+            f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
+            f"({type(error).__name__}); see its output, then start all workers again: the same "
+            f"command {then}"
+        ) from error
+
+
+def _lost_worker(error: str) -> str:
+    """Returns which worker an error is about.
+
+    Workers pass on each other's errors: the last one named is where it began.
+    """
+    tasks = re.findall(r"/job:worker/replica:0/task:(\d+)", error)
+    cluster = Cluster.from_environment()
+    if not tasks or cluster is None or int(tasks[-1]) == cluster.index:
+        return "another worker"
+    return f"worker {tasks[-1]} ({cluster.workers[int(tasks[-1])]})"

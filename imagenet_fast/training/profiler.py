@@ -1,0 +1,51 @@
+"""TensorFlow's profiler at chosen steps of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.training.recorder import Recorder
+
+
+class Profiler(keras.callbacks.Callback):
+    """Records some steps, and whatever happens between them, where TensorBoard looks for it.
+
+    A run that goes on between the first and the last of them records the rest.
+
+    Args:
+      folder: of TensorBoard's; what was recorded comes into ``plugins/profile`` there.
+      first: the first step recorded; a run's first is step 1.
+      last: the last one.
+      recorder: knows the step; called before this.
+    """
+
+    # Keras would read the metrics at each step otherwise.
+    _supports_tf_logs = True
+
+    def __init__(self, folder: str, first: int, last: int, recorder: Recorder) -> None:
+        super().__init__()
+        self._folder = folder
+        self._first, self._last = first, last
+        self._recorder = recorder
+        self._recording = False
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Starts before the first step."""
+        if not self._recording and self._first <= self._recorder.step + 1 <= self._last:
+            tf.profiler.experimental.start(self._folder)
+            self._recording = True
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stops when the devices have finished the last step."""
+        if self._recording and self._recorder.step == self._last:
+            float(logs["loss"])
+            self.close()
+
+    def close(self) -> None:
+        """Writes what was recorded, if the run has ended before the last step."""
+        if self._recording:
+            self._recording = False
+            tf.profiler.experimental.stop()

@@ -1,0 +1,108 @@
+"""What the report shows of a run's images: inputs, confused classes, worst mistakes."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from PIL import Image
+
+from imagenet_fast.training.examination import Examination
+from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.training.pictures import (
+    classes_in_a_cell,
+    confusion_svg,
+    input_captions,
+    mistake_captions,
+    most_confused,
+)
+
+# Photographs of this height and more are JPEGs in the page: PNGs would be ten times as large.
+_LEAST_JPEG = 64
+
+STYLE = """
+.images { display: grid; gap: 14px 10px;
+  grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); }
+.images div { color: var(--muted); font-size: 12px; line-height: 1.35; overflow-wrap: anywhere; }
+.images img { display: block; width: 100%; border-radius: 6px; margin-bottom: 4px; }
+.images img.small, svg image { image-rendering: pixelated; }
+.images b { font-weight: 600; color: var(--ink); }
+.confusion { max-width: 520px; margin: 0 auto; }
+.pairs td, .pairs thead th { text-align: right; padding: 6px 0 6px 12px; }
+.pairs td:nth-child(2), .pairs th:nth-child(2), .pairs thead th:first-child { text-align: left; }
+.pairs thead th:first-child { padding-left: 0; }
+.pairs td:last-child { white-space: nowrap; }
+.pairs th, .pairs thead th { width: auto; color: var(--muted); }
+.pairs td:nth-child(2) { color: inherit; }
+.pairs tbody tr:first-child > * { border-top: 1px solid var(--grid); }
+"""
+
+
+def input_images(inputs: InputImages, labels: Sequence[str]) -> str:
+    """Returns training images as the model saw them, each with its class."""
+    captions = ["<br>".join(map(html.escape, lines)) for lines in input_captions(inputs, labels)]
+    return _images(inputs.images, captions)
+
+
+def confusion_matrix(examination: Examination, labels: Sequence[str]) -> str:
+    """Returns a drawing of which classes the model takes for which."""
+    images = int(examination.confusion.sum())
+    title = html.escape(f"confusion matrix of {images} images", quote=True)
+    size = classes_in_a_cell(len(labels))
+    pooled = f"<span>a cell: {size} x {size} neighbouring classes</span>" if size > 1 else ""
+    note = (
+        '<p class="keys"><span>blue: right, by share of the true class</span>'
+        f"<span>orange: wrong, by the root of the share</span>{pooled}</p>"
+    )
+    drawing = confusion_svg(examination, labels)
+    return f'{note}<div class="confusion" role="img" aria-label="{title}">{drawing}</div>'
+
+
+def confused_pairs(examination: Examination, labels: Sequence[str]) -> str:
+    """Returns a table of the pairs of classes with the most mistakes."""
+    pairs = most_confused(examination, labels)
+    if not pairs:
+        return "<p>No image was taken for one of another class.</p>"
+    lines = "".join(
+        f'<tr><th scope="row">{html.escape(pair.label)}</th><td>{html.escape(pair.answer)}</td>'
+        f"<td>{pair.images:,} of {pair.of:,}</td></tr>"
+        for pair in pairs
+    )
+    return (
+        '<table class="pairs"><thead><tr><th>True class</th><th>Taken for</th><th>Images</th></tr>'
+        f"</thead><tbody>{lines}</tbody></table>"
+    )
+
+
+def worst_mistakes(examination: Examination, labels: Sequence[str]) -> str:
+    """Returns the images of which the model was most wrong, each with its class and the answer."""
+    captions = [
+        f"<b>{html.escape(label)}</b><br>taken for {html.escape(answer)}"
+        for label, answer in mistake_captions(examination, labels)
+    ]
+    return _images(examination.images, captions)
+
+
+def _images(images: np.ndarray, captions: Iterable[str]) -> str:
+    """Lays out images with what is written below each, as HTML."""
+    return (
+        '<div class="images">'
+        + "".join(
+            f"<div>{_image(image)}{caption}</div>" for image, caption in zip(images, captions)
+        )
+        + "</div>"
+    )
+
+
+def _image(image: np.ndarray) -> str:
+    """Returns an image, uint8 [height, width, 3], as an element that holds the file."""
+    small = len(image) < _LEAST_JPEG
+    kind = "PNG" if small else "JPEG"
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, kind, **({} if small else {"quality": 88}))
+    data = base64.b64encode(file.getvalue()).decode("ascii")
+    style = ' class="small"' if small else ""
+    return f'<img{style} alt="" src="data:image/{kind.lower()};base64,{data}">'

@@ -1,0 +1,137 @@
+"""What a run's directory keeps of its pictures, and what TensorBoard then shows."""
+
+import contextlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.training.examination import Examination
+from imagenet_fast.training.exhibits import (
+    forget_examination,
+    keep_examination,
+    keep_inputs,
+    load_examination,
+    load_inputs,
+)
+from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.training.recorder import TensorBoard
+
+LABELS = ["cat", "dog|hound"]
+
+
+@pytest.fixture
+def inputs():
+    images = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
+    labels = np.array([0, 1, 1], np.int32)
+    return InputImages(images, labels, labels[::-1].copy(), np.array([1, 0.5, 1], np.float32))
+
+
+@pytest.fixture
+def examination(inputs):
+    return Examination(
+        step=25,
+        confusion=np.array([[7, 2], [0, 9]]),
+        images=inputs.images[:2],
+        labels=np.array([0, 0], np.int32),
+        answers=np.array([1, 1], np.int32),
+        label_probabilities=np.array([0.1, 0.2], np.float32),
+        answer_probabilities=np.array([0.9, 0.8], np.float32),
+        losses=np.array([2.3, 1.6], np.float32),
+    )
+
+
+def assert_equal(found, expected):
+    assert type(found) is type(expected)
+    for name, value in vars(expected).items():
+        np.testing.assert_array_equal(getattr(found, name), value)
+        assert type(getattr(found, name)) is type(value)
+
+
+def shown(model_dir, kind):
+    """What TensorBoard reads: (step, name) -> a picture's size, or a text."""
+    found = {}
+    for path in (model_dir / "tensorboard" / kind).glob("*tfevents*"):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                content = tf.make_ndarray(value.tensor).tolist()
+                if value.metadata.plugin_data.plugin_name == "images":
+                    width, height, *images = content
+                    (picture,) = (tf.io.decode_png(image).numpy() for image in images)
+                    assert picture.shape == (int(height), int(width), 3)
+                    assert picture.std() > 10
+                    content = picture.shape
+                found[event.step, value.tag] = content
+    return found
+
+
+def test_nothing_is_kept_at_first(tmp_path):
+    assert load_inputs(str(tmp_path)) is load_examination(str(tmp_path)) is None
+    forget_examination(str(tmp_path))
+
+
+@pytest.fixture
+def board(tmp_path):
+    with contextlib.closing(TensorBoard(str(tmp_path))) as board:
+        yield board
+
+
+def test_input_images(tmp_path, inputs, board):
+    keep_inputs(str(tmp_path), inputs, LABELS, 4, board)
+    assert_equal(load_inputs(str(tmp_path)), inputs)
+    assert list(shown(tmp_path, "train")) == [(4, "images/input_images")]
+
+
+def test_examination(tmp_path, examination, board):
+    keep_examination(str(tmp_path), examination, LABELS, board)
+    assert_equal(load_examination(str(tmp_path)), examination)
+    found = shown(tmp_path, "validation")
+    assert set(found) == {
+        (25, "images/confusion_matrix"),
+        (25, "images/worst_mistakes"),
+        (25, "most_confused"),
+    }
+    lines = found[25, "most_confused"].decode().splitlines()
+    assert lines[2:] == ["| cat | dog\\|hound | 2 of 9 |"]
+    forget_examination(str(tmp_path))
+    assert load_examination(str(tmp_path)) is None
+
+
+def test_pictures_do_not_hide_later_rows(tmp_path, inputs, board):
+    """TensorBoard may leave a file for ever when it finds a newer one beside it."""
+    keep_inputs(str(tmp_path), inputs, LABELS, 0, board)
+    board.write({"kind": "train", "step": 1, "loss": 0.5})
+    assert len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
+
+
+def test_a_model_without_mistakes_and_inputs_that_none_can_read(
+    tmp_path, inputs, examination, board
+):
+    nothing = {name: value[:0] for name, value in vars(inputs).items()}
+    keep_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
+    assert len(load_inputs(str(tmp_path)).images) == 0
+    perfect = {name: value[:0] for name, value in vars(examination).items() if name != "step"}
+    perfect = Examination(step=3, **{**perfect, "confusion": np.diag([9, 9])})
+    keep_examination(str(tmp_path), perfect, LABELS, board)
+    assert set(shown(tmp_path, "validation")) == {
+        (3, "images/confusion_matrix"),
+        (3, "most_confused"),
+    }
+
+
+def test_without_tensorboard_there_is_none(tmp_path, inputs, examination):
+    keep_inputs(str(tmp_path), inputs, LABELS, 0, None)
+    keep_examination(str(tmp_path), examination, LABELS, None)
+    assert {path.name for path in tmp_path.iterdir()} == {"input_images.npz", "examination.npz"}
+
+
+def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, examination, board, monkeypatch):
+    """So that the next process shows it again."""
+
+    def killed(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tf.summary, "image", killed)
+    with pytest.raises(KeyboardInterrupt):
+        keep_examination(str(tmp_path), examination, LABELS, board)
+    assert load_examination(str(tmp_path)) is None

@@ -1,0 +1,51 @@
+"""Errors of TensorFlow's that a user can mend, and those that are none of the user's."""
+
+import json
+
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import UserError
+from imagenet_fast.training.failures import errors_explained
+
+
+def test_an_error_of_the_users_in_a_dataset():
+    def spoilt():
+        yield 1
+        raise UserError("/data/train-00001: cannot be read")
+
+    spec = tf.TensorSpec([], tf.int32)
+    numbers = tf.data.Dataset.from_generator(spoilt, output_signature=spec)
+    with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
+        list(numbers.prefetch(2))
+    assert str(caught.value) == (
+        "/data/train-00001: cannot be read; when that is mended, the same command begins anew"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "worker"),
+    [
+        ("from /job:worker/replica:0/task:0: from /job:worker/replica:0/task:1", "worker 1 (b:2)"),
+        ("from /job:worker/replica:0/task:0", "another worker"),  # which is this one
+        ("Socket closed", "another worker"),
+    ],
+)
+@pytest.mark.parametrize("error", [tf.errors.UnavailableError, tf.errors.AbortedError])
+def test_another_worker_that_stopped(monkeypatch, error, message, worker):
+    cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
+        raise error(None, None, message)
+    assert str(caught.value) == (
+        f"{worker} has stopped, and without it this one cannot go on ({error.__name__}); see its "
+        "output, then start all workers again: the same command begins anew"
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [tf.errors.InvalidArgumentError(None, None, "a bug"), RuntimeError("a bug")]
+)
+def test_other_errors_pass(error):
+    with pytest.raises(type(error), match="a bug"), errors_explained(then="begins anew"):
+        raise error

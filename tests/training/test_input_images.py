@@ -1,0 +1,104 @@
+"""Input images: training images, made as training makes them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import Config
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.training import input_images
+from imagenet_fast.training.input_images import make_input_images
+from imagenet_fast.training.mix import Mixer
+
+
+@pytest.fixture(scope="module")
+def config(digits):
+    return Config(
+        data_dir=digits,
+        model="resnet8",
+        image_size=16,
+        train_crop="none",
+        flip=False,
+        batch_size=32,
+        strategy="one_device",
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(config):
+    return make_input_images(config, read_info(config), None, step=0)
+
+
+def test_training_images_with_their_classes(config, plain):
+    known = set()
+    for images, labels, _ in make_dataset(config, "train"):
+        known |= {(i.tobytes(), int(n)) for i, n in zip(images.numpy(), labels.numpy())}
+        if len(known) >= 1400:  # All but a few, which are in no whole batch.
+            break
+    shown = {(i.tobytes(), int(n)) for i, n in zip(plain.images, plain.labels)}
+    assert len(shown) == 32
+    assert len(shown & known) >= 30
+    assert len(set(plain.labels.tolist())) > 5
+    assert (plain.shares == 1).all()
+
+
+def test_they_are_changed_as_training_changes_them(config, plain):
+    info = read_info(config)
+    changed = make_input_images(config.replace(flip=True), info, None, step=0)
+    np.testing.assert_array_equal(changed.labels, plain.labels)
+    mirrored = [(new == old[:, ::-1]).all() for new, old in zip(changed.images, plain.images)]
+    same = [(new == old).all() for new, old in zip(changed.images, plain.images)]
+    assert all(a or b for a, b in zip(mirrored, same))
+    assert sum(mirrored) > 5
+    assert sum(same) > 5
+
+
+@pytest.mark.parametrize("cache", ["encoded", "decoded"])
+def test_a_cache_is_not_filled_for_them(config, plain, cache, monkeypatch):
+    def fill(*arguments):
+        raise AssertionError
+
+    monkeypatch.setattr("imagenet_fast.data.pipeline.records_from_memory", fill)
+    monkeypatch.setattr("imagenet_fast.data.pipeline.batches_from_memory", fill)
+    cached = make_input_images(config.replace(cache=cache), read_info(config), None, step=0)
+    np.testing.assert_array_equal(cached.images, plain.images)
+
+
+def test_mixed_images_are_those_of_the_mixer(config, plain):
+    mixer = Mixer(1.0, 0.0, config.seed)
+    mixed = make_input_images(config, read_info(config), mixer, step=3)
+    np.testing.assert_array_equal(mixed.labels, plain.labels)
+    np.testing.assert_array_equal(mixed.partners, plain.labels[::-1])
+    assert 0 < mixed.shares.min() < mixed.shares.max() < 1
+    shares = mixed.shares[:, None, None, None]
+    expected = shares * plain.images + (1 - shares) * plain.images[::-1]
+    np.testing.assert_allclose(mixed.images, expected, atol=0.51)
+
+
+def test_progressive_resizing(config):
+    growing = config.replace(train_sizes=(8, 12), train_until="3 steps,8 steps")
+    info = read_info(config)
+    sizes = [make_input_images(growing, info, None, step).images.shape[1:3] for step in (0, 5, 8)]
+    assert sizes == [(8, 8), (12, 12), (16, 16)]
+
+
+def test_images_that_cannot_be_read_are_left_out(config, monkeypatch):
+    images = np.arange(4 * 16 * 16 * 3, dtype=np.uint8).reshape(4, 16, 16, 3)
+    batch = tf.constant(images), tf.constant([5, 6, 7, 8]), tf.constant([1.0, 0.0, 1.0, 1.0])
+    monkeypatch.setattr(
+        input_images, "training_batches", lambda *_: tf.data.Dataset.from_tensors(batch)
+    )
+    found = make_input_images(config, read_info(config), None, step=0)
+    assert found.labels.tolist() == [5, 7, 8]
+    np.testing.assert_array_equal(found.images, images[[0, 2, 3]])
+
+
+def test_random_numbers_of_others_stay_what_they_were(config):
+    keras.utils.set_random_seed(3)
+    expected = tf.random.uniform([4]).numpy(), np.random.rand(4)
+    keras.utils.set_random_seed(3)
+    make_input_images(config, read_info(config), Mixer(1.0, 1.0, 0), step=0)
+    np.testing.assert_array_equal(tf.random.uniform([4]).numpy(), expected[0])
+    np.testing.assert_array_equal(np.random.rand(4), expected[1])

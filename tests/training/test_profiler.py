@@ -1,0 +1,61 @@
+"""At which steps the profiler records; what it writes is looked at in test_train.py."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.training.profiler import Profiler
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What the profiler is told, and when."""
+    calls = []
+    profiler = tf.profiler.experimental
+    monkeypatch.setattr(profiler, "start", lambda folder: calls.append(f"start in {folder}"))
+    monkeypatch.setattr(profiler, "stop", lambda: calls.append("stop"))
+    return calls
+
+
+class Loss:
+    """Tells when it is read."""
+
+    def __init__(self, calls):
+        self._calls = calls
+
+    def __float__(self):
+        self._calls.append("wait")
+        return 1.0
+
+
+def run(calls, first, last, begin, end):
+    recorder = types.SimpleNamespace(step=begin)
+    profiler = Profiler("folder", first, last, recorder)
+    for step in range(begin + 1, end + 1):
+        profiler.on_train_batch_begin(0)
+        calls.append(step)
+        recorder.step = step
+        profiler.on_train_batch_end(0, {"loss": Loss(calls)})
+    profiler.close()
+    return calls
+
+
+def test_from_the_first_to_the_last_step(calls):
+    assert run(calls, 3, 4, 0, 6) == [1, 2, "start in folder", 3, 4, "wait", "stop", 5, 6]
+
+
+def test_a_single_step(calls):
+    assert run(calls, 1, 1, 0, 2) == ["start in folder", 1, "wait", "stop", 2]
+
+
+def test_a_run_that_goes_on_between_them_records_the_rest(calls):
+    assert run(calls, 3, 6, 4, 7) == ["start in folder", 5, 6, "wait", "stop", 7]
+
+
+def test_a_run_that_goes_on_behind_them_records_nothing(calls):
+    assert run(calls, 3, 6, 6, 8) == [7, 8]
+
+
+def test_a_run_that_ends_before_the_last_step(calls):
+    assert run(calls, 2, 6, 0, 3) == [1, "start in folder", 2, 3, "stop"]
