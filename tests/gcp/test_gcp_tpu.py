@@ -1,10 +1,12 @@
 """gcp/tpu against a fake gcloud whose hosts train by a stand-in."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -528,7 +530,8 @@ def test_training_outlives_the_connection_and_is_not_started_twice(ready):
     hold.touch()
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
-    process.terminate()
+    # What the terminal does: gcloud gets it, too.
+    os.killpg(process.pid, signal.SIGTERM)
     process.communicate(timeout=20)
     again = ready.start("train")
     lines = [again.stdout.readline() for _ in range(4)]
