@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 import platform
@@ -52,6 +53,16 @@ def command() -> str:
     # `python -m imagenet_fast` and the console script are the same command.
     program = "imagenet-fast" if name.name == "__main__.py" else name.name
     return shlex.join([program, *sys.argv[1:]])
+
+
+def provenance() -> dict[str, Any]:
+    """Returns ``command``, ``hardware``, ``versions`` and ``finished``, this moment, for a file."""
+    return {
+        "command": command(),
+        "hardware": hardware(),
+        "versions": versions(),
+        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
 
 
 def _cpu() -> tuple[str, set[str]]:

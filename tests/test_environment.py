@@ -1,5 +1,7 @@
+import datetime
 import os
 import sys
+import time
 
 import pytest
 
@@ -40,3 +42,10 @@ def test_versions():
     versions = environment.versions()
     assert versions["python"] == sys.version.split()[0]
     assert all(versions.values())
+
+
+def test_provenance_is_all_that_a_number_needs():
+    found = environment.provenance()
+    assert list(found) == ["command", "hardware", "versions", "finished"]
+    assert found["versions"] == environment.versions()
+    assert abs(datetime.datetime.fromisoformat(found["finished"]).timestamp() - time.time()) < 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 from collections.abc import Sequence
@@ -122,10 +121,7 @@ def _to_json(results: Sequence[Result], replicas: int, group: int, options: dict
             for result in results
         ],
         "options": options,
-        "command": environment.command(),
-        "hardware": environment.hardware(),
-        "versions": environment.versions(),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **environment.provenance(),
     }
     return json.dumps(values, indent=2) + "\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import io
 import json
 import math
@@ -125,10 +124,7 @@ def _to_json(parts: Mapping[str, Comparison], options: dict[str, Any]) -> str:
         "n": next(iter(parts.values())).repeats,
         "parts": {name: _part_values(part) for name, part in parts.items()},
         "options": options,
-        "command": environment.command(),
-        "hardware": environment.hardware(),
-        "versions": environment.versions(),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **environment.provenance(),
     }
     return json.dumps(values, indent=2) + "\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import io
 import json
 from typing import Any
@@ -106,10 +105,7 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
         "n": comparison.repeats,
         "results": results,
         "options": options,
-        "command": environment.command(),
-        "hardware": environment.hardware(),
-        "versions": environment.versions(),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **environment.provenance(),
     }
     return json.dumps(values, indent=2, default=dataclasses.asdict) + "\n"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import io
 import json
 from collections.abc import Sequence
@@ -95,10 +94,8 @@ def _to_json(parts: Sequence[Served], options: dict[str, Any]) -> str:
         "n": parts[0].comparison.repeats,
         "parts": {f"batch {part.batch_size}": _part_values(part) for part in parts},
         "options": options,
-        "command": environment.command(),
-        "hardware": environment.hardware(),
+        **environment.provenance(),
         "versions": {**environment.versions(), **parts[0].versions},
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     return json.dumps(values, indent=2) + "\n"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import pathlib
 import sys
@@ -347,10 +346,7 @@ class _Run:
                     for d in self.strategy.extended.worker_devices
                 }
             ),
-            "hardware": environment.hardware(),
-            "versions": environment.versions(),
-            "command": environment.command(),
-            "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            **environment.provenance(),
         }
 
     def _reached(self, validation: Row) -> bool:

@@ -57,7 +57,7 @@ def run(lab: Lab, command: list[str], grace: float) -> int:
     job = launch_local.Job(grace)
     job.end_on(*ENDING_SIGNALS)
     try:
-        job.start([*_ENTER, *command], environments(lab.layout, lab.names))
+        job.start_workers([*_ENTER, *command], environments(lab.layout, lab.names))
         return job.wait()
     finally:
         job.kill()

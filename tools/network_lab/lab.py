@@ -38,7 +38,7 @@ class Lab:
         prefix = namespaces.own_prefix()
         self.names = [f"{prefix}{worker}" for worker in range(layout.workers)]
         self._hub = prefix + "hub"
-        self._switch: launch_local.Worker | None = None
+        self._switch: launch_local.Process | None = None
         self._removing = False
 
     def build(self) -> None:
@@ -70,7 +70,7 @@ class Lab:
         namespaces.run("ip", "-n", name, "address", "add", address, "dev", "eth0")
         namespaces.run("ip", "-n", name, "link", "set", "eth0", "gso_max_size", segment, "up")
 
-    def _watch(self, process: launch_local.Worker) -> None:
+    def _watch(self, process: launch_local.Process) -> None:
         """Ends this process as SIGTERM does if the switch ends: no worker hears another then."""
         process.process.wait()
         if not self._removing:

@@ -50,7 +50,7 @@ _LARGEST = _HEADER.size + 14 + 65536
 _BATCH = 16
 
 
-def start(names: list[str], layout: Layout, queue: int) -> launch_local.Worker:
+def start(names: list[str], layout: Layout, queue: int) -> launch_local.Process:
     """Starts a switch with an ``eth0`` in each worker's namespace, and waits until they exist.
 
     Args:
@@ -63,8 +63,8 @@ def start(names: list[str], layout: Layout, queue: int) -> launch_local.Worker:
     """
     plan = {"names": names, "layout": dataclasses.asdict(layout), "queue": queue}
     tools = str(pathlib.Path(__file__).resolve().parents[1])
-    process = launch_local.Worker(
-        len(names),
+    process = launch_local.Process(
+        "switch",
         [sys.executable, "-m", "network_lab.switch", json.dumps(plan)],
         {**os.environ, "PYTHONPATH": tools},
     )
