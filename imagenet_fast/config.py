@@ -833,7 +833,7 @@ class Config:
 
     @property
     def warmup_first_rate(self) -> float | None:
-        """The rate with which the warmup begins; None: there is no warmup."""
+        """The rate with which the warmup begins; None where there is none."""
         if self.warmup_start >= 0:
             return self.warmup_start
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None

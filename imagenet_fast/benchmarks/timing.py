@@ -66,12 +66,12 @@ class Comparison:
 
     @property
     def ratios(self) -> dict[str, Spread]:
-        """The first one's time by that of each other one, turn by turn: below 1 it is faster."""
+        """The first one's time by that of each other one, turn by turn; below 1 it is faster."""
         return self._ratios([times.seconds for times in self.times])
 
     @property
     def cpu_ratios(self) -> dict[str, Spread]:
-        """The same of the CPU times: fair on a machine that others use too."""
+        """The same of the CPU times, fair on a machine that others use too."""
         return self._ratios([times.cpu_seconds for times in self.times])
 
     def images_per_second(self, index: int) -> Spread | None:

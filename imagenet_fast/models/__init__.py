@@ -74,7 +74,7 @@ def features(network: keras.Model) -> Any:
     """Returns what feeds the last dense layer of a model that ``build`` made.
 
     Returns:
-        Keras' symbolic tensor, float [batch, channels], from which a ``keras.Model`` can be made:
+        Keras' symbolic tensor, float [batch, channels], from which a ``keras.Model`` can be made;
         of ResNets the average over the last feature map, of AlexNet the outputs of its second
         hidden dense layer.
     """

@@ -80,7 +80,7 @@ class LARS(MomentumOptimizer):
           variables: what they are of, among those that the optimizer was built with.
 
         Returns:
-          Scalars, float32, or float64 if a variable is: 1 for those that ``trust_mask`` excludes.
+          Scalars, float32, or float64 if a variable is; 1 for those that ``trust_mask`` excludes.
         """
         indices = [self._index(variable) for variable in variables]
         scaled = [self.trust_mask is None or self.trust_mask[index] for index in indices]

@@ -20,7 +20,7 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
       batch_size: files in a call of the model.
 
     Yields:
-      For each file, in order: ``file``, and either ``predictions``, a list of ``class``, ``label``
+      For each file, in order, ``file``, and either ``predictions``, a list of ``class``, ``label``
       and ``probability``, best first, or ``error``, the reason why there are none.
 
     Raises:

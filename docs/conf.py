@@ -1,0 +1,54 @@
+"""How Sphinx builds the site; ``tools/docs.sh`` runs it.
+
+The pages' root is the repository's, so that relative links mean the same here and on GitHub.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+
+import imagenet_fast
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent / "extensions"))
+
+project = "imagenet_fast"
+release = imagenet_fast.__version__
+root_doc = "README"
+include_patterns = ["README.md", "docs/**", "gcp/README.md", "benchmarks/**/README.md"]
+exclude_patterns = ["docs/_build", "docs/contents.md"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    # In docs/extensions.
+    "front_page",
+    "from_code",
+    "signatures",
+]
+
+myst_heading_anchors = 3
+smartquotes_action = "D"  # dashes; quotes stay as they are
+
+autodoc_default_options = {"members": True}
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # os.environ is one
+napoleon_use_ivar = True
+napoleon_use_rtype = False  # the signature has it
+python_maximum_signature_line_length = 88
+
+nitpick_ignore_regex = [
+    # Names of other projects, whose pages are not here.
+    (r"py:.*", r"(collections|contextlib|keras|np|numpy|os|pathlib|tensorflow|tf|tf_keras)\..*"),
+    # Of these a user sees what Source says.
+    (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),
+]
+
+html_theme = "furo"
+html_title = f"imagenet_fast {release}"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_copyright = False
+html_show_sphinx = False
