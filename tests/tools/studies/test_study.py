@@ -199,10 +199,19 @@ def test_norms_vanish_in_float16():
 # --- The command
 
 
-def test_command(tmp_path, run_python):
-    asked = [STUDIES / "large_batch", "--seeds=0"]
-    finished = run_python(asked, check=False)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds=0"], "seeds and jobs must be positive"),
+        ([], "give --data_dir"),
+        (
+            ["--data_dir=x", "--only=scale"],
+            "no experiment 'scale'; did you mean 'scaling'?",
+        ),
+    ],
+)
+def test_mistakes(tmp_path, run_python, arguments, message):
+    log = f"--log={tmp_path / 'x'}"
+    finished = run_python([STUDIES, "large_batch", log, *arguments], check=False)
     assert finished.returncode == 2
-    assert "seeds and jobs must be positive" in finished.stderr
-    finished = run_python([STUDIES / "large_batch", f"--log={tmp_path / 'x'}"], check=False)
-    assert "give --data_dir" in finished.stderr
+    assert message in finished.stderr

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from matplotlib.figure import Figure
 from study import page, tables
-from study.command import ROOT
 from study.log import Key, Record
 from study.style import COLORS, drawn
 
@@ -30,8 +29,7 @@ def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None
       UserError: if they cannot be written, or the page lacks the table's place.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (6, 4))})
-    docs = ROOT / "docs"
-    write_results(docs, {PAGE: filled_page((docs / PAGE).read_text(encoding="utf-8"), records)})
+    page.rewrite(PAGE, lambda text: filled_page(text, records))
 
 
 def filled_page(text: str, records: Mapping[Key, Record]) -> str:

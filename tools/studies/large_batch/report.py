@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from study import page, tables
-from study.command import ROOT
 from study.log import Key, Record
 from study.settings import Experiment
 from study.style import COLORS, drawn
@@ -45,8 +44,7 @@ def write_report(records: Records, directory: pathlib.Path) -> None:
         directory,
         {SCALING_PICTURE: scaling_picture(records), POOL5_PICTURE: pool5_picture(records)},
     )
-    docs = ROOT / "docs"
-    write_results(docs, {PAGE: filled_page((docs / PAGE).read_text(encoding="utf-8"), records)})
+    page.rewrite(PAGE, lambda text: filled_page(text, records))
 
 
 def filled_page(text: str, records: Records) -> str:

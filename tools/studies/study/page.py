@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
+
+_DOCS = pathlib.Path(__file__).parents[3] / "docs"
+
+
+def rewrite(name: str, filled: Callable[[str], str]) -> None:
+    """Makes a page of ``docs/`` anew from its own text.
+
+    Raises:
+      UserError: if it cannot be written, or ``filled`` finds no place for something.
+    """
+    write_results(_DOCS, {name: filled((_DOCS / name).read_text(encoding="utf-8"))})
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:

@@ -1,0 +1,95 @@
+"""Trains what the log of a study lacks, then writes its tables and pictures.
+
+    python tools/studies large_batch --data_dir=data/fashion_mnist --jobs=2
+    python tools/studies batch_norm_groups --data_dir=data/fashion_mnist --jobs=2
+    python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
+    python tools/studies jpeg_decoding --data_dir=data/fashion_jpegs
+
+When it was interrupted, the same command goes on. --report trains nothing. Each study has a log in
+benchmarks/, beside its pictures, and its tables in a page of docs/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+from study import log, runner
+from study.settings import SEEDS, Experiment
+
+from imagenet_fast.errors import UserError, nearest
+
+ROOT = pathlib.Path(__file__).parents[2]
+# With the module of each whose run(setting, seed, data_dir) trains.
+STUDIES = {
+    "batch_norm_groups": "study.training",
+    "jpeg_decoding": "jpeg_decoding.training",
+    "large_batch": "large_batch.training",
+}
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Reads the command line; wrong ones end the process with status 2."""
+    parser = argparse.ArgumentParser(
+        "studies",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--data_dir", help="shards; the page of the study says how to make them")
+    parser.add_argument(
+        "--only", metavar="EXPERIMENT", action="append", help="what to train (default: all)"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="of each setting (default: %(default)s)"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument(
+        "--log", type=pathlib.Path, help="default: benchmarks/STUDY/runs.jsonl in this repository"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains and reports; returns 0, 2 after an error of the user's, 130 after an interruption."""
+    given = parse(arguments)
+    path = given.log or ROOT / "benchmarks" / given.study / "runs.jsonl"
+    try:
+        if min(given.seeds, given.jobs) < 1:
+            raise UserError("seeds and jobs must be positive")
+        if not given.report:
+            if not given.data_dir:
+                raise UserError("give --data_dir, or --report to train nothing")
+            runs = runner.missing(_experiments(given.study, given.only), given.seeds, path)
+            runner.train(runs, STUDIES[given.study], given.data_dir, path, given.jobs)
+        report = importlib.import_module(f"{given.study}.report")
+        report.write_report(log.read(path), path.parent)
+        return 0
+    except UserError as error:
+        print(f"{given.study}: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{given.study}: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+
+
+def _experiments(study: str, only: Sequence[str] | None) -> list[Experiment]:
+    """Returns the experiments of a study, or those that are named."""
+    every = importlib.import_module(f"{study}.experiments").EXPERIMENTS
+    by_name = {experiment.name: experiment for experiment in every}
+    for name in only or ():
+        if name not in by_name:
+            raise UserError(f"{study} has no experiment {name!r}{nearest(name, list(by_name))}")
+    return [by_name[name] for name in only or by_name]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
