@@ -12,7 +12,6 @@ at_once=(--numprocesses=2 --dist=loadfile)
 if [ "${1-}" = addons ]; then
   shift
   tools/install.sh .venv-addons test,addons
-  export TF_USE_LEGACY_KERAS=1
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not addons" "$@"
   # Apart, because of what importing Addons does to loading models. 5: nothing was selected.
   .venv-addons/bin/python -m pytest -m addons "$@" || [ $? -eq 5 ]

@@ -561,8 +561,8 @@ def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
     hold.touch()
     process = ready.start("--yes", "keep_running")
     wait_for(lambda: ready.trained(1))
-    hold.unlink()
     ready.cloud.kill_all()
+    hold.unlink()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert "host 0 was started anew" in output and "trained: " in output
