@@ -13,6 +13,7 @@ from imagenet_fast.benchmarks.input_variants import make_variant, names_of_varia
 from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns
 from imagenet_fast.benchmarks.worker import Worker
 from imagenet_fast.config import Config
+from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.pipeline import make_dataset, thread_count
 
 OWN = PEERS["own"]
@@ -41,6 +42,7 @@ class InputBenchmark:
         warmup: int,
         repeats: int,
     ) -> None:
+        keep_freed_memory()  # For the bounds, too.
         self._config = config.replace(strategy="one_device")
         self._steady = self._config.replace(
             shuffle_buffer=min(config.shuffle_buffer, _MOST_SHUFFLED)

@@ -16,7 +16,7 @@ def import_tensorflow() -> None:
     that has one.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Else TensorFlow imports Keras 3 as well, which nothing here uses, and takes half as long again.
+    # Else TensorFlow imports Keras 3, too, which nothing here uses and takes half as long again.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     sys.stderr.flush()
     stderr = os.dup(2)

@@ -31,6 +31,7 @@ from imagenet_fast.data.cache import (
 )
 from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.order import (
     ReadShard,
     Share,
@@ -77,6 +78,7 @@ def make_dataset(
         raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
     strategy = make_strategy(config)
     here = _runs_here(strategy)
+    keep_freed_memory()
     config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
     if not config.synthetic:
         _tell_without_python(config, split, here)

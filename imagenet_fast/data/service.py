@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.errors import UserError
 
@@ -51,6 +52,7 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
     """
     for name, number in (("port", port), ("worker_port", worker_port)):
         _check_free(name, number)
+    keep_freed_memory()
     with_resize_kernel(Config())  # It is known to TensorFlow from then on, if it can be had.
     service = tf.data.experimental.service
     try:
