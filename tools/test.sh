@@ -2,7 +2,8 @@
 # Installs this package with what its tests need, and runs them:
 #
 #   tools/test.sh [PYTEST-ARGUMENT ...]          current TensorFlow, all tests
-#   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons, without the slow tests
+#   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the quick tests of what
+#                                                computes with TensorFlow
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL=2
 at_once=(--numprocesses=2 --dist=loadfile)
 if [ "${1-}" = addons ]; then
   shift
+  [ $# -gt 0 ] || set -- tests/{data,distribute,layers,models,optimizers,serving,training}
   tools/install.sh .venv-addons test,addons
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not addons" "$@"
   # Apart, because of what importing Addons does to loading models. 5: nothing was selected.
