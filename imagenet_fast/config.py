@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import pathlib
+import os
 import typing
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +19,7 @@ from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTY
 from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
+from imagenet_fast.paths import Path, is_local, to_path
 from imagenet_fast.planning.large_batch import BATCH_TABLES, values_for_batch
 
 _COMMENT_MARKS = ("#", "//")
@@ -293,6 +294,8 @@ class Config:
         "",
         "directory on a local disk to which each host copies the shards that it reads; empty: none",
         group="data",
+        check=is_local,
+        must="be on a disk of this machine",
         free=True,
     )
     data_threads: int = _option(
@@ -849,7 +852,7 @@ class Config:
         return dataclasses.replace(self, **changes)
 
     @classmethod
-    def from_flagfile(cls, path: str | pathlib.Path, **changes: Any) -> Config:
+    def from_flagfile(cls, path: str | os.PathLike[str], **changes: Any) -> Config:
         """Reads a recipe: one ``--option=value`` a line, ``#`` before a comment.
 
         Args:
@@ -966,18 +969,16 @@ def _parse(name: str, kind: Any, text: str) -> Any:
         raise UserError(f"{name} is {text!r}, but must be {_KINDS[kind]}") from None
 
 
-def read_flagfile(path: str | pathlib.Path) -> Iterator[tuple[str, str]]:
+def read_flagfile(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """Yields the (option, text) pairs of a flagfile, in order, those of nested files in place.
 
     Raises:
       UserError: if a file cannot be read, a line is no flag, or files name each other in a circle.
     """
-    yield from _read_flagfile(pathlib.Path(path), ())
+    yield from _read_flagfile(to_path(path), ())
 
 
-def _read_flagfile(
-    path: pathlib.Path, parents: tuple[pathlib.Path, ...]
-) -> Iterator[tuple[str, str]]:
+def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
     if path.resolve() in parents:
         raise UserError(f"flagfile {path} includes itself")
     try:
@@ -994,7 +995,7 @@ def _read_flagfile(
             raise UserError(f"{path}, line {number}: {flag!r} is not a flag (--option=value)")
         name, equals, text = flag.lstrip("-").partition("=")
         if name == "flagfile":
-            nested = pathlib.Path(text)
+            nested = to_path(text)
             if not nested.exists():
                 nested = path.parent / nested
             yield from _read_flagfile(nested, (*parents, path.resolve()))

@@ -314,6 +314,7 @@ def test_accepted_forms():
         ({"label_smoothing": 1.0}, "label_smoothing is 1, but must be in [0, 1)"),
         ({"seed": -1}, "seed is -1, but must be in [0, 2**32)"),
         ({"seed": 2**32}, "seed is 4294967296, but must be in [0, 2**32)"),
+        ({"cache_dir": "gs://b/cache"}, "cache_dir is gs://b/cache, but must be on a disk of this"),
         ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
         ({"fusion_bytes": -1}, "fusion_bytes is -1, but must not be negative"),
         ({"fusion_segments": (76, 20)}, "fusion_segments is 76,20, but must be positive and incr"),

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.files import write_file, write_results
+from imagenet_fast.files import LineFile, whole_lines, write_file, write_results
 
 
 def test_files_are_never_there_in_part(tmp_path, monkeypatch):
@@ -23,6 +23,40 @@ def test_files_are_never_there_in_part(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         write_file(path, json.dumps({"top1": 0.75}))
     assert json.loads(path.read_text()) == {"top1": 0.5}
+
+
+def test_bytes(tmp_path):
+    write_file(tmp_path / "a", b"\x00\xff\n")
+    assert (tmp_path / "a").read_bytes() == b"\x00\xff\n"
+    assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_lines_are_there_at_once_and_as_a_whole(tmp_path):
+    path = tmp_path / "lines"
+    assert whole_lines(path) == []
+    path.write_text("old\n")
+    lines = LineFile(path, ["one", "two"])
+    assert whole_lines(path) == ["one", "two"]
+    lines.add("three")
+    assert whole_lines(path) == ["one", "two", "three"]
+    lines.close()
+    with path.open("a") as file:
+        file.write("fo")
+    assert whole_lines(path) == ["one", "two", "three"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_that_cannot_be_written_leave_those_that_are_there(tmp_path, monkeypatch):
+    path = tmp_path / "lines"
+    path.write_text("old\n")
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        LineFile(path, ["new"])
+    assert whole_lines(path) == ["old"]
 
 
 def test_results(tmp_path):

@@ -19,6 +19,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+from imagenet_fast.paths import to_path
 
 # By the pipeline's name in input_worker.py, that for people.
 PEERS = {
@@ -73,7 +74,7 @@ def _arguments(name: str, config: Config, info: DatasetInfo, directory: str) -> 
     if name in _OF_FILES:
         arguments.update(directory=directory, threads=thread_count(config))
     if name in _OF_RECORDS:
-        paths = [str(pathlib.Path(path).resolve()) for path in info.splits["train"].paths]
+        paths = [str(to_path(path).resolve()) for path in info.splits["train"].paths]
         arguments.update(paths=paths, shuffle_buffer=config.shuffle_buffer)
     if name == "model_garden":
         arguments["classes"] = info.num_classes

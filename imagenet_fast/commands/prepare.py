@@ -63,18 +63,19 @@ def _verify(directory: str) -> int:
 
 
 def _prepare(flags: CommandFlags, directory: str) -> int:
-    from imagenet_fast.data.prepare import prepare
+    from imagenet_fast.data.prepare import prepare, target_directory
     from imagenet_fast.data.sources import open_source
 
     if not flags["source"]:
         raise UserError("give --source: what kind of data to prepare")
     names = _SOURCE_OPTIONS.get(flags["source"], ())
     options = {name: flags[name] for name in names if flags[name] != ""}
+    target = target_directory(directory)  # before a source is read, for minutes
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     _warn(source.warnings)  # before hours of work
     manifest = prepare(
         source,
-        directory,
+        target,
         train_shards=flags["train_shards"] or None,
         validation_shards=flags["validation_shards"] or None,
         seed=flags["seed"],

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import pathlib
 import threading
 from typing import Any
 
@@ -24,7 +23,8 @@ from imagenet_fast.data.records import (
     decode_example,
 )
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
+from imagenet_fast.files import whole_lines, write_file
+from imagenet_fast.paths import Path, to_path
 
 FILE = "bad_images.jsonl"
 # Of the other input pipelines, by their numbers.
@@ -55,7 +55,7 @@ class BadImages:
       labels: that a record may have.
     """
 
-    path: pathlib.Path
+    path: Path
     split: str
     labels: range
 
@@ -81,7 +81,7 @@ class BadImages:
         Raises:
           UserError: if the list cannot be written.
         """
-        place = {"shard": pathlib.Path(shard).name, "record": damage.record}
+        place = {"shard": to_path(shard).name, "record": damage.record}
         self._add("lost record", {**place, "offset": damage.offset, "reason": damage.reason})
 
     def _add(self, kind: str, image: BadImage) -> None:
@@ -100,7 +100,7 @@ def list_bad_images(
         return None
     name = _OTHER_FILE.format(pipeline) if pipeline else FILE
     labels = range(-info.label_offset, info.num_classes - info.label_offset)
-    bad_images = BadImages(pathlib.Path(config.model_dir, name).absolute(), split, labels)
+    bad_images = BadImages(to_path(config.model_dir, name).absolute(), split, labels)
     _list_at(bad_images.path)  # Now, because threads that came first together would make two.
     return bad_images
 
@@ -146,7 +146,7 @@ def _diagnose_fields(fields: dict[str, list[Any]], labels: range) -> tuple[str, 
 
 def read_bad_images(model_dir: str) -> list[BadImage]:
     """Returns what a run has listed, each image once, even if several workers met it."""
-    lines = [line for path in _files(model_dir) for line in _whole_lines(path)]
+    lines = [line for path in _files(model_dir) for line in whole_lines(path)]
     return [json.loads(line) for line in dict.fromkeys(lines)]
 
 
@@ -168,7 +168,7 @@ def describe(model_dir: str, examples: int = 0) -> str:
         return ""
     kinds = ", ".join(f"{number} {kind}" for kind, number in count_kinds(bad_images).items())
     files = _files(model_dir)
-    place = files[0] if len(files) == 1 else pathlib.Path(model_dir, _ALL_FILES)
+    place = files[0] if len(files) == 1 else to_path(model_dir, _ALL_FILES)
     text = f"unreadable images: {len(bad_images)} ({kinds}), listed in {place}"
     if examples:
         text += ": " + "; ".join(map(_tell, bad_images[:examples]))
@@ -184,14 +184,8 @@ def _tell(image: BadImage) -> str:
     return f"{place} ({image['kind']}: {image['reason']})"
 
 
-def _files(model_dir: str) -> list[pathlib.Path]:
-    return sorted(pathlib.Path(model_dir).glob(_ALL_FILES)) if model_dir else []
-
-
-def _whole_lines(path: pathlib.Path) -> list[str]:
-    """Returns the lines of a file but one that a kill has cut short; none if there is no file."""
-    text = path.read_text() if path.exists() else ""
-    return text[: text.rfind("\n") + 1].splitlines()
+def _files(model_dir: str) -> list[Path]:
+    return sorted(to_path(model_dir).glob(_ALL_FILES)) if model_dir else []
 
 
 class _List:
@@ -201,7 +195,7 @@ class _List:
       path: of the file.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
         self._known: set[str] | None = None
@@ -227,12 +221,12 @@ class _List:
     def _start(self) -> set[str]:
         """Makes the file end with a whole line, and returns its lines."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        lines = _whole_lines(self._path)
+        lines = whole_lines(self._path)
         write_file(self._path, "".join(f"{line}\n" for line in lines))
         return set(lines)
 
 
 @functools.cache
-def _list_at(path: pathlib.Path) -> _List:
+def _list_at(path: Path) -> _List:
     """Returns the one list of a file: that of both splits, and of every part of a run."""
     return _List(path)

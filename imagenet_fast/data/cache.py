@@ -26,6 +26,7 @@ from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.order import Share, read_records
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, to_path
 
 _DECODED_AT_ONCE = 256
 _COPIED_AT_ONCE = 16 * 2**20
@@ -138,10 +139,10 @@ def copy_shards(share: Share, directory: str) -> Share:
     Raises:
       UserError: if they cannot be read or written.
     """
-    copies = [_copy_path(pathlib.Path(path), directory) for path in share.paths]
+    copies = [_copy_path(to_path(path), directory) for path in share.paths]
     missing = [
         (path, copy)
-        for path, copy in zip(map(pathlib.Path, share.paths), copies)
+        for path, copy in zip(map(to_path, share.paths), copies)
         if not copy.exists() or copy.stat().st_size != path.stat().st_size
     ]
     total = sum(path.stat().st_size for path, _ in missing)
@@ -156,14 +157,14 @@ def copy_shards(share: Share, directory: str) -> Share:
     return dataclasses.replace(share, paths=tuple(map(str, copies)))
 
 
-def _copy_path(path: pathlib.Path, directory: str) -> pathlib.Path:
+def _copy_path(path: Path, directory: str) -> pathlib.Path:
     """Returns where a shard's copy is: apart from those of other data sets of the same names."""
     source = path.resolve().parent
     folder = f"{source.name}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     return pathlib.Path(directory, folder, path.name)
 
 
-def _copy(path: pathlib.Path, copy: pathlib.Path, bar: tqdm) -> None:
+def _copy(path: Path, copy: pathlib.Path, bar: tqdm) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
     # Another process of this host may copy the same file.
     temporary = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 import re
 
 from imagenet_fast.config import Config
@@ -17,6 +16,7 @@ from imagenet_fast.data.records import (
     read_records,
 )
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, to_path
 
 _SHARD_NAME = re.compile(r"(train|validation)-\d{5}-of-(\d{5})")
 # How many labels of a directory without a manifest are looked at before the run starts.
@@ -78,7 +78,7 @@ def read_info(config: Config) -> DatasetInfo:
         raise UserError(
             "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
         )
-    directory = pathlib.Path(config.data_dir)
+    directory = to_path(config.data_dir)
     if not directory.is_dir():
         raise UserError(f"data_dir {directory} is not a directory")
     if (directory / manifests.FILE).exists():
@@ -93,7 +93,7 @@ def read_info(config: Config) -> DatasetInfo:
     return info
 
 
-def _from_manifest(directory: pathlib.Path, config: Config) -> DatasetInfo:
+def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
     manifest = manifests.read_manifest(directory)
     if config.num_classes not in (0, manifest.num_classes):
         raise UserError(
@@ -118,9 +118,9 @@ def _from_manifest(directory: pathlib.Path, config: Config) -> DatasetInfo:
     return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
 
 
-def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
+def _from_shards(directory: Path, config: Config) -> DatasetInfo:
     """Takes shards that another converter wrote: counts their records by their length headers."""
-    found: dict[str, list[pathlib.Path]] = {}
+    found: dict[str, list[Path]] = {}
     for path in sorted(directory.iterdir()):
         match = _SHARD_NAME.fullmatch(path.name)
         if match:
@@ -153,7 +153,7 @@ def _from_shards(directory: pathlib.Path, config: Config) -> DatasetInfo:
     return DatasetInfo(directory.name, labels, config.label_offset, splits)
 
 
-def _check_complete(split: str, paths: list[pathlib.Path]) -> None:
+def _check_complete(split: str, paths: list[Path]) -> None:
     """Checks that the shards are those that the name of the first one tells of."""
     directory, first = paths[0].parent, paths[0].name
     total = _SHARD_NAME.fullmatch(first)[2]
@@ -170,7 +170,7 @@ def _check_complete(split: str, paths: list[pathlib.Path]) -> None:
         raise UserError(f"{directory / missing[0]} is missing{more}")
 
 
-def _check_labels(paths: list[pathlib.Path], config: Config) -> None:
+def _check_labels(paths: list[Path], config: Config) -> None:
     """Checks some labels of each of the first, the middle and the last shard."""
     for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
         records = itertools.islice(read_records(path), _LABELS_CHECKED)

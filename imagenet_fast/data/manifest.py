@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
 from imagenet_fast.data import records
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.paths import Path, to_path
 
 FILE = "manifest.json"
 VERSION = 1
@@ -113,7 +114,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
       UserError: There is no such directory or no manifest in it, or it is not one that this version
         of the package can read.
     """
-    directory = Path(directory)
+    directory = to_path(directory)
     path = directory / FILE
     if not directory.is_dir():
         raise UserError(
@@ -148,7 +149,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
 def write_manifest(manifest: Manifest, directory: str | os.PathLike[str]) -> None:
     """Writes ``manifest`` into ``directory``, replacing the one there, never leaving half of it."""
-    path = Path(directory) / FILE
+    path = to_path(directory, FILE)
     temporary = records.temporary_name(path)
     values = {"version": VERSION, **dataclasses.asdict(manifest)}
     temporary.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -166,7 +167,7 @@ def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: st
             f"{directory}: no split {split!r}; it has {', '.join(manifest.splits)}"
             f"{nearest(split, manifest.splits)}"
         )
-    problems = _size_problems(manifest.splits[split], Path(directory))
+    problems = _size_problems(manifest.splits[split], to_path(directory))
     if problems:
         more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
@@ -190,7 +191,7 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     Raises:
       UserError: The manifest itself cannot be read.
     """
-    directory = Path(directory)
+    directory = to_path(directory)
     manifest = read_manifest(directory)
     problems = []
     total = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
@@ -324,5 +325,5 @@ def _check(manifest: Manifest) -> None:
                 f"{name}: {sum(split.class_counts)} examples by class, {split.examples} by shard"
             )
         for shard in split.shards:
-            if Path(shard.file).name != shard.file:
+            if PurePath(shard.file).name != shard.file:
                 raise ValueError(f"{name}: {shard.file!r} is not the name of a file")

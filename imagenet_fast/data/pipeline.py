@@ -51,6 +51,7 @@ from imagenet_fast.data.service import (
 from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size
 from imagenet_fast.errors import UserError
 from imagenet_fast.notices import tell_once
+from imagenet_fast.paths import to_path
 
 # For each replica, ready while it computes.
 _BATCHES_AHEAD = 2
@@ -273,7 +274,7 @@ def _shards(
         bad_images = list_bad_images(config, info, split, pipeline)
         return share, functools.partial(read_records, bad_images=bad_images), bad_images
     # Other processes have other working directories.
-    paths = tuple(map(os.path.abspath, share.paths))
+    paths = tuple(str(to_path(path).absolute()) for path in share.paths)
     return dataclasses.replace(share, paths=paths), read_until_damage, None
 
 

@@ -31,6 +31,7 @@ from imagenet_fast.data.images import BadImageError, encode_pixels, normalise_en
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.sources import Item, Source
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 
 JOURNAL = "prepare.journal"
 
@@ -89,7 +90,7 @@ def prepare(
         data set or this one made in another way; a number of shards is impossible; an image cannot
         be read or has a label out of range; too many images cannot be decoded.
     """
-    directory = Path(directory)
+    directory = target_directory(directory)
     shards = _shard_counts(source, {"train": train_shards, "validation": validation_shards})
     job = {
         **source.describe(),
@@ -124,6 +125,19 @@ def prepare(
             raise _unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
+
+
+def target_directory(directory: str | os.PathLike[str]) -> Path:
+    """Returns where shards are to be written, which must be a disk: a journal is kept there.
+
+    Raises:
+      UserError: It is in a bucket.
+    """
+    advice = (
+        "; copy it to the bucket from there, with `gcp/tpu copy_data` or `gcloud storage rsync "
+        "--recursive`"
+    )
+    return to_local_path(directory, "data_dir", advice)
 
 
 def _mend(

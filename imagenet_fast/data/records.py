@@ -14,12 +14,12 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, to_path
 
 ENCODED = "image/encoded"
 FORMAT = "image/format"
@@ -166,7 +166,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Wri
     Returns:
       The number of records, the file's size and its SHA-256.
     """
-    path = Path(path)
+    path = to_path(path)
     temporary = temporary_name(path)
     digest = hashlib.sha256()
     examples = size = 0
@@ -287,7 +287,7 @@ class _File:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
+        self.path = to_path(path)
         self._file: BinaryIO | None = None
         self.size = self._insist(lambda file: file.seek(0, os.SEEK_END))
 

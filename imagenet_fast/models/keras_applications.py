@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import h5py
 import numpy as np
 import tf_keras as keras
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, to_path
 
 # What Keras applications' networks are built with.
 _EPSILON = 1.001e-5
@@ -19,7 +21,7 @@ _TOPS = ("predictions", "probs")
 
 
 def load_keras_applications_weights(
-    model: keras.Model, weights: keras.Model | str | Path, *, include_top: bool = True
+    model: keras.Model, weights: keras.Model | str | os.PathLike[str], *, include_top: bool = True
 ) -> None:
     """Sets the weights of a ResNet-50, 101 or 152 to those of Keras applications.
 
@@ -42,7 +44,7 @@ def load_keras_applications_weights(
             lists what differs, and the model is unchanged.
     """
     _check_variant(model)
-    source = _of_model(weights) if isinstance(weights, keras.Model) else _of_file(Path(weights))
+    source = _of_model(weights) if isinstance(weights, keras.Model) else _of_file(to_path(weights))
     tops = [name for name in _TOPS if name in source]
     if include_top and not tops:
         raise UserError(
@@ -122,7 +124,7 @@ def _of_file(path: Path) -> dict[str, dict[str, np.ndarray]]:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file of weights")
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(io.BytesIO(path.read_bytes()), "r") as file:
             # ``save`` puts the weights in a group of their own, ``save_weights`` at the root.
             root = file.get("model_weights", file)
             return {

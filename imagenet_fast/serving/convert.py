@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import io
 import os
-import pathlib
 import zipfile
 
 import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_file
+from imagenet_fast.paths import Path, to_path
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.classifier import Classifier
 
@@ -90,19 +91,17 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
     return _write(path, content.getvalue())
 
 
-def _new_file(path: str | os.PathLike[str]) -> pathlib.Path:
-    path = pathlib.Path(path)
+def _new_file(path: str | os.PathLike[str]) -> Path:
+    path = to_path(path)
     if path.exists():
         raise UserError(f"{path} exists already; remove it, or export to another file")
     return path
 
 
-def _write(path: pathlib.Path, content: bytes) -> str:
-    temporary = path.with_name(path.name + ".tmp")
+def _write(path: Path, content: bytes) -> str:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content)
-        temporary.replace(path)
+        write_file(path, content)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     return str(path)

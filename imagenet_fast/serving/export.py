@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import shutil
 
 import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, to_path
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
 from imagenet_fast.training.classifier import Classifier
@@ -49,22 +48,24 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     Raises:
       UserError: if there is no checkpoint, or ``directory`` exists or cannot be written.
     """
-    directory = pathlib.Path(directory)
+    directory = to_path(directory)
     if directory.exists():
         raise UserError(f"{directory} exists already; remove it, or export to another directory")
     # Written beside and renamed, so that a server never loads half a model.
     temporary = directory.with_name(directory.name + ".tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     with serving_module(source, top_k) as module:
         try:
+            if temporary.exists():
+                tf.io.gfile.rmtree(str(temporary))
             _save(module, temporary)
-            temporary.rename(directory)
+            temporary.replace(directory)
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"cannot write {directory}: {error}") from error
     return str(directory)
 
 
-def _save(module: ServingModule, directory: pathlib.Path) -> None:
+def _save(module: ServingModule, directory: Path) -> None:
+    directory.mkdir(parents=True)
     signatures = {
         "serving_default": module.classify,
         "features": module.embed,

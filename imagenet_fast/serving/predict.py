@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_path
 
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
@@ -34,7 +34,7 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
 
 def _load(directory: str) -> Any:
-    if not tf.saved_model.contains_saved_model(directory):
+    if not to_path(directory).exists() or not tf.saved_model.contains_saved_model(directory):
         raise UserError(f"{directory or 'saved_model'!r} is no SavedModel: give --saved_model")
     try:
         signatures = tf.saved_model.load(directory).signatures
@@ -53,7 +53,7 @@ def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
-            encoded[index] = pathlib.Path(path).read_bytes()
+            encoded[index] = to_path(path).read_bytes()
         except OSError as error:
             unread[index] = error.strerror
     answers = classify(images=tf.constant(encoded))

@@ -9,6 +9,7 @@ another build stands for it, as on TPU VMs.
 from __future__ import annotations
 
 import io
+import os
 import pathlib
 from collections.abc import Mapping
 
@@ -16,6 +17,8 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 from tensorflow.core.framework import tensor_pb2
+
+from imagenet_fast.paths import Path, to_path
 
 FILE = pathlib.PurePath("assets.extra", "tf_serving_warmup_requests")
 
@@ -34,8 +37,8 @@ Inputs = Mapping[str, tensor_pb2.TensorProto]
 
 
 def write_warm_up_requests(
-    directory: str | pathlib.Path, requests: Mapping[str, Inputs]
-) -> pathlib.Path:
+    directory: str | os.PathLike[str], requests: Mapping[str, Inputs]
+) -> Path:
     """Writes the requests into a SavedModel.
 
     Args:
@@ -48,7 +51,7 @@ def write_warm_up_requests(
     Raises:
       OSError: if it cannot be written.
     """
-    path = pathlib.Path(directory, FILE)
+    path = to_path(directory, FILE)
     path.parent.mkdir()
     with tf.io.TFRecordWriter(str(path)) as file:
         for signature, inputs in requests.items():

@@ -19,6 +19,7 @@ from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
+from imagenet_fast.paths import Path, is_local, to_path
 from imagenet_fast.training.classifier import Classifier
 
 CONFIG_FILE = "config.json"
@@ -42,7 +43,7 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
-        self._folder = pathlib.Path(config.model_dir, _FOLDER)
+        self._folder = to_path(config.model_dir, _FOLDER)
         # A worker killed without notice leaves its files; the next one of its place removes them.
         self._temporary = None if is_chief() else _temporary_folder(config.model_dir)
         own = self._temporary or self._folder
@@ -119,10 +120,10 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
     Raises:
       UserError: if it cannot be written, or holds a run with other options.
     """
-    directory = pathlib.Path(config.model_dir)
+    directory = to_path(config.model_dir)
     try:
         (directory / _FOLDER).mkdir(parents=True, exist_ok=True)
-        if not os.access(directory, os.W_OK):
+        if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
     except OSError as error:
         raise UserError(
@@ -181,11 +182,11 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
 
 
-def _directory(model_dir: str) -> pathlib.Path:
+def _directory(model_dir: str) -> Path:
     """Returns ``model_dir`` if there is one: the working directory is not meant."""
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
-    return pathlib.Path(model_dir)
+    return to_path(model_dir)
 
 
 def _averages(model: Classifier) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def _foreign(path: str, error: Exception) -> UserError:
 def _temporary_folder(model_dir: str) -> pathlib.Path:
     """Returns an empty folder on this machine for what a worker other than the chief writes."""
     index = Cluster.from_environment().index
-    owner = f"{os.getuid()}:{pathlib.Path(model_dir).resolve()}"
+    owner = f"{os.getuid()}:{to_path(model_dir).resolve()}"
     name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{index}"
     folder = pathlib.Path(tempfile.gettempdir(), name)
     shutil.rmtree(folder, ignore_errors=True)

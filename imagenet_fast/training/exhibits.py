@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
-import pathlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
+from imagenet_fast.files import write_file
+from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.examination import Examination
 from imagenet_fast.training.input_images import InputImages
 from imagenet_fast.training.pictures import (
@@ -28,12 +29,12 @@ _Kept = TypeVar("_Kept", InputImages, Examination)
 
 def load_inputs(model_dir: str) -> InputImages | None:
     """Returns the input images that a run's directory keeps; None if there are none."""
-    return _load(pathlib.Path(model_dir, INPUTS_FILE), InputImages)
+    return _load(to_path(model_dir, INPUTS_FILE), InputImages)
 
 
 def load_examination(model_dir: str) -> Examination | None:
     """Returns the examination that a run's directory keeps; None if there is none."""
-    return _load(pathlib.Path(model_dir, EXAMINATION_FILE), Examination)
+    return _load(to_path(model_dir, EXAMINATION_FILE), Examination)
 
 
 def keep_inputs(
@@ -52,7 +53,7 @@ def keep_inputs(
         captions = map("\n".join, input_captions(inputs, labels))
         picture = images_png(inputs.images, list(captions))
         board.show_picture("train", step, "images/input_images", picture)
-    _save(pathlib.Path(model_dir, INPUTS_FILE), inputs)
+    _save(to_path(model_dir, INPUTS_FILE), inputs)
 
 
 def keep_examination(
@@ -74,12 +75,12 @@ def keep_examination(
             picture = images_png(examination.images, list(captions))
             board.show_picture(*place, "images/worst_mistakes", picture)
         board.show_text(*place, "most_confused", _confused_table(examination, labels))
-    _save(pathlib.Path(model_dir, EXAMINATION_FILE), examination)
+    _save(to_path(model_dir, EXAMINATION_FILE), examination)
 
 
 def forget_examination(model_dir: str) -> None:
     """Removes an examination of a model that is about to be trained further."""
-    pathlib.Path(model_dir, EXAMINATION_FILE).unlink(missing_ok=True)
+    to_path(model_dir, EXAMINATION_FILE).unlink(missing_ok=True)
 
 
 def _confused_table(examination: Examination, labels: Sequence[str]) -> str:
@@ -96,10 +97,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _load(path: pathlib.Path, kind: type[_Kept]) -> _Kept | None:
+def _load(path: Path, kind: type[_Kept]) -> _Kept | None:
     if not path.exists():
         return None
-    with np.load(path) as arrays:
+    with np.load(io.BytesIO(path.read_bytes())) as arrays:
         return kind(**{name: _plain(arrays[name]) for name in arrays.files})
 
 
@@ -107,10 +108,7 @@ def _plain(array: np.ndarray) -> Any:
     return array if array.ndim else array.item()
 
 
-def _save(path: pathlib.Path, kept: InputImages | Examination) -> None:
-    """Writes arrays beside their place and renames them, so that they are never there in part."""
+def _save(path: Path, kept: InputImages | Examination) -> None:
     file = io.BytesIO()
     np.savez_compressed(file, **vars(kept))
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_bytes(file.getvalue())
-    temporary.replace(path)
+    write_file(path, file.getvalue())

@@ -10,9 +10,12 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import bucket_error
 
 # What Python raised inside of a dataset, as TensorFlow tells it.
 _USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
+# What TensorFlow's client of Google Cloud Storage tells: the reason, and then the path.
+_BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -21,7 +24,8 @@ def errors_explained(then: str) -> Iterator[None]:
     """Turns TensorFlow's errors that a user can mend into errors of the user's.
 
     Those are a :class:`UserError` that was raised in a dataset, as by a shard that cannot be read
-    any more, and the end of another worker. All other errors pass.
+    any more, a bucket that cannot be used any more, and the end of another worker. All other errors
+    pass.
 
     Args:
       then: what the same command does once it is mended, e.g. ``evaluates again``.
@@ -35,6 +39,10 @@ def errors_explained(then: str) -> Iterator[None]:
         told = _USER_ERROR.search(error.message)
         if told:
             raise UserError(f"{told[1]}; when that is mended, the same command {then}") from error
+        place = _BUCKET.search(error.message)
+        if place:
+            told = bucket_error(place[1], error)
+            raise UserError(f"{told}; when that is mended, the same command {then}") from error
         if not isinstance(error, _LOST_WORKER):
             raise
         raise UserError(

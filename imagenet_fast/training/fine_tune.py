@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -12,6 +11,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
+from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.checkpoint import (
     CONFIG_FILE,
     read_config,
@@ -71,7 +71,7 @@ def load_initial_weights(
       UserError: if there are no weights, or they are not this network's, which is then unchanged.
     """
     config, network = model.config, network_of(model)
-    path = pathlib.Path(config.initial_weights)
+    path = to_path(config.initial_weights)
     kept = False
     if path.is_file():
         _set_from_keras(network, config, path)
@@ -99,7 +99,7 @@ def network_of(model: keras.Model) -> keras.Model:
 
 
 def _of_run(
-    path: pathlib.Path, rebuild: Callable[[Config, Sequence[str]], Classifier]
+    path: Path, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a run's last checkpoint, averaged if it does so, and its classes."""
     config = read_config(str(path)).replace(
@@ -111,7 +111,7 @@ def _of_run(
         return _by_layer(network_of(model).variables), model.labels
 
 
-def _of_export(path: pathlib.Path) -> tuple[Weights, tuple[str, ...]]:
+def _of_export(path: Path) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a SavedModel, and its classes."""
     try:
         module = tf.saved_model.load(str(path))
@@ -137,7 +137,7 @@ def _place(variable: tf.Variable) -> tuple[str, str]:
     return layer, role
 
 
-def _set(network: keras.Model, weights: Weights, path: pathlib.Path, *, with_head: bool) -> None:
+def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
     layers = [layer for layer in network.layers if layer.weights]
     if not with_head:
         layers.remove(network.layers[-1])
@@ -156,7 +156,7 @@ def _set(network: keras.Model, weights: Weights, path: pathlib.Path, *, with_hea
         variable.assign(value)
 
 
-def _set_from_keras(network: keras.Model, config: Config, path: pathlib.Path) -> None:
+def _set_from_keras(network: keras.Model, config: Config, path: Path) -> None:
     """Sets the weights of Keras applications, but those of the last layer.
 
     They expect colours in the order blue, green, red, and not divided by a standard deviation.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.files import LineFile, whole_lines
+from imagenet_fast.paths import to_path
 from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.schedule import total_steps, warmup_steps
 
@@ -63,19 +64,13 @@ class MLPerfLog(keras.callbacks.Callback):
         self._recorder = recorder
         self._steps_per_epoch = steps_per_epoch
         self._now = now
-        path = pathlib.Path(config.model_dir, FILE)
         lines = read_lines(config.model_dir) if recorder.step else []
         goes_on = recorder.step < last_step
         kept = [line for line in lines if not goes_on or _is_done(line, recorder.step)]
         keys = [line["key"] for line in kept]
         self._ended = "run_stop" in keys
         self._in_epoch = keys.count("epoch_start") > keys.count("epoch_stop")
-        temporary = path.with_name(path.name + ".tmp")
-        self._file = temporary.open("w")
-        for line in kept:
-            self._file.write(_text(line))
-        self._file.flush()
-        temporary.replace(path)
+        self._file = LineFile(to_path(config.model_dir, FILE), map(_text, kept))
         self._started = "run_start" in keys
         if "init_start" not in keys:
             self._write(_START, "init_start")
@@ -130,6 +125,10 @@ class MLPerfLog(keras.callbacks.Callback):
             self._write(_END, "run_stop", status="success" if success else "aborted")
             self._ended = True
 
+    def flush(self) -> None:
+        """Sees to it that all lines are there."""
+        self._file.flush()
+
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
@@ -157,20 +156,17 @@ class MLPerfLog(keras.callbacks.Callback):
             "value": value,
             "metadata": {"step_num": self._recorder.step, **metadata},
         }
-        self._file.write(_text(line))
-        self._file.flush()
+        self._file.add(_text(line))
 
 
 def read_lines(model_dir: str) -> list[dict[str, Any]]:
     """Returns the lines of a run's log; a last one that a kill has cut short is left out."""
-    path = pathlib.Path(model_dir, FILE)
-    text = path.read_text() if path.exists() else ""
-    whole = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line[len(_MARK) :]) for line in whole if line.startswith(_MARK)]
+    lines = whole_lines(to_path(model_dir, FILE))
+    return [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
 
 
 def _text(line: dict[str, Any]) -> str:
-    return f"{_MARK}{json.dumps(line)}\n"
+    return f"{_MARK}{json.dumps(line)}"
 
 
 def _is_done(line: dict[str, Any], step: int) -> bool:

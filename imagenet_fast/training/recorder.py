@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-import pathlib
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ from tqdm import tqdm
 
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import LineFile
+from imagenet_fast.paths import seconds_between_writes, to_path
 from imagenet_fast.training.clock import Clock
 
 Row = dict[str, Any]
@@ -235,17 +237,15 @@ class JsonLines:
     """
 
     def __init__(self, model_dir: str, step: int) -> None:
-        path = pathlib.Path(model_dir, METRICS_FILE)
         kept = [row for row in read_rows(model_dir) if row["step"] <= step]
-        temporary = path.with_name(path.name + ".tmp")
-        self._file = temporary.open("w")
-        for row in kept:
-            self.write(row)
-        temporary.replace(path)
+        self._file = LineFile(to_path(model_dir, METRICS_FILE), map(json.dumps, kept))
 
     def write(self, row: Row) -> None:
         """Appends a row, whole."""
-        self._file.write(json.dumps(row) + "\n")
+        self._file.add(json.dumps(row))
+
+    def flush(self) -> None:
+        """Sees to it that all rows are there."""
         self._file.flush()
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class JsonLines:
 
 def read_rows(model_dir: str) -> list[Row]:
     """Returns the rows of ``metrics.jsonl``; a last line cut short by a kill is left out."""
-    path = pathlib.Path(model_dir, METRICS_FILE)
+    path = to_path(model_dir, METRICS_FILE)
     rows = []
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
@@ -314,13 +314,26 @@ class TensorBoard:
             kind: tf.summary.create_file_writer(tensorboard_folder(model_dir, kind))
             for kind in ("train", "validation")
         }
+        self._pause = seconds_between_writes(to_path(model_dir))
+        self._written = time.monotonic()
+        self._waiting: list[Row] = []
 
     def write(self, row: Row) -> None:
-        """Writes a row's numbers."""
-        with self._writers[row["kind"]].as_default(step=row["step"]):
-            for name, value in row.items():
-                if name not in ("kind", "step"):
-                    tf.summary.scalar(name, value)
+        """Writes a row's numbers, to a bucket only after some time, or with :meth:`flush`."""
+        self._waiting.append(row)
+        if time.monotonic() - self._written >= self._pause:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is waiting."""
+        for kind, writer in self._writers.items():
+            rows = [row for row in self._waiting if row["kind"] == kind]
+            if rows:
+                with writer.as_default():  # whose end writes to the file
+                    for row in rows:
+                        _write_scalars(row)
+        self._waiting = []
+        self._written = time.monotonic()
 
     def show_picture(self, kind: str, step: int, name: str, png: bytes) -> None:
         """Writes a picture, a PNG file, to what is told of ``train`` or ``validation``."""
@@ -335,11 +348,18 @@ class TensorBoard:
         self._writers[kind].flush()
 
     def close(self) -> None:
-        """Writes what is buffered."""
+        """Writes what is waiting."""
+        self.flush()
         for writer in self._writers.values():
             writer.close()
 
 
+def _write_scalars(row: Row) -> None:
+    for name, value in row.items():
+        if name not in ("kind", "step"):
+            tf.summary.scalar(name, value, step=row["step"])
+
+
 def tensorboard_folder(model_dir: str, kind: str) -> str:
     """Returns where TensorBoard finds what a run tells of ``train`` or ``validation``."""
-    return str(pathlib.Path(model_dir, "tensorboard", kind))
+    return str(to_path(model_dir, "tensorboard", kind))

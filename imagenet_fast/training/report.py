@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import html
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.durations import Duration
+from imagenet_fast.paths import to_path
 from imagenet_fast.training import report_images
 from imagenet_fast.training.charts import COLORS, LEARNING_RATE, Chart, Curve, Row, is_number
 from imagenet_fast.training.examination import Examination
@@ -78,7 +78,7 @@ def render(
 
 
 def _data_name(config: Config) -> str:
-    return "synthetic images" if config.synthetic else pathlib.Path(config.data_dir).name or "data"
+    return "synthetic images" if config.synthetic else to_path(config.data_dir).name or "data"
 
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:

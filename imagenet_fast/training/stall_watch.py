@@ -21,6 +21,8 @@ from typing import Any
 import tf_keras as keras
 from tqdm import tqdm
 
+from imagenet_fast.paths import is_local, to_path
+
 _FILES_AT_ONCE = 16
 _BYTES = 4096
 _FILES_NAMED = 3
@@ -173,8 +175,13 @@ class _Look:
 
 
 def _read_a_little(path: str) -> None:
-    """Reads somewhere in a file: the system may remember what lies at its beginning."""
+    """Reads somewhere in a file: the system may remember what lies at its beginning.
+
+    Of a file in a bucket it asks the size alone, since TensorFlow would read 64 MB from anywhere.
+    """
+    size = to_path(path).stat().st_size
+    if not is_local(path):
+        return
     with pathlib.Path(path).open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
         offset = random.SystemRandom().randrange(max(size - _BYTES, 0) + 1)
         os.pread(file.fileno(), _BYTES, offset)

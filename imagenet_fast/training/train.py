@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Union
 
 import tensorflow as tf
 import tf_keras as keras
@@ -28,6 +27,7 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
+from imagenet_fast.paths import to_path
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
@@ -58,6 +58,8 @@ from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.stall_watch import StallWatch
 
 SUMMARY_FILE = "summary.json"
+
+Log = Union[JsonLines, TensorBoard, MLPerfLog]
 
 
 def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
@@ -135,12 +137,14 @@ class _Run:
             model_dir=self.config.model_dir,
         )
         recorder.validation = validation
-        saver = _Saver(self, recorder, max(1, self._steps(self.config.checkpoint_every)))
         stopper = _StopAtAccuracy(self._reached, recorder)
         # A run that has been stopped at its target stays there.
         last_step = step if self._reached(validation) else self.total_steps
         profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
         observers = [observer for observer in (profiler, mlperf_log) if observer]
+        tellers = (*readers, self.board, mlperf_log)
+        logs = [log for log in tellers if isinstance(log, (JsonLines, TensorBoard, MLPerfLog))]
+        saver = _Saver(self, recorder, logs, max(1, self._steps(self.config.checkpoint_every)))
         if mlperf_log:
             mlperf_log.start()
         watch = StallWatch(self._own_shards())
@@ -290,7 +294,7 @@ class _Run:
     def _finish(self, step: int) -> dict[str, Any]:
         """Writes the summary and the report."""
         summary = self._summary(step)
-        directory = pathlib.Path(self.config.model_dir)
+        directory = to_path(self.config.model_dir)
         if is_chief():
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
         self._examine(step)
@@ -359,15 +363,17 @@ class _Saver(keras.callbacks.Callback):
     Args:
       run: what is saved.
       recorder: knows the step; what it has not yet told goes first.
+      logs: which must be whole up to a checkpoint, since a run goes on with them from there.
       every: steps between two checkpoints.
     """
 
     _supports_tf_logs = True
 
-    def __init__(self, run: _Run, recorder: Recorder, every: int) -> None:
+    def __init__(self, run: _Run, recorder: Recorder, logs: Sequence[Log], every: int) -> None:
         super().__init__()
         self._run = run
         self._recorder = recorder
+        self._logs = logs
         self._every = every
         self._saved = recorder.step
 
@@ -395,6 +401,8 @@ class _Saver(keras.callbacks.Callback):
         if step == self._saved:
             return
         self._recorder.read()
+        for log in self._logs:
+            log.flush()
         state = {"step": step, "clock": self._run.clock.state()}
         self._run.checkpoints.save(step, {**state, "validation": self._recorder.validation})
         self._saved = step

@@ -165,7 +165,7 @@ def failing(monkeypatch):
             file = plain_open(path, mode, *args)
             return FailingFile(file, failures) if mode == "rb" else file
 
-        monkeypatch.setattr(records.Path, "open", open_failing)
+        monkeypatch.setattr(pathlib.Path, "open", open_failing)
         return pauses
 
     return fail

@@ -43,6 +43,19 @@ def test_another_worker_that_stopped(monkeypatch, error, message, worker):
     )
 
 
+@pytest.mark.parametrize("error", [tf.errors.PermissionDeniedError, tf.errors.AbortedError])
+def test_a_bucket_that_cannot_be_used_any_more(error):
+    message = (
+        "Error executing an HTTP request: HTTP response code 403 with body '{\n"
+        '  "message": "no more access"\n}\'\n\t when uploading gs://runs/a/ckpt-1.index'
+    )
+    with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
+        raise error(None, None, message)
+    assert str(caught.value).startswith("gs://runs/a/ckpt-1.index: ")
+    assert "no more access" in str(caught.value) and "worker" not in str(caught.value)
+    assert str(caught.value).endswith("; when that is mended, the same command begins anew")
+
+
 @pytest.mark.parametrize(
     "error", [tf.errors.InvalidArgumentError(None, None, "a bug"), RuntimeError("a bug")]
 )

@@ -246,7 +246,7 @@ def test_lines_that_users_add_stay(tmp_path):
 def submission_lines(division="open"):
     event = {"namespace": "", "time_ms": 1, "event_type": "POINT_IN_TIME"}
     return "".join(
-        mlperf_log._text({**event, "key": key, "value": value, "metadata": {}})
+        mlperf_log._text({**event, "key": key, "value": value, "metadata": {}}) + "\n"
         for key, value in {**SUBMITTERS, "submission_division": division}.items()
     )
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -292,10 +293,10 @@ def test_a_line_cut_short_is_left_out(tmp_path, end):
 def test_a_kill_while_old_rows_are_copied_loses_none(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(s))}\n" for s in (2, 4)))
 
-    def killed(self, row):
+    def killed(self, target):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(JsonLines, "write", killed)
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
     with pytest.raises(KeyboardInterrupt):
         JsonLines(str(tmp_path), 10)
     assert read_rows(str(tmp_path)) == [row(2), row(4)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-from pathlib import Path
 from typing import Any
 
 from imagenet_fast.data.sources.base import Item, Source
@@ -15,6 +14,7 @@ from imagenet_fast.data.sources.idx import open_idx
 from imagenet_fast.data.sources.imagenet import open_imagenet
 from imagenet_fast.data.sources.tfds import open_tfds
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.paths import to_local_path
 
 __all__ = ["KINDS", "Item", "Source", "open_source"]
 
@@ -45,7 +45,7 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
         raise UserError(f"no source {kind!r}; there are {', '.join(KINDS)}{nearest(kind, KINDS)}")
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
-        given["path"] = Path(path).expanduser()
+        given["path"] = to_local_path(path, "source_path").expanduser()
     parameters = inspect.signature(KINDS[kind]).parameters
     unknown = sorted(given.keys() - parameters.keys())
     if unknown:

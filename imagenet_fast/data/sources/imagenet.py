@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from imagenet_fast.data.sources.base import Item, Source
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
@@ -157,7 +158,7 @@ def _given_or_found(
     given: str | os.PathLike[str] | None, directory: Path, names: tuple[str, ...]
 ) -> Path | None:
     if given is not None:
-        return Path(given).expanduser()
+        return to_local_path(given, "the list of classes or labels").expanduser()
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 

@@ -1,0 +1,275 @@
+"""Data, runs and models in Google Cloud Storage, as TensorFlow's own client sees it in a fake.
+
+Each test runs a process of its own: TensorFlow reads where to find the service once.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from fake_gcs import FakeGcs
+
+from imagenet_fast.data import records
+from imagenet_fast.serving.predict import predict
+
+JOB = pathlib.Path(__file__).with_name("buckets_job.py")
+STEPS, KILLED_AT = 10, 7
+OPTIONS = {
+    "model": "resnet8",
+    "image_size": 16,
+    "train_crop": "none",
+    "batch_size": 64,
+    "duration": f"{STEPS} steps",
+    "eval_every": "5 steps",
+    "checkpoint_every": "3 steps",
+    "log_every": "1 step",
+    "warmup": "0 steps",
+    "decay_at": "8 steps",
+    "shuffle_buffer": 200,
+    "strategy": "one_device",
+    "mlperf_log": True,
+}
+DAMAGED_SHARD, DAMAGED_RECORD = "train-00002-of-00008", 20
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory):
+    with FakeGcs(tmp_path_factory.mktemp("gcs")) as service:
+        service.buckets = {name: {} for name in ("data", "runs", "closed", "unknown")}
+        service.refused = {"closed": 403, "unknown": 401}
+        yield service
+
+
+@pytest.fixture(scope="module")
+def damaged(digits, tmp_path_factory, gcs):
+    """Digits in a folder, and the same in a bucket; the data of a record is damaged."""
+    folder = tmp_path_factory.mktemp("damaged") / "digits"
+    shutil.copytree(digits, folder)
+    shard = folder / DAMAGED_SHARD
+    start = list(records.locate_records(shard))[DAMAGED_RECORD]
+    content = bytearray(shard.read_bytes())
+    content[start + 40] ^= 0xFF
+    shard.write_bytes(content)
+    gcs.put_folder(folder, "data", "digits")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_job(run_python_session, tmp_path_factory, gcs):
+    """Runs a part of the job with the fake: run_job(part, values, check=True)."""
+
+    def run(part, values, check=True):
+        path = tmp_path_factory.mktemp("job") / "job.json"
+        path.write_text(json.dumps(values))
+        arguments = [JOB, part, path]
+        return run_python_session(arguments, environment=gcs.environment, check=check)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def used(damaged, gcs, run_job, tmp_path_factory):
+    """The folder of a local run, and what was found of the same run in a bucket."""
+    folder = tmp_path_factory.mktemp("used")
+    for number in range(3):
+        pixels = np.full((20, 20, 3), 80 * number, np.uint8)
+        (folder / f"{number}.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
+    gcs.put("data", "images/2.jpg", (folder / "2.jpg").read_bytes())
+    images = [str(folder / "0.jpg"), str(folder / "1.jpg"), "gs://data/images/2.jpg"]
+    job = {
+        "local": {**OPTIONS, "data_dir": str(damaged), "model_dir": str(folder / "run")},
+        "bucket": {**OPTIONS, "data_dir": "gs://data/digits", "model_dir": "gs://runs/whole"},
+        "exported": "gs://runs/models/exported",
+        "images": [*images, "gs://data/images/none.jpg"],
+        "out": str(folder / "found.json"),
+    }
+    finished = run_job("use", job)
+    found = json.loads((folder / "found.json").read_text())
+    return folder / "run", {**found, "images": images, "stderr": finished.stderr}
+
+
+def fetch(gcs, name, folder):
+    """Copies a folder of the bucket with runs to this machine."""
+    for file, content in gcs.files("runs", name).items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def weights(run):
+    reader = tf.train.load_checkpoint(str(run / "checkpoints"))
+    return {
+        name: reader.get_tensor(name)
+        for name in reader.get_variable_to_shape_map()
+        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
+    }
+
+
+def rows(run, times=("train_seconds", "wall_seconds", "images_per_second")):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in times} for line in lines]
+
+
+def files(run):
+    """Names of a run's files; TensorBoard's have the time in theirs."""
+    names = (path.relative_to(run) for path in run.rglob("*") if path.is_file())
+    return sorted(str(name.parent if "tfevents" in name.name else name) for name in names)
+
+
+def test_a_run_in_a_bucket_is_the_run_on_disk(used, gcs, tmp_path):
+    local, _ = used
+    run = fetch(gcs, "whole", tmp_path)
+    assert files(run) == files(local)
+    assert {"report.html", "mlperf.log", "tensorboard/train"} < set(files(run))
+    expected = weights(local)
+    assert any("optimizer/_variables" in name for name in expected)
+    for name, value in weights(run).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    assert rows(run) == rows(local)
+    assert [row["step"] for row in rows(run) if row["kind"] == "validation"] == [5, 10]
+    assert "<svg" in (run / "report.html").read_text()
+    scalars = (run / "tensorboard" / "train").iterdir()
+    events = tf.compat.v1.train.summary_iterator(str(next(scalars)))
+    assert STEPS in {event.step for event in events}
+
+
+def test_few_uploads(used, gcs):
+    # Of metrics.jsonl: at its beginning, before each of 4 checkpoints, and at its end.
+    uploads = [path for method, _, path in gcs.requests if "uploadType=resumable" in path]
+    of_rows = [path for path in uploads if path.endswith("name=whole%2Fmetrics.jsonl")]
+    assert 4 <= len(of_rows) <= 6
+    events = [path for path in uploads if "tfevents" in path and "train" in path]
+    assert len(events) <= 4
+
+
+def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path):
+    local, found = used
+    run = fetch(gcs, "whole", tmp_path)
+    bad = [json.loads(line) for line in (run / "bad_images.jsonl").read_text().splitlines()]
+    assert [(image["shard"], image["record"]) for image in bad] == [(DAMAGED_SHARD, DAMAGED_RECORD)]
+    assert (run / "bad_images.jsonl").read_text() == (local / "bad_images.jsonl").read_text()
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (run, local)]
+    assert summaries[0]["bad_images"] == {"lost record": 1}
+    skipped = [summary["images_skipped_in_training"] for summary in summaries]
+    assert skipped[0] == skipped[1] <= 1
+    assert "listed in gs://runs/whole/bad_images.jsonl" in found["stderr"]
+
+
+def test_evaluation_export_and_prediction(used, gcs, tmp_path):
+    local, found = used
+    last = rows(local)[-1]
+    assert last["kind"] == "validation" and last["step"] == STEPS
+    assert found["evaluated"]["top1"] == last["top1"]
+    assert found["evaluated"]["checkpoint"] == f"gs://runs/whole/checkpoints/ckpt-{STEPS}"
+    *predicted, missing = found["predicted"]
+    assert missing["error"] == "No such file or directory"
+    # What lies in the bucket is the whole model.
+    assert not gcs.files("runs", "models/exported.tmp")
+    exported = fetch(gcs, "models/exported", tmp_path / "exported")
+    (tmp_path / "2.jpg").write_bytes(gcs.files("data", "images")["2.jpg"])
+    images = [*found["images"][:2], str(tmp_path / "2.jpg")]
+    expected = [answer["predictions"] for answer in predict(str(exported), images)]
+    assert [answer["predictions"] for answer in predicted] == expected
+    assert (exported / "assets.extra" / "tf_serving_warmup_requests").stat().st_size
+
+
+def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_job, run_python, tmp_path):
+    local, _ = used
+    options = {**OPTIONS, "data_dir": "gs://data/digits", "model_dir": "gs://runs/killed"}
+    finished = run_job("be_killed", {"config": options, "steps": KILLED_AT}, check=False)
+    assert finished.returncode == 9, finished.stderr[-4000:]
+    killed = fetch(gcs, "killed", tmp_path / "killed")
+    assert rows(killed)[-1]["step"] == 6, "rows are there when a checkpoint needs them"
+    assert not (killed / "summary.json").exists()
+
+    flags = [f"--{name}={value}" for name, value in options.items()]
+    arguments = ["-m", "imagenet_fast", "train", *flags]
+    finished = run_python(arguments, environment=gcs.environment)
+    assert "from step 6" in finished.stderr
+    assert "gs://runs/killed/report.html" in finished.stdout
+    run = fetch(gcs, "killed", tmp_path / "run")
+    expected = weights(local)
+    for name, value in weights(run).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    places = [[(row["kind"], row["step"]) for row in rows(folder)] for folder in (run, local)]
+    assert places[0] == places[1]
+    keys = [line.split('"key": "')[1].split('"')[0] for line in (run / "mlperf.log").open()]
+    assert keys.count("init_start") == keys.count("run_stop") == 1
+
+
+def test_paths(gcs, run_job):
+    run_job("use_paths", {"folder": "gs://data/tests/paths"})
+
+
+REFUSALS = {
+    "no bucket": (
+        ["train", "--data_dir=gs://nowhere/digits", "--model_dir=MODEL_DIR"],
+        "gs://nowhere/digits: there is no bucket gs://nowhere",
+    ),
+    "no folder": (
+        ["train", "--data_dir=gs://data/none", "--model_dir=MODEL_DIR"],
+        "data_dir gs://data/none is not a directory",
+    ),
+    "no access": (
+        ["train", "--data_dir=gs://closed/digits", "--model_dir=MODEL_DIR"],
+        "gs://closed/digits: Permission denied (the account has no storage.objects access): the "
+        "account needs a role in that bucket, such as Storage Object Admin",
+    ),
+    "not logged in": (
+        ["train", "--data_dir=gs://unknown/digits", "--model_dir=MODEL_DIR"],
+        "gs://unknown/digits: Google Cloud Storage does not know who asks (Invalid Credentials): "
+        "log in with `gcloud auth application-default login`",
+    ),
+    "no bucket for the run": (
+        ["train", "--data_dir=DATA_DIR", "--model_dir=gs://nowhere/run", "--model=resnet8"],
+        "cannot write to model_dir gs://nowhere/run: there is no bucket gs://nowhere; choose "
+        "another --model_dir",
+    ),
+    "no access for the run": (
+        ["train", "--data_dir=DATA_DIR", "--model_dir=gs://closed/run", "--model=resnet8"],
+        "cannot write to model_dir gs://closed/run: Permission denied (the account has no "
+        "storage.objects access)",
+    ),
+    "no run": (
+        ["evaluate", "--model_dir=gs://runs/none"],
+        "gs://runs/none holds no training run: gs://runs/none/config.json: No such file",
+    ),
+    "no model": (
+        ["predict", "--saved_model=gs://nowhere/model", "cat.jpg"],
+        "gs://nowhere/model: there is no bucket gs://nowhere",
+    ),
+    "no model there": (
+        ["predict", "--saved_model=gs://data/model", "cat.jpg"],
+        "'gs://data/model' is no SavedModel",
+    ),
+    "prepared there": (
+        ["prepare", "--source=digits", "--data_dir=gs://data/digits"],
+        "data_dir is gs://data/digits, but must be on a disk of this machine; copy it to the "
+        "bucket from there, with `gcp/tpu copy_data`",
+    ),
+    "prepared from there": (
+        ["prepare", "--source=folders", "--source_path=gs://data/photos", "--data_dir=DATA_DIR"],
+        "source_path is gs://data/photos, but must be on a disk of this machine",
+    ),
+}
+
+
+def test_what_cannot_be_used_is_told_at_once(gcs, run_job, digits, tmp_path):
+    places = {"DATA_DIR": digits, "MODEL_DIR": str(tmp_path / "run")}
+    commands = []
+    for command, _ in REFUSALS.values():
+        for name, place in places.items():
+            command = [argument.replace(name, place) for argument in command]
+        commands.append(command)
+    out = tmp_path / "told.json"
+    run_job("be_refused", {"commands": commands, "out": str(out)})
+    for (name, (command, reason)), told in zip(REFUSALS.items(), json.loads(out.read_text())):
+        status, stderr, seconds = told
+        assert status == 2, (name, stderr)
+        assert f"imagenet-fast {command[0]}: error: " in stderr and reason in stderr, name
+        assert seconds < 30, name
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,116 @@
+"""Paths of this machine and of buckets; what is done with the latter, test_buckets.py tries."""
+
+import errno
+import os
+import pathlib
+import pickle
+
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import UserError
+from imagenet_fast.paths import (
+    BucketError,
+    BucketPath,
+    bucket_error,
+    is_local,
+    seconds_between_writes,
+    to_local_path,
+    to_path,
+)
+
+
+@pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3://bucket/x"])
+def test_paths_of_this_machine_are_pathlib_s(name):
+    assert to_path(name) == pathlib.Path(name)
+    assert type(to_path(name)) is type(pathlib.Path())
+    assert to_path(name, "a", pathlib.Path("b")) == pathlib.Path(name, "a", "b")
+    assert is_local(name) and seconds_between_writes(to_path(name)) == 0
+
+
+def test_names_in_a_bucket():
+    path = to_path("gs://bucket/runs/", "a")
+    assert isinstance(path, BucketPath) and not is_local(path) and not is_local(str(path))
+    assert str(path) == os.fspath(path) == f"{path}" == "gs://bucket/runs/a"
+    assert repr(path) == "BucketPath('gs://bucket/runs/a')"
+    assert str(path / "b" / pathlib.PurePath("c", "d.txt")) == "gs://bucket/runs/a/b/c/d.txt"
+    assert (path / "b.txt").name == "b.txt" and (path / "b.txt").parent == path
+    assert str(path.with_name("b")) == "gs://bucket/runs/b"
+    assert str(path.parent.parent) == "gs://bucket"
+    assert path.absolute() == path.resolve() == path
+    assert seconds_between_writes(path) > 0
+
+
+def test_paths_in_a_bucket_are_values():
+    path = to_path("gs://bucket/runs", "a")
+    for same in to_path(path), to_path("gs://bucket/runs/a"), pickle.loads(pickle.dumps(path)):
+        assert same == path and hash(same) == hash(path) and str(same) == str(path)
+    assert sorted([path / "b", path / "a"]) == [path / "a", path / "b"]
+    assert path != to_path("gs://other/runs/a")
+
+
+def test_what_must_be_local(tmp_path):
+    assert to_local_path(str(tmp_path), "data_dir") == tmp_path
+    with pytest.raises(UserError, match=r"^data_dir is gs://b/x, but .* this machine; y"):
+        to_local_path("gs://b/x", "data_dir", "; y")
+
+
+def answer(code, message):
+    """What TensorFlow says of an answer of the service's."""
+    return (
+        f"Error executing an HTTP request: HTTP response code {code} with body '{{\n"
+        f' "error": {{\n  "code": {code},\n  "message": "{message}"\n }}\n}}\'\n'
+        "\t when reading gs://b/x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "expected", "told"),
+    [
+        (
+            tf.errors.NotFoundError,
+            "The specified path gs://b/x was not found.",
+            FileNotFoundError,
+            "gs://b/x: No such file or directory",
+        ),
+        (
+            tf.errors.NotFoundError,
+            answer(404, "The specified bucket does not exist."),
+            BucketError,
+            "gs://b/x: there is no bucket gs://b",
+        ),
+        (
+            tf.errors.PermissionDeniedError,
+            answer(401, "Invalid Credentials"),
+            PermissionError,
+            "gs://b/x: Google Cloud Storage does not know who asks (Invalid Credentials): log in",
+        ),
+        (
+            tf.errors.PermissionDeniedError,
+            answer(403, "me@example.com does not have storage.objects.get access"),
+            PermissionError,
+            "gs://b/x: Permission denied (me@example.com does not have storage.objects.get access)",
+        ),
+        (
+            tf.errors.AbortedError,
+            "All 10 retry attempts failed. The last failure: libcurl code 6\n\t when reading",
+            BucketError,
+            "gs://b/x: All 10 retry attempts failed. The last failure: libcurl code 6",
+        ),
+    ],
+)
+def test_what_is_told_of_errors(kind, message, expected, told):
+    error = bucket_error("gs://b/x", kind(None, None, message))
+    assert isinstance(error, expected) and isinstance(error, OSError)
+    assert str(error).startswith(told) and "\n" not in str(error)
+    assert f"{error.filename}: {error.strerror}" == str(error)
+    # One that nobody catches ends a command as the user's error.
+    assert isinstance(error, UserError)
+
+
+def test_a_missing_bucket_is_not_just_a_missing_file():
+    missing = tf.errors.NotFoundError(
+        None, None, answer(404, "The specified bucket does not exist.")
+    )
+    error = bucket_error("gs://b/x", missing)
+    assert not isinstance(error, FileNotFoundError) and error.errno == errno.ENOENT
