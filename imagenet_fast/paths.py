@@ -220,7 +220,7 @@ def bucket_error(path: str, error: tf.errors.OpError) -> BucketError:
             "such as Storage Object Admin"
         )
         return _AccessError(errno.EACCES, told, path)
-    return BucketError(errno.EIO, reason, path)
+    return BucketError(errno.EIO, f"Google Cloud Storage fails ({reason})", path)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import os
 import pathlib
 import sys
 import time
+import traceback
 
 import numpy as np
 import tf_keras as keras
@@ -21,7 +22,10 @@ from imagenet_fast.serving.predict import predict
 
 
 def use(job):
-    """Trains, with local folders and with buckets, and then uses what has become of the latter."""
+    """Trains, with local folders and with buckets, and then uses what has become of the latter.
+
+    At last another run ends at a step, and with it the process, without a word.
+    """
     for name in ("local", "bucket"):
         train(Config(**job[name]))
     config = Config(**job["bucket"])
@@ -30,24 +34,26 @@ def use(job):
     found["predicted"] = list(predict(job["exported"], job["images"]))
     pathlib.Path(job["out"]).write_text(json.dumps(found))
 
-
-def be_killed(job):
-    """Trains until a step, at which the process ends without a word."""
-
     class Kill(keras.callbacks.Callback):
         steps = 0
 
         def on_train_batch_begin(self, batch, logs=None):
-            if self.steps == job["steps"]:
+            if self.steps == job["killed_at"]:
                 os._exit(9)
             self.steps += 1
 
-    train(Config(**job["config"]), callbacks=[Kill()])
+    train(Config(**job["killed"]), callbacks=[Kill()])
 
 
-def be_refused(job):
-    """Runs commands that end with an error; writes what they tell, and their seconds."""
+def use_paths(job):
+    """Uses a folder, and then runs commands that end with an error, each with its seconds."""
     told = []
+    try:
+        use_folder(to_path(job["folder"]))
+    except Exception:
+        told.append(traceback.format_exc())
+    else:
+        told.append("")
     for command in job["commands"]:
         stderr, start = io.StringIO(), time.monotonic()
         with contextlib.redirect_stderr(stderr):
@@ -56,9 +62,8 @@ def be_refused(job):
     pathlib.Path(job["out"]).write_text(json.dumps(told))
 
 
-def use_paths(job):
+def use_folder(folder):
     """Does with a folder in a bucket what the package does with one on disk."""
-    folder = to_path(job["folder"])
     assert not folder.exists() and not folder.is_dir() and list(folder.glob("*")) == []
     (folder / "run").mkdir(parents=True, exist_ok=True)
     (folder / "run").mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,11 @@ import threading
 import time
 import urllib.parse
 
+_REASONS = {
+    401: "Invalid Credentials",
+    403: "the account does not have storage.objects.get access",
+    503: "Service Unavailable",
+}
 # Real pages have 1000 names: with so few there are several.
 _PAGE = 5
 _METADATA = re.compile(r"/storage/v1/b/([^/]+)(?:/o(?:/([^/]+))?)?")
@@ -45,8 +50,7 @@ class FakeGcs:
 
     Attributes:
       buckets: by name, the objects in each by their names.
-      refused: the status with which all is answered, 401 or 403, by the name of the bucket.
-      away: whether the service answers all requests with 503.
+      refused: the status with which all is answered, 401, 403 or 503, by the bucket's name.
       requests: of each so far, the method, the host and the path with its query.
     """
 
@@ -55,7 +59,6 @@ class FakeGcs:
     def __init__(self, folder):
         self.buckets = {}
         self.refused = {}
-        self.away = False
         self.requests = []
         self._generation = 0
         self._uploads = {}
@@ -148,6 +151,7 @@ class _RefusedError(Exception):
 
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # An answer is sent in two parts.
     service = None
     _host = ""
 
@@ -185,8 +189,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self._body()
         self.service.requests.append((self.command, self._host, self.path))
         try:
-            if self.service.away:
-                raise _RefusedError(503, "Service Unavailable")
             if self.headers.get("Authorization") != f"Bearer {self.service.token}":
                 raise _RefusedError(401, "Invalid Credentials")
             status, headers, content = method(url.path, query, body)
@@ -273,9 +275,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _objects(self, bucket):
         if bucket in self.service.refused:
-            reason = {401: "Invalid Credentials", 403: "the account has no storage.objects access"}
             status = self.service.refused[bucket]
-            raise _RefusedError(status, reason[status])
+            raise _RefusedError(status, _REASONS[status])
         if bucket not in self.service.buckets:
             raise _RefusedError(404, "The specified bucket does not exist.")
         return self.service.buckets[bucket]

@@ -1,11 +1,10 @@
 """Data, runs and models in Google Cloud Storage, as TensorFlow's own client sees it in a fake.
 
-Each test runs a process of its own: TensorFlow reads where to find the service once.
+All of it happens in processes of its own: TensorFlow reads where to find the service once.
 """
 
 import json
 import pathlib
-import shutil
 
 import numpy as np
 import pytest
@@ -13,6 +12,8 @@ import tensorflow as tf
 from fake_gcs import FakeGcs
 
 from imagenet_fast.data import records
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.serving.predict import predict
 
 JOB = pathlib.Path(__file__).with_name("buckets_job.py")
@@ -21,7 +22,7 @@ OPTIONS = {
     "model": "resnet8",
     "image_size": 16,
     "train_crop": "none",
-    "batch_size": 64,
+    "batch_size": 64,  # 4 steps are an epoch
     "duration": f"{STEPS} steps",
     "eval_every": "5 steps",
     "checkpoint_every": "3 steps",
@@ -32,28 +33,43 @@ OPTIONS = {
     "strategy": "one_device",
     "mlperf_log": True,
 }
-DAMAGED_SHARD, DAMAGED_RECORD = "train-00002-of-00008", 20
+KILLED = {
+    **OPTIONS,
+    "data_dir": "gs://data/noise",
+    "model_dir": "gs://runs/killed",
+    "tensorboard": False,
+    "examine": False,
+}
+DAMAGED_SHARD, DAMAGED_RECORD = "train-00002-of-00008", 5
 
 
 @pytest.fixture(scope="module")
 def gcs(tmp_path_factory):
     with FakeGcs(tmp_path_factory.mktemp("gcs")) as service:
-        service.buckets = {name: {} for name in ("data", "runs", "closed", "unknown")}
-        service.refused = {"closed": 403, "unknown": 401}
+        service.buckets = {"data": {}, "runs": {}}
+        service.refused = {"closed": 403, "unknown": 401, "away": 503}
         yield service
 
 
 @pytest.fixture(scope="module")
-def damaged(digits, tmp_path_factory, gcs):
-    """Digits in a folder, and the same in a bucket; the data of a record is damaged."""
-    folder = tmp_path_factory.mktemp("damaged") / "digits"
-    shutil.copytree(digits, folder)
+def damaged(tmp_path_factory, gcs):
+    """Shards in a folder, and the same in a bucket; the data of a record is damaged."""
+    folder = tmp_path_factory.mktemp("damaged") / "noise"
+    generator = np.random.default_rng(0)
+    arrays = {
+        split: (
+            generator.integers(0, 256, (count, 16, 16, 3), np.uint8),
+            generator.integers(0, 10, count),
+        )
+        for split, count in {"train": 256, "validation": 80}.items()
+    }
+    prepare(ArraySource("noise", "noise", map(str, range(10)), arrays), folder, progress=False)
     shard = folder / DAMAGED_SHARD
     start = list(records.locate_records(shard))[DAMAGED_RECORD]
     content = bytearray(shard.read_bytes())
     content[start + 40] ^= 0xFF
     shard.write_bytes(content)
-    gcs.put_folder(folder, "data", "digits")
+    gcs.put_folder(folder, "data", "noise")
     return folder
 
 
@@ -81,12 +97,15 @@ def used(damaged, gcs, run_job, tmp_path_factory):
     images = [str(folder / "0.jpg"), str(folder / "1.jpg"), "gs://data/images/2.jpg"]
     job = {
         "local": {**OPTIONS, "data_dir": str(damaged), "model_dir": str(folder / "run")},
-        "bucket": {**OPTIONS, "data_dir": "gs://data/digits", "model_dir": "gs://runs/whole"},
+        "bucket": {**OPTIONS, "data_dir": "gs://data/noise", "model_dir": "gs://runs/whole"},
         "exported": "gs://runs/models/exported",
         "images": [*images, "gs://data/images/none.jpg"],
         "out": str(folder / "found.json"),
+        "killed": KILLED,
+        "killed_at": KILLED_AT,
     }
-    finished = run_job("use", job)
+    finished = run_job("use", job, check=False)
+    assert finished.returncode == 9, finished.stderr[-8000:]
     found = json.loads((folder / "found.json").read_text())
     return folder / "run", {**found, "images": images, "stderr": finished.stderr}
 
@@ -137,13 +156,12 @@ def test_a_run_in_a_bucket_is_the_run_on_disk(used, gcs, tmp_path):
     assert STEPS in {event.step for event in events}
 
 
-def test_few_uploads(used, gcs):
-    # Of metrics.jsonl: at its beginning, before each of 4 checkpoints, and at its end.
-    uploads = [path for method, _, path in gcs.requests if "uploadType=resumable" in path]
-    of_rows = [path for path in uploads if path.endswith("name=whole%2Fmetrics.jsonl")]
-    assert 4 <= len(of_rows) <= 6
-    events = [path for path in uploads if "tfevents" in path and "train" in path]
-    assert len(events) <= 4
+@pytest.mark.parametrize("file", ["metrics.jsonl", "mlperf.log", "tensorboard%2Ftrain"])
+def test_lines_are_uploaded_together(used, gcs, file):
+    # At first, before each of 4 checkpoints, at the end; and rarely, where all of it takes long.
+    begin = f"uploadType=resumable&name=whole%2F{file}"
+    uploads = [path for _, _, path in gcs.requests if begin in path and ".tmp" not in path]
+    assert 4 <= len(uploads) < STEPS
 
 
 def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path):
@@ -155,7 +173,7 @@ def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (run, local)]
     assert summaries[0]["bad_images"] == {"lost record": 1}
     skipped = [summary["images_skipped_in_training"] for summary in summaries]
-    assert skipped[0] == skipped[1] <= 1
+    assert skipped[0] == skipped[1] >= 2, "once an epoch"
     assert "listed in gs://runs/whole/bad_images.jsonl" in found["stderr"]
 
 
@@ -177,16 +195,13 @@ def test_evaluation_export_and_prediction(used, gcs, tmp_path):
     assert (exported / "assets.extra" / "tf_serving_warmup_requests").stat().st_size
 
 
-def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_job, run_python, tmp_path):
+def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
     local, _ = used
-    options = {**OPTIONS, "data_dir": "gs://data/digits", "model_dir": "gs://runs/killed"}
-    finished = run_job("be_killed", {"config": options, "steps": KILLED_AT}, check=False)
-    assert finished.returncode == 9, finished.stderr[-4000:]
     killed = fetch(gcs, "killed", tmp_path / "killed")
-    assert rows(killed)[-1]["step"] == 6, "rows are there when a checkpoint needs them"
+    assert rows(killed)[-1]["step"] >= 6, "rows are there when a checkpoint needs them"
     assert not (killed / "summary.json").exists()
 
-    flags = [f"--{name}={value}" for name, value in options.items()]
+    flags = [f"--{name}={value}" for name, value in KILLED.items()]
     arguments = ["-m", "imagenet_fast", "train", *flags]
     finished = run_python(arguments, environment=gcs.environment)
     assert "from step 6" in finished.stderr
@@ -201,10 +216,6 @@ def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_job, run_python, tmp_
     assert keys.count("init_start") == keys.count("run_stop") == 1
 
 
-def test_paths(gcs, run_job):
-    run_job("use_paths", {"folder": "gs://data/tests/paths"})
-
-
 REFUSALS = {
     "no bucket": (
         ["train", "--data_dir=gs://nowhere/digits", "--model_dir=MODEL_DIR"],
@@ -216,13 +227,17 @@ REFUSALS = {
     ),
     "no access": (
         ["train", "--data_dir=gs://closed/digits", "--model_dir=MODEL_DIR"],
-        "gs://closed/digits: Permission denied (the account has no storage.objects access): the "
-        "account needs a role in that bucket, such as Storage Object Admin",
+        "gs://closed/digits: Permission denied (the account does not have storage.objects.get "
+        "access): the account needs a role in that bucket, such as Storage Object Admin",
     ),
     "not logged in": (
         ["train", "--data_dir=gs://unknown/digits", "--model_dir=MODEL_DIR"],
         "gs://unknown/digits: Google Cloud Storage does not know who asks (Invalid Credentials): "
         "log in with `gcloud auth application-default login`",
+    ),
+    "away": (
+        ["train", "--data_dir=gs://away/noise", "--model_dir=MODEL_DIR"],
+        "gs://away/noise: Google Cloud Storage fails (Service Unavailable)",
     ),
     "no bucket for the run": (
         ["train", "--data_dir=DATA_DIR", "--model_dir=gs://nowhere/run", "--model=resnet8"],
@@ -231,8 +246,8 @@ REFUSALS = {
     ),
     "no access for the run": (
         ["train", "--data_dir=DATA_DIR", "--model_dir=gs://closed/run", "--model=resnet8"],
-        "cannot write to model_dir gs://closed/run: Permission denied (the account has no "
-        "storage.objects access)",
+        "cannot write to model_dir gs://closed/run: Permission denied (the account does "
+        "not have storage.objects.get access)",
     ),
     "no run": (
         ["evaluate", "--model_dir=gs://runs/none"],
@@ -247,8 +262,8 @@ REFUSALS = {
         "'gs://data/model' is no SavedModel",
     ),
     "prepared there": (
-        ["prepare", "--source=digits", "--data_dir=gs://data/digits"],
-        "data_dir is gs://data/digits, but must be on a disk of this machine; copy it to the "
+        ["prepare", "--source=digits", "--data_dir=gs://data/noise"],
+        "data_dir is gs://data/noise, but must be on a disk of this machine; copy it to the "
         "bucket from there, with `gcp/tpu copy_data`",
     ),
     "prepared from there": (
@@ -258,18 +273,29 @@ REFUSALS = {
 }
 
 
-def test_what_cannot_be_used_is_told_at_once(gcs, run_job, digits, tmp_path):
-    places = {"DATA_DIR": digits, "MODEL_DIR": str(tmp_path / "run")}
+@pytest.fixture(scope="module")
+def tried(damaged, run_job, tmp_path_factory):
+    """What went wrong with a folder, and what each of the refused commands told."""
+    folder = tmp_path_factory.mktemp("tried")
+    places = {"DATA_DIR": str(damaged), "MODEL_DIR": str(folder / "run")}
     commands = []
     for command, _ in REFUSALS.values():
         for name, place in places.items():
             command = [argument.replace(name, place) for argument in command]
         commands.append(command)
-    out = tmp_path / "told.json"
-    run_job("be_refused", {"commands": commands, "out": str(out)})
-    for (name, (command, reason)), told in zip(REFUSALS.items(), json.loads(out.read_text())):
+    out = folder / "told.json"
+    run_job("use_paths", {"folder": "gs://data/a/folder", "commands": commands, "out": str(out)})
+    assert not (folder / "run").exists()
+    return json.loads(out.read_text())
+
+
+def test_a_folder_in_a_bucket_is_like_one_on_disk(tried):
+    assert tried[0] == ""
+
+
+def test_what_cannot_be_used_is_told_at_once(tried):
+    for (name, (command, reason)), told in zip(REFUSALS.items(), tried[1:]):
         status, stderr, seconds = told
         assert status == 2, (name, stderr)
         assert f"imagenet-fast {command[0]}: error: " in stderr and reason in stderr, name
         assert seconds < 30, name
-    assert not (tmp_path / "run").exists()

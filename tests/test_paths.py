@@ -95,7 +95,8 @@ def answer(code, message):
             tf.errors.AbortedError,
             "All 10 retry attempts failed. The last failure: libcurl code 6\n\t when reading",
             BucketError,
-            "gs://b/x: All 10 retry attempts failed. The last failure: libcurl code 6",
+            "gs://b/x: Google Cloud Storage fails (All 10 retry attempts failed. The last failure: "
+            "libcurl code 6)",
         ),
     ],
 )

@@ -23,6 +23,8 @@ from imagenet_fast.training.clock import Clock
 Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 _BAD_IMAGES_TOLD = 3
+# More than are ever written together, so that their number does not split them.
+_SCALARS_AT_ONCE = 10_000
 
 
 class Reader(Protocol):
@@ -311,7 +313,9 @@ class TensorBoard:
 
     def __init__(self, model_dir: str) -> None:
         self._writers = {
-            kind: tf.summary.create_file_writer(tensorboard_folder(model_dir, kind))
+            kind: tf.summary.create_file_writer(
+                tensorboard_folder(model_dir, kind), max_queue=_SCALARS_AT_ONCE
+            )
             for kind in ("train", "validation")
         }
         self._pause = seconds_between_writes(to_path(model_dir))
