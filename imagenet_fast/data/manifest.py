@@ -24,6 +24,8 @@ from imagenet_fast.paths import Path, to_path
 FILE = "manifest.json"
 VERSION = 1
 
+_FILES_AT_ONCE = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
@@ -282,8 +284,10 @@ def size_problem(shard: Shard, path: Path) -> str | None:
 
 
 def _size_problems(split: Split, directory: Path) -> list[str]:
-    found = (size_problem(shard, directory / shard.file) for shard in split.shards)
-    return [problem for problem in found if problem]
+    # At once, since a server answers for each of a thousand files only after some time.
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        paths = [directory / shard.file for shard in split.shards]
+        return [problem for problem in pool.map(size_problem, split.shards, paths) if problem]
 
 
 def _sha256(path: Path) -> str:

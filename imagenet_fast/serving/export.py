@@ -51,7 +51,8 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     directory = to_path(directory)
     if directory.exists():
         raise UserError(f"{directory} exists already; remove it, or export to another directory")
-    # Written beside and renamed, so that a server never loads half a model.
+    # Written beside and renamed, so that a server never loads half a model. Only in a bucket, where
+    # a folder is renamed file by file, there is a moment when it could.
     temporary = directory.with_name(directory.name + ".tmp")
     with serving_module(source, top_k) as module:
         try:
