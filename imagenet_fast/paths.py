@@ -4,6 +4,9 @@ All directories and files that users name become paths by :func:`to_path`. Those
 are ``pathlib``'s own. Those in buckets have the part of its interface that this package needs, and
 raise ``OSError`` as it does; TensorFlow's client does the work, as it does where TensorFlow itself
 reads and writes.
+
+PyPI's ``etils.epath`` has more of that interface, but lets TensorFlow's errors pass, asks for
+rights to the bucket itself, and is another one than ``pathlib`` on this machine, too.
 """
 
 from __future__ import annotations
@@ -110,7 +113,10 @@ class BucketPath(pathlib.PurePosixPath):
 
         if not exist_ok and self.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
-        if len(self.parts) > 2:  # else it is the bucket, which is made elsewhere
+        # Not the folders around it: to make those TensorFlow looks at the bucket itself, for which
+        # the right to write into it is not enough. So it does for what it writes itself, unless
+        # there is a folder for it.
+        if len(self.parts) > 2:
             with _explained(self):
                 tf.io.gfile.mkdir(str(self))
 
