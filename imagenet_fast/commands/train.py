@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pathlib
-
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_path
 
 
 def main(arguments: list[str]) -> int:
@@ -21,13 +20,13 @@ def main(arguments: list[str]) -> int:
     )
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
-    if flags["saved_model"] and pathlib.Path(flags["saved_model"]).exists():
+    import_tensorflow()
+    if flags["saved_model"] and to_path(flags["saved_model"]).exists():
         # Not found out when the run has ended.
         raise UserError(
             f"{flags['saved_model']} exists already; remove it, or leave out --saved_model"
         )
 
-    import_tensorflow()
     from imagenet_fast.distribute.strategy import is_chief
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.train import train
