@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     host = flags["host"] or socket.gethostname()
     with input_server(flags["port"], host, flags["worker_port"]) as address:
         print(f"input server: listening at {address}", flush=True)
-        asked_to_end.wait()
+        while not asked_to_end.wait(1):
+            pass  # A signal that another thread gets does not wake this one.
         # Ended one after the other, TensorFlow's two servers sometimes wait for each other for
         # ever. They have nothing to lose.
         os._exit(0)
