@@ -174,7 +174,7 @@ def _all_reduce(arguments: list[str]) -> None:
 def _input(arguments: list[str]) -> None:
     options = ("data_dir", "num_classes", "label_offset", "image_size", "train_crop")
     options += ("resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "shuffle_buffer")
-    options += ("data_threads",)
+    options += ("data_threads", "cache")
     flags = CommandFlags("benchmark input", options)
     flags.define("batch_size", 64, "images in a batch")
     flags.define(
