@@ -9,6 +9,7 @@ import re
 
 import numpy as np
 import pytest
+import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.durations import Duration
@@ -41,7 +42,11 @@ def load(name):
 def rates(name, steps):
     """Returns a recipe's rates at ``steps``, on ImageNet."""
     config = load(name)
-    schedule = build_schedule(config, steps_per_epoch=IMAGES // config.batch_size)
+    return rates_of(config, steps, IMAGES // config.batch_size)
+
+
+def rates_of(config, steps, steps_per_epoch):
+    schedule = build_schedule(config, steps_per_epoch)
     return np.array([float(schedule(int(step))) for step in steps])
 
 
@@ -293,6 +298,41 @@ def test_how_replicas_work_together(name, images, all_reduce, dtype, segments):
     assert config.fusion_segments == segments
 
 
+# --- Fine-tuning
+
+
+def test_fine_tune_is_in_the_grid_of_chen_et_al():
+    config = load("fine_tune")
+    assert (config.batch_size, config.momentum, config.nesterov) == (256, 0.9, True)
+    rate, decay = config.scaled_learning_rate, config.weight_decay
+    assert np.isclose(rate, np.logspace(-4, -1, 7)).any()
+    assert np.isclose(decay * rate, np.logspace(-6, -3, 7)).any()
+    assert round(config.image_size / config.eval_crop_fraction) == 256
+
+
+@pytest.mark.parametrize("name", ["fine_tune", "fine_tune_digits"])
+def test_fine_tuning_ends_at_rate_0(name):
+    config = load(name)
+    steps_per_epoch = 100
+    steps = config.duration.steps(steps_per_epoch, config.batch_size)
+    first, half, last = rates_of(config, [0, steps // 2, steps - 1], steps_per_epoch)
+    assert first == pytest.approx(config.learning_rate)
+    assert half == pytest.approx(config.learning_rate / 2)
+    assert 0 < last < 1e-4
+
+
+def test_fine_tune_takes_what_its_header_says_of_keras_weights():
+    header = (ROOT / "flags" / "fine_tune.flags").read_text()
+    network = keras.applications.ResNet50(weights=None, include_top=False)
+    epsilon = re.search(r"--batch_norm_epsilon=(\S+)", header)[1]
+    assert float(epsilon) == pytest.approx(network.get_layer("conv1_bn").epsilon)
+    assert network.get_layer("conv3_block1_1_conv").strides == (2, 2)
+    assert "--stride_on_1x1" in header
+    black = keras.applications.resnet50.preprocess_input(np.zeros([1, 1, 3]))
+    mean = re.search(r"--pixel_mean=(\S+)", header)[1].split(",")
+    np.testing.assert_allclose(np.float64(mean), -black[0, 0, ::-1])
+
+
 # --- What their readers see
 
 
@@ -313,5 +353,5 @@ def test_the_readme_lists_all_recipes(path):
 
 
 def test_all_publications_are_tested_here():
-    published = {path.stem for path in PATHS} - {"digits", "fashion_mnist", "photos"}
-    assert published == set(LENGTHS)
+    ours = {"digits", "fashion_mnist", "fine_tune", "fine_tune_digits", "photos"}
+    assert {path.stem for path in PATHS} - ours == set(LENGTHS)
