@@ -7,6 +7,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from imagenet_fast import Config
+
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "notebooks"
 NOTEBOOKS = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
@@ -31,6 +33,18 @@ def execute(name):
     return notebook
 
 
+def outputs(name):
+    return [output for cell in code_cells(execute(name)) for output in cell.outputs]
+
+
+def told(name, stream="stdout"):
+    return "".join(output.text for output in outputs(name) if output.get("name") == stream)
+
+
+def pictures(name):
+    return sum("image/png" in output.get("data", {}) for output in outputs(name))
+
+
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_outputs_are_cleared(name):
     for cell in code_cells(read(name)):
@@ -39,14 +53,89 @@ def test_outputs_are_cleared(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_it_runs(name):
+def test_links_lead_somewhere(name):
+    text = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    assert [link for link in links if not (FOLDER / link).exists()] == []
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_it_runs_and_leaves_nothing_behind(name):
     assert all(cell.execution_count for cell in code_cells(execute(name)))
+    found = {path.name for path in FOLDER.iterdir() if not path.name.startswith(".")}
+    assert found == {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
 def test_the_quickstart_learns_and_shows_it():
-    outputs = [output for cell in code_cells(execute("quickstart")) for output in cell.outputs]
-    told = "".join(output.text for output in outputs if output.get("name") == "stdout")
-    accuracies = re.findall(r"val_top1: (\S+)", told)
+    accuracies = re.findall(r"val_top1: (\S+)", told("quickstart"))
     assert len(accuracies) == 12
     assert float(accuracies[-1]) > 0.95
-    assert sum("image/png" in output.get("data", {}) for output in outputs) == 2
+    assert pictures("quickstart") == 2
+
+
+def test_large_batches_need_the_scaled_rate_and_warmup():
+    found = re.findall(r"^(.+?) +val_top1: (\S+)$", told("large_batch"), re.MULTILINE)
+    accuracies = {name: float(accuracy) for name, accuracy in found}
+    small, unscaled, unwarmed, warmed, lars = accuracies.values()
+    assert small > 0.95
+    assert warmed > max(unscaled, unwarmed) + 0.02
+    assert lars > 0.3  # three times guessing
+    assert "batch 256: rate 0.8" in told("large_batch")
+    assert re.search(r"x 8 micro-batch\(es\) x \d+ images", told("large_batch"))
+    assert pictures("large_batch") == 2
+
+
+def test_images_of_ones_own_become_a_model_that_predicts():
+    text = told("own_images")
+    assert "{'train': 120, 'validation': 40}" in text
+    assert "{'PNG': 54}" in text
+    assert float(re.search(r"top-1 (\S+) of 40 images", text)[1]) > 0.8
+    answers = re.findall(r"^(\w+)/\d+\.(?:jpg|png): (\w+) \(", text, re.MULTILINE)
+    assert len(answers) == 5
+    assert sum(label == answer for label, answer in answers) >= 4
+    assert pictures("own_images") == 1
+
+
+def test_broken_images_of_ones_own_are_named():
+    text = told("own_images")
+    assert "broken.jpg: no answer: not a whole JPEG or PNG image" in text
+    assert "left out china/cut_off.jpg" in text
+    assert "left out flower/a_note.jpg" in text
+    assert "more than 1 images (max_bad_images)" in text
+    assert re.search(r"palm: no image .* in it", text)
+
+
+def test_all_recipes_are_told_of():
+    text = told("recipes")
+    for path in (ROOT / "flags").glob("*.flags"):
+        batch = Config.from_flagfile(path).batch_size
+        assert re.search(rf"^{path.stem} +\w+ +{batch} ", text, re.MULTILINE)
+        assert re.search(rf"^{path.stem}: \S.+", text, re.MULTILINE)
+    assert "  8 GPUs: --accumulation_steps=32" in text
+    assert pictures("recipes") == 3
+
+
+def test_accuracies_of_recipes_are_those_of_the_readme():
+    (cell,) = (cell for cell in code_cells(read("recipes")) if "published = " in cell.source)
+    accuracies = dict(re.findall(r'^    "(\w+)": ([\d.]+),$', cell.source, re.MULTILINE))
+    assert len(accuracies) == 8
+    table = (ROOT / "README.md").read_text()
+    for name, accuracy in accuracies.items():
+        assert re.search(rf"^\| \[{name}\].*\| {accuracy}% top-1", table, re.MULTILINE)
+
+
+def test_fine_tuning_beats_starting_from_nothing():
+    found = re.findall(r"^top-1 (\S+) after", told("fine_tuning"), re.MULTILINE)
+    old, scratch, head, all_layers, last_layers = map(float, found)
+    assert old > 0.9
+    assert head > 0.6
+    assert min(all_layers, last_layers) > scratch + 0.03
+    assert all_layers > head + 0.03
+    assert "130 of 75,250 parameters were trained" in told("fine_tuning")
+    assert pictures("fine_tuning") == 2
+
+
+def test_fine_tuning_says_what_becomes_of_the_last_layer():
+    lines = re.findall(r"weights begin as those of .+", told("fine_tuning", "stderr"))
+    kept = [", with the last layer" in line for line in lines]
+    assert kept == [False, True, False]
