@@ -28,6 +28,8 @@ def execute(name):
     notebook = read(name)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # Users have not set it.
+    environment.pop("TF_USE_LEGACY_KERAS", None)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}})
     client.execute(env=environment)
     return notebook
