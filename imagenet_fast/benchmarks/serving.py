@@ -30,7 +30,7 @@ from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import ENCODED as ENCODED_FIELD
 from imagenet_fast.data.records import decode_example, read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.serving.convert import export_onnx, export_tflite
 from imagenet_fast.serving.export import export
 from imagenet_fast.training.build import build_for_evaluation
@@ -216,7 +216,7 @@ def _start(name: str, job: Mapping[str, Any]) -> contextlib.AbstractContextManag
         [sys.executable, "-m", "imagenet_fast.benchmarks.serving_worker"],
         job,
         name=WAYS[name],
-        advice="pip install 'imagenet_fast[serving]' has all runtimes",
+        advice=f"{how_to_install('serving')} brings all runtimes",
         environment=environment,
     )
 

@@ -16,14 +16,15 @@ import zipfile
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.errors import UserError, how_to_install
+from imagenet_fast.files import new_path, write_file
+from imagenet_fast.paths import Path
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.classifier import Classifier
 
 # Under it both kinds of files hold the model's description.
 DESCRIPTION = "imagenet_fast"
+_OTHERWISE = "export to another file"
 
 
 def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
@@ -48,10 +49,8 @@ def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> st
         import onnx
         import tf2onnx
     except ImportError as error:
-        raise UserError(
-            f"ONNX files need tf2onnx ({error}): pip install 'imagenet_fast[serving]'"
-        ) from None
-    path = _new_file(path)
+        raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
+    path = new_path(path, _OTHERWISE)
     with serving_module(source) as module:
         model, _ = tf2onnx.convert.from_function(
             module.classify_pixels, input_signature=module.classify_pixels.input_signature
@@ -80,7 +79,7 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
     Raises:
       UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
     """
-    path = _new_file(path)
+    path = new_path(path, _OTHERWISE)
     with serving_module(source) as module:
         function = module.classify_pixels.get_concrete_function()
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
@@ -89,13 +88,6 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
         with zipfile.ZipFile(content, "a") as archive:
             archive.writestr(f"{DESCRIPTION}.json", module.description)
     return _write(path, content.getvalue())
-
-
-def _new_file(path: str | os.PathLike[str]) -> Path:
-    path = to_path(path)
-    if path.exists():
-        raise UserError(f"{path} exists already; remove it, or export to another file")
-    return path
 
 
 def _write(path: Path, content: bytes) -> str:

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.files import new_path
+from imagenet_fast.paths import Path
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
 from imagenet_fast.training.classifier import Classifier
@@ -48,9 +49,7 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     Raises:
       UserError: if there is no checkpoint, or ``directory`` exists or cannot be written.
     """
-    directory = to_path(directory)
-    if directory.exists():
-        raise UserError(f"{directory} exists already; remove it, or export to another directory")
+    directory = new_path(directory, "export to another directory")
     # Written beside and renamed, so that a server never loads half a model. Only in a bucket, where
     # a folder is renamed file by file, there is a moment when it could.
     temporary = directory.with_name(directory.name + ".tmp")

@@ -18,6 +18,7 @@ from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.checkpoint import read_labels, restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import network_of
+from imagenet_fast.training.views import mean_over_views
 
 # What is told of bytes that no image can be made of.
 NO_IMAGE = "not a whole JPEG or PNG image"
@@ -46,7 +47,9 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
-    model = build_classifier(config.replace(precision="float32", loss_scale=0.0), labels)
+    # One device is to do for it.
+    config = config.replace(precision="float32", loss_scale=0.0, pipeline_stages=1)
+    model = build_classifier(config, labels)
     averaged = contextlib.nullcontext()
     if isinstance(source, Config):
         restore_weights(model, config.model_dir)
@@ -81,7 +84,9 @@ class ServingModule(tf.Module):
         normalized = model.get_layer("normalize")(model.input)
         whole = keras.Model(model.inputs, network(normalized))
         # Behind a function: of a Keras model, a SavedModel would hold every layer's own function.
-        self._network = lambda pixels: whole(pixels, training=False)
+        self._network = lambda pixels: mean_over_views(
+            lambda view: whole(view, training=False), pixels, config.test_time_augmentation
+        )
         self._weights = whole.weights
         self._config = config
         self._labels = tf.constant(model.labels)

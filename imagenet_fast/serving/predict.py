@@ -34,8 +34,14 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
 
 def _load(directory: str) -> Any:
-    if not to_path(directory).exists() or not tf.saved_model.contains_saved_model(directory):
-        raise UserError(f"{directory or 'saved_model'!r} is no SavedModel: give --saved_model")
+    if not directory:
+        raise UserError("no model: give --saved_model, a directory that `export` wrote")
+    if not to_path(directory).exists():
+        raise UserError(f"saved_model {directory} does not exist")
+    if not tf.saved_model.contains_saved_model(directory):
+        raise UserError(
+            f"saved_model {directory} is no SavedModel; of a run, `imagenet-fast export` makes one"
+        )
     try:
         signatures = tf.saved_model.load(directory).signatures
     except (OSError, ValueError, tf.errors.OpError) as error:

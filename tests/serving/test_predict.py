@@ -100,9 +100,9 @@ def test_nothing_to_do(model):
 
 
 def test_no_saved_model(images, tmp_path):
-    with pytest.raises(UserError, match="'/nowhere' is no SavedModel: give --saved_model"):
+    with pytest.raises(UserError, match="saved_model /nowhere does not exist"):
         list(predict("/nowhere", images))
-    with pytest.raises(UserError, match="'saved_model' is no SavedModel"):
+    with pytest.raises(UserError, match="no model: give --saved_model"):
         list(predict("", images))
     (tmp_path / "saved_model.pb").write_bytes(b"\xff half of one")
     with pytest.raises(UserError, match=f"cannot load {tmp_path}: "):
@@ -162,7 +162,8 @@ def test_bad_files_are_listed_and_give_status_2(model, images, bad, capfd):
 
 def test_mistakes(model, images, capfd):
     assert run(capfd, *images).err == [
-        "imagenet-fast predict: error: 'saved_model' is no SavedModel: give --saved_model"
+        "imagenet-fast predict: error: no model: give --saved_model, a directory that `export` "
+        "wrote"
     ]
     finished = run(capfd, f"--saved_model={model}")
     assert (finished.status, finished.out) == (2, [])
