@@ -1,0 +1,103 @@
+"""How large the parts of a network are, before any of it is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.models.without_memory import without_memory
+
+
+class BlockSize(NamedTuple):
+    """The sizes of one block.
+
+    Attributes:
+        trainable: number of parameters that are trained.
+        non_trainable: number of others, such as the moving averages of batch norm.
+        outputs: what the block returns, a ``tf.TensorSpec`` or several in a structure, with an
+            unknown batch.
+    """
+
+    trainable: int
+    non_trainable: int
+    outputs: Any
+
+
+def block_sizes(
+    blocks: Sequence[keras.layers.Layer], input_shape: tuple[int | None, ...]
+) -> list[BlockSize]:
+    """Returns the sizes of blocks, each of which takes what the one before returns.
+
+    The blocks stay as they are, with weights or without: a copy is made of each, by its
+    configuration, one copy at a time, and none of equal blocks with equal inputs but the first.
+    Of the copies' large weights, at most one takes memory at any time. To be called outside of a
+    strategy's scope.
+
+    Args:
+        blocks: layers or models of one argument: a tensor or a structure of tensors.
+        input_shape: of the float32 tensor that the first block takes, without the batch.
+    """
+    specs = tf.TensorSpec((None, *input_shape), tf.float32)
+    known: dict[tuple[Any, ...], BlockSize] = {}
+    sizes = []
+    for block in blocks:
+        kind = block_kind(block, specs)
+        if kind not in known:
+            known[kind] = _size(type(block), block.get_config(), specs)
+        sizes.append(known[kind])
+        specs = sizes[-1].outputs
+    return sizes
+
+
+def block_kind(block: keras.layers.Layer, inputs: Any) -> tuple[Any, ...]:
+    """Returns what is equal of blocks that differ in nothing but weights and names.
+
+    Args:
+        block: a layer or model.
+        inputs: what describes its inputs.
+    """
+    config = block.get_config()
+    names: dict[str, str] = {}
+    _collect_names(config, names)
+    return type(block), repr(_renamed(config, names)), repr(inputs)
+
+
+def _collect_names(config: Any, names: dict[str, str]) -> None:
+    """Numbers the names of a layer and of those in it."""
+    if isinstance(config, dict):
+        if isinstance(config.get("name"), str):
+            names.setdefault(config["name"], f"layer {len(names)}")
+        config = list(config.values())
+    if isinstance(config, (list, tuple)):
+        for value in config:
+            _collect_names(value, names)
+
+
+def _renamed(config: Any, names: dict[str, str]) -> Any:
+    if isinstance(config, dict):
+        return {key: _renamed(value, names) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return type(config)(_renamed(value, names) for value in config)
+    return names.get(config, config) if isinstance(config, str) else config
+
+
+def _size(kind: type[keras.layers.Layer], config: dict[str, Any], specs: Any) -> BlockSize:
+    inputs = tf.nest.map_structure(
+        lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), specs
+    )
+    with without_memory():
+        block = kind.from_config(config)
+        outputs = block(inputs)
+    return BlockSize(
+        _count(block.trainable_weights),
+        _count(block.non_trainable_weights),
+        tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs),
+    )
+
+
+def _count(weights: Sequence[tf.Variable]) -> int:
+    return sum(math.prod(weight.shape) for weight in weights)

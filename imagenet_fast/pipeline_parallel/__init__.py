@@ -1,0 +1,1 @@
+"""Pipeline parallelism over micro-batches: GPipe (Huang et al. 2018)."""

@@ -1,0 +1,130 @@
+"""Splitting a sequence of blocks into stages of a pipeline, one for each device.
+
+A pipeline is as fast as its slowest stage, so the largest cost of a stage is made as small as it
+can be: exactly, by dynamic programming. (The GPipe paper minimizes the variance of the costs,
+lingvo cuts at equal shares of the sum.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+from imagenet_fast.errors import UserError
+
+
+def partition(
+    costs: Sequence[float],
+    stages: int,
+    *,
+    last_costs: Sequence[float] | None = None,
+    transfers: Sequence[float] | None = None,
+    memory: Callable[[int, int, int], float] | None = None,
+    limit: float = math.inf,
+) -> list[int]:
+    """Returns how many blocks each stage gets.
+
+    The largest cost of a stage is as small as possible and, of partitions with the same one, so is
+    the sum of the squares of all. Takes time in proportion to stages times blocks squared.
+
+    Args:
+      costs: of each block, as its time forward and backward; not negative.
+      stages: how many there are to be, at most one for each block.
+      last_costs: of each block, if it is in the last stage; None: the same.
+      transfers: what it costs a stage to receive the outputs of each block but the last; None:
+        nothing.
+      memory: the bytes that a stage needs, from its number, that of its first block, and that of
+        the block after its last one; None: they do not count.
+      limit: bytes that each stage may have.
+
+    Returns:
+      The number of blocks of each stage, each at least 1.
+
+    Raises:
+      UserError: if there are fewer blocks than stages, or no partition keeps the limit.
+    """
+    blocks = len(costs)
+    check_stages(blocks, stages)
+    before = [0.0, *itertools.accumulate(costs)]
+    last_before = [0.0, *itertools.accumulate(costs if last_costs is None else last_costs)]
+
+    def cost(stage: int, first: int, end: int) -> float:
+        sums = last_before if stage == stages - 1 else before
+        return sums[end] - sums[first] + (transfers[first - 1] if transfers and first else 0.0)
+
+    if memory is None:
+        return _best(cost, stages, blocks)
+    balance = _best(
+        lambda *stage: cost(*stage) if memory(*stage) <= limit else math.inf, stages, blocks
+    )
+    if not balance:
+        least = _best(memory, stages, blocks)
+        ends = list(itertools.accumulate(least))
+        needed = max(memory(k, end - own, end) for k, (own, end) in enumerate(zip(least, ends)))
+        raise UserError(
+            f"the {blocks} blocks do not fit into {stages} stages of {limit / 2**30:.4g} GiB each: "
+            f"in each partition, one needs at least {needed / 2**30:.4g} GiB; use more devices, "
+            "larger ones, more micro-batches or smaller blocks"
+        )
+    return balance
+
+
+def _best(cost: Callable[[int, int, int], float], stages: int, blocks: int) -> list[int]:
+    """Returns the partition with the least largest cost; nothing if no partition has a finite one.
+
+    Args:
+      cost: of a stage, from its number, that of its first block, and that after its last one.
+      stages: how many there are to be.
+      blocks: how many there are.
+    """
+    nothing = (math.inf, math.inf)
+    # Of the first blocks in a number of stages: the best scores, and where the last stage begins.
+    best = [(0.0, 0.0), *[nothing] * blocks]
+    begins: list[list[int]] = []
+    for stage in range(stages):
+        scores, starts = [nothing] * (blocks + 1), [0] * (blocks + 1)
+        for end in range(stage + 1, blocks + 1):
+            for first in range(stage, end):
+                if best[first] == nothing:
+                    continue
+                own = cost(stage, first, end)
+                candidate = (max(best[first][0], own), best[first][1] + own**2)
+                if candidate < scores[end]:
+                    scores[end], starts[end] = candidate, first
+        best = scores
+        begins.append(starts)
+    if best[blocks] == nothing:
+        return []
+    ends = [blocks]
+    for starts in reversed(begins):
+        ends.append(starts[ends[-1]])
+    ends.reverse()
+    return [end - first for first, end in zip(ends, ends[1:])]
+
+
+def check_balance(balance: Sequence[int], blocks: int) -> None:
+    """Checks how many blocks each stage is to have.
+
+    Raises:
+      UserError: if they are not all the blocks, or a stage has none.
+    """
+    if any(own < 1 for own in balance):
+        raise UserError(f"balance {list(balance)} leaves a stage without blocks")
+    if sum(balance) != blocks:
+        raise UserError(
+            f"balance {list(balance)} is of {sum(balance)} blocks, but there are {blocks}"
+        )
+
+
+def check_stages(blocks: int, stages: int) -> None:
+    """Checks that there is a block for each stage.
+
+    Raises:
+      UserError: if there is not.
+    """
+    if not 1 <= stages <= blocks:
+        raise UserError(
+            f"{blocks} blocks cannot be split into {stages} stages: use between 1 and {blocks} "
+            "devices, or cut the network into more blocks"
+        )

@@ -1,0 +1,102 @@
+"""The devices of a pipeline's stages: this process' own, or also those of others."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from imagenet_fast.addresses import check_free, free_port, own_address_towards, unreachable
+from imagenet_fast.errors import UserError
+
+# Of the servers, and of the process that trains with them.
+_SERVERS, _TRAINER = "stage", "trainer"
+_PROTOCOL = "grpc"
+
+
+def stage_devices(stages: int, servers: Sequence[str] = ()) -> list[str]:
+    """Returns the name of a device for each stage, in order.
+
+    First this process' GPUs or, without any, its CPU, of which a process may have several
+    (``tf.config.set_logical_device_configuration``); then each server's in turn.
+
+    Args:
+      stages: how many devices there must be.
+      servers: ``host:port`` of each :func:`start_stage_server`, which must be reached before
+        TensorFlow makes anything in this process.
+
+    Raises:
+      UserError: if a server cannot be reached, or there are fewer devices than stages.
+    """
+    if servers:
+        _connect(tuple(servers))
+    with tf.device("CPU:0"):
+        here = tf.DeviceSpec.from_string(tf.zeros([]).device)
+    found = _devices(here.job, here.task)
+    for task in range(len(servers)):
+        found += _devices(_SERVERS, task)
+    if len(found) < stages:
+        raise UserError(
+            f"a pipeline of {stages} stages needs as many devices, but there are {len(found)}: use "
+            "fewer stages, start an `imagenet-fast stage-server` on other machines and name them "
+            "in pipeline_servers, or split the CPU with logical_cpus"
+        )
+    return found[:stages]
+
+
+def start_stage_server(port: int) -> None:
+    """Lends this process' devices to the pipelines of other processes, in threads.
+
+    It does whatever TensorFlow can for whoever reaches it.
+
+    Args:
+      port: on which it listens.
+
+    Raises:
+      UserError: if the port cannot be used.
+    """
+    check_free("port", port)
+    server = tf.distribute.Server(
+        {_SERVERS: [f"localhost:{port}"]}, job_name=_SERVERS, task_index=0, protocol=_PROTOCOL
+    )
+    _RUNNING.append(server)
+
+
+# Servers end with the objects.
+_RUNNING: list[tf.distribute.Server] = []
+
+
+@functools.cache
+def _connect(servers: tuple[str, ...]) -> None:
+    for server in servers:
+        reason = unreachable(server)
+        if reason:
+            raise UserError(
+                f"stage server {server} cannot be reached ({reason}): start `imagenet-fast "
+                f"stage-server --port={server.rpartition(':')[2]}` there, or correct "
+                "pipeline_servers"
+            )
+    # The servers send each other, and this process, what one stage passes to the next.
+    own = f"{own_address_towards(servers[0])}:{free_port()}"
+    spec = tf.train.ClusterSpec({_TRAINER: [own], _SERVERS: list(servers)})
+    tf.config.experimental_connect_to_cluster(
+        spec, job_name=_TRAINER, task_index=0, protocol=_PROTOCOL
+    )
+
+
+def _devices(job: str, task: int) -> list[str]:
+    """Returns a process' devices: its GPUs or, without any, its CPUs."""
+    for kind in ("GPU", "CPU"):
+        names = [
+            tf.DeviceSpec.from_string(device.name)
+            for device in tf.config.list_logical_devices(kind)
+        ]
+        own = [
+            name.replace(job=job, replica=0, task=task).to_string()
+            for name in names
+            if (name.job or job, name.task or 0) == (job, task)
+        ]
+        if own:
+            return own
+    return []

@@ -1,0 +1,228 @@
+"""What the blocks of a network cost, each on its own: counted, or measured on a device."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+from tqdm import tqdm
+
+from imagenet_fast.layers.micro_batch import micro_batch
+from imagenet_fast.models.block_sizes import block_kind
+from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.pipeline_parallel.flops import flops
+from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
+from imagenet_fast.pipeline_parallel.stage import Stage
+from imagenet_fast.planning.pipeline import BlockCost
+
+_Blocks = Sequence[keras.layers.Layer]
+
+
+def estimate(blocks: _Blocks, inputs: Any, micro_batch_size: int) -> list[BlockCost]:
+    """Counts what blocks cost, in FLOPs and bytes.
+
+    Of equal blocks, one is looked at. It makes no weights: those that there are may be without
+    memory (``models.without_memory``), and of blocks without weights it looks at copies that are.
+    To be called outside of a strategy's scope.
+
+    Args:
+      blocks: that follow each other, each of one argument, a tensor or tensors in a structure.
+      inputs: what describes the first one's, as ``tf.TensorSpec``, of any batch.
+      micro_batch_size: examples in a micro-batch.
+
+    Returns:
+      The costs of each, of which the first is the first of the pipeline: it needs no gradients of
+      its inputs.
+
+    Raises:
+      UserError: if a block does what cannot be done in a pipeline.
+    """
+    return _each(blocks, inputs, micro_batch_size, "counting", _count)
+
+
+def measure(
+    blocks: _Blocks, inputs: Any, micro_batch_size: int, device: str, repeats: int = 5
+) -> list[BlockCost]:
+    """Measures the seconds of blocks, and counts their bytes.
+
+    As :func:`estimate`, but each block is copied, by its configuration, to the device, with weights
+    of its own, which are freed before the next one.
+
+    Args:
+      blocks: as there.
+      inputs: as there.
+      micro_batch_size: examples in a micro-batch.
+      device: which computes.
+      repeats: times that each pass is timed, of which the median counts.
+
+    Returns:
+      The costs, forward and backward in seconds.
+
+    Raises:
+      UserError: as there.
+    """
+
+    def cost(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:
+        counted, outputs = _count(block, specs, first)
+        forward, backward = _seconds(block, specs, first, device, repeats)
+        gc.collect()  # functions refer to themselves, and so to the weights
+        return counted._replace(forward=forward, backward=backward), outputs
+
+    return _each(blocks, inputs, micro_batch_size, f"timing on {device}", cost)
+
+
+def _each(
+    blocks: _Blocks,
+    inputs: Any,
+    micro_batch_size: int,
+    label: str,
+    cost: Callable[[keras.layers.Layer, Any, bool], tuple[BlockCost, Any]],
+) -> list[BlockCost]:
+    """Returns the costs of each block, computed once for equal ones."""
+    specs = tf.nest.map_structure(
+        lambda own: tf.TensorSpec([micro_batch_size, *own.shape[1:]], own.dtype), inputs
+    )
+    known: dict[Any, tuple[BlockCost, Any]] = {}
+    costs = []
+    for place, block in enumerate(
+        tqdm(blocks, label, unit=" blocks", dynamic_ncols=True, disable=None)
+    ):
+        kind = (block_kind(block, specs), place == 0)
+        if kind not in known:
+            known[kind] = cost(block, specs, place == 0)
+        own, specs = known[kind]
+        costs.append(own._replace(name=block.name))
+    return costs
+
+
+def _count(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:
+    """Returns the costs of a block, and what describes its outputs."""
+    if not block.built:
+        with without_memory():
+            block = _copy(block, specs)
+    stage = Stage([block], "CPU:0")
+    programs = Programs(stage, specs, (), None, first)
+    forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
+    other = [own for own in block.weights if not _is_in(own, stage.variables)]
+    cost = BlockCost(
+        name=block.name,
+        forward=flops(forward),
+        backward=flops(backward),
+        parameters=sum(own.shape.num_elements() for own in stage.variables),
+        parameter_bytes=_bytes(stage.variables),
+        other_bytes=_bytes(other),
+        input_bytes=_bytes(specs),
+        needed_input_bytes=_bytes(needed_inputs),
+        output_bytes=_bytes(programs.outputs),
+        needed_output_bytes=_bytes(needed_outputs),
+        activation_bytes=_bytes(programs.activations),
+    )
+    return cost, programs.outputs
+
+
+def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
+    """Returns the operations forward, those backward, and the inputs and outputs they need."""
+    found: list[Any] = []
+
+    def both(inputs: Any) -> None:
+        watched = [] if first else floats_of(inputs)
+        with tf.GradientTape() as tape, micro_batch(0):
+            tape.watch(watched)
+            outputs = stage(inputs, training=True)
+        forward = len(tf.compat.v1.get_default_graph().get_operations())
+        own = tape.gradient(floats_of(outputs), [*stage.variables, *watched])
+        gradients = [tf.convert_to_tensor(gradient) for gradient in own if gradient is not None]
+        found.extend((forward, gradients, tf.nest.flatten(inputs), tf.nest.flatten(outputs)))
+
+    graph = tf.function(both, autograph=False).get_concrete_function(specs).graph
+    count, gradients, *ends = found
+    forward = graph.get_operations()[:count]
+    backward = _needed(gradients, forward)
+    used = {own.ref() for operation in backward for own in operation.inputs}
+    return forward, backward, *([own for own in end if own.ref() in used] for end in ends)
+
+
+def _needed(gradients: Sequence[tf.Tensor], forward: Sequence[tf.Operation]) -> list[tf.Operation]:
+    """Returns the operations after ``forward`` that gradients need: not all that there are."""
+    seen = set(forward)
+    needed: list[tf.Operation] = []
+    waiting = [own.op for own in gradients]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            needed.append(operation)
+            waiting.extend(own.op for own in operation.inputs)
+    return needed
+
+
+def _seconds(
+    block: keras.layers.Layer, specs: Any, first: bool, device: str, repeats: int
+) -> tuple[float, float]:
+    """Returns the times of the passes forward and backward."""
+    with tf.device(device):
+        stage = Stage([_copy(block, specs)], device)
+        programs = Programs(stage, specs, (), None, first)
+        inputs, upstream = tf.nest.map_structure(_random, (specs, floats_of(programs.outputs)))
+        of = (tf.constant(0), tf.constant(1.0))
+
+    @tf.function(autograph=False)
+    def forward(inputs: Any) -> Any:
+        with tf.device(device):
+            return programs.forward(*of, inputs, (), programs.zeros(), keep=True)
+
+    @tf.function(autograph=False)
+    def backward(inputs: Any, upstream: Any, activations: Any) -> Any:
+        with tf.device(device):
+            sums = programs.zeros()
+            return programs.backward(*of, inputs, (), upstream, activations, sums)[1:]
+
+    _, activations, _ = forward(inputs)
+    return (
+        _median(lambda: forward(inputs), repeats),
+        _median(lambda: backward(inputs, upstream, activations), repeats),
+    )
+
+
+def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
+    """Returns the same with weights of its own, on the device in scope."""
+    if getattr(block, "_is_graph_network", False):
+        return keras.models.clone_model(block)  # whatever the classes of its layers
+    copy = type(block).from_config(block.get_config())
+    copy(tf.nest.map_structure(lambda own: keras.Input(own.shape[1:], dtype=own.dtype), specs))
+    return copy
+
+
+def _median(call: Callable[[], object], repeats: int) -> float:
+    """Returns the seconds of a call, without the first, which may have to be traced."""
+    times = []
+    for _ in range(1 + repeats):
+        begin = time.perf_counter()
+        call()
+        tf.test.experimental.sync_devices()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def _random(spec: tf.TensorSpec) -> tf.Tensor:
+    if spec.dtype.is_floating:
+        return tf.cast(tf.random.normal(spec.shape), spec.dtype)
+    return tf.zeros(spec.shape, spec.dtype)
+
+
+def _bytes(values: Any) -> int:
+    """Returns the size of tensors, or of what describes them; those of unknown shape are small.
+
+    The one that there is in networks holds what cuDNN has to say to its own pass backward.
+    """
+    known = [own for own in tf.nest.flatten(values) if own.shape.is_fully_defined()]
+    return sum(own.shape.num_elements() * own.dtype.size for own in known)
+
+
+def _is_in(variable: tf.Variable, others: Sequence[tf.Variable]) -> bool:
+    return any(variable is other for other in others)

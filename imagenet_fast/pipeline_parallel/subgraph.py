@@ -1,0 +1,86 @@
+"""Functions that are cut out of a traced one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+Tensors = list[tf.Tensor]
+
+
+def subgraph(
+    function: tf.types.experimental.ConcreteFunction,
+    feeds: Sequence[tf.Tensor],
+    fetches: Sequence[tf.Tensor],
+    terms: Sequence[tf.Tensor] = (),
+) -> Callable[..., Tensors]:
+    """Returns what computes some tensors of a function's graph from some others.
+
+    Args:
+      function: whose variables, and other captured tensors, stay those that they are.
+      feeds: in its graph; what comes before them is not computed.
+      fetches: in its graph.
+      terms: in its graph; to be added to sums of their shapes and dtypes.
+
+    Returns:
+      A concrete function of the values of the feeds and of the sums so far, which returns the
+      values of the fetches and the new sums.
+    """
+    graph = function.graph
+    captured = graph.inputs[len(graph.inputs) - len(function.captured_inputs) :]
+    known = {own.name for own in (*feeds, *captured)}
+    wanted = [own.name for own in (*fetches, *terms)]
+    definition, used = _needed(graph.as_graph_def(), wanted, known)
+
+    def program(*values: tf.Tensor) -> Tensors:
+        own_graph = tf.compat.v1.get_default_graph()
+        outer = [own_graph.capture(own) for own in function.captured_inputs]
+        given = dict(zip((own.name for own in captured), outer))
+        given.update(zip((own.name for own in feeds), values))
+        found = tf.graph_util.import_graph_def(
+            definition,
+            input_map={name: given[name] for name in used},
+            return_elements=[name for name in wanted if name not in known],
+            name="stage",
+        )
+        rest = iter(found)
+        results = [tf.identity(given[name]) if name in known else next(rest) for name in wanted]
+        sums = values[len(feeds) :]
+        added = [total + own for total, own in zip(sums, results[len(fetches) :])]
+        return [*results[: len(fetches)], *added]
+
+    specs = [tf.TensorSpec(own.shape, own.dtype) for own in (*feeds, *terms)]
+    # Many calls of it are to be no longer to prepare than one.
+    own = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
+    return own.get_concrete_function(*specs)
+
+
+def _needed(
+    definition: tf.compat.v1.GraphDef, fetches: Sequence[str], known: set[str]
+) -> tuple[tf.compat.v1.GraphDef, set[str]]:
+    """Returns the nodes that some tensors need, and which of the known tensors these use."""
+    nodes = {node.name: node for node in definition.node}
+    done = {own.partition(":")[0] for own in known}
+    found: set[str] = set()
+    used: set[str] = set()
+    waiting = [own for own in fetches if own not in known]
+    while waiting:
+        own = waiting.pop()
+        name, _, place = own.lstrip("^").partition(":")
+        tensor = f"{name}:{place or 0}"
+        if own.startswith("^") and name in done:
+            continue
+        if tensor in known:
+            used.add(tensor)
+        elif name not in found:
+            found.add(name)
+            waiting.extend(nodes[name].input)
+    kept = tf.compat.v1.GraphDef(library=definition.library, versions=definition.versions)
+    # In the graph's own order.
+    kept.node.extend(node for node in definition.node if node.name in found)
+    for node in kept.node:
+        node.input[:] = [own for own in node.input if own[0] != "^" or own[1:] in found]
+        # What it is to be colocated with may be left out; all is on one device.
+        node.attr.pop("_class", None)
+    return kept, used

@@ -1,0 +1,307 @@
+"""A pipeline before it starts: its stages, what they need and how long they wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+
+import tensorflow as tf
+
+from imagenet_fast import environment, models
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.data.info import read_info
+from imagenet_fast.files import write_results
+from imagenet_fast.models.blocks import cut
+from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.optimizers import LARS, SGD, Muon
+from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.slots import values_kept
+from imagenet_fast.pipeline_parallel.balance import best_balance, tasks
+from imagenet_fast.pipeline_parallel.model import default_devices
+from imagenet_fast.pipeline_parallel.orders import Task
+from imagenet_fast.pipeline_parallel.pipeline import bounds
+from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.planning.pipeline import (
+    BlockCost,
+    Simulation,
+    StageMemory,
+    held,
+    ideal_bubble,
+    simulate,
+    stage_memory,
+)
+from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.fine_tune import network_of
+from imagenet_fast.training.gantt import gantt
+
+_GIB = 2**30
+# The options in a plan's file besides the network's.
+_TOLD = (
+    *("batch_size", "accumulation_steps", "image_size", "precision"),
+    *("optimizer", "pipeline_schedule", "rematerialize"),
+)
+_OWN_OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
+
+
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """How a network is cut into stages.
+
+    Attributes:
+      config: the run's options.
+      costs: of the blocks, for a micro-batch.
+      device: on which they were measured; empty: they are counted in FLOPs.
+      balance: how many blocks each stage gets.
+      slots: values that the optimizer, and averages of weights, keep of each trained weight.
+      limit: bytes that each device has.
+    """
+
+    config: Config
+    costs: tuple[BlockCost, ...]
+    device: str
+    balance: tuple[int, ...]
+    slots: float
+    limit: float = math.inf
+
+    @functools.cached_property
+    def stages(self) -> list[BlockCost]:
+        """The costs of each stage."""
+        parts = bounds(self.balance, len(self.costs), len(self.balance))
+        return [functools.reduce(BlockCost.followed_by, self.costs[i:j]) for i, j in parts]
+
+    @functools.cached_property
+    def memory(self) -> list[StageMemory]:
+        """What each stage needs."""
+        holds = held(self._order(len(self.balance)), self.config.rematerialize)
+        return [stage_memory(own, hold, self.slots) for own, hold in zip(self.stages, holds)]
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """When each stage works on a batch."""
+        return self._simulate(self.stages)
+
+    @property
+    def speed_up(self) -> float:
+        """The time of one device of the same kind, if it had the memory, by that of the stages."""
+        return self._alone / self.simulation.seconds
+
+    def table(self) -> str:
+        """Returns what there is to know, as text."""
+        config, busy = self.config, self.simulation.busy
+        work = sum(own.work for own in self.costs)
+        images, parts = config.batch_size, config.accumulation_steps
+        slots = f"{self.slots:.3g} value{'s' * (self.slots != 1)}"
+        lines = [
+            f"network     {self._network()}: {len(self.costs)} blocks, "
+            f"{sum(own.parameters for own in self.costs):,} parameters",
+            f"batch       {images:,} images of {config.image_size} px in {parts:,} micro-batches "
+            f"of {images // parts:,}",
+            f"optimizer   {config.optimizer}, {slots} kept of each weight",
+            f"schedule    {config.pipeline_schedule}, rematerialize={config.rematerialize}",
+            f"costs       {self._costs(work * parts / images)}",
+            "",
+            *self._stage_lines(),
+            "",
+            f"balance     --pipeline_balance={option_text(self.balance)}",
+            f"busiest     stage {busy.index(max(busy))}, {max(busy):.1%} of the time; the least: "
+            f"stage {busy.index(min(busy))}, {min(busy):.1%}",
+            f"bubble      {self.simulation.bubble:.1%} of the devices' time; "
+            f"{ideal_bubble(len(busy), parts):.1%} if stages were equal and computed nothing twice",
+            f"recomputed  {self.simulation.recomputed:.1%} of the devices' work",
+            f"speed-up    {self.speed_up:.2f} over one device, if sending outputs took no time",
+        ]
+        if math.isfinite(self.limit):
+            lines.append(f"memory      {self._fit()}")
+        return "\n".join(lines)
+
+    def csv(self) -> str:
+        """Returns a line for each block."""
+        names = list(BlockCost._fields)
+        lines = [
+            ",".join([str(stage), *(str(getattr(own, name)) for name in names)])
+            for stage, own in zip(self._stage_numbers(), self.costs)
+        ]
+        return "\n".join([",".join(["stage", *names]), *lines]) + "\n"
+
+    def json(self) -> str:
+        """Returns everything but the blocks."""
+        values = {
+            "network": self._network(),
+            "blocks": len(self.costs),
+            "parameters": sum(own.parameters for own in self.costs),
+            "costs": f"seconds on {self.device}" if self.device else "FLOPs",
+            "slots": self.slots,
+            "balance": self.balance,
+            "batch": self.simulation.seconds,
+            "bubble": self.simulation.bubble,
+            "ideal_bubble": ideal_bubble(len(self.balance), self.config.accumulation_steps),
+            "recomputed": self.simulation.recomputed,
+            "speed_up": self.speed_up,
+            "stages": [
+                {**own._asdict(), "blocks": count, "memory": {**memory._asdict(), "total": total}}
+                for own, count, memory in zip(self.stages, self.balance, self.memory)
+                for total in (memory.total,)
+            ],
+            "options": {name: getattr(self.config, name) for name in _TOLD},
+            **environment.provenance(),
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def picture(self) -> str:
+        """Returns the stages' work along the time of a batch as SVG."""
+        config = self.config
+        title = (
+            f"{self._network()}, batch {config.batch_size:,} in {config.accumulation_steps:,}, "
+            f"{config.pipeline_schedule}, rematerialize={config.rematerialize}"
+        )
+        if self.device:
+            return gantt(self.simulation, title, "seconds")
+        return gantt(self.simulation, title, "time; one device would need 1", 1 / self._alone)
+
+    @property
+    def _alone(self) -> float:
+        """The time of one device."""
+        whole = functools.reduce(BlockCost.followed_by, self.costs)
+        return self._simulate([whole]).seconds
+
+    def _order(self, stages: int) -> list[Task]:
+        return tasks(self.config.pipeline_schedule, stages, self.config.accumulation_steps)
+
+    def _simulate(self, stages: list[BlockCost]) -> Simulation:
+        return simulate(
+            self._order(len(stages)),
+            [own.forward for own in stages],
+            [own.backward for own in stages],
+            rematerialize=self.config.rematerialize,
+        )
+
+    def _stage_numbers(self) -> list[int]:
+        return [stage for stage, count in enumerate(self.balance) for _ in range(count)]
+
+    def _network(self) -> str:
+        """Returns the network's name, and its options that differ from the defaults."""
+        config, default = self.config, Config()
+        options = [
+            f"{name}={option_text(getattr(config, name))}"
+            for name in models.option_names(config.model)
+            if name in option_names() and getattr(config, name) != getattr(default, name)
+        ]
+        return ", ".join([config.model, *options])
+
+    def _costs(self, an_image: float) -> str:
+        if self.device:
+            return f"{an_image:.4g} s an image forward and backward, measured on {self.device}"
+        return f"{an_image / 1e9:.4g} GFLOPs an image forward and backward, counted"
+
+    def _stage_lines(self) -> list[str]:
+        """Returns the stages as a table."""
+        power, unit = (30, "GiB") if max(own.total for own in self.memory) >= _GIB else (20, "MiB")
+        numbers = [
+            (
+                own.parameters,
+                own.work,
+                memory.weights + memory.gradients + memory.slots,
+                memory.inputs,
+                memory.activations,
+                memory.total,
+            )
+            for own, memory in zip(self.stages, self.memory)
+        ]
+        sums = [sum(column) for column in zip(*numbers)]
+        width = max(len(own.name) for own in self.stages)
+        lines = [
+            f"stage     n  {'blocks':{width}}     parameters   work  weights   inputs  activations"
+            "   in all"
+        ]
+        stages = [str(stage) for stage in range(len(numbers))]
+        names = [own.name for own in self.stages]
+        for stage, count, name, own in zip(
+            [*stages, "all"], [*self.balance, len(self.costs)], [*names, ""], [*numbers, sums]
+        ):
+            parameters, work, *memory = own
+            weights, inputs, activations, total = (size / 2**power for size in memory)
+            lines.append(
+                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {work / sums[1]:>6.1%} "
+                f"{weights:>8.2f} {inputs:>8.2f} {activations:>12.2f} {total:>8.2f}"
+            )
+        return [
+            *lines,
+            f"{unit}; weights: with gradients and what the optimizer keeps; not counted: what "
+            "operations need while they run",
+        ]
+
+    def _fit(self) -> str:
+        """Returns whether the stages have room."""
+        most = max(own.total for own in self.memory)
+        text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
+        return text if most <= self.limit else f"DOES NOT FIT: {text}"
+
+
+def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf) -> PipelinePlan:
+    """Returns the pipeline that ``config`` describes, without making the network's weights.
+
+    Args:
+      config: of the run.
+      costs: ``flops``, or ``measured``: on this process' first GPU or, without any, its CPU, with
+        the weights of one block at a time.
+      limit: bytes that each device has.
+
+    Raises:
+      UserError: if the data or the model's options cannot be used, or the blocks cannot be split
+        like that or do not fit.
+    """
+    stages = config.pipeline_stages
+    # The network as on one device: as a pipeline, it would have its weights made.
+    alone = {"pipeline_stages": 1, "ema_decay": 0.0}
+    with without_memory():
+        model = build_classifier(config.replace(**alone), read_info(config).labels)
+        blocks = cut(network_of(model))
+    shape = (None, config.image_size, config.image_size, 3)
+    inputs = tf.TensorSpec(shape, model.get_layer("normalize").compute_dtype)
+    share = config.batch_size // config.accumulation_steps
+    device = default_devices()[0] if costs == "measured" else ""
+    cost = functools.partial(measure, device=device) if device else estimate
+    found = cost(blocks, inputs, share)
+    slots = _slots(config)
+    balance = config.pipeline_balance
+    if not balance:
+        order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
+        balance = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
+    bounds(balance, len(found), stages)
+    return PipelinePlan(config, tuple(found), device, tuple(balance), slots, limit)
+
+
+def write(plan: PipelinePlan, directory: str) -> list[str]:
+    """Writes ``pipeline.csv``, ``pipeline.json`` and ``pipeline.svg`` and returns their paths.
+
+    Args:
+      plan: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {
+        "pipeline.csv": plan.csv(),
+        "pipeline.json": plan.json(),
+        "pipeline.svg": plan.picture(),
+    }
+    return write_results(directory, texts)
+
+
+def _slots(config: Config) -> float:
+    """Returns how many values are kept of each weight, besides the weight and its gradient."""
+    if config.optimizer in _OWN_OPTIMIZERS:
+        optimizer = _OWN_OPTIMIZERS[config.optimizer](momentum=config.momentum)
+    else:
+        optimizer = make_optimizer(
+            config.optimizer,
+            0.1,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            undecayed=[],
+            clip_norm=None,
+        )
+    return values_kept(optimizer) + bool(config.ema_decay) + bool(config.lookahead_every)

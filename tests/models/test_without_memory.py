@@ -1,0 +1,82 @@
+"""Variables without memory, and random numbers that are left as they were."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from tf_keras.src import backend
+
+from imagenet_fast.layers import Dropout
+from imagenet_fast.models.without_memory import without_memory
+
+
+def test_yields_the_variables_in_their_order():
+    with without_memory() as variables:
+        dense = keras.layers.Dense(3, name="dense")
+        keras.layers.BatchNormalization(name="norm").build((None, 2))
+        dense(tf.zeros([1, 2]))
+    names = ["gamma", "beta", "moving_mean", "moving_variance", "dense/kernel", "dense/bias"]
+    assert [variable.name.split(":")[0] for variable in variables] == names
+    assert variables[-1] is dense.bias
+
+
+def test_large_variables_have_no_value():
+    with without_memory():
+        dense = keras.layers.Dense(100)
+        dense.build((None, 100))
+    kernel = dense.kernel
+    assert kernel.shape == (100, 100)
+    assert kernel.dtype == "float32"
+    assert not tf.size(kernel.read_value())
+
+
+def test_a_layer_may_compute_with_small_ones_while_it_is_built():
+    with without_memory():
+        keras.layers.Normalization()(keras.Input([8]))
+
+
+def test_afterwards_variables_are_as_usual():
+    with pytest.raises(ZeroDivisionError), without_memory():
+        raise ZeroDivisionError
+    dense = keras.layers.Dense(100, kernel_initializer="ones")
+    dense.build((None, 100))
+    np.testing.assert_array_equal(dense.kernel, np.ones([100, 100]))
+
+
+def test_names_stay_as_they_were():
+    def number():
+        return int(keras.layers.Dense(2).name.rpartition("dense")[2].strip("_") or 0)
+
+    before = number()
+    with without_memory():
+        assert [number(), number()] == [before + 1, before + 2]
+    with pytest.raises(ZeroDivisionError), without_memory():
+        number()
+        raise ZeroDivisionError
+    assert number() == before + 1
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_random_numbers_stay_as_they_were(seeded):
+    def drawn(between):
+        keras.utils.set_random_seed(4)
+        if not seeded:
+            # As before the first seeding: Keras then takes Python's numbers.
+            backend._SEED_GENERATOR.generator = None
+        between()
+        weights = keras.initializers.GlorotUniform()([2, 2]).numpy().tolist()
+        return weights, random.random(), np.random.rand()
+
+    def made():
+        with without_memory():
+            random.random()
+            np.random.rand()
+            Dropout(0.5)(keras.layers.RandomFlip()(keras.Input([4, 4, 3])))
+            keras.initializers.GlorotUniform()([2, 2])
+            keras.utils.set_random_seed(5)
+
+    assert drawn(made) == drawn(lambda: None)

@@ -1,0 +1,114 @@
+"""Balances by costs, against the simulated time of all that there are."""
+
+import functools
+import itertools
+import random
+
+import pytest
+import tf_keras as keras
+
+from imagenet_fast import UserError
+from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance, tasks
+from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
+from imagenet_fast.pipeline_parallel.orders import gpipe, one_forward_one_backward
+from imagenet_fast.planning.pipeline import BlockCost, held, simulate, stage_memory
+
+
+def block(forward, backward, **sizes):
+    given = {"name": "block", "forward": forward, "backward": backward, **sizes}
+    return BlockCost(**{**dict.fromkeys(BlockCost._fields, 0), **given})
+
+
+def balances(blocks, stages):
+    for cuts in itertools.combinations(range(1, blocks), stages - 1):
+        yield [end - first for first, end in zip((0, *cuts), (*cuts, blocks))]
+
+
+def stages_of(costs, balance):
+    ends = itertools.accumulate(balance)
+    return [
+        functools.reduce(BlockCost.followed_by, costs[end - own : end])
+        for own, end in zip(balance, ends)
+    ]
+
+
+def seconds(costs, balance, order, rematerialize):
+    stages = stages_of(costs, balance)
+    forward, backward = ([getattr(own, x) for own in stages] for x in ("forward", "backward"))
+    return simulate(order, forward, backward, rematerialize=rematerialize).seconds
+
+
+@pytest.mark.parametrize("rematerialize", ["always", "except_last", "never"])
+@pytest.mark.parametrize("schedule", ["unrolled", "1f1b"])
+def test_few_balances_are_faster(schedule, rematerialize):
+    ratios = []
+    for seed in range(30):
+        draw = random.Random(seed)
+        blocks, stages, parts = draw.randint(6, 12), draw.choice([2, 3, 4]), draw.choice([4, 16])
+        forward = [draw.uniform(1, 4) for _ in range(blocks)]
+        costs = [block(own, own * draw.uniform(1.8, 2.2)) for own in forward]
+        order = tasks(schedule, stages, parts)
+        found = best_balance(costs, order, rematerialize)
+        least = min(seconds(costs, own, order, rematerialize) for own in balances(blocks, stages))
+        ratios.append(seconds(costs, found, order, rematerialize) / least)
+    assert max(ratios) < 1.15
+    assert sum(ratios) / len(ratios) < 1.02
+
+
+def test_the_last_stage_gets_more_where_it_computes_nothing_twice():
+    costs = [block(1.0, 2.0)] * 14
+    assert best_balance(costs, tasks("1f1b", 2, 8), "always") == [6, 8]
+    assert best_balance(costs, tasks("1f1b", 2, 8), "never") == [7, 7]
+    # There, others recompute while it makes its only pass forward.
+    assert best_balance(costs, tasks("unrolled", 2, 8), "always") == [7, 7]
+
+
+def test_schedules():
+    assert tasks("unrolled", 3, 4) == tasks("while", 3, 4) == gpipe(3, 4)
+    assert tasks("1f1b", 3, 4) == one_forward_one_backward(3, 4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_stages_fit(seed):
+    draw = random.Random(seed)
+    names = ("parameter_bytes", "input_bytes", "output_bytes", "activation_bytes")
+    costs = [
+        block(draw.uniform(1, 4), 2.0, **{name: draw.randint(1, 100) for name in names})
+        for _ in range(9)
+    ]
+    order = tasks("1f1b", 3, 4)
+    holds = held(order, "except_last")
+
+    def most(balance):
+        stages = stages_of(costs, balance)
+        return max(stage_memory(own, hold, 2).total for own, hold in zip(stages, holds))
+
+    needed = sorted(map(most, balances(9, 3)))
+    free = best_balance(costs, order, "except_last", slots=2)
+    for limit in (needed[0], needed[3]):
+        found = best_balance(costs, order, "except_last", slots=2, limit=limit)
+        assert most(found) <= limit
+    assert best_balance(costs, order, "except_last", slots=2, limit=needed[-1]) == free
+    with pytest.raises(UserError, match="do not fit"):
+        best_balance(costs, order, "except_last", slots=2, limit=needed[0] - 1)
+
+
+def test_of_a_network_that_is_built_in_stages():
+    def make():
+        x = images = keras.Input((8, 8, 3))
+        for number, filters in enumerate((4, 4, 4, 4, 24)):
+            x = keras.layers.Conv2D(filters, 3, padding="same", name=f"conv{number}")(x)
+        return keras.Model(images, x)
+
+    balancer = functools.partial(
+        balance_for,
+        inputs=make().input,
+        stages=2,
+        batch_size=9,
+        micro_batches=2,
+        schedule="unrolled",
+        rematerialize="always",
+    )
+    model, _, balance = build_in_stages(make, ["CPU:0", "CPU:0"], balancer)
+    assert balance == [4, 1]
+    assert model.built

@@ -1,0 +1,244 @@
+"""GPipe as a Keras model: what it computes is what the same blocks compute as a plain model."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.layers import Dropout
+from imagenet_fast.optimizers import LARS
+from imagenet_fast.optimizers.weight_average import WeightAverage
+from imagenet_fast.pipeline_parallel.model import GPipe
+
+EXAMPLES, CLASSES = 50, 3
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.normal(size=(EXAMPLES, 8, 8, 3)).astype("float32")
+LABELS = np.arange(EXAMPLES) % CLASSES
+WEIGHTS = np.linspace(0, 2, EXAMPLES, dtype="float32")
+# Several names of the one device that a process has.
+DEVICES = ["CPU:0"] * 4
+SPARSE = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def conv(number, regularizer=None):
+    return keras.layers.Conv2D(
+        4, 3, activation="tanh", kernel_regularizer=regularizer, name=f"conv{number}"
+    )
+
+
+def blocks(regularizer=None):
+    keras.utils.set_random_seed(1)
+    head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES, name="logits")]
+    return [*(conv(number, regularizer) for number in range(3)), keras.Sequential(head)]
+
+
+def plain(layers):
+    outputs = inputs = keras.Input(IMAGES.shape[1:])
+    for layer in layers:
+        outputs = layer(outputs)
+    return keras.Model(inputs, outputs)
+
+
+def trained(model, optimizer="sgd", loss=SPARSE, labels=LABELS, **options):
+    """Trains, with a last batch that is shorter; returns what fit, evaluate and predict say."""
+    model.compile(optimizer, loss, metrics=["mae"])
+    history = model.fit(
+        IMAGES, labels, batch_size=13, epochs=2, shuffle=False, verbose=0, **options
+    ).history
+    evaluated = model.evaluate(IMAGES, labels, verbose=0, **options)
+    return [*history["loss"], *history["mae"], *evaluated, *model.predict(IMAGES, verbose=0).flat]
+
+
+@pytest.mark.parametrize(
+    ("stages", "parts", "schedule", "rematerialize"),
+    [
+        (1, 1, "unrolled", "except_last"),
+        (2, 3, "unrolled", "always"),
+        (3, 5, "while", "except_last"),
+        (4, 11, "1f1b", "never"),
+    ],
+)
+def test_fit_evaluate_and_predict_are_those_of_the_plain_model(
+    stages, parts, schedule, rematerialize
+):
+    pipeline = GPipe(
+        blocks(),
+        DEVICES[:stages],
+        num_micro_batches=parts,
+        schedule=schedule,
+        rematerialize=rematerialize,
+    )
+    np.testing.assert_allclose(trained(pipeline), trained(plain(blocks())), rtol=1e-5, atol=1e-6)
+
+
+def one_hot(labels):
+    return np.eye(CLASSES, dtype="float32")[labels]
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        ("mse", one_hot(LABELS)),
+        (lambda labels, outputs: tf.abs(labels - outputs), one_hot(LABELS)),
+        (keras.losses.MeanSquaredError(reduction="sum"), one_hot(LABELS)),
+    ],
+    ids=["by name", "function", "sum"],
+)
+@pytest.mark.parametrize("weights", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_losses_count_as_in_the_plain_model(loss, labels, weights):
+    options = {"loss": loss, "labels": labels, "sample_weight": weights}
+    own = trained(
+        GPipe(blocks(), DEVICES[:2], num_micro_batches=3), keras.optimizers.SGD(1e-3), **options
+    )
+    np.testing.assert_allclose(
+        own, trained(plain(blocks()), keras.optimizers.SGD(1e-3), **options), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_regularization_counts_once_a_batch():
+    make = lambda: blocks(keras.regularizers.L2(0.1))  # noqa: E731
+    own = trained(GPipe(make(), DEVICES[:2], num_micro_batches=3))
+    np.testing.assert_allclose(own, trained(plain(make())), rtol=1e-5, atol=1e-6)
+    assert own[0] > 1.5 * trained(plain(blocks()))[0]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.Adam(1e-3, global_clipnorm=0.1),
+        lambda: LARS(0.1, momentum=0.9, weight_decay=1e-3),
+        lambda: keras.mixed_precision.LossScaleOptimizer(
+            keras.optimizers.SGD(0.01), dynamic=False, initial_scale=1024
+        ),
+    ],
+    ids=["clipped Adam", "LARS", "loss scale"],
+)
+def test_optimizers_take_the_same_steps(optimizer):
+    own = trained(GPipe(blocks(), DEVICES[:3], num_micro_batches=4), optimizer())
+    np.testing.assert_allclose(own, trained(plain(blocks()), optimizer()), rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision():
+    def make():
+        keras.mixed_precision.set_global_policy("mixed_bfloat16")
+        try:
+            return blocks()
+        finally:
+            keras.mixed_precision.set_global_policy("float32")
+
+    pipeline = GPipe(make(), DEVICES[:2], num_micro_batches=3)
+    own, other = trained(pipeline), trained(plain(make()))
+    np.testing.assert_allclose(own, other, rtol=0.02, atol=0.02)
+    assert {variable.dtype for variable in pipeline.variables} == {tf.float32}
+
+
+def test_weights_can_be_averaged():
+    model = GPipe(blocks(), DEVICES[:2], num_micro_batches=2)
+    model.build_on(IMAGES)
+    before = [weight.numpy() for weight in model.trainable_variables]
+    average = WeightAverage(model.trainable_variables, decay=0.75)
+    trained(model)
+    average.update()
+    after = [weight.numpy() for weight in model.trainable_variables]
+    with average.in_use():
+        for own, first, last in zip(model.trainable_variables, before, after):
+            np.testing.assert_allclose(own, 0.75 * first + 0.25 * last, rtol=1e-5, atol=1e-6)
+
+
+def noisy_blocks():
+    """With batch norm and dropout, whose states a checkpoint must hold."""
+    made = []
+    for block in blocks()[:3]:
+        layers = [block, keras.layers.BatchNormalization(), Dropout(0.3)]
+        made.append(keras.Sequential(layers))
+    return [*made, blocks()[3]]
+
+
+def noisy_model(balance, rematerialize):
+    model = GPipe(
+        noisy_blocks(),
+        DEVICES[: len(balance)],
+        balance=balance,
+        num_micro_batches=3,
+        rematerialize=rematerialize,
+    )
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), SPARSE)
+    return model
+
+
+def fit(model):
+    model.fit(IMAGES, LABELS, batch_size=25, shuffle=False, verbose=0)
+
+
+def test_a_checkpoint_goes_on_in_another_balance(tmp_path):
+    first = noisy_model([1, 3], "always")
+    fit(first)
+    path = tf.train.Checkpoint(model=first).save(str(tmp_path / "checkpoint"))
+    fit(first)
+
+    second = noisy_model([2, 1, 1], "never")
+    second.build_on(IMAGES)
+    second.optimizer.build(second.trainable_variables)
+    tf.train.Checkpoint(model=second).restore(path).assert_existing_objects_matched()
+    fit(second)
+    for own, other in zip(second.weights, first.weights):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
+
+
+def test_batch_norm_moves_once_a_batch_by_the_statistics_of_all_of_it():
+    norm = keras.layers.BatchNormalization(momentum=0.9)
+    head = [keras.layers.Flatten(), keras.layers.Dense(CLASSES)]
+    model = GPipe([norm, keras.Sequential(head)], DEVICES[:2], num_micro_batches=4)
+    model.compile("sgd", SPARSE)
+    model.train_on_batch(IMAGES, LABELS)
+    count = IMAGES[..., 0].size
+    np.testing.assert_allclose(norm.moving_mean, 0.1 * IMAGES.mean((0, 1, 2)), atol=1e-6)
+    # Keras' fused kernel divides by one fewer.
+    variance = IMAGES.var((0, 1, 2)) * count / (count - 1)
+    np.testing.assert_allclose(norm.moving_variance, 0.9 + 0.1 * variance, rtol=1e-5)
+
+
+def test_a_saved_model_has_no_pipeline(tmp_path):
+    model = GPipe(noisy_blocks(), DEVICES[:3], num_micro_batches=5)
+    expected = model.predict(IMAGES[:7], verbose=0)
+    tf.saved_model.save(model, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    np.testing.assert_allclose(loaded(IMAGES[:7], training=False), expected, rtol=1e-5)
+
+
+def test_default_devices_are_those_of_this_machine():
+    model = GPipe(blocks(), num_micro_batches=2)
+    devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    assert [stage.device for stage in model.pipeline.stages] == [own.name for own in devices]
+
+
+@pytest.mark.parametrize("loss", [None, ["mse", "mse"], {"logits": "mse"}])
+def test_there_is_one_loss(loss):
+    model = GPipe(blocks(), DEVICES[:2])
+    model.compile("sgd", loss)
+    with pytest.raises(UserError, match="trains with one loss"):
+        model.train_on_batch(IMAGES, LABELS)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rematerialize": "allways"}, "rematerialize='allways' does not exist; did you mean"),
+        ({"schedule": "gpipe"}, "schedule='gpipe' does not exist.*unrolled, while, 1f1b"),
+        ({"num_micro_batches": 0}, "num_micro_batches is 0"),
+        ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
+        ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] is of 3 stages, but there are 2 devices"),
+        ({"balance": [4, 0]}, "leaves a stage without blocks"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(UserError, match=message):
+        GPipe(blocks(), DEVICES[:2], **options)
+
+
+def test_more_micro_batches_than_examples():
+    model = GPipe(blocks(), DEVICES[:2], num_micro_batches=8)
+    model.compile("sgd", SPARSE)
+    with pytest.raises(UserError, match="a batch of 5 cannot be split into 8 micro-batches"):
+        model.train_on_batch(IMAGES[:5], LABELS[:5])

@@ -1,0 +1,102 @@
+"""A batch in parts, against ``np.array_split``."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+
+SIZES = [(1, 1), (6, 1), (6, 3), (7, 3), (13, 8), (8, 8)]
+
+
+def rows(count, width=2):
+    return np.arange(count * width, dtype="float32").reshape(count, width)
+
+
+def check(inputs, targets, shares, count):
+    """That all of the parts are right, as they were computed."""
+    expected = np.array_split(rows(len(np.concatenate(inputs))), count)
+    assert [len(own) for own in inputs] == [len(own) for own in expected]
+    for found in (inputs, targets):
+        for own, part in zip(found, expected):
+            np.testing.assert_array_equal(own, part)
+    np.testing.assert_allclose(
+        shares, [len(own) / sum(map(len, expected)) for own in expected], rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize(("examples", "count"), SIZES)
+def test_parts_of_a_batch_of_a_known_size(examples, count):
+    batch = MicroBatches(tf.constant(rows(examples)), tf.constant(rows(examples)), count)
+    numbers = range(count)
+    check(
+        [batch.inputs(number).numpy() for number in numbers],
+        [batch.targets(number).numpy() for number in numbers],
+        [batch.share(number) for number in numbers],
+        count,
+    )
+    assert isinstance(batch.share(0), float)
+    assert (batch.examples, batch.count) == (examples, count)
+
+
+@pytest.mark.parametrize(("examples", "count"), SIZES)
+@pytest.mark.parametrize("known", ["size", "number", "neither"])
+def test_parts_in_a_graph(examples, count, known):
+    """With the number in a loop's tensor, a size that is told when the program runs, or both."""
+
+    size = examples if known == "size" else None
+
+    @tf.function(input_signature=[tf.TensorSpec([size, 2]), tf.TensorSpec([count], tf.int32)])
+    def split(values, numbers):
+        batch = MicroBatches(values, values, count)
+        found = []
+        for number in range(count):
+            own = number if known == "number" else numbers[number]
+            found.append((batch.inputs(own), batch.targets(own), batch.share(own)))
+            assert found[-1][2].dtype == tf.float32
+            if known == "size" and examples % count == 0:
+                assert found[-1][0].shape == (examples // count, 2)
+            else:
+                assert found[-1][0].shape[1:] == (2,)
+        return found
+
+    inputs, targets, shares = zip(*split(rows(examples), np.arange(count, dtype=np.int32)))
+    check([own.numpy() for own in inputs], [own.numpy() for own in targets], shares, count)
+
+
+def test_what_describes_a_part():
+    images, labels = tf.zeros([6, 4, 4, 3]), tf.zeros([6], tf.int64)
+    inputs, targets = MicroBatches({"images": images}, (labels,), 3).specs
+    assert inputs == {"images": tf.TensorSpec([2, 4, 4, 3])}
+    assert targets == (tf.TensorSpec([2], tf.int64),)
+    # Not of one size: one program serves all parts.
+    assert MicroBatches(images, labels, 4).size is None
+    assert MicroBatches(images, labels, 4).specs[0] == tf.TensorSpec([None, 4, 4, 3])
+
+
+def test_structures():
+    values = tf.constant(rows(5))
+    batch = MicroBatches({"a": values, "b": (values[:, 0],)}, (), 2)
+    part = batch.inputs(1)
+    np.testing.assert_array_equal(part["a"], rows(5)[3:])
+    np.testing.assert_array_equal(part["b"][0], rows(5)[3:, 0])
+    assert batch.targets(1) == ()
+
+
+def test_more_parts_than_examples():
+    told = "a batch of 3 cannot be split into 4 micro-batches: use fewer, larger batches, or leave"
+    with pytest.raises(UserError, match=told):
+        MicroBatches(tf.zeros([3, 2]), (), 4)
+
+
+def test_more_parts_than_examples_where_the_size_is_not_known():
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])])
+    def last(values):
+        return MicroBatches(values, (), 4).inputs(3)
+
+    np.testing.assert_array_equal(last(rows(4)), rows(4)[3:])
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="cannot be split into 4 micro-batches: use f"
+    ):
+        last(rows(3))

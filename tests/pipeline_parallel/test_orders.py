@@ -1,0 +1,93 @@
+"""The orders of passes, drawn, and what must hold of them."""
+
+import collections
+
+import pytest
+
+from imagenet_fast.pipeline_parallel import orders
+
+SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (3, 4), (4, 4), (4, 9), (5, 3)]
+
+# Of three devices and four micro-batches, each pass as long as any other.
+DRAWN = {
+    "gpipe": [
+        "      F0 F1 F2 F3 B3 B2 B1 B0",
+        "   F0 F1 F2 F3       B3 B2 B1 B0",
+        "F0 F1 F2 F3             B3 B2 B1 B0",
+    ],
+    "1f1b": [
+        "      F0 B0 F1 B1 F2 B2 F3 B3",
+        "   F0 F1    B0 F2 B1 F3 B2    B3",
+        "F0 F1 F2       B0 F3 B1    B2    B3",
+    ],
+}
+
+
+def drawn(tasks, stages):
+    """The devices' rows, the last one's first, as docstrings show them.
+
+    Each begins a task as soon as it is free and has what the task needs.
+    """
+    rows, ends = [[] for _ in range(stages)], {}
+    for task in tasks:
+        row = rows[task.stage]
+        begin = max([len(row), *(ends[own] for own in orders.needed_by(task, stages))])
+        row += ["  "] * (begin - len(row))
+        row.append(f"{'B' if task.backward else 'F'}{task.micro_batch}")
+        ends[task] = begin + 1
+    return [" ".join(row) for row in reversed(rows)]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_diagrams(name):
+    rows = drawn(orders.ORDERS[name](3, 4), 3)
+    assert rows == DRAWN[name]
+    for row in rows:
+        assert row in orders.__doc__
+
+
+@pytest.mark.parametrize(("stages", "count"), SIZES)
+@pytest.mark.parametrize("name", orders.ORDERS)
+def test_every_task_once_and_after_those_it_needs(name, stages, count):
+    done = set()
+    for task in orders.ORDERS[name](stages, count):
+        stage, number, backward = task
+        needed = {(stage, number, False)} if backward else set()
+        if backward and stage < stages - 1:
+            needed.add((stage + 1, number, True))
+        if not backward and stage:
+            needed.add((stage - 1, number, False))
+        assert set(orders.needed_by(task, stages)) == needed
+        assert needed <= done
+        assert task not in done
+        done.add(task)
+    assert done == {
+        (stage, number, backward)
+        for stage in range(stages)
+        for number in range(count)
+        for backward in (False, True)
+    }
+
+
+@pytest.mark.parametrize(("stages", "count"), SIZES)
+@pytest.mark.parametrize("name", orders.ORDERS)
+def test_the_bubble_is_that_of_the_paper(name, stages, count):
+    """(K - 1) / (M + K - 1) of the time (Huang et al. 2018, section 2.3)."""
+    rows = drawn(orders.ORDERS[name](stages, count), stages)
+    slots = (max(map(len, rows)) + 1) // 3
+    assert slots == 2 * (count + stages - 1)
+
+
+@pytest.mark.parametrize(("stages", "count"), SIZES)
+def test_micro_batches_that_wait(stages, count):
+    """Of those forward and not yet backward, the most at a time."""
+
+    def waiting(name):
+        now, most = collections.Counter(), collections.Counter()
+        for stage, _, backward in orders.ORDERS[name](stages, count):
+            now[stage] += -1 if backward else 1
+            most[stage] = max(most[stage], now[stage])
+        return [most[stage] for stage in range(stages)]
+
+    assert waiting("gpipe") == [count] * stages
+    assert waiting("1f1b") == [min(stages - stage, count) for stage in range(stages)]

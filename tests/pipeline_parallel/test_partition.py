@@ -1,0 +1,125 @@
+"""The partition of blocks into stages, against trying all of them."""
+
+import itertools
+import math
+import random
+
+import pytest
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.pipeline_parallel.partition import check_balance, partition
+
+
+def stages_of(values, balance):
+    ends = list(itertools.accumulate(balance))
+    return [values[end - own : end] for own, end in zip(balance, ends)]
+
+
+def all_balances(blocks, stages):
+    for cuts in itertools.combinations(range(1, blocks), stages - 1):
+        yield [end - first for first, end in zip((0, *cuts), (*cuts, blocks))]
+
+
+def score(costs, balance, transfers=None, last_costs=None):
+    sums = [sum(own) for own in stages_of(costs, balance)]
+    if last_costs:
+        sums[-1] = sum(last_costs[-balance[-1] :])
+    if transfers:
+        for stage, end in enumerate(itertools.accumulate(balance[:-1]), start=1):
+            sums[stage] += transfers[end - 1]
+    return max(sums), sum(own**2 for own in sums)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_is_the_best_of_all(seed):
+    draw = random.Random(seed)
+    blocks = draw.randint(1, 9)
+    stages = draw.randint(1, min(4, blocks))
+    costs = [draw.randint(0, 20) for _ in range(blocks)]
+    transfers = [draw.randint(0, 5) for _ in range(blocks - 1)] if seed % 2 else None
+    last_costs = [draw.randint(0, 15) for _ in range(blocks)] if seed % 5 < 2 else None
+    sizes = [draw.randint(1, 10) for _ in range(blocks)]
+    limit = draw.randint(8, 40) if seed % 3 else math.inf
+
+    def memory(stage, first, end):
+        """Of later stages less."""
+        return sum(sizes[first:end]) * (stages - stage)
+
+    def fits(balance):
+        ends = list(itertools.accumulate(balance))
+        return all(
+            memory(k, end - own, end) <= limit for k, own, end in zip(range(9), balance, ends)
+        )
+
+    possible = [own for own in all_balances(blocks, stages) if fits(own)]
+    arguments = {"transfers": transfers, "last_costs": last_costs}
+    arguments |= {"memory": memory, "limit": limit}
+    if not possible:
+        with pytest.raises(UserError, match="do not fit"):
+            partition(costs, stages, **arguments)
+        return
+    found = partition(costs, stages, **arguments)
+    assert found in possible
+    scores = [score(costs, own, transfers, last_costs) for own in possible]
+    assert score(costs, found, transfers, last_costs) == min(scores)
+
+
+def test_equal_blocks_are_dealt_out_evenly():
+    assert partition([1.0] * 24, 8) == [3] * 8
+    assert sorted(partition([1.0] * 10, 4)) == [2, 2, 3, 3]
+
+
+def test_of_equally_slow_ones_the_more_even():
+    # 5 in one stage cannot be helped; 1 + 4 and 3 + 2 are as slow.
+    assert partition([5, 1, 2, 2], 3) == [1, 2, 1]
+
+
+def test_a_limit_moves_the_cut():
+    sizes = [1, 9, 1, 1]
+
+    def memory(stage, first, end):
+        return sum(sizes[first:end])
+
+    assert partition([1, 1, 1, 1], 2, memory=memory) == [2, 2]
+    assert partition([1, 1, 1, 1], 2, memory=memory, limit=11) == [2, 2]
+    # 10 would be in the first one.
+    assert partition([1, 1, 1, 5], 2, memory=memory, limit=11) == [3, 1]
+    assert partition([1, 1, 1, 5], 2, memory=memory, limit=10) == [2, 2]
+
+
+def test_what_would_be_needed_is_told():
+    sizes = [1.0, 3.0, 2.0]
+
+    def memory(stage, first, end):
+        return sum(sizes[first:end]) * 2**30
+
+    with pytest.raises(UserError, match=r"2 stages of 3\.5 GiB .* needs at least 4 GiB"):
+        partition([1, 1, 1], 2, memory=memory, limit=3.5 * 2**30)
+    assert partition([1, 1, 1], 2, memory=memory, limit=4 * 2**30) == [2, 1]
+
+
+def test_the_last_stage_may_have_less_to_do_for_a_block():
+    assert partition([4.0] * 14, 2, last_costs=[3.0] * 14) == [6, 8]
+
+
+def test_hundreds_of_blocks():
+    draw = random.Random(0)
+    costs = [draw.random() for _ in range(300)]
+    balance = partition(costs, 8)
+    assert max(sum(own) for own in stages_of(costs, balance)) < 1.1 * sum(costs) / 8
+
+
+@pytest.mark.parametrize(("blocks", "stages"), [(3, 4), (3, 0), (0, 1)])
+def test_a_block_for_each_stage(blocks, stages):
+    with pytest.raises(UserError, match=f"{blocks} blocks cannot be split into {stages} stages"):
+        partition([1.0] * blocks, stages)
+
+
+@pytest.mark.parametrize(
+    ("balance", "told"),
+    [([2, 2], "is of 4 blocks, but there are 5"), ([5, 0], "leaves a stage without blocks")],
+)
+def test_balances_that_are_none(balance, told):
+    with pytest.raises(UserError, match=told):
+        check_balance(balance, 5)
+    check_balance([2, 3], 5)

@@ -1,0 +1,248 @@
+"""A pipeline's stages, what a batch comes to in them, and what cannot be one.
+
+The gradients of larger networks are those of test_pipeline_gradients.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.layers import Dropout
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline, bounds
+
+layers = keras.layers
+# Names of the one device that there is.
+DEVICES = ["/CPU:0", "/device:CPU:0", "CPU:0"]
+VALUES = np.random.default_rng(0).normal(size=(7, 4)).astype("float32")
+AIMS = np.random.default_rng(1).normal(size=(7, 2)).astype("float32")
+
+
+def squares(outputs, targets):
+    return tf.reduce_sum(tf.square(outputs - targets))
+
+
+def compute(pipeline, inputs=VALUES, targets=AIMS, **options):
+    """The step of a batch, in a graph as in training."""
+
+    @tf.function
+    def step(inputs, targets):
+        found = pipeline.compute(inputs, targets, squares, **options)
+        step.missing = [own is None for own in found.gradients]
+        return found._replace(gradients=[own for own in found.gradients if own is not None])
+
+    pipeline(inputs)
+    return step(tf.constant(inputs), tf.constant(targets)), step.missing
+
+
+def taped(pipeline):
+    """The same of the whole batch, without a pipeline."""
+    with tf.GradientTape() as tape:
+        outputs = pipeline(tf.constant(VALUES), training=True)
+        losses = [own for stage in pipeline.stages for own in stage.losses]
+        loss, penalty = squares(outputs, AIMS), tf.add_n([tf.constant(0.0), *losses])
+        total = loss + penalty
+    return outputs, tape.gradient(total, pipeline.variables), loss, penalty
+
+
+def assert_close(found, expected, rtol=1e-5):
+    assert len(found) == len(expected)
+    for own, other in zip(found, expected):
+        np.testing.assert_allclose(own, other, rtol=rtol, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("balance", "blocks", "stages", "expected"),
+    [
+        (None, 6, 3, [(0, 2), (2, 4), (4, 6)]),
+        (None, 1, 1, [(0, 1)]),
+        ([1, 3, 2], 6, 3, [(0, 1), (1, 4), (4, 6)]),
+        ((4, 1), 5, 2, [(0, 4), (4, 5)]),
+    ],
+)
+def test_bounds(balance, blocks, stages, expected):
+    assert bounds(balance, blocks, stages) == expected
+
+
+def test_bounds_of_what_cannot_be_dealt_out_evenly():
+    found = bounds(None, 11, 4)
+    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert sorted(end - begin for begin, end in found) == [2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("balance", "stages", "told"),
+    [
+        (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 devices"),
+        (None, 0, "5 blocks cannot be split into 0 stages"),
+        ([2, 2], 2, r"balance \[2, 2\] is of 4 blocks, but there are 5"),
+        ([5], 2, r"balance \[5\] is of 1 stages, but there are 2 devices"),
+        ([5, 0], 2, r"balance \[5, 0\] leaves a stage without blocks"),
+    ],
+)
+def test_no_bounds(balance, stages, told):
+    with pytest.raises(UserError, match=told):
+        bounds(balance, 5, stages)
+    with pytest.raises(UserError, match=told):
+        Pipeline([layers.ReLU() for _ in range(5)], DEVICES[:1] * stages, balance=balance)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"num_micro_batches": 0}, "num_micro_batches is 0, but must be positive"),
+        ({"schedule": "1b1f"}, "schedule='1b1f' does not exist; did you mean '1f1b'.*while"),
+        ({"rematerialize": "alway"}, "did you mean 'always'.*choose from always, except_last, nev"),
+    ],
+)
+def test_options_that_are_none(options, told):
+    with pytest.raises(UserError, match=told):
+        Pipeline([layers.ReLU()], DEVICES[:1], **options)
+
+
+class Needed(layers.Layer):
+    def call(self, inputs, training, factor=2.0):
+        return inputs * factor if training else inputs
+
+
+def test_a_block_of_several_inputs():
+    blocks = [layers.Dense(3), layers.MultiHeadAttention(2, 3, name="attention")]
+    told = r"'attention' takes 2 inputs \(query, value\).*wrap it in a layer whose call\(self, inp"
+    with pytest.raises(UserError, match=told):
+        Pipeline(blocks, DEVICES[:2])
+    Pipeline([layers.Add(), Needed()], DEVICES[:2])
+
+
+@pytest.mark.parametrize("block", [tf.nn.relu, "relu"])
+def test_a_block_that_is_no_layer(block):
+    with pytest.raises(UserError, match=r"relu.* cannot be a block.*takes Keras layers and models"):
+        Pipeline([layers.Dense(3), block], DEVICES[:2])
+
+
+def test_stages():
+    blocks = [layers.Dense(4, name=f"dense{number}") for number in range(4)]
+    pipeline = Pipeline(blocks, DEVICES, balance=[1, 2, 1], num_micro_batches=5)
+    assert [stage.blocks for stage in pipeline.stages] == [blocks[:1], blocks[1:3], blocks[3:]]
+    assert [stage.device for stage in pipeline.stages] == DEVICES
+    assert pipeline.num_micro_batches == 5
+    values = VALUES
+    np.testing.assert_allclose(pipeline(values), keras.Sequential(blocks)(values), rtol=1e-6)
+    names = [f"dense{number}/{own}:0" for number in range(4) for own in ("kernel", "bias")]
+    assert [own.name for own in pipeline.variables] == names
+    pipeline.check_placement()
+
+
+@pytest.mark.parametrize("schedule", ["unrolled", "while", "1f1b"])
+@pytest.mark.parametrize("rematerialize", ["always", "except_last", "never"])
+def test_a_step(schedule, rematerialize):
+    blocks = [
+        layers.Dense(5, "tanh", kernel_regularizer="l2"),
+        layers.Dense(4, "tanh"),
+        layers.Dense(2, bias_regularizer="l2", bias_initializer="ones"),
+    ]
+    pipeline = Pipeline(
+        blocks, DEVICES, num_micro_batches=3, schedule=schedule, rematerialize=rematerialize
+    )
+    step, missing = compute(pipeline)
+    outputs, gradients, loss, penalty = taped(pipeline)
+    assert not any(missing)
+    assert_close([step.outputs, step.loss, step.penalty], [outputs, loss, penalty])
+    assert_close(step.gradients, gradients, rtol=1e-4)
+    assert penalty > 0
+
+
+def test_the_scale_is_that_of_the_regularization():
+    blocks = [layers.Dense(4, kernel_regularizer="l2"), layers.Dense(2)]
+    pipeline = Pipeline(blocks, DEVICES[:2], num_micro_batches=2)
+    step, _ = compute(pipeline, scale=tf.constant(8.0))
+    _, _, loss, penalty = taped(pipeline)
+    assert_close([step.loss, step.penalty], [loss, 8 * penalty])
+
+
+def test_a_weight_without_part_in_the_loss_has_no_gradient():
+    class Bypass(layers.Dense):
+        def call(self, inputs):
+            return inputs + self.bias
+
+    pipeline = Pipeline([layers.Dense(2), Bypass(2)], DEVICES[:2], num_micro_batches=2)
+    step, missing = compute(pipeline)
+    assert missing == [False, False, True, False]
+    assert_close(step.gradients, [own for own in taped(pipeline)[1] if own is not None], rtol=1e-4)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_layer_that_several_blocks_of_a_stage_share_is_trained_once(stages):
+    shared = layers.Dense(4, "tanh", kernel_regularizer="l2")
+    blocks = [shared, layers.ReLU(), keras.Sequential([shared]), layers.Dense(2)]
+    pipeline = Pipeline(blocks, DEVICES[:stages], balance=[[4], [3, 1]][stages - 1])
+    step, _ = compute(pipeline)
+    _, gradients, _, penalty = taped(pipeline)
+    assert len(step.gradients) == 4
+    assert_close(step.gradients, gradients, rtol=1e-4)
+    assert_close([step.penalty], [penalty])
+    assert_close([penalty], [0.01 * np.sum(np.square(shared.kernel))])
+    pipeline.check_placement()
+
+
+def test_a_weight_that_stages_share():
+    shared = layers.Dense(4, name="shared")
+    blocks = [shared, layers.ReLU(), keras.Sequential([shared])]
+    pipeline = Pipeline(blocks, DEVICES[:2], balance=[2, 1])
+    pipeline(VALUES)
+    told = "shared/kernel:0 is shared by blocks of stages 0 and 1: put them into one stage"
+    with pytest.raises(UserError, match=told):
+        pipeline.check_placement()
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_moving_averages_move_and_dropout_counts_once_a_batch(parts):
+    """Of batch norms that are blocks of their own, too."""
+    alone, inside = (layers.BatchNormalization(momentum=0.5) for _ in range(2))
+    dropout = Dropout(0.5)
+    blocks = [alone, keras.Sequential([inside, dropout]), layers.Dense(2)]
+    pipeline = Pipeline(blocks, DEVICES, num_micro_batches=parts)
+    for times in (1, 2):
+        compute(pipeline)
+        mean = VALUES.mean(0) * (1 - 0.5**times)
+        np.testing.assert_allclose(alone.moving_mean, mean, rtol=1e-4, atol=1e-6)
+        assert np.all(np.abs(inside.moving_variance - 1) > 1e-4)
+        assert dropout.state.numpy()[1] == times
+    np.testing.assert_allclose(alone.moving_variance, 0.25 + 0.75 * VALUES.var(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["unrolled", "while"])
+def test_a_batch_smaller_than_the_number_of_micro_batches(schedule):
+    pipeline = Pipeline([layers.Dense(2)], DEVICES[:1], num_micro_batches=8, schedule=schedule)
+    with pytest.raises(UserError, match="a batch of 7 cannot be split into 8 micro-batches: use"):
+        compute(pipeline)
+    step = tf.function(
+        lambda inputs, targets: pipeline.compute(inputs, targets, squares).loss,
+        input_signature=[tf.TensorSpec([None, 4]), tf.TensorSpec([None, 2])],
+    )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match="cannot be split into 8 micro-batches"
+    ):
+        step(VALUES, AIMS)
+
+
+def test_python_in_a_stage():
+    python = layers.Lambda(
+        lambda x: tf.ensure_shape(tf.py_function(np.sin, [x], tf.float32), [None, 3]), name="sine"
+    )
+    pipeline = Pipeline(
+        [layers.Dense(3, name="first"), python, layers.Dense(2)], DEVICES[:2], balance=[2, 1]
+    )
+    with pytest.raises(UserError, match=r"^sine/.*, in the stage first -> sine, calls Python"):
+        compute(pipeline)
+
+
+def test_a_mask_between_stages():
+    blocks = [layers.Embedding(9, 3, mask_zero=True, name="rows"), layers.GlobalAveragePooling1D()]
+    numbers = tf.constant([[1, 2, 0], [3, 0, 0]])
+    expected = blocks[1](blocks[0](numbers))
+    np.testing.assert_allclose(Pipeline(blocks, DEVICES[:1])(numbers), expected, rtol=1e-6)
+    with pytest.raises(UserError, match=r"outputs of block 'rows' have a mask.*into one block"):
+        Pipeline(blocks, DEVICES[:2])(numbers)

@@ -1,0 +1,59 @@
+"""The devices of stages, those of other processes included."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from server_processes import HOST, free_port, running_stage_server
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.pipeline_parallel.placement import stage_devices
+
+JOB = pathlib.Path(__file__).with_name("servers_job.py")
+
+
+def test_devices_of_this_process():
+    own = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+    (device,) = stage_devices(1)
+    assert tf.DeviceSpec.from_string(own[0].name).device_type in device
+    with tf.device(device):
+        assert tf.zeros([]).device == device
+
+
+def test_more_stages_than_devices():
+    count = len(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))
+    with pytest.raises(UserError, match=f"needs as many devices, but there are {count}"):
+        stage_devices(count + 1)
+
+
+def test_a_server_that_is_not_there():
+    server = f"{HOST}:{free_port()}"
+    with pytest.raises(UserError, match=f"stage server {server} cannot be reached.*stage-server"):
+        stage_devices(2, [server])
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, run_python_session):
+    path = tmp_path_factory.mktemp("servers") / "out.json"
+    with running_stage_server() as (_, one), running_stage_server() as (_, other):
+        run_python_session([JOB, path, one, other])
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_stages_are_in_the_servers(found):
+    jobs = [tf.DeviceSpec.from_string(device) for device in found["devices"]]
+    assert [(own.job, own.task) for own in jobs] == [("trainer", 0), ("stage", 0), ("stage", 1)]
+    assert found["alone"]["jobs"] == ["trainer"]
+    assert found["unrolled"]["jobs"] == ["stage", "trainer"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["unrolled", "while"])
+def test_servers_compute_the_same(found, schedule):
+    for kind in ("losses", "evaluated", "predicted"):
+        np.testing.assert_allclose(
+            found[schedule][kind], found["alone"][kind], rtol=1e-5, atol=1e-6, err_msg=kind
+        )

@@ -1,0 +1,86 @@
+"""Blocks that follow each other, as in a Keras model."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.pipeline_parallel.stage import Stage
+
+layers = keras.layers
+VALUES = np.random.default_rng(0).normal(2.0, 3.0, (6, 4)).astype("float32")
+
+
+class Plain(layers.Layer):
+    """Has no ``training`` argument, and a layer inside that has."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization()
+
+    def call(self, inputs):
+        return self.norm(inputs) + 1
+
+
+class Named(layers.Layer):
+    def call(self, inputs, training=None):
+        return inputs * (2.0 if training else 3.0)
+
+
+class Needed(layers.Layer):
+    def call(self, inputs, training):
+        return inputs * (5.0 if training else 7.0)
+
+
+class Any(layers.Layer):
+    def call(self, inputs, **options):
+        return inputs * (11.0 if options["training"] else 13.0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "block", [Plain, Named, Needed, Any, layers.BatchNormalization, lambda: layers.Dropout(1e-6)]
+)
+def test_training_reaches_a_block_as_it_does_in_a_model(block, training):
+    block = block()
+    model = keras.Sequential([keras.Input([4]), block])
+    weights = model.get_weights()
+    outputs = Stage([block], "/CPU:0")(tf.constant(VALUES), training)
+    model.set_weights(weights)
+    np.testing.assert_allclose(outputs, model(VALUES, training=training), rtol=1e-5)
+
+
+def test_blocks_follow_each_other():
+    blocks = [layers.Dense(3), layers.BatchNormalization(), keras.Sequential([layers.Dense(2)])]
+    values = Stage(blocks, "/CPU:0")(VALUES)
+    np.testing.assert_allclose(values, keras.Sequential(blocks)(VALUES), rtol=1e-6)
+
+
+def test_what_is_trained():
+    first, frozen, norm = layers.Dense(4), layers.Dense(4), layers.BatchNormalization()
+    stage = Stage([first, keras.Sequential([frozen, norm])], "/CPU:0")
+    stage(VALUES)
+    frozen.trainable = False
+    expected = [first.kernel, first.bias, norm.gamma, norm.beta]
+    assert [own.ref() for own in stage.variables] == [own.ref() for own in expected]
+    assert stage.norms == [norm]
+
+
+def test_what_blocks_share_counts_once():
+    shared = layers.Dense(4, kernel_regularizer="l2")
+    norm = layers.BatchNormalization()
+    stage = Stage([shared, norm, layers.ReLU(), shared, keras.Sequential([norm])], "/CPU:0")
+    stage(VALUES)
+    assert len(stage.variables) == 4
+    assert stage.norms == [norm]
+    assert len(stage.losses) == 1
+
+
+def test_losses_are_those_of_the_last_call():
+    stage = Stage([layers.Dense(4, activity_regularizer="l2"), layers.Dense(2)], "/CPU:0")
+    assert stage.losses == []
+    stage(VALUES)
+    (once,) = stage.losses
+    stage(2 * VALUES)
+    (twice,) = stage.losses
+    np.testing.assert_allclose(twice, 4 * once, rtol=1e-5)

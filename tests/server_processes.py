@@ -1,0 +1,57 @@
+"""Servers of the command line, in processes of their own."""
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+HOST = "127.0.0.1"
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind((HOST, 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(command, *flags, address=""):
+    """Starts a server; gives its process when it says that it listens, and ends it at last."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "imagenet_fast", command, *flags],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+        # It must not outlive the tests.
+        preexec_fn=lambda: ctypes.CDLL(None).prctl(1, signal.SIGKILL),
+    )
+    with process:
+        try:
+            told = process.stdout.readline()
+            assert told == f"{command.replace('-', ' ')}: listening at {address}\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def running_server():
+    """Starts an input server; gives its process and its address."""
+    port = free_port()
+    address = f"{HOST}:{port}"
+    with running("input-server", f"--host={HOST}", f"--port={port}", address=address) as process:
+        yield process, address
+
+
+@contextlib.contextmanager
+def running_stage_server():
+    """Starts a stage server; gives its process and its address."""
+    port = free_port()
+    with running("stage-server", f"--port={port}", address=f"port {port}") as process:
+        yield process, f"{HOST}:{port}"

@@ -1,0 +1,156 @@
+"""The plan of a pipeline, against counts of its network and the numbers of its simulation."""
+
+import csv
+import io
+import json
+import math
+import re
+import xml.etree.ElementTree
+
+import pytest
+from small_config import SMALL
+
+from imagenet_fast import UserError
+from imagenet_fast.planning.pipeline import BlockCost, simulate
+from imagenet_fast.training.gantt import gantt
+from imagenet_fast.training.pipeline_plan import PipelinePlan, plan_pipeline
+
+CONFIG = SMALL.replace(accumulation_steps=4, pipeline_stages=3, optimizer="adam")
+# Of ResNet-8: convolutions, two values for each channel of a batch norm, a dense layer.
+CONVOLUTIONS = 9 * (3 * 16 + 2 * 16 * 16 + 16 * 32 + 32 * 32 + 32 * 64 + 64 * 64)
+PARAMETERS = CONVOLUTIONS + 2 * (3 * 16 + 2 * 32 + 2 * 64) + 64 * 10 + 10
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_pipeline(CONFIG)
+
+
+def test_parameters_and_memory(plan):
+    assert sum(own.parameters for own in plan.stages) == PARAMETERS
+    assert sum(plan.balance) == len(plan.costs)
+    assert plan.slots == 2
+    weights = sum(own.weights + own.gradients + own.slots for own in plan.memory)
+    others = sum(own.other_bytes for own in plan.costs)
+    assert weights == 4 * 4 * PARAMETERS + others
+    # All 32 images of 16 x 16 wait in the first stage, as float32.
+    assert plan.memory[0].inputs == 32 * 16 * 16 * 3 * 4
+
+
+def test_copies_of_weights_are_counted():
+    config = CONFIG.replace(optimizer="sgd", ema_decay=0.9, lookahead_every=5)
+    assert plan_pipeline(config).slots == 3
+
+
+def test_mixed_precision():
+    half = plan_pipeline(CONFIG.replace(precision="mixed_bfloat16"))
+    assert half.memory[0].inputs == 32 * 16 * 16 * 3 * 2
+    assert half.memory[0].weights == plan_pipeline(CONFIG).memory[0].weights
+
+
+def test_a_balance_of_one_s_own(plan):
+    balance = (1, 1, len(plan.costs) - 2)
+    own = plan_pipeline(CONFIG.replace(pipeline_balance=balance))
+    assert own.balance == balance
+    assert own.costs == plan.costs
+    assert own.speed_up < plan.speed_up
+
+
+def test_stages_fit(plan):
+    most = max(own.total for own in plan.memory)
+    assert plan_pipeline(CONFIG, limit=most).balance == plan.balance
+    less = plan_pipeline(CONFIG, limit=0.97 * most)
+    assert max(own.total for own in less.memory) <= 0.97 * most
+    assert less.balance != plan.balance
+    assert "memory      at most" in less.table()
+    with pytest.raises(UserError, match=r"do not fit into 3 stages of .* needs at least"):
+        plan_pipeline(CONFIG, limit=0.1 * most)
+
+
+def test_a_balance_that_does_not_fit_is_told(plan):
+    config = CONFIG.replace(pipeline_balance=plan.balance)
+    assert "DOES NOT FIT" in plan_pipeline(config, limit=1000.0).table()
+
+
+def test_seconds_of_this_machine(plan):
+    own = plan_pipeline(CONFIG, "measured")
+    assert "CPU:0" in own.device
+    assert 0 < own.simulation.seconds < 60
+    assert "s an image forward and backward, measured on" in own.table()
+    assert [(c.name, c.activation_bytes) for c in own.costs] == [
+        (c.name, c.activation_bytes) for c in plan.costs
+    ]
+
+
+def made_up(**changes):
+    """Equal blocks of a TFLOP forward and two backward."""
+    values = dict.fromkeys(BlockCost._fields, 2**20)
+    costs = [
+        BlockCost(**{**values, "name": f"block{n}", "forward": 1e12, "backward": 2e12})
+        for n in range(4)
+    ]
+    config = SMALL.replace(
+        batch_size=64, accumulation_steps=32, pipeline_stages=4, rematerialize="never", **changes
+    )
+    return PipelinePlan(config, tuple(costs), "", (1, 1, 1, 1), 1.0)
+
+
+def test_table():
+    """The bubble and the speed-up are those of Huang et al. 2018: (K - 1) / (M + K - 1)."""
+    lines = made_up().table().splitlines()
+    assert "batch       64 images of 16 px in 32 micro-batches of 2" in lines
+    # For two images.
+    assert "costs       6000 GFLOPs an image forward and backward, counted" in lines
+    assert "balance     --pipeline_balance=1,1,1,1" in lines
+    assert "busiest     stage 0, 91.4% of the time; the least: stage 0, 91.4%" in lines
+    assert any(re.match(r"bubble +8\.6% .*; 8\.6% if stages were equal", line) for line in lines)
+    assert any(line.startswith("speed-up    3.66 over one device") for line in lines)
+    # weights and others, gradients, slots; 32 inputs; activations of 32.
+    (row,) = (line.split() for line in lines if line.strip().startswith("2 "))
+    assert row == ["2", "1", "block2", "1,048,576", "25.0%", "4.00", "32.00", "32.00", "68.00"]
+    (row,) = (line.split() for line in lines if line.strip().startswith("all"))
+    assert row == ["all", "4", "4,194,304", "100.0%", "16.00", "128.00", "128.00", "272.00"]
+
+
+def test_files(plan):
+    rows = list(csv.DictReader(io.StringIO(plan.csv())))
+    assert [row["name"] for row in rows] == [own.name for own in plan.costs]
+    assert sum(int(row["parameters"]) for row in rows) == PARAMETERS
+    assert [sum(row["stage"] == str(k) for row in rows) for k in range(3)] == list(plan.balance)
+    values = json.loads(plan.json())
+    assert values["balance"] == list(plan.balance)
+    assert values["parameters"] == PARAMETERS
+    assert values["bubble"] == plan.simulation.bubble
+    assert [own["memory"]["total"] for own in values["stages"]] == [
+        own.total for own in plan.memory
+    ]
+    assert values["options"]["accumulation_steps"] == 4
+
+
+def texts(svg):
+    """matplotlib notes the text beside the outlines of its letters."""
+    xml.etree.ElementTree.fromstring(svg)
+    return re.findall(r"<!-- (.*?) -->", svg)
+
+
+def test_picture(plan):
+    svg = plan.picture()
+    told = texts(svg)
+    assert {"stage", "0", "1", "2", "time; one device would need 1"} <= set(told)
+    assert {"forward", "recompute", "backward"} <= set(told)
+    assert any(own.startswith("resnet8, batch 32 in 4, unrolled") for own in told)
+    assert plan.picture() == svg
+
+
+def test_picture_of_what_is_not_computed_twice():
+    order = [(0, 0, False), (0, 0, True)]
+    svg = gantt(simulate(order, [1.0], [2.0], rematerialize="never"), "one stage", "hours", 10)
+    told = texts(svg)
+    assert {"one stage", "hours", "forward", "backward", "30"} <= set(told)
+    assert "recompute" not in told
+    assert "#0000a" not in svg  # colors that stand for others
+
+
+def test_limit_is_none_by_default():
+    assert math.isinf(made_up().limit)
+    assert "memory " not in made_up().table()

@@ -1,0 +1,134 @@
+"""Training through a pipeline: the same losses as without one, whatever its stages."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from model_weights import weights_in
+from server_processes import ROOT, running_stage_server
+
+from imagenet_fast import commands
+
+pytestmark = pytest.mark.slow
+
+OPTIONS = (
+    *("--model=resnet8", "--image_size=16", "--batch_size=66", "--accumulation_steps=3"),
+    *("--duration=16 steps", "--log_every=1 step", "--checkpoint_every=4 steps", "--ema_decay=0.8"),
+    *("--warmup=0 steps", "--mixup_alpha=0.2", "--notensorboard", "--noexamine"),
+)
+STAGES = {
+    "none": ["--strategy=one_device"],
+    "two": ["--pipeline_stages=2", "--logical_cpus=4"],
+    "four": ["--pipeline_stages=4", "--logical_cpus=4", "--pipeline_balance=1,2,3,5"],
+}
+
+
+def command(data_dir, model_dir, stages):
+    job = ["train", f"--data_dir={data_dir}", f"--model_dir={model_dir}", *OPTIONS, *stages]
+    return [sys.executable, "-m", "imagenet_fast", *job]
+
+
+def losses(model_dir):
+    rows = map(json.loads, (model_dir / "metrics.jsonl").read_text().splitlines())
+    return [row["loss"] for row in rows if row["kind"] == "train"]
+
+
+def train(run_python, data_dir, model_dir, *flags, workers=0):
+    run_python(command(data_dir, model_dir, flags)[1:], workers=workers)
+    return losses(model_dir)
+
+
+@pytest.fixture(scope="module")
+def runs(digits, tmp_path_factory, run_python_session):
+    folder = tmp_path_factory.mktemp("pipelines")
+    for name, stages in STAGES.items():
+        run_python_session(command(digits, folder / name, stages)[1:])
+    return folder
+
+
+@pytest.mark.parametrize("name", ["two", "four"])
+def test_losses_are_those_without_a_pipeline(runs, name):
+    own, other = losses(runs / name), losses(runs / "none")
+    assert len(own) == 16
+    np.testing.assert_allclose(own, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "hierarchical"])
+def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python, algorithm):
+    flags = ("--strategy=multi_worker", "--logical_cpus=2", f"--all_reduce={algorithm}")
+    other = train(run_python, digits, tmp_path / "plain", *flags, workers=2)
+    flags += ("--pipeline_stages=2",)
+    own = train(run_python, digits, tmp_path / "pipelines", *flags, workers=2)
+    np.testing.assert_allclose(own, other, rtol=1e-5)
+
+
+def test_a_killed_run_goes_on_in_another_balance(runs, digits, tmp_path):
+    stages = ["--logical_cpus=4", "--pipeline_stages=3", "--pipeline_schedule=1f1b"]
+    first = subprocess.Popen(
+        command(digits, tmp_path, stages),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    with first:
+        try:
+            while first.poll() is None and not any(tmp_path.glob("checkpoints/ckpt-8.index")):
+                time.sleep(0.05)
+        finally:
+            os.killpg(first.pid, signal.SIGKILL)
+    stages = ["--logical_cpus=4", "--pipeline_stages=2", "--rematerialize=never"]
+    subprocess.run(command(digits, tmp_path, stages), cwd=ROOT, check=True)
+    np.testing.assert_allclose(losses(tmp_path), losses(runs / "two"), rtol=1e-5)
+    for own, other in zip(weights_in(tmp_path).values(), weights_in(runs / "two").values()):
+        np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-5)
+
+
+def test_on_stage_servers(runs, digits, tmp_path, run_python):
+    with running_stage_server() as (_, address):
+        stages = ["--pipeline_stages=2", f"--pipeline_servers={address}"]
+        run_python(command(digits, tmp_path, stages)[1:])
+    np.testing.assert_allclose(losses(tmp_path), losses(runs / "two"), rtol=1e-5)
+
+
+def test_a_stage_server_that_dies(digits, tmp_path):
+    with running_stage_server() as (server, address):
+        stages = [f"--pipeline_servers={address}", "--pipeline_stages=2", "--duration=9999 steps"]
+        train = subprocess.Popen(
+            command(digits, tmp_path, stages), cwd=ROOT, stderr=subprocess.PIPE, text=True
+        )
+        with train:
+            while train.poll() is None and not any(tmp_path.glob("checkpoints/ckpt-8.index")):
+                time.sleep(0.05)
+            server.kill()
+            told = train.communicate(timeout=60)[1]
+    assert train.returncode == 2
+    assert f"error: stage server {address} has stopped" in told
+
+
+def test_evaluated_and_exported_without_a_pipeline(runs, capsys, tmp_path):
+    run = f"--model_dir={runs / 'four'}"
+    alone = ("--pipeline_stages=1", "--logical_cpus=0", "--strategy=one_device")
+    assert commands.run(["evaluate", run, *alone]) == 0
+    row = (runs / "four" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert f"top-1       {json.loads(row)['top1']:.2%}" in capsys.readouterr().out
+    assert commands.run(["export", run, f"--saved_model={tmp_path}/x"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--pipeline_stages=2", "--xla"], "a pipeline cannot be with xla"),
+        (["--pipeline_stages=2", "--strategy=mirrored"], "cannot be with strategy=mirrored"),
+        (["--pipeline_stages=99"], "a pipeline of 99 stages needs as many devices"),
+    ],
+)
+def test_bad_options(digits, tmp_path, capsys, flags, message):
+    own = ["train", f"--data_dir={digits}", f"--model_dir={tmp_path}", *OPTIONS, *flags]
+    assert commands.run(own) == 2
+    assert message in capsys.readouterr().err
