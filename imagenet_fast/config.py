@@ -20,9 +20,11 @@ from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
 from imagenet_fast.paths import Path, is_local, to_path
+from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
 from imagenet_fast.planning.large_batch import BATCH_TABLES, values_for_batch
 
 _COMMENT_MARKS = ("#", "//")
+_RECIPES = "flags"  # in a clone of the project
 _KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -46,8 +48,8 @@ def _option(
 
     Args:
       default: its value where none is given.
-      help: one line for ``--help``.
-      group: the heading in ``--help`` under which it stands.
+      help: one line for ``--helpfull``.
+      group: the heading in ``--helpfull`` under which it stands.
       choices: the values allowed, if they can be listed.
       check: tells whether a value is allowed.
       must: what ``check`` asks for, to complete "... must ...".
@@ -88,7 +90,7 @@ def _ordered(value: tuple[Duration, ...]) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The options of a training run. ``imagenet-fast train --help`` lists them.
+    """The options of a training run. ``imagenet-fast train --helpfull`` lists them.
 
     Durations may be given as text (``duration="90 epochs"``), batch sizes are global: images in a
     weight update, over all replicas and workers.
@@ -142,7 +144,7 @@ class Config:
         "random_resized",
         "which part of a training image is taken; random_resized: of random area and aspect, as in "
         "fb.resnet.torch; inception: the same as TensorFlow draws it, in recipes for TPUs and "
-        "MLPerf; pad: zeros around, then a random window; none: the centre, as in evaluation",
+        "MLPerf; pad: a border around, then a random window; none: the centre, as in evaluation",
         group="data",
         choices=("random_resized", "inception", "pad", "none"),
     )
@@ -168,7 +170,33 @@ class Config:
         check=_not_negative,
         must="not be negative",
     )
+    crop_border: str = _option(
+        "zeros",
+        "what train_crop=pad adds; zeros; reflect: the image in a mirror",
+        group="data",
+        choices=("zeros", "reflect"),
+    )
     flip: bool = _option(True, "mirror half of the training images", group="data")
+    alternating_flip: bool = _option(
+        False,
+        "mirror a training image in every second epoch, half of them in the first, in place of at "
+        "random; with data_on_device (Jordan 2024)",
+        group="data",
+    )
+    cutout: int = _option(
+        0,
+        "side of a square somewhere in each training image that is replaced by pixel_mean, in "
+        "pixels; 0: none",
+        group="data",
+        check=_not_negative,
+        must="not be negative",
+    )
+    augment_in_groups: bool = _option(
+        False,
+        "draw the crop, flip and cutout of an epoch for near-equal groups of images, at most "
+        "200, in place of for each image; with data_on_device (Page 2019)",
+        group="data",
+    )
     color_jitter: float = _option(
         0.0,
         "strength of random brightness, contrast and saturation (0.4 in fb.resnet.torch); 0: none",
@@ -290,6 +318,12 @@ class Config:
         choices=("none", "encoded", "decoded"),
         free=True,
     )
+    data_on_device: bool = _option(
+        False,
+        "hold all images in the memory of each accelerator, which also shuffles, crops, mirrors "
+        "and cuts them: no work for the host; for small images, with train_crop=pad or none",
+        group="data",
+    )
     cache_dir: str = _option(
         "",
         "directory on a local disk to which each host copies the shards that it reads; empty: none",
@@ -326,6 +360,75 @@ class Config:
 
     # Model.
     model: str = _option("resnet50", "network", group="model", choices=MODEL_NAMES)
+    width: int = _option(
+        0,
+        "channels of the first convolution of resnet9 and of the first group of airbench94 to "
+        "airbench96, with which those of the others grow; 0: as published, 64, or 128 of "
+        "airbench95 and airbench96",
+        group="model",
+        check=_not_negative,
+        must="not be negative",
+    )
+    pool_order: str = _option(
+        "conv_bn_relu_pool",
+        "where resnet9 pools; conv_bn_relu_pool; conv_bn_pool_relu: the same function for less "
+        "work; conv_pool_bn_relu: another one for less again",
+        group="model",
+        choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
+    )
+    activation: str = _option(
+        "relu", "of resnet9: relu or celu", group="model", choices=("relu", "celu")
+    )
+    celu_alpha: float = _option(
+        0.075,
+        "limit of celu at minus infinity, without its sign",
+        group="model",
+        check=_positive,
+        must="be positive",
+    )
+    logits_scale: float = _option(
+        0.0,
+        "what the logits of resnet9 and airbench94 to airbench96 are multiplied by; 0: as "
+        "published, 1/8 and 1/9",
+        group="model",
+        check=_not_negative,
+        must="not be negative",
+    )
+    whitening: bool = _option(
+        False,
+        "begin resnet9 with filters of 3x3 that whiten the patches of training images, and stay "
+        "as they are",
+        group="model",
+    )
+    identity_init: bool = _option(
+        True,
+        "start as many filters of each convolution of airbench94 to airbench96 as it has inputs "
+        "at the identity",
+        group="model",
+    )
+    normal_cells: int = _option(
+        18,
+        "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D): a third of them before "
+        "each of two reductions and after",
+        group="model",
+        check=lambda value: value > 0 and value % 3 == 0,
+        must="be a positive multiple of 3",
+    )
+    cell_filters: int = _option(
+        208,
+        "channels of each operation in the first cells of amoebanet_b and amoebanet_d, D in "
+        "GPipe's (L, D); each reduction doubles them",
+        group="model",
+        check=lambda value: value > 0 and value % 8 == 0,
+        must="be a positive multiple of 8",
+    )
+    whitening_images: int = _option(
+        10_000,
+        "number of training images, the first ones, from which whitening filters are made",
+        group="model",
+        check=_positive,
+        must="be positive",
+    )
     initial_weights: str = _option(
         "",
         "what the weights begin as: the model_dir of a run, a SavedModel of `export`, or a file of "
@@ -368,10 +471,14 @@ class Config:
         check=_positive,
         must="be positive",
     )
+    batch_norm_scale: bool = _option(
+        True, "train gamma in batch norm of resnet9; else it is 1", group="model"
+    )
     batch_norm_batch_size: int = _option(
         0,
         "images over which batch norm takes its statistics: so many neighbouring replicas work "
-        "together; 0: each replica alone",
+        "together, or each takes several for parts of its images (ghost batch norm); 0: one for "
+        "each replica",
         group="model",
         check=_not_negative,
         must="not be negative",
@@ -412,8 +519,9 @@ class Config:
     )
     optimizer: str = _option(
         "sgd",
-        "sgd; lars, for batches above 2000; a Keras optimizer by its name, as adam; or, with "
-        "TensorFlow Addons, tfa:NAME, as tfa:LAMB or tfa:Lookahead(adam)",
+        "sgd; lars, for batches above 2000; muon, for the filters of convolutions, with sgd for "
+        "the rest; a Keras optimizer by its name, as adam; or, with TensorFlow Addons, tfa:NAME, "
+        "as tfa:LAMB or tfa:Lookahead(adam)",
         group="optimization",
     )
     momentum: float = _option(
@@ -452,10 +560,35 @@ class Config:
         check=_not_negative,
         must="not be negative",
     )
-    lars_rate_in_momentum: bool = _option(
-        True,
-        "lars multiplies by the rate before the momentum (MLPerf's scaled momentum), not after it",
+    rate_in_momentum: str = _option(
+        "auto",
+        "where sgd and lars multiply by the rate; yes: before the momentum (MLPerf's scaled "
+        "momentum); no: after it; auto: lars before, sgd after",
         group="optimization",
+        choices=("auto", "yes", "no"),
+    )
+    bias_rate_factor: float = _option(
+        1.0,
+        "rate of biases, and of beta of batch norm, in sgd, lars and muon, as a multiple of "
+        "learning_rate; their weight_decay is divided by it",
+        group="optimization",
+        check=_positive,
+        must="be positive",
+    )
+    muon_momentum: float = _option(
+        0.6,
+        "momentum of filters in muon; that of the rest is momentum",
+        group="optimization",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+    muon_head_rate_factor: float = _option(
+        1.0,
+        "rate of the last layer's weights in muon, as a multiple of learning_rate; their "
+        "weight_decay is divided by it",
+        group="optimization",
+        check=_positive,
+        must="be positive",
     )
     clip_norm: float = _option(
         0.0,
@@ -468,6 +601,29 @@ class Config:
         0.0,
         "share that a step keeps of the weights' moving average, with which evaluation and export "
         "work; 0: no average",
+        group="optimization",
+        check=_fraction,
+        must="be in [0, 1)",
+    )
+    ema_every: int = _option(
+        1,
+        "steps, counted anew in each epoch, after which that average takes in the weights, with "
+        "as much of it kept as all of them would have",
+        group="optimization",
+        check=_positive,
+        must="be positive",
+    )
+    lookahead_every: int = _option(
+        0,
+        "steps after which the weights go back to their slow average (Zhang et al. 2019); 0: none",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    lookahead_decay: float = _option(
+        0.95,
+        "share that a step keeps of lookahead's slow average at the end of the run, to which it "
+        "grows with the cube of the time",
         group="optimization",
         check=_fraction,
         must="be in [0, 1)",
@@ -552,10 +708,15 @@ class Config:
     )
     decay_factor: float = _option(
         0.1,
-        "schedule=steps: by which the rate is multiplied at each of decay_at",
+        "schedule=steps: by which the rate is multiplied at each of decay_at, or decay_every",
         group="learning rate",
         check=lambda value: 0 < value <= 1,
         must="be in (0, 1]",
+    )
+    decay_every: Duration = _option(
+        Duration(0, "steps"),
+        "schedule=steps: how often to multiply the rate; 0 steps: not so, but at decay_at",
+        group="learning rate",
     )
     decay_power: float = _option(
         2.0,
@@ -603,6 +764,51 @@ class Config:
         group="hardware",
         check=_not_negative,
         must="not be negative",
+    )
+    pipeline_stages: int = _option(
+        1,
+        "stages of a pipeline, each on a device of its own, into which the network is cut; the "
+        "accumulation_steps micro-batches pass through them one after another (GPipe); 1: no "
+        "pipeline",
+        group="hardware",
+        check=_positive,
+        must="be positive",
+        free=True,
+    )
+    pipeline_servers: tuple[str, ...] = _option(
+        (),
+        "host:port of each `imagenet-fast stage-server`, whose devices take the stages that this "
+        "process has no device for",
+        group="hardware",
+        check=lambda value: all(map(_is_address, value)),
+        must="be host:port, each",
+        free=True,
+    )
+    pipeline_balance: tuple[int, ...] = _option(
+        (),
+        "blocks of each stage, as 3,6,7,8; none: stages of about as much work each, which "
+        "`imagenet-fast plan --pipeline` shows",
+        group="hardware",
+        check=lambda value: all(blocks > 0 for blocks in value),
+        must="be positive",
+        free=True,
+    )
+    pipeline_schedule: str = _option(
+        "unrolled",
+        "order of micro-batches in a pipeline; unrolled: all forward, then all backward; while: "
+        "the same in loops, whose graph does not grow with their number; 1f1b: forward and "
+        "backward in turn, which keeps fewer activations",
+        group="hardware",
+        choices=PIPELINE_SCHEDULES,
+        free=True,
+    )
+    rematerialize: str = _option(
+        "except_last",
+        "activations that a pipeline computes again in the backward pass instead of keeping them; "
+        "always: all; except_last: all but those of the last micro-batch; never: none",
+        group="hardware",
+        choices=REMATERIALIZE,
+        free=True,
     )
     fusion_bytes: int = _option(
         25 * 2**20,
@@ -655,7 +861,9 @@ class Config:
         must="not be negative",
     )
     xla: bool = _option(
-        False, "compile each replica's forward and backward pass with XLA", group="hardware"
+        False,
+        "compile with XLA: the whole step of one device, the forward and backward pass of several",
+        group="hardware",
     )
     deterministic: bool = _option(
         False,
@@ -684,6 +892,14 @@ class Config:
         check=_not_negative,
         must="not be negative",
         free=True,
+    )
+    test_time_augmentation: str = _option(
+        "none",
+        "what evaluation, and an exported model, take the mean logits over; none: the image; flip: "
+        "and its mirror image; flip_and_shift: and both moved by a pixel, up to the left and down "
+        "to the right",
+        group="run",
+        choices=("none", "flip", "flip_and_shift"),
     )
     checkpoint_every: Duration = _option(
         Duration(1, "epochs"),
@@ -774,6 +990,12 @@ class Config:
                 f"batch_size {self.batch_size} cannot be split into "
                 f"accumulation_steps={self.accumulation_steps} equal parts"
             )
+        stages = len(self.pipeline_balance)
+        if stages and self.pipeline_stages > 1 and stages != self.pipeline_stages:
+            raise UserError(
+                f"pipeline_balance is of {stages} stages, but pipeline_stages is "
+                f"{self.pipeline_stages}"
+            )
         if self.synthetic and not self.num_classes:
             raise UserError("synthetic data needs num_classes, e.g. --num_classes=1000")
         if self.freeze_through and not self.initial_weights:
@@ -804,11 +1026,46 @@ class Config:
                 f"cache=decoded holds images of image_size, but train_crop={self.train_crop} needs "
                 "the whole ones: use cache=encoded, or train_crop=pad or none"
             )
+        self._check_device_data()
+        if self.cutout > self.image_size:
+            raise UserError(f"cutout {self.cutout} is more than image_size {self.image_size}")
         if self.train_crop == "pad" and self.crop_padding >= self.image_size:
             raise UserError(
                 f"crop_padding {self.crop_padding} must be smaller than image_size "
                 f"{self.image_size}"
             )
+
+    def _check_device_data(self) -> None:
+        if not self.data_on_device:
+            for name in ("augment_in_groups", "alternating_flip"):
+                if getattr(self, name):
+                    raise UserError(f"{name} needs data_on_device")
+            return
+        if self.train_crop not in ("pad", "none"):
+            raise UserError(
+                f"data_on_device holds images of image_size, but train_crop={self.train_crop} "
+                "needs the whole ones: use train_crop=pad or none"
+            )
+        elsewhere = {
+            "synthetic": self.synthetic,
+            "train_sizes": self.train_sizes,
+            "rand_augment_layers": self.rand_augment_layers,
+            "color_jitter": self.color_jitter,
+            "lighting": self.lighting,
+            "cache": self.cache != "none",
+            "input_servers": self.input_servers,
+            "shard_by": self.shard_by == "files",
+        }
+        for name, given in elsewhere.items():
+            if given:
+                raise UserError(
+                    f"{name}={option_text(getattr(self, name))} is for images that the host "
+                    "prepares: leave it or data_on_device out"
+                )
+        if self.alternating_flip and not self.flip:
+            raise UserError("alternating_flip contradicts noflip")
+        if self.alternating_flip and self.augment_in_groups:
+            raise UserError("alternating_flip and augment_in_groups both say who is mirrored")
 
     def _fill_from_batch_table(self) -> None:
         values = values_for_batch(self.batch_table, self.batch_size)
@@ -983,6 +1240,10 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[tuple[str,
         raise UserError(f"flagfile {path} includes itself")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError as error:
+        raise UserError(
+            f"cannot read flagfile {path}: {error.strerror}{_nearest_flagfiles(path)}"
+        ) from None
     except OSError as error:
         raise UserError(f"cannot read flagfile {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -1007,6 +1268,16 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[tuple[str,
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
         yield name, text
+
+
+def _nearest_flagfiles(path: Path) -> str:
+    """Returns a hint at files of like names, in the folder of ``path`` and among the recipes."""
+    files = {
+        file.stem: repr(str(file))
+        for folder in (to_path(_RECIPES), path.parent)
+        for file in sorted(folder.glob("*.flags"))
+    }
+    return nearest(path.stem, files, files.get)
 
 
 def _boolean_flag(flag: str) -> tuple[str, str]:

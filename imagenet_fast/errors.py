@@ -7,14 +7,30 @@ as one line, without a traceback, and exit with status 2.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 class UserError(ValueError):
     """Something the user gave cannot be used: the message says what, where, and what to do."""
 
+    # Out of a tf.function and a Keras layer, too: the first would make another error of it, with a
+    # traceback as its message, and the second tell with what it was called.
+    ag_pass_through = True
+    _keras_call_info_injected = True
 
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Returns ``; did you mean 'a' or 'b'?`` for the names nearest to ``name``, else ``''``."""
-    close = difflib.get_close_matches(name, list(names), n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+def how_to_install(extra: str) -> str:
+    """Returns the command that installs what a part of the package needs, an extra of setup.cfg."""
+    return f"`pip install -e '.[{extra}]'` in a clone of imagenet_fast"
+
+
+def nearest(name: str, names: Iterable[str], told: Callable[[str], str] = repr) -> str:
+    """Returns ``; did you mean 'a' or 'b'?`` for the names nearest to ``name``, else ``''``.
+
+    Args:
+      name: that there is not.
+      names: that there are.
+      told: what is said in place of one of them.
+    """
+    close = difflib.get_close_matches(name, list(dict.fromkeys(names)), n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(map(told, close))}?" if close else ""

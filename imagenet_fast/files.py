@@ -40,6 +40,22 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
     return list(map(str, paths))
 
 
+def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
+    """Returns the path of something to write, at which there must be nothing yet.
+
+    Args:
+      path: the path.
+      otherwise: what the user can do other than to remove what is there.
+
+    Raises:
+      UserError: if there is something.
+    """
+    path = to_path(path)
+    if path.exists():
+        raise UserError(f"{path} exists already; remove it, or {otherwise}")
+    return path
+
+
 class LineFile:
     """A file to which lines are added, each of which is there as a whole or not at all.
 

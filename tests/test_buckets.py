@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fake_gcs import FakeGcs
+from model_weights import weights_in
 
 from imagenet_fast.data import records
 from imagenet_fast.data.prepare import prepare
@@ -119,15 +120,6 @@ def fetch(gcs, name, folder):
     return folder
 
 
-def weights(run):
-    reader = tf.train.load_checkpoint(str(run / "checkpoints"))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
-    }
-
-
 def rows(run, times=("train_seconds", "wall_seconds", "images_per_second")):
     lines = (run / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k not in times} for line in lines]
@@ -144,9 +136,9 @@ def test_a_run_in_a_bucket_is_the_run_on_disk(used, gcs, tmp_path):
     run = fetch(gcs, "whole", tmp_path)
     assert files(run) == files(local)
     assert {"report.html", "mlperf.log", "tensorboard/train"} < set(files(run))
-    expected = weights(local)
+    expected = weights_in(local)
     assert any("optimizer/_variables" in name for name in expected)
-    for name, value in weights(run).items():
+    for name, value in weights_in(run).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
     assert rows(run) == rows(local)
     assert [row["step"] for row in rows(run) if row["kind"] == "validation"] == [5, 10]
@@ -207,8 +199,8 @@ def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
     assert "from step 6" in finished.stderr
     assert "gs://runs/killed/report.html" in finished.stdout
     run = fetch(gcs, "killed", tmp_path / "run")
-    expected = weights(local)
-    for name, value in weights(run).items():
+    expected = weights_in(local)
+    for name, value in weights_in(run).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
     places = [[(row["kind"], row["step"]) for row in rows(folder)] for folder in (run, local)]
     assert places[0] == places[1]
@@ -223,7 +215,7 @@ REFUSALS = {
     ),
     "no folder": (
         ["train", "--data_dir=gs://data/none", "--model_dir=MODEL_DIR"],
-        "data_dir gs://data/none is not a directory",
+        "data_dir gs://data/none does not exist",
     ),
     "no access": (
         ["train", "--data_dir=gs://closed/digits", "--model_dir=MODEL_DIR"],
@@ -259,7 +251,7 @@ REFUSALS = {
     ),
     "no model there": (
         ["predict", "--saved_model=gs://data/model", "cat.jpg"],
-        "'gs://data/model' is no SavedModel",
+        "saved_model gs://data/model does not exist",
     ),
     "prepared there": (
         ["prepare", "--source=digits", "--data_dir=gs://data/noise"],

@@ -36,7 +36,11 @@ OTHER = {
     "crop_min_area": 0.25,
     "crop_attempts": 100,
     "crop_padding": 3,
+    "crop_border": "reflect",
     "flip": False,
+    "alternating_flip": True,
+    "cutout": 8,
+    "augment_in_groups": True,
     "color_jitter": 0.4,
     "lighting": 0.1,
     "rand_augment_layers": 2,
@@ -54,11 +58,22 @@ OTHER = {
     "shuffle_buffer": 1,
     "shard_by": "files",
     "cache": "encoded",
+    "data_on_device": True,
     "cache_dir": "/local/disk",
     "data_threads": 3,
     "input_servers": ("reader-0:5050", "10.0.0.7:65535"),
     "max_bad_images": 0,
     "model": "resnet101",
+    "width": 16,
+    "pool_order": "conv_pool_bn_relu",
+    "activation": "celu",
+    "celu_alpha": 0.3,
+    "logits_scale": 0.0625,
+    "whitening": True,
+    "identity_init": False,
+    "normal_cells": 3,
+    "cell_filters": 32,
+    "whitening_images": 5000,
     "initial_weights": "runs/before",
     "freeze_through": "stage2",
     "stem": "small",
@@ -66,6 +81,7 @@ OTHER = {
     "zero_gamma": False,
     "batch_norm_momentum": 0.99,
     "batch_norm_epsilon": 1e-3,
+    "batch_norm_scale": False,
     "batch_norm_batch_size": 64,
     "dropout": 0.0,
     "batch_norm_after_pool5": False,
@@ -79,9 +95,15 @@ OTHER = {
     "weight_decay_on": "weights",
     "lars_eeta": 0.01,
     "lars_epsilon": 1e-5,
-    "lars_rate_in_momentum": False,
+    "rate_in_momentum": "no",
+    "bias_rate_factor": 64.0,
+    "muon_momentum": 0.5,
+    "muon_head_rate_factor": 7.0,
     "clip_norm": 1.5,
     "ema_decay": 0.999,
+    "ema_every": 5,
+    "lookahead_every": 5,
+    "lookahead_decay": 0.9,
     "label_smoothing": 0.1,
     "seed": 2**32 - 1,
     "learning_rate": 1 / 3,
@@ -94,6 +116,7 @@ OTHER = {
     "schedule": "piecewise_linear",
     "decay_at": (Duration(0.5, "epochs"), Duration(12, "epochs")),
     "decay_factor": 1.0,
+    "decay_every": Duration(2.4, "epochs"),
     "decay_power": 1.0,
     "end_learning_rate": 1e-4,
     "knots_at": (Duration(0, "epochs"), Duration(5, "epochs")),
@@ -101,6 +124,11 @@ OTHER = {
     "strategy": "tpu",
     "tpu": "local",
     "logical_cpus": 4,
+    "pipeline_stages": 2,
+    "pipeline_servers": ("stage-1:5060",),
+    "pipeline_balance": (3, 4),
+    "pipeline_schedule": "1f1b",
+    "rematerialize": "never",
     "fusion_bytes": 0,
     "fusion_segments": (20, 76),
     "all_reduce": "torus_2d",
@@ -113,6 +141,7 @@ OTHER = {
     "model_dir": "/runs/a b",
     "eval_every": Duration(100, "steps"),
     "eval_batch_size": 300,
+    "test_time_augmentation": "flip",
     "checkpoint_every": Duration(1e7, "examples"),
     "keep_checkpoints": 1,
     "log_every": Duration(1, "steps"),
@@ -122,8 +151,17 @@ OTHER = {
     "profile_steps": (100, 110),
     "mlperf_log": True,
 }
-# A TPU always compiles, so that both cannot be in one configuration.
-CHANGED = Config(**{**OTHER, "xla": False, "batch_table": ""})
+# A TPU always compiles, and what a host prepares is not on the device: not in one configuration.
+CHANGED = Config(
+    **{
+        **OTHER,
+        "xla": False,
+        "batch_table": "",
+        "data_on_device": False,
+        "alternating_flip": False,
+        "augment_in_groups": False,
+    }
+)
 
 
 @pytest.fixture
@@ -290,6 +328,9 @@ def test_accepted_forms():
         ({"batch_norm_momentum": 1.0}, "batch_norm_momentum is 1, but must be in [0, 1)"),
         ({"batch_norm_epsilon": 0.0}, "batch_norm_epsilon is 0, but must be positive"),
         ({"dropout": 1.0}, "dropout is 1, but must be in [0, 1)"),
+        ({"normal_cells": 4}, "normal_cells is 4, but must be a positive multiple of 3"),
+        ({"normal_cells": 0}, "normal_cells is 0, but must be a positive multiple of 3"),
+        ({"cell_filters": 12}, "cell_filters is 12, but must be a positive multiple of 8"),
         ({"batch_size": 0}, "batch_size is 0, but must be positive"),
         ({"accumulation_steps": 0}, "accumulation_steps is 0, but must be positive"),
         ({"duration": "0 epochs"}, "duration is 0 epochs, but must be positive"),
@@ -316,6 +357,8 @@ def test_accepted_forms():
         ({"seed": 2**32}, "seed is 4294967296, but must be in [0, 2**32)"),
         ({"cache_dir": "gs://b/cache"}, "cache_dir is gs://b/cache, but must be on a disk of this"),
         ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
+        ({"pipeline_stages": 0}, "pipeline_stages is 0, but must be positive"),
+        ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance is of 3 stages"),
         ({"fusion_bytes": -1}, "fusion_bytes is -1, but must not be negative"),
         ({"fusion_segments": (76, 20)}, "fusion_segments is 76,20, but must be positive and incr"),
         ({"fusion_segments": (0,)}, "fusion_segments is 0, but must be positive and increasing"),
@@ -460,6 +503,11 @@ def test_what_shapes_the_weights_is_not_free():
         "model_dir",
         "eval_batch_size",
         "keep_checkpoints",
+        "pipeline_stages",
+        "pipeline_servers",
+        "pipeline_balance",
+        "pipeline_schedule",
+        "rematerialize",
         "log_every",
         "stop_at_accuracy",
         "tensorboard",
@@ -564,6 +612,29 @@ def test_flagfile_that_cannot_be_read(tmp_path):
     (tmp_path / "image.png").write_bytes(b"\x89PNG\xff")
     with pytest.raises(UserError, match="it is not text"):
         Config.from_flagfile(tmp_path / "image.png")
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("flags/fashon_mnist.flags", "'flags/fashion_mnist.flags'"),
+        ("flags/digits", "'flags/digits.flags'"),
+        ("facebook_1h_8K.flags", "'flags/facebook_1h_8k.flags'"),
+        ("{folder}/mine.flag", "'{folder}/mine.flags'"),
+    ],
+)
+def test_flagfiles_of_like_names_are_named(tmp_path, monkeypatch, given, meant):
+    monkeypatch.chdir(PACKAGE.parent)
+    (tmp_path / "mine.flags").touch()
+    with pytest.raises(UserError, match="No such file or directory; did you mean ") as caught:
+        Config.from_flagfile(given.format(folder=tmp_path))
+    assert meant.format(folder=tmp_path) in str(caught.value)
+
+
+def test_no_flagfile_is_like_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no recipes
+    with pytest.raises(UserError, match=r"nowhere/digits\.flags: No such file or directory$"):
+        Config.from_flagfile("nowhere/digits.flags")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

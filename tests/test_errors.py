@@ -1,3 +1,7 @@
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
 from imagenet_fast.errors import UserError, nearest
 
 
@@ -5,6 +9,11 @@ def test_nearest_first():
     names = ["momentum", "model", "model_dir", "seed"]
     assert nearest("modl", names) == "; did you mean 'model' or 'model_dir'?"
     assert nearest("model_dri", iter(names)) == "; did you mean 'model_dir' or 'model'?"
+
+
+def test_names_may_be_told_otherwise():
+    paths = {"digits": "flags/digits.flags", "photos": "flags/photos.flags"}
+    assert nearest("digit", paths, paths.get) == "; did you mean flags/digits.flags?"
 
 
 def test_no_more_than_three():
@@ -18,3 +27,17 @@ def test_nothing_near():
 
 def test_user_error_is_caught_as_what_keras_users_expect():
     assert issubclass(UserError, ValueError)
+
+
+def test_user_error_of_a_layer_comes_out_of_fit_as_it_is():
+    class Picky(keras.layers.Dense):
+        def call(self, inputs, training=None):
+            if training:
+                raise UserError("not with me")
+            return super().call(inputs)
+
+    model = keras.Sequential([keras.Input([2]), Picky(1)])
+    model.compile("sgd", "mse")
+    with pytest.raises(UserError) as error:
+        model.fit(tf.zeros([2, 2]), tf.zeros([2]), verbose=0)
+    assert str(error.value) == "not with me"

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.files import LineFile, whole_lines, write_file, write_results
+from imagenet_fast.files import LineFile, new_path, whole_lines, write_file, write_results
 
 
 def test_files_are_never_there_in_part(tmp_path, monkeypatch):
@@ -71,3 +71,9 @@ def test_results_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file"):
         write_results(tmp_path / "file", {"a.csv": ""})
+
+
+def test_a_path_where_something_is_already(tmp_path):
+    assert new_path(tmp_path / "new", "choose another") == tmp_path / "new"
+    with pytest.raises(UserError, match=f"{tmp_path} exists already; remove it, or choose another"):
+        new_path(tmp_path, "choose another")

@@ -1,5 +1,6 @@
 """The package as a whole: what it exports, and what it costs to import."""
 
+import configparser
 import importlib.util
 import re
 import sys
@@ -47,6 +48,29 @@ def test_import_and_errors_import_nothing_heavy(run_python):
 def test_version_matches_the_metadata(request):
     setup = (request.config.rootpath / "setup.cfg").read_text()
     assert re.search(r"^version = (.*)$", setup, re.MULTILINE)[1] == imagenet_fast.__version__
+
+
+def test_extras_that_users_are_told_to_install_exist(request):
+    root = request.config.rootpath
+    setup = configparser.ConfigParser()
+    setup.read(root / "setup.cfg")
+    files = [
+        root / "README.md",
+        *root.glob("docs/*.md"),
+        *root.glob("notebooks/*.ipynb"),
+        *root.glob("tools/*.py"),
+        *root.glob("imagenet_fast/**/*.py"),
+    ]
+    texts = [file.read_text() for file in files]
+    told = {
+        extra
+        for text in texts
+        for extra in re.findall(r"""(?:install -e \\?['"]\.\[|how_to_install\(')([\w,]+)""", text)
+    }
+    assert {"addons", "digits", "imagenet", "notebooks", "serving", "tune"} <= told
+    assert told <= {*setup["options.extras_require"]}
+    # It is not on PyPI.
+    assert not [text for text in texts if re.search(r"pip install [\\'\"]*imagenet_fast", text)]
 
 
 def test_everything_exported_exists():

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes images out of shards, as files: CLASS-NUMBER.jpg.
+"""Takes images out of shards, as files: CLASS-NUMBER.jpg or .png.
 
 python tools/extract_images.py --data_dir=data/digits --out=images --count=8
 """
@@ -33,7 +33,9 @@ def main() -> None:
     for number, record in enumerate(itertools.islice(records, options.count)):
         example = decode_example(record)
         label = re.sub(r"\W+", "-", example[TEXT][0].decode())
-        (options.out / f"{label}-{number}.jpg").write_bytes(example[ENCODED][0])
+        image = example[ENCODED][0]
+        suffix = "png" if image.startswith(b"\x89PNG") else "jpg"
+        (options.out / f"{label}-{number}.{suffix}").write_bytes(image)
 
 
 if __name__ == "__main__":

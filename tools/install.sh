@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Installs this package, editable, with its extras, into a virtual environment:
+# Installs this package, editable, with those extras, into a virtual environment:
 #
-#   tools/install.sh DIRECTORY EXTRA[,EXTRA ...]
+#   tools/install.sh DIRECTORY [EXTRA[,EXTRA ...]]
 #
 # Does nothing if that was done before and setup.cfg has not changed since. PYTHON names the
 # interpreter (default: python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv=$1 extras=$2
+venv=$1 extras=${2-}
 
 stamp=$venv/installed-$extras
 if [ -e "$stamp" ] && cmp -s setup.cfg "$stamp"; then
   exit 0
 fi
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".[$extras]"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
 cp setup.cfg "$stamp"

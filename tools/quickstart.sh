@@ -63,4 +63,6 @@ report      $run/report.html
 metrics     $run/metrics.jsonl, $run/summary.json; tensorboard --logdir $run/tensorboard
 SavedModel  $model
 images      $images (each file's name begins with its class)
+
+Next: open report.html, then \`source .venv/bin/activate\` and try the commands of README.md.
 END

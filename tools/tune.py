@@ -6,7 +6,7 @@
         --search=learning_rate=log:0.01:1 --search=momentum=0.8:0.98 \
         --search='schedule=steps|cosine'
 
-docs/tuning.md tells more. Needs Optuna: pip install 'imagenet_fast[tune]'.
+docs/tuning.md tells more. Needs Optuna: pip install -e '.[tune]'.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, how_to_install
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ def parse(arguments: Sequence[str]) -> Plan:
     parser = _Parser(
         prog="tune.py",
         description=__doc__,
-        epilog="All other flags are those of `imagenet-fast train --help`.",
+        epilog="All other flags are those of `imagenet-fast train --helpfull`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
         try:
             import optuna  # noqa: F401
         except ImportError:
-            raise UserError("the search needs Optuna: pip install 'imagenet_fast[tune]'") from None
+            raise UserError(f"the search needs Optuna: {how_to_install('tune')}") from None
 
         import_tensorflow()
         from tuning.results import table

@@ -34,7 +34,7 @@ def _write_parts(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def flags() -> str:
-    """Returns all options of Config in Markdown, under the headings of ``--help``."""
+    """Returns all options of Config in Markdown, under the headings of ``--helpfull``."""
     groups: dict[str, list[str]] = {}
     for field in dataclasses.fields(Config):
         groups.setdefault(field.metadata["group"], []).append(_flag(field))

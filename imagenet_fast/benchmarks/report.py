@@ -53,6 +53,12 @@ def table(comparison: Comparison) -> str:
     lines += ["", f"{f'{first} to':{width}}  {'ratio of times':23}  ratio of CPU times"]
     for name in others:
         lines.append(f"{name:{width}}  {_told(ratios[name]):23}  {_told(cpu_ratios[name])}")
+    if comparison.shares:
+        lines += ["", f"of {first}'s time"]
+        lines += [
+            f"{name}: {100 * share.median:.1f}% ({100 * share.min:.1f} to {100 * share.max:.1f}%)"
+            for name, share in comparison.shares.items()
+        ]
     hardware = environment.hardware()
     devices = hardware["gpus"] or [f"{hardware['cpu']}, {hardware['cores']} cores"]
     return "\n".join(
@@ -104,6 +110,7 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
         "cpu_ratio_to": comparison.cpu_ratios,
         "n": comparison.repeats,
         "results": results,
+        **({"shares": comparison.shares} if comparison.shares else {}),
         "options": options,
         **environment.provenance(),
     }

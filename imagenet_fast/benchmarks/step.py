@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import tensorflow as tf
 import tf_keras as keras
@@ -51,11 +51,11 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
         (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
     )
     calls = (
-        _stepper(build_model(config), make_dataset(config, "train"), steps),
-        _stepper(theirs, batches.repeat().prefetch(tf.data.AUTOTUNE), steps),
+        stepper(build_model(config), iter(make_dataset(config, "train")), steps),
+        stepper(theirs, iter(batches.repeat().prefetch(tf.data.AUTOTUNE)), steps),
     )
     times = take_turns([timed(call) for call in calls], warmup=warmup, repeats=repeats)
-    return Comparison(_title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
+    return Comparison(title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
 
 
 def keras_model(config: Config) -> keras.Model:
@@ -84,6 +84,31 @@ def keras_model(config: Config) -> keras.Model:
     return model
 
 
+def stepper(model: keras.Model, batches: Iterator, steps: int) -> Callable[[], float]:
+    """Returns what takes ``steps`` steps as ``fit`` does and returns when they are done.
+
+    It takes a batch for each, and returns the loss.
+    """
+    with model.distribute_strategy.scope():
+        train = model.make_train_function()
+
+    def take_steps() -> float:
+        for _ in range(steps):
+            logs = train(batches)
+        return float(logs["loss"])
+
+    return take_steps
+
+
+def title(config: Config, steps: int) -> str:
+    """Returns what so many training steps in a sample are steps of."""
+    count = "training step" if steps == 1 else f"{steps} training steps"
+    return (
+        f"{config.model}, {count}: batch {config.batch_size}, {config.image_size} px, "
+        f"{config.precision}"
+    )
+
+
 def _require_peer(model: str) -> None:
     if model not in _PEERS:
         raise UserError(
@@ -97,28 +122,6 @@ def _batch(config: Config) -> tuple[tf.Tensor, tf.Tensor]:
     batch = next(iter(make_dataset(config, "train")))
     images, labels, _ = make_strategy(config).experimental_local_results(batch)[0]
     return images, labels
-
-
-def _stepper(model: keras.Model, batches: tf.data.Dataset, steps: int) -> Callable[[], float]:
-    """Returns what takes ``steps`` steps as ``fit`` does and returns when they are done."""
-    with model.distribute_strategy.scope():
-        train = model.make_train_function()
-    iterator = iter(batches)
-
-    def take_steps() -> float:
-        for _ in range(steps):
-            logs = train(iterator)
-        return float(logs["loss"])
-
-    return take_steps
-
-
-def _title(config: Config, steps: int) -> str:
-    count = "training step" if steps == 1 else f"{steps} training steps"
-    return (
-        f"{config.model}, {count}: batch {config.batch_size}, {config.image_size} px, "
-        f"{config.precision}"
-    )
 
 
 def _notes(config: Config) -> tuple[str, ...]:

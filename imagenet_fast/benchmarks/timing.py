@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tqdm import tqdm
 
@@ -51,6 +51,7 @@ class Comparison:
       names: of the ways, at least two: the one of interest, then those that it is compared with.
       times: of each, in that order; the n-th ones were taken one after the other.
       images: handled in each of these times; None where speed is not a matter of images.
+      shares: of the first one's time that something takes, in 0 to 1, by what that is.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Comparison:
     names: tuple[str, ...]
     times: tuple[Times, ...]
     images: int | None = None
+    shares: Mapping[str, Spread] = dataclasses.field(default_factory=dict)
 
     @property
     def repeats(self) -> int:

@@ -16,6 +16,7 @@ COMMANDS = {
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
     "input-server": "read and decode images for training on other machines",
+    "stage-server": "lend devices to the pipelines of other processes",
     "benchmark": "time parts of the package against other ways to do the same",
 }
 
@@ -50,6 +51,6 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "imagenet-fast COMMAND --help lists a command's flags.",
+            "imagenet-fast COMMAND --help lists a command's flags, --helpfull all of them.",
         ]
     )

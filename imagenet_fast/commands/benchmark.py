@@ -58,6 +58,30 @@ def _step(arguments: list[str]) -> None:
     _report(comparison, told, flags["output_dir"], f"{config.model}_{config.precision}")
 
 
+def _resnet9(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark resnet9", ("data_dir",))
+    flags.define("recipe", "flags/myrtle_cifar10.flags", "flagfile whose other options are taken")
+    # Options of Config, but with other defaults: the recipes are for a GPU.
+    flags.define("width", 16, "channels of the first convolution; 0: as published, 64")
+    flags.define("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
+    flags.define("xla", False, "compile each with XLA")
+    options = ("width", "precision", "xla")
+    _define_turns(flags, repeats=9, warmup=2)
+    flags.define("steps", 5, "training steps in a sample")
+    flags.parse(arguments)
+    counts = _counts(flags, "repeats", "warmup", "steps")
+    changes = {name: flags[name] for name in ("data_dir", *options)}
+    config = Config.from_flagfile(flags["recipe"], **changes)
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks.resnet9 import compare_resnet9
+
+    comparison = compare_resnet9(config, **counts)
+    told = {"recipe": flags["recipe"], **changes, **counts}
+    name = f"width{config.width or 64}_{config.precision}{'_xla' if config.xla else ''}"
+    _report(comparison, told, flags["output_dir"], name)
+
+
 def _optimizer(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark optimizer")
     flags.define("model", "resnet50", f"whose variables: {', '.join(MODEL_NAMES)}")
@@ -291,6 +315,7 @@ def _report(comparison: Comparison, options: dict[str, Any], directory: str, nam
 # By name: what runs it, and what it does.
 BENCHMARKS = {
     "step": (_step, "a training step against the same network from Keras applications"),
+    "resnet9": (_resnet9, "a step of Page's recipe against plain Keras, and its parts"),
     "optimizer": (_optimizer, "one update of a model's variables by ours and other optimizers"),
     "decode": (
         _decode,

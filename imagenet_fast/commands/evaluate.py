@@ -18,6 +18,9 @@ _OPTIONS = (
     "strategy",
     "tpu",
     "logical_cpus",
+    "pipeline_stages",
+    "pipeline_servers",
+    "pipeline_balance",
 )
 
 

@@ -34,10 +34,12 @@ class CommandFlags:
     Args:
       command: its name, for messages.
       options: the options of Config that it takes.
+      main: those of them that ``--help`` lists, where ``--helpfull`` lists all; empty: all.
     """
 
-    def __init__(self, command: str, options: Sequence[str] = ()) -> None:
+    def __init__(self, command: str, options: Sequence[str] = (), main: Sequence[str] = ()) -> None:
         self._command = command
+        self._other = set(options) - set(main) if main else set()
         self._flags = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
@@ -59,7 +61,7 @@ class CommandFlags:
           UserError: if a flag is unknown or has a value that it cannot have.
         """
         if {"--help", "-h", "--helpfull"} & set(arguments):
-            print(self._help(positional))
+            print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
             rest = self._flags([self._command, *_expand_flagfiles(arguments)])[1:]
@@ -89,13 +91,16 @@ class CommandFlags:
         """Returns the names of the command's own flags."""
         return list(self._groups.get(self._command, ()))
 
-    def _help(self, positional: bool) -> str:
+    def _help(self, positional: bool, full: bool) -> str:
         arguments = " FILE ..." if positional else ""
         usage = f"usage: imagenet-fast {self._command} [--flagfile=FILE] [--flag=value ...]"
         lines = [usage + arguments]
+        left_out = set() if full else self._other
         for group, names in self._groups.items():
-            lines += ["", f"{group}:"]
-            for name in names:
+            shown = [name for name in names if name not in left_out]
+            if shown:
+                lines += ["", f"{group}:"]
+            for name in shown:
                 flag = self._flags[name]
                 default = "" if flag.value is None else option_text(flag.value)
                 text = flag.help + (f" (default: {default})" if default else "")
@@ -105,6 +110,9 @@ class CommandFlags:
                     initial_indent="  ",
                     subsequent_indent="      ",
                 )
+        if left_out:
+            more = f"imagenet-fast {self._command} --helpfull lists {len(left_out)} more flags."
+            lines += ["", more]
         return "\n".join(lines)
 
 

@@ -9,8 +9,23 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.errors import UserError
 
-# The flags that a kind of source takes.
-_SOURCE_OPTIONS = {"imagenet": ("synsets", "validation_labels"), "folders": ("holdout",)}
+# The flags that only some kinds of source take: their defaults and what they are.
+_SOURCE_OPTIONS = {
+    "synsets": (
+        "",
+        "imagenet: file with a synset a line, in alphabetical order; default: one found beside the "
+        "tars, else the devkit's list",
+    ),
+    "validation_labels": (
+        "",
+        "imagenet: file with each validation image's synset, a line each; default: likewise",
+    ),
+    "holdout": (
+        0.1,
+        "folders: share of each class held out where there is no validation folder",
+    ),
+    "pad_to": (0, "idx: pixels of height and width to reach by a border of zeros; 0: no border"),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -19,20 +34,17 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds: see docs/data.md"
     )
-    flags.define("source_path", "", "path of the source's files; digits has none")
     flags.define(
-        "synsets",
+        "source_path",
         "",
-        "imagenet: file with a synset a line, in alphabetical order; default: one found beside the "
-        "tars, else the devkit's list",
+        "path of the source's files; digits has none, and idx, cifar10 and cifar100 know one",
     )
+    for name, (default, text) in _SOURCE_OPTIONS.items():
+        flags.define(name, default, text)
     flags.define(
-        "validation_labels",
-        "",
-        "imagenet: file with each validation image's synset, a line each; default: likewise",
-    )
-    flags.define(
-        "holdout", 0.1, "folders: share of each class held out where there is no validation folder"
+        "encoding",
+        "jpeg",
+        "what images become that are no JPEGs: jpeg, of quality 95, or png, which keeps each pixel",
     )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
@@ -68,8 +80,11 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
 
     if not flags["source"]:
         raise UserError("give --source: what kind of data to prepare")
-    names = _SOURCE_OPTIONS.get(flags["source"], ())
-    options = {name: flags[name] for name in names if flags[name] != ""}
+    options = {
+        name: flags[name]
+        for name, (default, _) in _SOURCE_OPTIONS.items()
+        if flags[name] != default
+    }
     target = target_directory(directory)  # before a source is read, for minutes
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     _warn(source.warnings)  # before hours of work
@@ -79,6 +94,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         train_shards=flags["train_shards"] or None,
         validation_shards=flags["validation_shards"] or None,
         seed=flags["seed"],
+        encoding=flags["encoding"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )

@@ -5,13 +5,43 @@ from __future__ import annotations
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_path
+from imagenet_fast.files import new_path
+
+# What most runs are told, if not by a recipe.
+_MAIN_OPTIONS = (
+    "data_dir",
+    "synthetic",
+    "image_size",
+    "cache",
+    "model",
+    "initial_weights",
+    "freeze_through",
+    "batch_size",
+    "accumulation_steps",
+    "duration",
+    "optimizer",
+    "weight_decay",
+    "label_smoothing",
+    "seed",
+    "learning_rate",
+    "learning_rate_batch",
+    "rate_scaling",
+    "warmup",
+    "schedule",
+    "decay_at",
+    "strategy",
+    "precision",
+    "xla",
+    "model_dir",
+    "eval_every",
+    "checkpoint_every",
+    "stop_at_accuracy",
+)
 
 
 def main(arguments: list[str]) -> int:
     """Trains, exports the model if asked to, and prints the result in a line."""
-    flags = CommandFlags("train", option_names())
+    flags = CommandFlags("train", option_names(), _MAIN_OPTIONS)
     flags.define(
         "saved_model",
         "",
@@ -21,11 +51,9 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
     import_tensorflow()
-    if flags["saved_model"] and to_path(flags["saved_model"]).exists():
+    if flags["saved_model"]:
         # Not found out when the run has ended.
-        raise UserError(
-            f"{flags['saved_model']} exists already; remove it, or leave out --saved_model"
-        )
+        new_path(flags["saved_model"], "leave out --saved_model")
 
     from imagenet_fast.distribute.strategy import is_chief
     from imagenet_fast.serving.export import export

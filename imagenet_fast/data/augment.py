@@ -39,7 +39,11 @@ def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
         numbers = draws.uniform(identities, "shift", 2)
         changes["shift"] = tf.cast(numbers * (2 * config.crop_padding + 1), tf.int32)
     if config.flip:
-        changes["flip"] = draws.uniform(identities, "flip", 1)[:, 0] < 0.5
+        changes["flip"] = draw_flips(identities)
+    if config.cutout:
+        numbers = draws.uniform(identities, "cutout", 2)
+        places = config.image_size - config.cutout + 1
+        changes["cut"] = tf.cast(numbers * places, tf.int32)
     if config.rand_augment_layers:
         changes["operations"], changes["strengths"] = rand_augment.draw(
             identities, config.rand_augment_layers, config.rand_augment_magnitude
@@ -56,8 +60,13 @@ def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
     return changes
 
 
+def draw_flips(identities: tf.Tensor) -> tf.Tensor:
+    """Draws which images are mirrored: bool [images]."""
+    return draws.uniform(identities, "flip", 1)[:, 0] < 0.5
+
+
 def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
-    """Changes an image: shift, flip, RandAugment, jitter, lighting.
+    """Changes an image: shift, flip, RandAugment, jitter, lighting, cutout.
 
     RandAugment follows the flip, as in torchvision; its shears are not the same in a mirror. The
     others are, so that it makes no difference that fb.resnet.torch flips last.
@@ -65,14 +74,14 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
     Args:
       image: uint8 [height, width, 3].
       changes: those that :func:`draw_changes` drew for it.
-      config: gives the margin of a shift.
+      config: gives the margin of a shift and what it is made of, and the side of a cut.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
     """
     shape = image.shape
     if "shift" in changes:
-        image = shift(image, config.crop_padding, changes["shift"])
+        image = shift(image, config.crop_padding, changes["shift"], config.crop_border)
     if "flip" in changes:
         image = mirror(image, changes["flip"])
     if "operations" in changes:
@@ -84,24 +93,46 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
         if "amounts" in changes:
             pixels = lighting(pixels, changes["amounts"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
+    if "cut" in changes:
+        image = cut_out(image[tf.newaxis], changes["cut"][tf.newaxis], config)[0]
     return tf.ensure_shape(image, shape)
 
 
-def shift(image: tf.Tensor, margin: int, corner: tf.Tensor) -> tf.Tensor:
-    """Returns a window, of the image's own size, of the image in a frame of zeros.
+def shift(image: tf.Tensor, margin: int, corner: tf.Tensor, border: str = "zeros") -> tf.Tensor:
+    """Returns a window, of the image's own size, of the image in a frame.
 
     Args:
       image: [height, width, 3].
       margin: pixels of the frame at each side.
       corner: int32 [2]: top and left of the window within the frame, at most twice the margin.
+      border: what the frame is made of: ``zeros`` or ``reflect``, the image in a mirror.
     """
-    framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]])
+    mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[border]
+    framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]], mode)
     return tf.slice(framed, tf.concat([corner, [0]], 0), tf.shape(image))
 
 
 def mirror(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
     """Returns an image, [height, width, 3], mirrored left to right if a bool scalar says so."""
     return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
+
+
+def cut_out(images: tf.Tensor, corners: tf.Tensor, config: Config) -> tf.Tensor:
+    """Replaces a square of each image by the mean colour: cutout (DeVries and Taylor 2017).
+
+    The mean, which is black after normalization, is rounded to whole pixel values, so that images
+    stay uint8.
+
+    Args:
+      images: uint8 [images, size, size, 3].
+      corners: int32 [images, 2]: top and left of the squares.
+      config: gives ``cutout``, their side, and ``pixel_mean``.
+    """
+    places = tf.range(config.image_size) - corners[:, :, tf.newaxis]
+    inside = (places >= 0) & (places < config.cutout)
+    inside = inside[:, 0, :, tf.newaxis] & inside[:, 1, tf.newaxis, :]
+    mean = tf.constant([round(value) for value in config.pixel_mean], tf.uint8)
+    return tf.where(inside[..., tf.newaxis], mean, images)
 
 
 def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:

@@ -68,7 +68,7 @@ def batches_from_memory(
       threads: that decode, and later change, the images.
       bad_images: where to list those that cannot be read.
     """
-    parts = _images(share, config, threads, bad_images)
+    parts = images_of(share, "train", config, threads, bad_images)
 
     def batch(indices: tf.Tensor, identities: tf.Tensor) -> tuple[tf.Tensor, ...]:
         images, labels, weights = (tf.gather(part, indices) for part in parts)
@@ -101,20 +101,30 @@ def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Ten
         return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
 
     shards = share.shards().map(read, num_parallel_calls=threads, deterministic=True)
-    with _announced(f"{sum(share.counts)} records"):
+    with _announced(f"{sum(share.counts)} train records"):
         return shards.unbatch().batch(sum(share.counts)).get_single_element()
 
 
 @functools.cache
-def _images(
-    share: Share, config: Config, threads: int, bad_images: BadImages | None
+def images_of(
+    share: Share, split: str, config: Config, threads: int, bad_images: BadImages | None = None
 ) -> tuple[tf.Tensor, ...]:
-    """Returns (images, labels, weights) of all records of the share's shards."""
+    """Returns (images, labels, weights) of all records of the share's shards.
+
+    They are as evaluation sees them, and held until the process ends.
+
+    Args:
+      share: whose shards.
+      split: ``train`` or ``validation``, to be told.
+      config: says what becomes of an image.
+      threads: that decode.
+      bad_images: where to list those that cannot be read.
+    """
     count = sum(share.counts)
     read = functools.partial(read_records, bad_images=bad_images)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
-    with _announced(f"{count} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):
+    with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):
         return images.batch(count).get_single_element()
 
 

@@ -1,4 +1,4 @@
-"""Random numbers for many images at once, each a function of its seed, epoch and place.
+"""Random numbers and orders for many images at once, functions of seed, epoch and place.
 
 TensorFlow's stateless operations have one seed for all of a tensor, so that images with seeds of
 their own would need an operation each. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
@@ -14,6 +14,7 @@ import tensorflow as tf
 _GOLDEN = 0x9E3779B97F4A7C15
 _MOST = 2**16  # numbers of an image and purpose
 _FRACTION_BITS = 24
+_ROUNDS = 8
 
 
 def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
@@ -28,11 +29,54 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
       float32 [images, count], multiples of 2**-24.
     """
     seeds, epochs, places = tf.unstack(tf.cast(identities, tf.uint64), axis=1)
-    streams = _mix(_mix(_mix(seeds) + epochs) + zlib.crc32(purpose.encode()))
+    streams = _streams(seeds, epochs, purpose)
     indices = places[:, tf.newaxis] * _MOST + tf.cast(tf.range(count), tf.uint64)
     mixed = splitmix64(streams[:, tf.newaxis], indices)
     high = tf.bitwise.right_shift(mixed, tf.constant(64 - _FRACTION_BITS, tf.uint64))
     return tf.cast(high, tf.float32) * 2.0**-_FRACTION_BITS
+
+
+def permuted(
+    places: tf.Tensor, count: int, seed: tf.Tensor | int, epoch: tf.Tensor | int, purpose: str
+) -> tf.Tensor:
+    """Returns where a random permutation of ``0 .. count - 1`` takes some places.
+
+    A Feistel network over the next power of two, walked again from where it leaves the range
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): it costs what the places
+    cost that are asked for, and no memory.
+
+    Args:
+      places: int64, in [0, count).
+      count: how many there are.
+      seed: of the run.
+      epoch: other epochs have other permutations.
+      purpose: so have other purposes.
+
+    Returns:
+      int64, of the shape of ``places``.
+    """
+    bits = max(2, (count - 1).bit_length())
+    low = bits // 2
+    masks = [tf.constant(2**half - 1, tf.uint64) for half in (bits - low, low)]
+    stream = _streams(tf.cast(seed, tf.uint64), tf.cast(epoch, tf.uint64), purpose)
+    keys = splitmix64(stream, tf.cast(tf.range(_ROUNDS), tf.uint64))
+    size, shift = tf.constant(count, tf.uint64), tf.constant(low, tf.uint64)
+
+    def walk(x: tf.Tensor) -> tf.Tensor:
+        halves = [tf.bitwise.right_shift(x, shift), tf.bitwise.bitwise_and(x, masks[1])]
+        for step in range(_ROUNDS):
+            own = step % 2
+            noise = tf.bitwise.bitwise_and(_mix(halves[1 - own] + keys[step]), masks[own])
+            halves[own] = tf.bitwise.bitwise_xor(halves[own], noise)
+        return tf.bitwise.bitwise_or(tf.bitwise.left_shift(halves[0], shift), halves[1])
+
+    (permuted_places,) = tf.while_loop(
+        lambda x: tf.reduce_any(x >= size),
+        lambda x: (tf.where(x >= size, walk(x), x),),
+        (walk(tf.cast(places, tf.uint64)),),
+        parallel_iterations=1,
+    )
+    return tf.cast(permuted_places, tf.int64)
 
 
 def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -43,6 +87,11 @@ def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
       indices: uint64, which numbers of them, from 0.
     """
     return _mix(states + (indices + 1) * tf.constant(_GOLDEN, tf.uint64))
+
+
+def _streams(seeds: tf.Tensor, epochs: tf.Tensor, purpose: str) -> tf.Tensor:
+    """Returns where the sequences of seeds, epochs and a purpose begin: all uint64."""
+    return _mix(_mix(_mix(seeds) + epochs) + zlib.crc32(purpose.encode()))
 
 
 def _mix(x: tf.Tensor) -> tf.Tensor:

@@ -1,7 +1,7 @@
-"""One encoded image: whether training can use it, and as which JPEG.
+"""One encoded image: whether training can use it, and as which JPEG or PNG.
 
-Training decodes part of a JPEG (``tf.image.decode_and_crop_jpeg``), which accepts nothing but JPEG
-and stops the whole run at a damaged one. So every image is decoded here once, before training.
+Training can decode just a part of a JPEG (``tf.image.decode_and_crop_jpeg``), and finds out there
+what is damaged. So every image is decoded here once, before training.
 """
 
 from __future__ import annotations
@@ -16,16 +16,22 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 # A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
 _JPEG = ("JPEG", "MPO")
 
+# What an image that must be encoded can become, with Pillow's options for it.
+ENCODINGS = {
+    "jpeg": {"quality": 95, "subsampling": 0},
+    "png": {"icc_profile": None},  # else it would keep that of the CMYK that it was
+}
+
 
 class BadImageError(ValueError):
     """The image cannot be used; the message is the reason, without the image's name."""
 
 
 class EncodedImage(NamedTuple):
-    """A JPEG that ``tf.image.decode_jpeg(channels=3)`` accepts.
+    """An image file that training can decode: a JPEG or a PNG, grey or RGB, of 8 bits.
 
     Attributes:
-      jpeg: The JPEG file.
+      data: The file.
       height: In pixels.
       width: In pixels.
       channels: 3 (RGB) or 1 (grey).
@@ -33,23 +39,24 @@ class EncodedImage(NamedTuple):
         a JPEG that is byte for byte the original.
     """
 
-    jpeg: bytes
+    data: bytes
     height: int
     width: int
     channels: int
     converted_from: str | None
 
 
-def normalise_encoding(data: bytes) -> EncodedImage:
-    """Returns an image file as a JPEG that training can decode.
+def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
+    """Returns an image file as one that training can decode.
 
     Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
-    and WebP, whatever they are named, become JPEGs of quality 95 without chroma subsampling, grey
-    if they were grey; what is transparent becomes white. EXIF orientation is ignored, as ImageNet's
-    own results do.
+    and WebP, whatever they are named, are encoded anew, as grey if they were grey, and with 8 bits;
+    what is transparent becomes white. EXIF orientation is ignored, as ImageNet's own results do.
 
     Args:
       data: The image file.
+      encoding: What is encoded anew becomes this, of ``ENCODINGS``: ``jpeg``, of quality 95 without
+        chroma subsampling, or ``png``, which keeps each pixel.
 
     Raises:
       BadImageError: The format is none of these, or the pixels cannot all be decoded.
@@ -66,14 +73,15 @@ def normalise_encoding(data: bytes) -> EncodedImage:
     if image.format in _JPEG and image.mode in ("L", "RGB"):
         return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
-    return _encode(_to_grey_or_rgb(image), kind)
+    return _encode(_to_grey_or_rgb(image), encoding, kind)
 
 
-def encode_pixels(pixels: np.ndarray) -> EncodedImage:
-    """Returns raw pixels as a JPEG of quality 95 without chroma subsampling.
+def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
+    """Returns raw pixels as an image file.
 
     Args:
       pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
+      encoding: As ``normalise_encoding``.
 
     Raises:
       ValueError: Another shape or dtype.
@@ -84,7 +92,7 @@ def encode_pixels(pixels: np.ndarray) -> EncodedImage:
             "pixels must be uint8 of shape (height, width) or (height, width, 3), "
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
-    return _encode(Image.fromarray(pixels), "pixels")
+    return _encode(Image.fromarray(pixels), encoding, "pixels")
 
 
 def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
@@ -98,8 +106,8 @@ def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def _encode(image: Image.Image, converted_from: str) -> EncodedImage:
+def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
     buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=95, subsampling=0)
+    image.save(buffer, encoding, **ENCODINGS[encoding])
     channels = len(image.getbands())
     return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)

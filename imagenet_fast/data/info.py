@@ -79,6 +79,8 @@ def read_info(config: Config) -> DatasetInfo:
             "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
         )
     directory = to_path(config.data_dir)
+    if not directory.exists():
+        raise UserError(f"data_dir {directory} does not exist; `imagenet-fast prepare` makes one")
     if not directory.is_dir():
         raise UserError(f"data_dir {directory} is not a directory")
     if (directory / manifests.FILE).exists():

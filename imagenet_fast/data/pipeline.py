@@ -7,6 +7,9 @@ A batch is ``(images, labels, weights)``: uint8 [batch, size, size, 3], int32 [b
 [batch]. The weight is 1; 0 marks an image that could not be read, whose place is kept so that
 shapes and positions stay what they are. Label -1 marks padding, which only evaluation has.
 
+With ``data_on_device`` the devices make their batches themselves. All that comes from here is then
+``{"step": ...}``, int64, the number of the weight update, or of the step of evaluation.
+
 Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, are made
 without this one's Python functions: their batches are the same, but for what is behind a damaged
 record in its shard, which is lost, too, and what is lost is not listed in a file.
@@ -32,6 +35,7 @@ from imagenet_fast.data.cache import (
 from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
 from imagenet_fast.data.order import (
     ReadShard,
     Share,
@@ -48,7 +52,13 @@ from imagenet_fast.data.service import (
     check_servers,
     servers_of,
 )
-from imagenet_fast.distribute.strategy import make_strategy, per_replica_batch_size
+from imagenet_fast.distribute.pipelines import workers_of
+from imagenet_fast.distribute.strategy import (
+    devices_of,
+    is_chief,
+    make_strategy,
+    per_replica_batch_size,
+)
 from imagenet_fast.errors import UserError
 from imagenet_fast.notices import tell_once
 from imagenet_fast.paths import to_path
@@ -81,7 +91,7 @@ def make_dataset(
     here = _runs_here(strategy)
     keep_freed_memory()
     config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
-    if not config.synthetic:
+    if not config.synthetic and not config.data_on_device:
         _tell_without_python(config, split, here)
     if split == "train":
         size = training_image_size(config, first_step, steps_per_epoch(info, config))
@@ -91,6 +101,11 @@ def make_dataset(
         replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
         if config.synthetic:
             dataset = _synthetic(config, per_replica_batch_size(config, strategy))
+        elif config.data_on_device and split == "train":
+            dataset = _step_numbers(replicas, first_step)
+        elif config.data_on_device:
+            steps = evaluation_steps(info, config, strategy)
+            dataset = _step_numbers(replicas, 0).take(steps * replicas)
         elif split == "train":
             size = per_replica_batch_size(config, strategy)
             dataset = _training_batches(
@@ -108,6 +123,36 @@ def make_dataset(
         return with_threads(dataset, thread_count(config))
 
     return strategy.distribute_datasets_from_function(batches)
+
+
+def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
+    """Returns the images of a split, for a model that makes its batches itself.
+
+    To be called outside of the strategy's scope.
+
+    Args:
+      config: names the data and says how images are prepared and changed.
+      split: ``train`` or ``validation``.
+
+    Raises:
+      UserError: if the data cannot be used.
+    """
+    keep_freed_memory()
+    info, strategy = read_info(config), make_strategy(config)
+    kind, batch_size = {
+        "train": (TrainingImages, per_replica_batch_size),
+        "validation": (ValidationImages, _evaluation_batch_size),
+    }[split]
+    return kind(
+        info,
+        split,
+        with_resize_kernel(config),
+        batch_size=batch_size(config, strategy),
+        strategy=strategy,
+        threads=thread_count(config),
+        # All hosts read the same images.
+        bad_images=list_bad_images(config, info, split, 0) if is_chief() else None,
+    )
 
 
 def steps_per_epoch(info: DatasetInfo, config: Config) -> int:
@@ -141,10 +186,11 @@ def _evaluation_batch_size(config: Config, strategy: tf.distribute.Strategy) -> 
 
 def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
     """Returns how many hosts feed the replicas, each from a pipeline of its own."""
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    workers = workers_of(strategy)
+    if workers is not None:
         # A process sees its own devices only.
-        return strategy.cluster_resolver.cluster_spec().num_tasks("worker")
-    devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+        return workers.cluster_resolver.cluster_spec().num_tasks("worker")
+    devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
     return len({device.task for device in devices})
 
 
@@ -155,7 +201,7 @@ def _runs_here(strategy: tf.distribute.Strategy) -> bool:
     """
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return True
-    devices = map(tf.DeviceSpec.from_string, strategy.extended.worker_devices)
+    devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
     return all(device.job == "localhost" for device in devices)
 
 
@@ -298,6 +344,13 @@ def _evaluation_batches(
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(config, _PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)
+
+
+def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
+    """Returns the numbers of the steps from the first one on, each for so many replicas."""
+    numbers = tf.data.Dataset.range(first_step * replicas, tf.int64.max)
+    dataset = numbers.map(lambda number: {"step": number // replicas})
+    return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _synthetic(config: Config, batch_size: int) -> tf.data.Dataset:

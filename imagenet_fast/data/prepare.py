@@ -27,10 +27,10 @@ from tqdm import tqdm
 
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
-from imagenet_fast.data.images import BadImageError, encode_pixels, normalise_encoding
+from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalise_encoding
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.sources import Item, Source
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
 JOURNAL = "prepare.journal"
@@ -61,6 +61,7 @@ def prepare(
     train_shards: int | None = None,
     validation_shards: int | None = None,
     seed: int = 0,
+    encoding: str = "jpeg",
     threads: int | None = None,
     max_bad_images: int = 100,
     progress: bool = True,
@@ -68,8 +69,9 @@ def prepare(
     """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
 
     Both splits are shuffled: training wants neighbours of different classes, and part of the
-    validation set should be a fair sample of it. If the directory holds the finished data set,
-    shards that are missing or have the wrong size are made again and nothing else is done.
+    validation set should be a fair sample of it; if there are no validation images, there will be
+    no such split. If the directory holds the finished data set, shards that are missing or have the
+    wrong size are made again and nothing else is done.
 
     Args:
       source: The images.
@@ -77,6 +79,8 @@ def prepare(
       train_shards: Number of files; by default that of ``default_shards``.
       validation_shards: Likewise.
       seed: Of the shuffle.
+      encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
+        of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
       threads: Number of shards that are written at the same time; by default that of processors.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error.
@@ -87,20 +91,27 @@ def prepare(
 
     Raises:
       UserError: The directory cannot be written to, is in use by another process, or holds another
-        data set or this one made in another way; a number of shards is impossible; an image cannot
-        be read or has a label out of range; too many images cannot be decoded.
+        data set or this one made in another way; there is no such encoding; a number of shards is
+        impossible; an image cannot be read or has a label out of range; too many images cannot be
+        decoded.
     """
+    if encoding not in ENCODINGS:
+        raise UserError(
+            f"no encoding {encoding!r}; there are {', '.join(ENCODINGS)}"
+            f"{nearest(encoding, ENCODINGS)}"
+        )
     directory = target_directory(directory)
     shards = _shard_counts(source, {"train": train_shards, "validation": validation_shards})
     job = {
         **source.describe(),
         "shards": shards,
         "seed": seed,
+        "encoding": encoding,
         "converter_version": _CONVERTER_VERSION,
     }
     tasks = _plan(source, shards, seed)
     converter = _Converter(
-        source, directory, threads or os.cpu_count() or 1, max_bad_images, progress
+        source, directory, encoding, threads or os.cpu_count() or 1, max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, tasks, job, directory)
@@ -197,6 +208,8 @@ def _shard_counts(source: Source, asked: dict[str, int | None]) -> dict[str, int
     counts = {}
     for split in _SPLITS:
         images = source.splits[split]
+        if not images and split == "validation" and asked[split] is None:
+            continue
         if not images:
             raise UserError(f"{source.name}: has no {split} images")
         counts[split] = min(usual[split], images) if asked[split] is None else asked[split]
@@ -210,7 +223,7 @@ def _shard_counts(source: Source, asked: dict[str, int | None]) -> dict[str, int
 
 def _plan(source: Source, shards: dict[str, int], seed: int) -> list[_Task]:
     tasks = []
-    for number, split in enumerate(_SPLITS):
+    for number, split in enumerate(shards):
         # RandomState, unlike Generator, promises the same stream in every version of NumPy.
         order = np.random.RandomState([seed, number]).permutation(source.splits[split])
         for shard, indices in enumerate(np.array_split(order, shards[split])):
@@ -240,10 +253,17 @@ class _Converter:
     """Makes shards, several at a time in threads: reading and codecs leave Python's lock alone."""
 
     def __init__(
-        self, source: Source, directory: Path, threads: int, max_bad_images: int, progress: bool
+        self,
+        source: Source,
+        directory: Path,
+        encoding: str,
+        threads: int,
+        max_bad_images: int,
+        progress: bool,
     ) -> None:
         self._source = source
         self._directory = directory
+        self._encoding = encoding
         self._threads = threads
         self._max_bad_images = max_bad_images
         self._progress = progress
@@ -324,12 +344,12 @@ class _Converter:
 
     def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
         encode = normalise_encoding if isinstance(item.image, bytes) else encode_pixels
-        image = encode(item.image)
+        image = encode(item.image, self._encoding)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets
         return records.encode_example(
-            image.jpeg,
+            image.data,
             label=item.label,
             text=self._source.labels[item.label],
             synset=synsets[item.label] if synsets else None,
@@ -368,7 +388,7 @@ def _unwritable(path: Path, error: OSError) -> UserError:
 def _summarise(source: Source, job: dict[str, Any], done: list[_Done]) -> Manifest:
     splits = {}
     converted: collections.Counter[str] = collections.Counter()
-    for split in _SPLITS:
+    for split in job["shards"]:
         members = [shard for shard in done if shard.split == split]
         splits[split] = Split(
             shards=tuple(member.shard for member in members),
@@ -491,6 +511,8 @@ def _from_json(values: dict[str, Any]) -> _Done:
 
 
 def _check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
+    # What was made before there was a choice does not tell.
+    there = {"encoding": "jpeg", **there}
     differences = [
         f"{key} {there.get(key)!r} there, {value!r} asked for"
         for key, value in job.items()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from imagenet_fast.addresses import check_free, unreachable
 from imagenet_fast.config import Config
 from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.resize_op import with_resize_kernel
@@ -27,8 +27,7 @@ from imagenet_fast.errors import UserError
 _PROTOCOL = "grpc"
 # Batches that wait in a server, and as many from each in the host that trains.
 _BATCHES_AHEAD = 2
-# Seconds: in which a server must answer, in which it must have done a trial, between two looks.
-_ANSWER_WITHIN = 10.0
+# Seconds: in which a server must have done a trial, between two looks.
 _TRIAL_WITHIN = 30.0
 _LOOK_EVERY = 1.0
 # After this many milliseconds a server forgets what a training run that has ended has left there.
@@ -51,7 +50,7 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
       UserError: if a port cannot be used.
     """
     for name, number in (("port", port), ("worker_port", worker_port)):
-        _check_free(name, number)
+        check_free(name, number)
     keep_freed_memory()
     with_resize_kernel(Config())  # It is known to TensorFlow from then on, if it can be had.
     service = tf.data.experimental.service
@@ -78,19 +77,6 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
     del worker, dispatcher  # which ends them
 
 
-def _check_free(name: str, port: int) -> None:
-    """Checks that nobody listens on a port: two servers of gRPC's would share it, unasked."""
-    with socket.socket() as listener:
-        # What is left of a finished server's connections does not count.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError as error:
-            raise UserError(
-                f"{name} {port} cannot be used ({error.strerror}): choose another"
-            ) from None
-
-
 def servers_of(servers: tuple[str, ...], pipelines: int, pipeline: int) -> tuple[str, ...]:
     """Returns the servers that an input pipeline uses: its share, or one that others use, too."""
     return servers[pipeline % len(servers) :: pipelines]
@@ -107,7 +93,7 @@ def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]
       UserError: if one does not answer, or cannot give the element, within seconds.
     """
     for server in servers:
-        reason = _unreachable(server)
+        reason = unreachable(server)
         if reason:
             raise UserError(
                 f"input server {server} cannot be reached ({reason}): start `imagenet-fast "
@@ -204,7 +190,7 @@ def _watched(batches: tf.data.Dataset, servers: tuple[str, ...]) -> tf.data.Data
 
     def look() -> bool:
         for server in servers:
-            reason = _unreachable(server)
+            reason = unreachable(server)
             if reason:
                 raise UserError(f"input server {server} has gone ({reason}): start it again")
         return False
@@ -247,13 +233,3 @@ def _slowly(dataset: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
         output_shapes=[part.shape for part in tf.nest.flatten(spec)],
     )
     return tf.data.experimental.from_variant(slow, spec)
-
-
-def _unreachable(server: str) -> str:
-    """Returns why nothing listens at an address; nothing if something does."""
-    host, _, port = server.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_WITHIN).close()
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.errors import UserError
 
 _BYTES = 256
 
 
-def texts_of_all(strategy: tf.distribute.MultiWorkerMirroredStrategy, text: str) -> list[str]:
+def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     """Returns each replica's text; all workers must come here.
 
     Args:
@@ -32,7 +33,7 @@ def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> No
     Raises:
       UserError: in all workers, naming the first replica that differs from replica 0.
     """
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if workers_of(strategy) is None:
         return
     texts = texts_of_all(strategy, how)
     for replica, text in enumerate(texts):

@@ -31,6 +31,7 @@ from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
+from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
 from imagenet_fast.errors import UserError, nearest
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
@@ -56,6 +57,7 @@ class AllReduce:
       dtype: in which float32 gradients travel: ``"float32"``, ``"float16"`` or ``"bfloat16"``. The
         sums are float32 again, and except in ``builtin`` they are made in float32 as well.
       topology: the coordinates (x, y, ...) of each replica's core on a TPU.
+      place: number of the device on which it will be called, where replicas have several.
       timeout_seconds: after which a sum gives up that not all replicas come to; 0: never.
       name: sums of one name are made in their order; two that are called in one program in another
         order by other workers need different names.
@@ -78,6 +80,7 @@ class AllReduce:
         fusion: Fusion | None = None,
         dtype: str = "float32",
         topology: Sequence[Sequence[int]] = (),
+        place: int = 0,
         timeout_seconds: float = 0,
         name: str = "gradients",
     ) -> None:
@@ -92,6 +95,7 @@ class AllReduce:
         self._replicas = strategy.num_replicas_in_sync
         self._on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
         self._half = None if dtype == "float32" else tf.as_dtype(dtype)
+        self._place = place
         self._timeout = timeout_seconds
         self._name = name
         self._hint = "nccl" if _workers_have_gpus(strategy) else "ring"
@@ -108,7 +112,7 @@ class AllReduce:
                 f"all_reduce={algorithm} is {self.algorithm}"
             )
         groups = f" in groups of {self.rows.size}" if self.rows else ""
-        told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}"
+        told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
         check_agreement(strategy, "sum gradients", told)
 
     def __call__(
@@ -202,7 +206,11 @@ class AllReduce:
         if half is not None:
             kind = functools.partial(HalfPrecisionCommunicator, dtype=half)
         meet = functools.partial(
-            kind, replica=replica, hint=self._hint, timeout_seconds=self._timeout
+            kind,
+            replica=replica,
+            place=self._place,
+            hint=self._hint,
+            timeout_seconds=self._timeout,
         )
         if self.rows is None:
             return meet(range(self._replicas)).all_reduce(tensor, stream)
@@ -289,6 +297,13 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
         return "builtin"
     if isinstance(strategy, tf.distribute.TPUStrategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
+    if isinstance(strategy, PipelineStrategy):
+        if algorithm == "builtin":
+            raise UserError(
+                "all_reduce=builtin is not for pipelines, each of whose stages sums its gradients "
+                "on its own device; choose auto"
+            )
+        return "flat" if algorithm == "auto" else algorithm
     if algorithm == "auto":
         workers_alone = _are_workers(strategy) and not _workers_have_gpus(strategy)
         return "flat" if workers_alone else "builtin"
@@ -302,11 +317,12 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
 
 
 def _are_workers(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
+    return workers_of(strategy) is not None
 
 
 def _workers_have_gpus(strategy: tf.distribute.Strategy) -> bool:
-    return _are_workers(strategy) and "GPU" in strategy.extended.worker_devices[0]
+    workers = workers_of(strategy)
+    return workers is not None and "GPU" in workers.extended.worker_devices[0]
 
 
 def _hosts_of_workers(strategy: tf.distribute.Strategy) -> list[str]:

@@ -4,9 +4,9 @@ TensorFlow's own strategies sum over all replicas only. These are the operations
 (``CollectiveReduceV2`` and others) on any group, with keys that are known before the program runs,
 which saves a round trip to the leader for each use.
 
-To be used in the replica context of a ``MultiWorkerMirroredStrategy``, inside a ``tf.function``.
-Every member of a group must come to the same operations; they need not come in the same order as
-long as the streams differ. None of the operations has a gradient.
+To be used in the replica context of a ``MultiWorkerMirroredStrategy`` or a ``PipelineStrategy``,
+inside a ``tf.function``. Every member of a group must come to the same operations; they need not
+come in the same order as long as the streams differ. None of the operations has a gradient.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Communicator:
     Args:
       members: the replicas of the group, in its order.
       replica: this one.
+      place: number of the device, of several on which the same replicas meet.
       hint: ``"auto"``, ``"ring"`` or ``"nccl"``.
       timeout_seconds: after which an operation gives up that others do not come to; 0: never.
     """
@@ -51,6 +52,7 @@ class Communicator:
         members: Sequence[int],
         replica: int,
         *,
+        place: int = 0,
         hint: str = "auto",
         timeout_seconds: float = 0,
     ) -> None:
@@ -59,7 +61,7 @@ class Communicator:
         self._replica = replica
         self._hint = hint
         self._timeout = float(timeout_seconds)
-        self._key = group_key(self.members)
+        self._key = group_key(self.members, place)
 
     @property
     def size(self) -> int:

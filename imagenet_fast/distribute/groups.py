@@ -82,9 +82,12 @@ def torus(topology: Sequence[Sequence[int]]) -> tuple[Groups, Groups]:
     return along, columns(along)
 
 
-def group_key(members: Sequence[int]) -> int:
+def group_key(members: Sequence[int], place: int = 0) -> int:
     """Returns the number under which the collectives of a group meet: a hash of its members.
+
+    Members that meet on several devices each need a group for each: ``place`` is its number.
 
     Numbers below 2**20 are left to TensorFlow's own groups.
     """
-    return 2**20 + zlib.crc32(repr(tuple(members)).encode()) % (2**31 - 2**20)
+    told = f"{tuple(members)}" + (f" at {place}" if place else "")
+    return 2**20 + zlib.crc32(told.encode()) % (2**31 - 2**20)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
 from imagenet_fast.errors import UserError
 
 # TensorFlow tells a TPU's topology once, when it is initialized.
@@ -24,12 +25,19 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
     ``auto`` takes the TPU if one is named or found, several workers if ``TF_CONFIG`` or Slurm
     says so, all GPUs if there are several, else one device.
 
+    With pipelines, which put their weights on devices themselves, each worker is one replica.
+
     Raises:
       UserError: if the hardware is not there, the cluster is malformed, or the batch cannot be
         split evenly over the replicas.
     """
     strategy = _make_strategy(
-        config.strategy, config.tpu, config.logical_cpus, config.fusion_bytes, config.deterministic
+        config.strategy,
+        config.tpu,
+        config.logical_cpus,
+        config.fusion_bytes,
+        config.deterministic,
+        config.pipeline_stages > 1,
     )
     per_replica_batch_size(config, strategy)
     return strategy
@@ -53,6 +61,11 @@ def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> 
     return config.batch_size // replicas
 
 
+def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
+    """Returns the names of the replicas' devices, as far as this process knows them."""
+    return strategy.extended.worker_devices
+
+
 def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
     """Returns where the core of each replica stands in a TPU, (x, y, ...); elsewhere nothing."""
     return _TPU_COORDINATES.get(strategy, [])
@@ -70,7 +83,8 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
     Raises:
       UserError: in all of them, naming the options that differ, the workers and their values.
     """
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    workers = workers_of(strategy)
+    if workers is None:
         return
     names = option_names()
     texts = [option_text(getattr(config, name)) for name in names]
@@ -81,7 +95,7 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
     for name, text in zip(names, texts):
         values = texts_of_all(strategy, text)
         others = [
-            f"{value} at worker {replica * _workers(strategy) // len(values)}"
+            f"{value} at worker {replica * _count(workers) // len(values)}"
             for replica, value in enumerate(values)
             if value != values[0]
         ]
@@ -90,13 +104,13 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
     raise UserError(f"workers were started with different options: {'; '.join(told)}")
 
 
-def _workers(strategy: tf.distribute.MultiWorkerMirroredStrategy) -> int:
-    return strategy.cluster_resolver.cluster_spec().num_tasks("worker")
+def _count(workers: tf.distribute.MultiWorkerMirroredStrategy) -> int:
+    return workers.cluster_resolver.cluster_spec().num_tasks("worker")
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
     """Returns when all workers have come here."""
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+    if workers_of(strategy) is None:
         return
     for count in strategy.experimental_local_results(_meeting(strategy)()):
         count.numpy()
@@ -115,13 +129,26 @@ def _meeting(strategy: tf.distribute.Strategy) -> Callable[[], tf.Tensor]:
 
 @functools.cache
 def _make_strategy(
-    kind: str, tpu: str, logical_cpus: int, fusion_bytes: int, deterministic: bool
+    kind: str,
+    tpu: str,
+    logical_cpus: int,
+    fusion_bytes: int,
+    deterministic: bool,
+    pipeline: bool,
 ) -> tf.distribute.Strategy:
     if deterministic:
         tf.config.experimental.enable_op_determinism()
     if logical_cpus:
         _split_cpu(logical_cpus)
     cluster = Cluster.from_environment()
+    if pipeline:
+        if kind not in ("auto", "one_device", "multi_worker"):
+            raise UserError(
+                f"a pipeline has devices of its own, and cannot be with strategy={kind}: leave one "
+                "of them out"
+            )
+        several = kind == "multi_worker" or (cluster is not None and len(cluster.workers) > 1)
+        return PipelineStrategy(_multi_worker_strategy(cluster, fusion_bytes) if several else None)
     if kind == "auto":
         kind = _find_kind(tpu, cluster, logical_cpus)
     if kind == "tpu":

@@ -1,7 +1,15 @@
 """Keras layers of the published recipes, to be used in any tf_keras model."""
 
 from imagenet_fast.layers.dropout import Dropout
+from imagenet_fast.layers.ghost_batch_normalization import GhostBatchNormalization
 from imagenet_fast.layers.grouped_batch_normalization import GroupedBatchNormalization
+from imagenet_fast.layers.patch_whitening import PatchWhitening
 from imagenet_fast.layers.pixel_normalization import PixelNormalization
 
-__all__ = ["Dropout", "GroupedBatchNormalization", "PixelNormalization"]
+__all__ = [
+    "Dropout",
+    "GhostBatchNormalization",
+    "GroupedBatchNormalization",
+    "PatchWhitening",
+    "PixelNormalization",
+]

@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.layers import micro_batch
+
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class Dropout(keras.layers.Layer):
@@ -16,7 +18,8 @@ class Dropout(keras.layers.Layer):
     The noise is a function of a key, drawn once from Python's random numbers
     (``keras.utils.set_random_seed``), of how often the layer was called in training, and of the
     replica. Key and count are weights, so that a checkpoint holds them, which it does not for
-    Keras' own dropout.
+    Keras' own dropout. In a micro-batch (``layers.micro_batch``), which may be computed twice, its
+    number counts in place of the call; ``count`` is called when all of them are done.
 
     Args:
       rate: the share, in [0, 1).
@@ -48,8 +51,16 @@ class Dropout(keras.layers.Layer):
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group if context else 0
         seed = tf.random.experimental.stateless_fold_in(self.state.read_value(), replica)
-        self.state.assign_add([0, 1])
+        part = micro_batch.current()
+        if part is None:
+            self.count()
+        else:
+            seed = tf.random.experimental.stateless_fold_in(seed, part)
         return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
+
+    def count(self) -> None:
+        """Has the next call draw other noise."""
+        self.state.assign_add([0, 1])
 
     def get_build_config(self) -> None:
         """Leaves building to the first call, which names the weight after the layer."""

@@ -1,8 +1,9 @@
 """Image classifiers: Keras models that turn normalised images into float32 logits.
 
 ``build`` makes a model by name; ``MODELS`` is the table of names. The functions behind it,
-``resnet.resnet``, ``resnet.cifar_resnet`` and ``alexnet.alexnet_bn``, can be called directly. The
-last dense layer of each model is called ``logits``; ``features`` is what feeds it.
+``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``, ``resnet9.resnet9``,
+``airbench.airbench`` and ``amoebanet.amoebanet``, can be called directly. The last layer of each
+model that has weights is dense and called ``logits``; ``features`` is what feeds it.
 
 TensorFlow is imported when the table is first read, not when this package is: flags are checked
 against ``names.MODEL_NAMES`` without it.
@@ -75,8 +76,8 @@ def features(network: keras.Model) -> Any:
 
     Returns:
         Keras' symbolic tensor, float [batch, channels], from which a ``keras.Model`` can be made;
-        of ResNets the average over the last feature map, of AlexNet the outputs of its second
-        hidden dense layer.
+        of ResNets and AmoebaNets the average over the last feature map, of ResNet-9 and airbench
+        its maximum, of AlexNet the outputs of its second hidden dense layer.
     """
     return network.get_layer("logits").input
 
@@ -94,13 +95,19 @@ def __getattr__(name: str) -> Any:
 
 @functools.cache
 def _models() -> dict[str, Callable[..., keras.Model]]:
+    from imagenet_fast.models.airbench import AIRBENCH_SIZES, airbench
     from imagenet_fast.models.alexnet import alexnet_bn
+    from imagenet_fast.models.amoebanet import AMOEBANET_VARIANTS, amoebanet
     from imagenet_fast.models.resnet import CIFAR_DEPTHS, IMAGENET_DEPTHS, cifar_resnet, resnet
+    from imagenet_fast.models.resnet9 import resnet9
 
     return {
         **{f"resnet{depth}": functools.partial(resnet, depth) for depth in IMAGENET_DEPTHS},
         **{f"resnet{depth}": functools.partial(cifar_resnet, depth) for depth in CIFAR_DEPTHS},
         "alexnet_bn": alexnet_bn,
+        "resnet9": resnet9,
+        **{f"airbench{size}": functools.partial(airbench, size) for size in AIRBENCH_SIZES},
+        **{f"amoebanet_{v}": functools.partial(amoebanet, v) for v in AMOEBANET_VARIANTS},
     }
 
 

@@ -30,6 +30,7 @@ def alexnet_bn(
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
     batch_norm_group_size: int = 1,
+    ghost_batch_size: int = 0,
     name: str | None = None,
 ) -> keras.Model:
     """Makes an AlexNet with batch norm.
@@ -47,6 +48,7 @@ def alexnet_bn(
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
+        ghost_batch_size: images of a replica that take the statistics together; 0: all.
         name: the model's name; None makes it ``alexnet_bn``.
 
     Returns:
@@ -66,7 +68,12 @@ def alexnet_bn(
     if not 0 <= dropout < 1:
         raise UserError(f"alexnet_bn: dropout={dropout} is not in [0, 1)")
 
-    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
+    norm = batch_norm(
+        batch_norm_momentum,
+        batch_norm_epsilon,
+        batch_norm_group_size,
+        ghost_batch_size=ghost_batch_size,
+    )
 
     x = images = keras.Input(input_shape, name="images")
     margins = (_first_margin(height), _first_margin(width))

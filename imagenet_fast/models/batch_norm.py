@@ -7,11 +7,17 @@ from collections.abc import Callable
 
 import tf_keras as keras
 
-from imagenet_fast.layers import GroupedBatchNormalization
+from imagenet_fast.errors import UserError
+from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
 
 
 def batch_norm(
-    momentum: float, epsilon: float, group_size: int
+    momentum: float,
+    epsilon: float,
+    group_size: int,
+    *,
+    ghost_batch_size: int = 0,
+    scale: bool = True,
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
 
@@ -19,9 +25,21 @@ def batch_norm(
         momentum: share of the old value in each update of the moving averages.
         epsilon: added to the variance.
         group_size: neighbouring replicas that take the statistics together.
+        ghost_batch_size: images of a replica that take the statistics together; 0: all.
+        scale: have a gamma; otherwise it is 1.
+
+    Raises:
+        UserError: if statistics are to be taken over several replicas and over parts of one.
     """
-    if group_size == 1:
-        layer = keras.layers.BatchNormalization
-    else:
+    if ghost_batch_size and group_size != 1:
+        raise UserError(
+            f"ghost_batch_size={ghost_batch_size} splits the images of a replica, but batch norm "
+            f"is to take those of {group_size} replicas together; leave out one of the two"
+        )
+    if ghost_batch_size:
+        layer = functools.partial(GhostBatchNormalization, ghost_batch_size=ghost_batch_size)
+    elif group_size != 1:
         layer = functools.partial(GroupedBatchNormalization, group_size=group_size)
-    return functools.partial(layer, momentum=momentum, epsilon=epsilon)
+    else:
+        layer = keras.layers.BatchNormalization
+    return functools.partial(layer, momentum=momentum, epsilon=epsilon, scale=scale)

@@ -14,4 +14,10 @@ MODEL_NAMES: tuple[str, ...] = (
     "resnet32",
     "resnet56",
     "alexnet_bn",
+    "resnet9",
+    "airbench94",
+    "airbench95",
+    "airbench96",
+    "amoebanet_b",
+    "amoebanet_d",
 )

@@ -41,6 +41,7 @@ def resnet(
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
     batch_norm_group_size: int = 1,
+    ghost_batch_size: int = 0,
     name: str | None = None,
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
@@ -58,6 +59,7 @@ def resnet(
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
+        ghost_batch_size: images of a replica that take the statistics together; 0: all.
         name: the model's name; None makes it ``resnet<depth>``.
 
     Returns:
@@ -77,7 +79,12 @@ def resnet(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
-    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
+    norm = batch_norm(
+        batch_norm_momentum,
+        batch_norm_epsilon,
+        batch_norm_group_size,
+        ghost_batch_size=ghost_batch_size,
+    )
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
@@ -116,6 +123,7 @@ def cifar_resnet(
     batch_norm_momentum: float = 0.9,
     batch_norm_epsilon: float = 1e-5,
     batch_norm_group_size: int = 1,
+    ghost_batch_size: int = 0,
     name: str | None = None,
 ) -> keras.Model:
     """Makes a ResNet for CIFAR-10 (He et al. 2015, section 4.2).
@@ -131,6 +139,7 @@ def cifar_resnet(
         batch_norm_momentum: share of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
+        ghost_batch_size: images of a replica that take the statistics together; 0: all.
         name: the model's name; None makes it ``resnet<depth>``.
 
     Returns:
@@ -143,7 +152,12 @@ def cifar_resnet(
     check_sizes(num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    norm = batch_norm(batch_norm_momentum, batch_norm_epsilon, batch_norm_group_size)
+    norm = batch_norm(
+        batch_norm_momentum,
+        batch_norm_epsilon,
+        batch_norm_group_size,
+        ghost_batch_size=ghost_batch_size,
+    )
 
     images = keras.Input(input_shape, name="images")
     x = _conv_norm_relu(images, 16, 3, 1, norm, "stem")

@@ -40,8 +40,10 @@ class LARS(MomentumOptimizer):
       nesterov: whether to look ahead.
       rate_in_momentum: whether the momentum buffer holds updates (MLPerf's scaled momentum) or
         gradients.
-      weight_decay_mask: for each trainable variable in order, whether it is decayed; None: all
-        are. The recipes decay weights alone: no biases, no gamma or beta of batch norm.
+      weight_decay_mask: for each trainable variable in order, whether it is decayed, or a factor
+        of its decay (True is 1, False 0); None: all are. The recipes decay weights alone: no
+        biases, no gamma or beta of batch norm.
+      rate_factors: for each trainable variable in order, a factor of its rate; None: 1.
       trust_mask: for each trainable variable in order, whether its rate is scaled; None: all are.
         The recipes scale that of weights alone. ``variable_roles`` helps to make both.
       name: of the optimizer.
@@ -57,23 +59,31 @@ class LARS(MomentumOptimizer):
         epsilon: float = 0.0,
         nesterov: bool = False,
         rate_in_momentum: bool = True,
-        weight_decay_mask: Sequence[bool] | None = None,
+        weight_decay_mask: Sequence[float] | None = None,
+        rate_factors: Sequence[float] | None = None,
         trust_mask: Sequence[bool] | None = None,
         name: str = "LARS",
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            learning_rate, momentum, nesterov, weight_decay, weight_decay_mask, name, **kwargs
+            learning_rate,
+            momentum,
+            nesterov,
+            rate_in_momentum,
+            weight_decay,
+            weight_decay_mask,
+            rate_factors,
+            name,
+            **kwargs,
         )
         self.eeta = eeta
         self.epsilon = epsilon
-        self.rate_in_momentum = rate_in_momentum
-        self.trust_mask = as_list(trust_mask)
+        self.trust_mask = as_list(trust_mask, bool)
 
     def trust_ratios(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Returns what the rate of each variable is multiplied by.
+        """Returns what the norms multiply the rate of each variable by.
 
         Args:
           gradients: without decay.
@@ -119,44 +129,22 @@ class LARS(MomentumOptimizer):
         """Applies one gradient, which comes with its trust ratio, to its variable."""
         gradient, ratio = gradient
         index = self._index(variable)
-        buffer, dtype = self.momentums[index], gradient.dtype
-        rate = tf.cast(self.learning_rate, ratio.dtype)
-        momentum = tf.constant(self.momentum, dtype)
+        rate = tf.cast(self._rate_of(index), ratio.dtype)
         if self.rate_in_momentum:
-            rate = tf.cast(rate * ratio, dtype)
-            # This kernel keeps the buffer with the opposite sign.
+            rate *= ratio
             gradient = self._add_decay(gradient, variable, index, buffer_scale=-rate)
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=variable.handle,
-                accum=buffer.handle,
-                lr=rate,
-                grad=gradient,
-                momentum=momentum,
-                use_nesterov=self.nesterov,
-            )
-            return
-        gradient = self._add_decay(gradient, variable, index, buffer_scale=None)
-        tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=buffer.handle,
-            lr=tf.cast(rate, dtype),
-            grad=tf.cast(ratio, dtype) * gradient,
-            momentum=momentum,
-            use_nesterov=self.nesterov,
-        )
+        else:
+            gradient = self._add_decay(gradient, variable, index, buffer_scale=None)
+            gradient *= tf.cast(ratio, gradient.dtype)
+        self._move(gradient, variable, index, rate)
 
-    def _masks(self) -> dict[str, list[bool] | None]:
-        return {**super()._masks(), "trust_mask": self.trust_mask}
+    def _by_variable(self) -> dict[str, list[Any] | None]:
+        return {**super()._by_variable(), "trust_mask": self.trust_mask}
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
         config = super().get_config()
-        config.update(
-            eeta=self.eeta,
-            epsilon=self.epsilon,
-            rate_in_momentum=self.rate_in_momentum,
-            trust_mask=self.trust_mask,
-        )
+        config.update(eeta=self.eeta, epsilon=self.epsilon)
         return config
 
 

@@ -1,13 +1,14 @@
-"""What the optimizers of this package share: momentum, and decay of some of the variables."""
+"""What the optimizers of this package share: momentum, and rate and decay by the variable."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.schedules import Schedule
 
 
@@ -18,8 +19,11 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
       learning_rate: a number or a schedule.
       momentum: share of the momentum buffer that a step keeps, in [0, 1).
       nesterov: whether to look ahead.
+      rate_in_momentum: whether the momentum buffer holds updates or gradients.
       weight_decay: times the weight, added to its gradient.
-      weight_decay_mask: for each trainable variable in order, whether it is decayed; None: all.
+      weight_decay_mask: for each trainable variable in order, whether it is decayed, or a factor
+        of its decay; None: all are.
+      rate_factors: for each trainable variable in order, a factor of its rate; None: 1.
       name: of the optimizer.
       **kwargs: Keras' own options (``clipnorm``, ``use_ema``, ...).
     """
@@ -29,8 +33,10 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
         learning_rate: float | Schedule,
         momentum: float,
         nesterov: bool,
+        rate_in_momentum: bool,
         weight_decay: float,
-        weight_decay_mask: Sequence[bool] | None,
+        weight_decay_mask: Sequence[float] | None,
+        rate_factors: Sequence[float] | None,
         name: str,
         **kwargs: Any,
     ) -> None:
@@ -41,40 +47,53 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.momentum = momentum
         self.nesterov = nesterov
+        self.rate_in_momentum = rate_in_momentum
         self.l2_weight_decay = weight_decay
-        self.weight_decay_mask = as_list(weight_decay_mask)
+        self.weight_decay_mask = as_list(weight_decay_mask, float)
+        self.rate_factors = as_list(rate_factors, float)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Makes a momentum buffer for each of ``var_list``.
 
         Raises:
-          ValueError: if a mask is not as long as ``var_list``.
+          UserError: if what is given for each variable does not fit ``var_list``.
         """
         super().build(var_list)
         if getattr(self, "_built", False):
             return
-        for name, mask in self._masks().items():
-            if mask is not None and len(mask) != len(var_list):
-                raise ValueError(
-                    f"{name} has {len(mask)} entries, but there are {len(var_list)} trainable "
-                    "variables"
-                )
+        self._check(var_list)
         self.momentums = [
             self.add_variable_from_reference(model_variable=variable, variable_name="m")
             for variable in var_list
         ]
         self._built = True
 
-    def _masks(self) -> dict[str, list[bool] | None]:
-        return {"weight_decay_mask": self.weight_decay_mask}
+    def _check(self, var_list: Sequence[tf.Variable]) -> None:
+        """Raises a UserError if the options are not for these variables."""
+        for name, entries in self._by_variable().items():
+            if entries is not None and len(entries) != len(var_list):
+                raise UserError(
+                    f"{name} has {len(entries)} entries, but there are {len(var_list)} trainable "
+                    "variables; give one for each, in their order"
+                )
+
+    def _by_variable(self) -> dict[str, list[Any] | None]:
+        """Returns the options that have an entry for each variable."""
+        return {"weight_decay_mask": self.weight_decay_mask, "rate_factors": self.rate_factors}
 
     def _index(self, variable: tf.Variable) -> int:
         return self._index_dict[self._var_key(variable)]
 
+    def _rate_of(self, index: int) -> tf.Tensor:
+        """The learning rate of a variable, a scalar."""
+        factor = 1.0 if self.rate_factors is None else self.rate_factors[index]
+        rate = tf.convert_to_tensor(self.learning_rate)
+        return rate if factor == 1 else factor * rate
+
     def _decay_of(self, index: int) -> float:
         """The weight decay of a variable."""
-        decayed = self.weight_decay_mask is None or self.weight_decay_mask[index]
-        return self.l2_weight_decay if decayed else 0.0
+        factor = 1.0 if self.weight_decay_mask is None else self.weight_decay_mask[index]
+        return factor * self.l2_weight_decay
 
     def _add_decay(
         self,
@@ -110,6 +129,30 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
         )
         return gradient
 
+    def _move(
+        self,
+        gradient: tf.Tensor,
+        variable: tf.Variable,
+        index: int,
+        rate: tf.Tensor,
+    ) -> None:
+        """Takes a gradient, with its decay, into the momentum buffer, and moves the variable.
+
+        The rate goes into the buffer if ``rate_in_momentum``, with the opposite sign.
+        """
+        if self.rate_in_momentum:
+            apply = tf.raw_ops.ResourceApplyKerasMomentum
+        else:
+            apply = tf.raw_ops.ResourceApplyMomentum
+        apply(
+            var=variable.handle,
+            accum=self.momentums[index].handle,
+            lr=tf.cast(rate, gradient.dtype),
+            grad=gradient,
+            momentum=tf.constant(self.momentum, gradient.dtype),
+            use_nesterov=self.nesterov,
+        )
+
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
         config = super().get_config()
@@ -117,12 +160,15 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
             learning_rate=self._serialize_hyperparameter(self._learning_rate),
             momentum=self.momentum,
             nesterov=self.nesterov,
+            rate_in_momentum=self.rate_in_momentum,
             weight_decay=self.l2_weight_decay,
-            weight_decay_mask=self.weight_decay_mask,
+            **self._by_variable(),
         )
         return config
 
 
-def as_list(mask: Sequence[bool] | None) -> list[bool] | None:
-    """Returns a mask as JSON can hold it."""
-    return None if mask is None else [bool(entry) for entry in mask]
+def as_list(
+    entries: Sequence[Any] | None, kind: Callable[[Any], float | bool]
+) -> list[float | bool] | None:
+    """Returns what is given for each variable as JSON can hold it."""
+    return None if entries is None else [kind(entry) for entry in entries]

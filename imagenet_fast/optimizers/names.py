@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, how_to_install, nearest
 from imagenet_fast.optimizers.schedules import Schedule
 
 _ADDONS_NAME = re.compile(r"tfa:(\w+)(?:\((.+)\))?")
@@ -121,8 +121,8 @@ def _addons_class(name: str) -> Callable[..., Any]:
     except ImportError as error:
         raise UserError(
             f"optimizer=tfa:{name} needs TensorFlow Addons, which work with TensorFlow 2.15 alone: "
-            "make an environment of Python 3.9 to 3.11, there `pip install imagenet_fast[addons]`, "
-            f"and set TF_USE_LEGACY_KERAS=1 ({error})"
+            f"make an environment of Python 3.9 to 3.11, there {how_to_install('addons')}, and set "
+            f"TF_USE_LEGACY_KERAS=1 ({error})"
         ) from None
     classes = {
         key: value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -12,24 +13,31 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.config import Config
-from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import evaluation_steps, steps_per_epoch
+from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device, steps_per_epoch
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.strategy import (
+    devices_of,
     make_strategy,
     per_replica_batch_size,
     tpu_coordinates,
 )
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
+from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.pipeline_parallel.balance import balance_for
+from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.placement import stage_devices
+from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.fine_tune import freeze, load_initial_weights
+from imagenet_fast.training.fine_tune import freeze, load_initial_weights, network_of
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
+from imagenet_fast.training.whitening import whiten
 
 # Options of Config that belong to some models only.
 _MODEL_OPTIONS = (
@@ -40,6 +48,16 @@ _MODEL_OPTIONS = (
     "batch_norm_epsilon",
     "dropout",
     "batch_norm_after_pool5",
+    "batch_norm_scale",
+    "width",
+    "pool_order",
+    "activation",
+    "celu_alpha",
+    "logits_scale",
+    "whitening",
+    "identity_init",
+    "normal_cells",
+    "cell_filters",
 )
 
 # Below it, Google's TPU code warns, too.
@@ -62,18 +80,29 @@ def build_model(config: Config) -> Classifier:
       UserError: if the data, the hardware, the initial weights or the model's options cannot be
         used.
     """
-    model = build_for_evaluation(config)
+    info = read_info(config)
+    build_schedule(config, steps_per_epoch(info, config))
+    model = _build_without_images(config, info)
     if config.initial_weights:
         print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
     with model.distribute_strategy.scope():
         if model.mixer is not None:
             _check_partners(config)
-        model.steps_per_epoch = steps_per_epoch(read_info(config), config)
+        model.steps_per_epoch = steps_per_epoch(info, config)
         updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
         model.epochs = max(1, round(updates / model.steps_per_epoch))
-        model.all_reduce = build_all_reduce(config)
+        if config.lookahead_every:
+            model.look_ahead(config.lookahead_decay, config.lookahead_every, updates)
+        model.all_reduce = build_all_reduce(config, model.pipeline)
         model.all_reduce.fusion.check(len(model.trainable_variables))
         model.compile(optimizer=build_optimizer(config, model))
+    # Images are read last, when nothing else can be wrong.
+    if not config.initial_weights:
+        whiten(network_of(model), config, info)
+        model.restart_copies()
+    if config.data_on_device:
+        model.training_images = make_images_on_device(config, "train")
+    _hold_validation_images(model, config, info)
     return model
 
 
@@ -84,6 +113,13 @@ def build_for_evaluation(config: Config) -> Classifier:
       UserError: as :func:`build_model`.
     """
     info = read_info(config)
+    model = _build_without_images(config, info)
+    _hold_validation_images(model, config, info)
+    return model
+
+
+def _build_without_images(config: Config, info: DatasetInfo) -> Classifier:
+    """Returns the model without an optimizer, and without what devices hold of the data."""
     strategy = make_strategy(config)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
@@ -92,6 +128,11 @@ def build_for_evaluation(config: Config) -> Classifier:
             model.validation_steps = evaluation_steps(info, config, strategy)
         model.compile()
     return model
+
+
+def _hold_validation_images(model: Classifier, config: Config, info: DatasetInfo) -> None:
+    if config.data_on_device and "validation" in info.splits:
+        model.validation_images = make_images_on_device(config, "validation")
 
 
 def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
@@ -109,13 +150,7 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     size = None if config.train_sizes else config.image_size
     shape = (size, size, 3)
     with precision_policy(config.precision):
-        network = models.build(
-            config.model,
-            len(labels),
-            shape,
-            batch_norm_group_size=_batch_norm_group_size(config),
-            **_model_options(config),
-        )
+        network, pipeline = _network(config, len(labels), shape)
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
@@ -126,28 +161,81 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
             label_smoothing=config.label_smoothing,
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
+            pipeline=pipeline,
+            views=config.test_time_augmentation,
             xla=config.xla,
             config=config,
             labels=labels,
             name=config.model,
         )
     if config.ema_decay:
-        model.keep_weight_average(config.ema_decay)
+        model.keep_weight_average(config.ema_decay, config.ema_every)
     return model
 
 
-def build_all_reduce(config: Config) -> AllReduce:
+def _network(
+    config: Config, classes: int, shape: tuple[int | None, int | None, int]
+) -> tuple[keras.Model, Pipeline | None]:
+    """Returns the network and, if there is to be one, the pipeline of its blocks."""
+    make = functools.partial(
+        models.build,
+        config.model,
+        classes,
+        shape,
+        **_batch_norm_parts(config),
+        **_model_options(config),
+    )
+    if config.pipeline_stages == 1:
+        return make(), None
+    for name, given in (("xla", config.xla), ("train_sizes", bool(config.train_sizes))):
+        if given:
+            raise UserError(f"a pipeline cannot be with {name}: leave one of them out")
+    if config.pipeline_servers and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UserError("pipeline_servers is for one worker: of several, each has its own devices")
+    devices = stage_devices(config.pipeline_stages, config.pipeline_servers)
+    inputs = tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype)
+    choose_balance = functools.partial(
+        balance_for,
+        inputs=inputs,
+        stages=len(devices),
+        batch_size=config.batch_size,
+        micro_batches=config.accumulation_steps,
+        schedule=config.pipeline_schedule,
+        rematerialize=config.rematerialize,
+    )
+    network, blocks, balance = build_in_stages(
+        make, devices, config.pipeline_balance or choose_balance
+    )
+    pipeline = Pipeline(
+        blocks,
+        devices,
+        balance=balance,
+        num_micro_batches=config.accumulation_steps,
+        rematerialize=config.rematerialize,
+        schedule=config.pipeline_schedule,
+    )
+    return network, pipeline
+
+
+def build_all_reduce(config: Config, pipeline: Pipeline | None = None) -> AllReduce | StageSums:
     """Returns how gradients are summed, under the strategy in scope.
 
     Raises:
       UserError: if its replicas cannot sum as configured.
     """
-    return AllReduce(
+    make = functools.partial(
+        AllReduce,
         algorithm=config.all_reduce,
         group_size=config.all_reduce_group,
         fusion=Fusion(config.fusion_bytes, config.fusion_segments),
         dtype=config.all_reduce_dtype,
         topology=tpu_coordinates(tf.distribute.get_strategy()),
+    )
+    if pipeline is None:
+        return make()
+    return StageSums(
+        [stage.device for stage in pipeline.stages],
+        lambda place: make(place=place, name=f"stage_{place}"),
     )
 
 
@@ -177,7 +265,11 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[kind] for role in roles]
     clip_norm = config.clip_norm or None
-    if config.optimizer not in ("sgd", "lars"):
+    if config.optimizer not in ("sgd", "lars", "muon"):
+        if config.bias_rate_factor != 1:
+            raise UserError(
+                f"bias_rate_factor is for sgd, lars and muon, not for {config.optimizer}"
+            )
         return make_optimizer(
             config.optimizer,
             schedule,
@@ -186,15 +278,26 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
             undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
             clip_norm=clip_norm,
         )
+    rate_factors = _rate_factors(config, model, roles)
     shared = {
         "momentum": config.momentum,
         "nesterov": config.nesterov,
         "weight_decay": config.weight_decay,
-        "weight_decay_mask": decayed,
+        "weight_decay_mask": [own / factor for own, factor in zip(decayed, rate_factors)],
+        "rate_factors": rate_factors,
         "global_clipnorm": clip_norm,
     }
+    rate_in_momentum = config.rate_in_momentum == "yes"
     if config.optimizer == "sgd":
-        return SGD(schedule, **shared)
+        return SGD(schedule, rate_in_momentum=rate_in_momentum, **shared)
+    if config.optimizer == "muon":
+        return Muon(
+            schedule,
+            rate_in_momentum=rate_in_momentum,
+            filter_mask=_filters(model),
+            filter_momentum=config.muon_momentum,
+            **shared,
+        )
     if config.batch_size < _LEAST_LARS_BATCH:
         warnings.warn(
             f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
@@ -205,10 +308,28 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         schedule,
         eeta=config.lars_eeta,
         epsilon=config.lars_epsilon,
-        rate_in_momentum=config.lars_rate_in_momentum,
+        rate_in_momentum=config.rate_in_momentum != "no",
         trust_mask=[role is Role.WEIGHT for role in roles],
         **shared,
     )
+
+
+def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
+    """Returns the rate of each trainable variable as a multiple of the schedule's."""
+    of_weights = [
+        1.0 if config.optimizer != "muon" or is_filter else config.muon_head_rate_factor
+        for is_filter in _filters(model)
+    ]
+    biases = (Role.BIAS, Role.SHIFT)
+    return [
+        config.bias_rate_factor if role in biases else of_weight
+        for role, of_weight in zip(roles, of_weights)
+    ]
+
+
+def _filters(model: Classifier) -> list[bool]:
+    """Returns which trainable variables are filters of convolutions."""
+    return [variable.shape.rank == 4 for variable in model.trainable_variables]
 
 
 def _mixer(config: Config) -> Mixer | None:
@@ -226,10 +347,19 @@ def _check_partners(config: Config) -> None:
         )
 
 
-def _batch_norm_group_size(config: Config) -> int:
-    """Returns the replicas of the strategy in scope that take batch statistics together."""
+def _batch_norm_parts(config: Config) -> dict[str, int]:
+    """Returns whose statistics batch norm takes together, as options of a model."""
     strategy = tf.distribute.get_strategy()
     images = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    return {
+        "batch_norm_group_size": _batch_norm_group_size(config, images),
+        "ghost_batch_size": ghost_batch_size(config.batch_norm_batch_size, images),
+    }
+
+
+def _batch_norm_group_size(config: Config, images: int) -> int:
+    """Returns the replicas of the strategy in scope that take batch statistics together."""
+    strategy = tf.distribute.get_strategy()
     size = batch_norm_group_size(
         config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
     )
@@ -239,7 +369,7 @@ def _batch_norm_group_size(config: Config) -> int:
     if config.xla:
         raise UserError(f"{groups}, which XLA can compile on TPUs only; leave out xla")
     # In the loop over micro-batches, replicas of one process would not find each other.
-    if config.accumulation_steps > 1 and len(strategy.extended.worker_devices) > 1:
+    if config.accumulation_steps > 1 and len(devices_of(strategy)) > 1:
         raise UserError(
             f"{groups}, which replicas of one process cannot be with "
             f"accumulation_steps={config.accumulation_steps}; use 1, or a worker process for each "

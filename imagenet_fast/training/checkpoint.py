@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -60,7 +61,7 @@ class Checkpoints:
         """
         self._model.average_batch_norm_statistics()
         self._state.value = state
-        self._manager.save(checkpoint_number=step)
+        self._manager.save(checkpoint_number=step, options=_options())
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
@@ -75,7 +76,8 @@ class Checkpoints:
         with self._model.distribute_strategy.scope():
             _make_slots(self._model)
         try:
-            self._checkpoint.restore(latest).assert_existing_objects_matched()
+            status = self._checkpoint.restore(latest, options=_options())
+            status.assert_existing_objects_matched()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
             raise _foreign(latest, error) from error
         return self._state.value
@@ -103,7 +105,8 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     # Without the optimizer, which is another one under another precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
-        status = tf.train.Checkpoint(model=network, **_averages(model)).restore(latest)
+        checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
+        status = checkpoint.restore(latest, options=_options())
         status.expect_partial().assert_existing_objects_matched()
     except (AssertionError, ValueError, tf.errors.OpError) as error:
         raise _foreign(latest, error) from error
@@ -120,38 +123,45 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
     Raises:
       UserError: if it cannot be written, or holds a run with other options.
     """
+    check_model_dir(config)
     directory = to_path(config.model_dir)
-    try:
+    with _to_be_written(directory):
         (directory / _FOLDER).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise UserError(
-            f"cannot write to model_dir {directory}: {error.strerror}; choose another --model_dir"
-        ) from None
-    file = directory / CONFIG_FILE
-    if not file.exists():
+    if is_chief():
+        write_file(directory / CONFIG_FILE, config.to_json())
+        write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+
+
+def check_model_dir(config: Config) -> None:
+    """Checks that ``model_dir`` holds no run, or one of this configuration; writes nothing.
+
+    Raises:
+      UserError: if it holds a run with other options, or cannot be used at all.
+    """
+    directory = to_path(config.model_dir)
+    with _to_be_written(directory):
+        exists = (directory / CONFIG_FILE).exists()
+    if not exists:
         if tf.train.latest_checkpoint(str(directory / _FOLDER)):
             raise UserError(
                 f"{directory} holds checkpoints but no {CONFIG_FILE} to tell whose they are; "
                 "choose another --model_dir"
             )
-    else:
-        found = read_config(config.model_dir)
-        names = config.differences(found, free=False)
-        if names:
-            told = "; ".join(
-                f"{name} is {option_text(getattr(found, name))} there, "
-                f"{option_text(getattr(config, name))} here"
-                for name in names
-            )
-            raise UserError(
-                f"{directory} holds a run with other options ({told}); choose another "
-                "--model_dir, or remove that one"
-            )
-    if is_chief():
-        write_file(file, config.to_json())
-        write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+        return
+    found = read_config(config.model_dir)
+    names = config.differences(found, free=False)
+    if names:
+        told = "; ".join(
+            f"{name} is {option_text(getattr(found, name))} there, "
+            f"{option_text(getattr(config, name))} here"
+            for name in names
+        )
+        raise UserError(
+            f"{directory} holds a run with other options ({told}); choose another "
+            "--model_dir, or remove that one"
+        )
 
 
 def read_config(model_dir: str) -> Config:
@@ -189,10 +199,27 @@ def _directory(model_dir: str) -> Path:
     return to_path(model_dir)
 
 
+@contextlib.contextmanager
+def _to_be_written(directory: Path) -> Iterator[None]:
+    """Tells in a line that it cannot be used."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"cannot write to model_dir {directory}: {error.strerror}; choose another --model_dir"
+        ) from None
+
+
+def _options() -> tf.train.CheckpointOptions:
+    """Returns options by which this process writes and reads, also for variables in others."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        return tf.train.CheckpointOptions(experimental_io_device=tf.zeros([]).device)
+
+
 def _averages(model: Classifier) -> dict[str, Any]:
-    """Returns what a checkpoint holds beside the model, if the model keeps an average."""
-    average = model.weight_average
-    return {} if average is None else {"weight_averages": average.averages}
+    """Returns what a checkpoint holds beside the model, if it keeps copies of its weights."""
+    copies = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
+    return {name: own.averages for name, own in copies.items() if own is not None}
 
 
 def _make_slots(model: Classifier) -> None:

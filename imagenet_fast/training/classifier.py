@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.weight_average import WeightAverage
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 from imagenet_fast.training.mix import Mixer
-from imagenet_fast.training.totals import Totals, batch_sums
+from imagenet_fast.training.totals import NAMES, Totals, batch_sums
+from imagenet_fast.training.views import mean_over_views
 
 Tensors = list[tf.Tensor]
 
@@ -28,8 +33,8 @@ class Classifier(keras.Model):
     * micro-batches are accumulated inside the step: one sum over replicas, one update;
     * gradients and metrics are summed together, before the optimizer clips or scales;
     * the loss reported is without loss scale, regularization or rounding to float16;
-    * XLA compiles a replica's forward and backward pass, not the update, which strategies with
-      several devices cannot compile.
+    * XLA compiles the whole step of one device; of several, each replica's forward and backward
+      pass, but not the update, which their strategies cannot compile.
 
     Batches are ``(images, labels)`` or ``(images, labels, weights)``: of the input's dtype
     [batch, height, width, 3], integer [batch] and float [batch]. Images of weight 0 do not count;
@@ -42,8 +47,11 @@ class Classifier(keras.Model):
       outputs: its logits, float32 [batch, classes].
       label_smoothing: probability spread evenly over all classes.
       mixer: mixes the images of each micro-batch in training; None: they are not mixed.
+      views: of an image, over which evaluation takes the mean logits; see ``mean_over_views``.
       accumulation_steps: micro-batches in each replica's share of a step.
-      xla: whether XLA compiles the forward and backward pass.
+      pipeline: of the layers between the normalization of pixels and the logits, which is to train
+        and to evaluate them; None: the model itself does.
+      xla: whether XLA compiles the step, or what it can of it.
       config: what the model was made from, if it was; ``export`` needs it.
       labels: the name of each class; ``export`` puts them into its answers.
       name: of the model.
@@ -53,6 +61,9 @@ class Classifier(keras.Model):
       epochs: what ``fit`` takes where it is not told.
       all_reduce: how gradients and metrics are summed over replicas; None: as the strategy does.
       weight_average: the moving average of the weights; None: it keeps none.
+      lookahead: slow copies, to which the weights are pulled back; None: they are not.
+      training_images: makes the batches where they are not in the data that ``fit`` is given.
+      validation_images: the same for ``evaluate``.
       validation_steps: steps in which ``make_dataset`` of the same configuration gives each
         validation image once; Keras cannot ask a distributed data set how long it is.
     """
@@ -64,7 +75,9 @@ class Classifier(keras.Model):
         *,
         label_smoothing: float = 0.0,
         mixer: Mixer | None = None,
+        views: str = "none",
         accumulation_steps: int = 1,
+        pipeline: Pipeline | None = None,
         xla: bool = False,
         config: Config | None = None,
         labels: Sequence[str] = (),
@@ -73,15 +86,20 @@ class Classifier(keras.Model):
         super().__init__(inputs=inputs, outputs=outputs, name=name)
         self.label_smoothing = label_smoothing
         self.mixer = mixer
+        self.views = views
         self.accumulation_steps = accumulation_steps
+        self.pipeline = pipeline
         self.config = config
         self.labels = tuple(labels)
         self.steps_per_epoch: int | None = None
         self.epochs = 1
         self.validation_steps: int | None = None
+        self.training_images: ImagesOnDevice | None = None
+        self.validation_images: ImagesOnDevice | None = None
         self.totals = Totals()
-        self.all_reduce: AllReduce | None = None
+        self.all_reduce: AllReduce | StageSums | None = None
         self.weight_average: WeightAverage | None = None
+        self.lookahead: Lookahead | None = None
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
         self._xla = xla
@@ -93,15 +111,16 @@ class Classifier(keras.Model):
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``, of which only the optimizer matters."""
-        super().compile(*args, **kwargs)
-        if self._xla:
-            # Made anew, since its graph depends on the optimizer and on which layers are trainable.
-            forward_backward = tf.function(self._gradients, jit_compile=True, autograph=False)
-            self._forward_backward = lambda *batch: forward_backward(*batch)
-        else:
-            # Not in a tf.function, out of which replicas of a MirroredStrategy could not share
-            # batch norm.
-            self._forward_backward = self._gradients
+        # Weights mark images that do not count; Keras would warn of what it does not use them for.
+        super().compile(*args, **{"weighted_metrics": [], **kwargs})
+        # Not in tf.functions without need: out of them, replicas of a MirroredStrategy could not
+        # share batch norm.
+        self._forward_backward, self._step = self._gradients, self._take_step
+        # Made anew, since their graphs depend on the optimizer and on which layers are trainable.
+        if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
+            self._step = _compiled(self._take_step)
+        elif self._xla:
+            self._forward_backward = _compiled(self._gradients)
 
     def fit(
         self,
@@ -132,41 +151,78 @@ class Classifier(keras.Model):
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
-        context = tf.distribute.get_replica_context()
-        batch = _unpack(data)
-        images = tf.shape(batch[0])[0]
-        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
-        if self.mixer is not None:
-            step, replica = self.optimizer.iterations, context.replica_id_in_sync_group
-            batch = *batch, self.mixer.draw(images, step, replica)
-        gradients, sums = self._accumulate(global_batch, *batch)
-        *gradients, sums = self._sum_over_replicas(gradients, sums)
-        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
-            gradients = self.optimizer.get_unscaled_gradients(gradients)
-        self._apply(gradients)
-        if self.weight_average is not None:
-            self.weight_average.update()
-        self.totals.add(sums)
-        return self.totals.results()
+        return self._step(data)
 
     def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Counts one batch, summed over the replicas."""
-        images, labels, weights = _unpack(data)
-        logits = self(images, training=False)
+        images, labels, weights = self.batch(data, "validation")
+        logits = self.logits(images)
         sums = batch_sums(logits, self._cross_entropy(logits, labels), labels, weights)
         context = tf.distribute.get_replica_context()
         self.totals.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
         return self.totals.results()
 
+    def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the images, labels and weights of a replica's part of a step.
+
+        Args:
+          data: what ``make_dataset`` gives: them, or the number of the step for which they are made
+            here.
+          split: ``train`` or ``validation``.
+        """
+        if not _is_step(data):
+            return _unpack(data)
+        images = {"train": self.training_images, "validation": self.validation_images}[split]
+        context = tf.distribute.get_replica_context()
+        return images.batch(data["step"], context.replica_id_in_sync_group)
+
+    def update(self, gradients: Tensors) -> None:
+        """Updates the weights, and the copies that follow them; to be called in a replica.
+
+        Args:
+          gradients: of the trainable variables, summed over the replicas, in the loss scale if
+            there is one.
+        """
+        step = self.optimizer.iterations.read_value()
+        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
+            gradients = self.optimizer.get_unscaled_gradients(gradients)
+        self._apply(gradients)
+        if self.lookahead is not None:
+            self.lookahead.update(step + 1)
+        if self.weight_average is not None:
+            self.weight_average.update(
+                step % self.steps_per_epoch if self.steps_per_epoch else step
+            )
+
     def predict_step(self, data: Any) -> tf.Tensor:
         """Returns the classes' probabilities, float32 [batch, classes]."""
         images = keras.utils.unpack_x_y_sample_weight(data)[0]
-        return tf.nn.softmax(self(images, training=False))
+        return tf.nn.softmax(self.logits(images))
 
-    def reset_metrics(self) -> None:
-        """Starts counting again; Keras calls it before each epoch and each evaluation."""
-        super().reset_metrics()
-        self.totals.reset()
+    def logits(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns what evaluation goes by: the mean logits of the views of each image.
+
+        Args:
+          images: of the input's dtype [batch, height, width, 3].
+        """
+        return mean_over_views(self._evaluate_once, images, self.views)
+
+    def _evaluate_once(self, images: tf.Tensor) -> tf.Tensor:
+        if self.pipeline is None:
+            return self(images, training=False)
+        return self.pipeline(self._normalized(images), training=False)
+
+    def _normalized(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns what the pipeline takes."""
+        return self.get_layer("normalize")(images)
+
+    @property
+    def metrics(self) -> list[Any]:
+        """What Keras knows of the numbers that a step returns, which are of all images so far.
+
+        Without these, its progress bar would show the means of those of each step.
+        """
+        return [_Metric(name, self.totals) for name in NAMES]
 
     def average_batch_norm_statistics(self) -> None:
         """Gives all replicas the mean of their moving averages of batch norm.
@@ -181,21 +237,55 @@ class Classifier(keras.Model):
             with self.weight_average.in_use():
                 self._average_statistics()
 
-    def keep_weight_average(self, decay: float) -> None:
+    def keep_weight_average(self, decay: float, every: int = 1) -> None:
         """Keeps a moving average of the weights, with which ``evaluate`` then works.
 
         To be called in the strategy's scope, before training.
 
         Args:
           decay: share of the average that a step keeps, in [0, 1).
+          every: steps from one update to the next, counted anew in each epoch.
         """
-        self.weight_average = WeightAverage(self.weights, decay)
+        self.weight_average = WeightAverage(self.weights, decay, every)
+
+    def look_ahead(self, decay: float, every: int, total_steps: int) -> None:
+        """Has the weights pulled back to slow copies of themselves; see ``Lookahead``.
+
+        To be called in the strategy's scope, before training.
+
+        Args:
+          decay: share of the slow copies that a step at the end keeps, in [0, 1).
+          every: steps from one pull to the next.
+          total_steps: of the training.
+        """
+        self.lookahead = Lookahead(self.weights, decay, every, total_steps)
+
+    def restart_copies(self) -> None:
+        """Has the copies that follow the weights begin at the present ones; outside of replicas."""
+        for copies in (self.weight_average, self.lookahead):
+            if copies is not None:
+                copies.restart()
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has its averaged weights, if it keeps them; afterwards its own."""
         if self.weight_average is None:
             return contextlib.nullcontext()
         return self.weight_average.in_use()
+
+    def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group
+        batch = self.batch(data, "train")
+        images = tf.shape(batch[0])[0]
+        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
+        if self.mixer is not None:
+            step = self.optimizer.iterations.read_value()
+            batch = *batch, self.mixer.draw(images, step, replica)
+        gradients, sums = self._accumulate(global_batch, *batch)
+        *gradients, sums = self._sum_over_replicas(gradients, sums)
+        self.update(gradients)
+        self.totals.add(sums)
+        return self.totals.results()
 
     def _sum_over_replicas(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
         if self.all_reduce is None:
@@ -232,14 +322,11 @@ class Classifier(keras.Model):
 
     def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and sums of this replica's share, micro-batch by micro-batch."""
+        if self.pipeline is not None:
+            return self._through_pipeline(global_batch, *batch)
         if self.accumulation_steps == 1:
             return self._forward_backward(global_batch, *batch)
-        parts = [
-            tf.reshape(part, tf.concat([[self.accumulation_steps, -1], tf.shape(part)[1:]], 0))
-            for part in batch
-        ]
-        for part, whole in zip(parts, batch):
-            part.set_shape([self.accumulation_steps, None, *whole.shape[1:]])
+        parts = self._parts(batch)
 
         def add(step: tf.Tensor, gradients: Tensors, sums: tf.Tensor) -> tuple[Any, ...]:
             new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
@@ -254,6 +341,15 @@ class Classifier(keras.Model):
         )
         return gradients, sums
 
+    def _parts(self, batch: Sequence[tf.Tensor]) -> Tensors:
+        """Returns the micro-batches of each tensor: [accumulation_steps, images, ...]."""
+        parts = []
+        for whole in batch:
+            shape = tf.concat([[self.accumulation_steps, -1], tf.shape(whole)[1:]], 0)
+            parts.append(tf.reshape(whole, shape))
+            parts[-1].set_shape([self.accumulation_steps, None, *whole.shape[1:]])
+        return parts
+
     def _gradients(
         self,
         global_batch: tf.Tensor,
@@ -267,20 +363,70 @@ class Classifier(keras.Model):
         ``drawn`` is for the mixer, if there is one.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        mixed = ()
         if self.mixer is not None:
-            images, partners, shares = self.mixer.mix(images, labels, weights, *drawn)
+            images, *mixed = self.mixer.mix(images, labels, weights, *drawn)
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
-            losses = self._cross_entropy(logits, labels)
-            if self.mixer is not None:
-                losses = shares * losses + (1 - shares) * self._cross_entropy(logits, partners)
+            losses = self._image_losses(logits, labels, *mixed)
             loss = tf.reduce_sum(losses * weights) / global_batch
             if self.losses:  # regularization, of which each micro-batch adds its share
                 loss += tf.add_n(self.losses) / (replicas * self.accumulation_steps)
-            if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
-                loss = self.optimizer.get_scaled_loss(loss)
+            loss = self._scaled(loss)
         gradients = tape.gradient(loss, self.trainable_variables)
         return gradients, batch_sums(logits, losses, labels, weights)
+
+    def _through_pipeline(
+        self,
+        global_batch: tf.Tensor,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        *drawn: tf.Tensor,
+    ) -> tuple[Tensors, tf.Tensor]:
+        """Returns the same of all micro-batches."""
+        mixed = ()
+        if self.mixer is not None:
+            parts = self._parts([images, labels, weights, *drawn])
+            own = [self.mixer.mix(*part) for part in zip(*map(tf.unstack, parts))]
+            images, *mixed = (tf.concat(found, axis=0) for found in zip(*own))
+
+        def loss(logits: tf.Tensor, targets: Tensors) -> tf.Tensor:
+            labels, weights, *mixed = targets
+            losses = self._image_losses(logits, labels, *mixed)
+            return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
+
+        step = self.pipeline.compute(
+            self._normalized(images),
+            [labels, weights, *mixed],
+            loss,
+            self._scaled(tf.constant(1.0)),
+        )
+        found = {
+            own.ref(): gradient for own, gradient in zip(self.pipeline.variables, step.gradients)
+        }
+        gradients = [found[variable.ref()] for variable in self.trainable_variables]
+        losses = self._image_losses(step.outputs, labels, *mixed)
+        return gradients, batch_sums(step.outputs, losses, labels, weights)
+
+    def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss in the optimizer's loss scale, if it has one."""
+        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
+            return self.optimizer.get_scaled_loss(loss)
+        return loss
+
+    def _image_losses(
+        self,
+        logits: tf.Tensor,
+        labels: tf.Tensor,
+        partners: tf.Tensor | None = None,
+        shares: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Returns each image's loss, float32 [batch]; of a mixed one, that of both labels."""
+        losses = self._cross_entropy(logits, labels)
+        if partners is None:
+            return losses
+        return shares * losses + (1 - shares) * self._cross_entropy(logits, partners)
 
     def _cross_entropy(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         """Returns each image's cross-entropy, float32 [batch]; padding counts as class 0."""
@@ -292,6 +438,33 @@ class Classifier(keras.Model):
         # The cross-entropy against (1 - s) * one-hot + s / classes.
         uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
         return (1 - self.label_smoothing) * losses + self.label_smoothing * uniform
+
+
+class _Metric(NamedTuple):
+    """A name among the totals."""
+
+    name: str
+    totals: Totals
+
+    def reset_state(self) -> None:
+        """Starts counting again; Keras calls it before each epoch and each evaluation."""
+        self.totals.reset()
+
+    def result(self) -> tf.Tensor:
+        """Returns the number so far, float32."""
+        return self.totals.results()[self.name]
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function compiled by XLA."""
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+    # Behind a plain function: a SavedModel traces attributes that are tf.functions.
+    return lambda *args: compiled(*args)
+
+
+def _is_step(data: Any) -> bool:
+    """Returns whether a batch is to be made here, of which only the number has come."""
+    return isinstance(data, Mapping) and set(data) == {"step"}
 
 
 def _is_distributed(data: Any) -> bool:

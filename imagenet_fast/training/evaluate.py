@@ -26,7 +26,7 @@ def evaluate(config: Config) -> dict[str, Any]:
       UserError: if there is no checkpoint, no validation data, or either cannot be used, a shard
         cannot be read any more, or another worker stops.
     """
-    with errors_explained(then="evaluates again"):
+    with errors_explained("evaluates again", config.pipeline_servers):
         info = read_info(config)
         if "validation" not in info.splits:
             raise UserError(f"{info.name} has no validation shards")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.recorder import check_evaluated
 
@@ -101,8 +103,8 @@ def _results(
     """Yields what :func:`_look` returns, of each step and each of this worker's replicas."""
     strategy = model.distribute_strategy
 
-    def own(batch: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        return _look(model, *batch)
+    def own(data: Any) -> tuple[tf.Tensor, ...]:
+        return _look(model, *model.batch(data, "validation"))
 
     @tf.function(autograph=False)
     def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
@@ -125,7 +127,7 @@ def _look(
       [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, answer, the probabilities
       of both and the loss, which is -inf where there is no mistake any more.
     """
-    logits = tf.cast(model(images, training=False), tf.float32)
+    logits = tf.cast(model.logits(images), tf.float32)
     classes = tf.maximum(labels, 0)  # Padding has none.
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
     losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
@@ -190,8 +192,7 @@ def _worst_first(losses: np.ndarray) -> np.ndarray:
 
 
 def _cluster(strategy: tf.distribute.Strategy) -> Cluster | None:
-    workers = isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy)
-    return Cluster.from_environment() if workers else None
+    return Cluster.from_environment() if workers_of(strategy) else None
 
 
 def _sum_over_workers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -20,7 +20,7 @@ _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Ca
 
 
 @contextlib.contextmanager
-def errors_explained(then: str) -> Iterator[None]:
+def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[None]:
     """Turns TensorFlow's errors that a user can mend into errors of the user's.
 
     Those are a :class:`UserError` that was raised in a dataset, as by a shard that cannot be read
@@ -29,6 +29,7 @@ def errors_explained(then: str) -> Iterator[None]:
 
     Args:
       then: what the same command does once it is mended, e.g. ``evaluates again``.
+      stage_servers: the addresses of those that a pipeline uses.
 
     Raises:
       UserError: for such an error.
@@ -45,6 +46,12 @@ def errors_explained(then: str) -> Iterator[None]:
             raise UserError(f"{told}; when that is mended, the same command {then}") from error
         if not isinstance(error, _LOST_WORKER):
             raise
+        server = re.search(r"/job:stage/replica:0/task:(\d+)", str(error))
+        if stage_servers and server:
+            raise UserError(
+                f"stage server {stage_servers[int(server[1])]} has stopped or is out of reach "
+                f"({type(error).__name__}); when it runs again, the same command {then}"
+            ) from error
         raise UserError(
             f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
             f"({type(error).__name__}); see its output, then start all workers again: the same "

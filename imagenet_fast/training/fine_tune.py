@@ -41,7 +41,8 @@ def freeze(network: keras.Model, through: str) -> None:
     names = [layer.name for layer in network.layers]
     named = [i for i, name in enumerate(names) if f"{name}_".startswith(f"{through}_")]
     if not named:
-        parts = list(dict.fromkeys(name.split("_")[0] for name in names[1:-1]))
+        before_logits = names[1 : names.index("logits")]
+        parts = list(dict.fromkeys(name.split("_")[0] for name in before_logits))
         raise UserError(
             f"freeze_through={through}: {network.name} has no such layers"
             f"{nearest(through, parts)}; its parts are {', '.join(parts)}"
@@ -87,10 +88,9 @@ def load_initial_weights(
             )
         kept = labels == model.labels
         _set(network, weights, path, with_head=kept)
-    if model.weight_average is not None:
-        model.weight_average.restart()
+    model.restart_copies()
     head = "with" if kept else "but for"
-    return f"weights begin as those of {path}, {head} the last layer, {network.layers[-1].name}"
+    return f"weights begin as those of {path}, {head} the last layer, logits"
 
 
 def network_of(model: keras.Model) -> keras.Model:
@@ -140,7 +140,7 @@ def _place(variable: tf.Variable) -> tuple[str, str]:
 def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
     layers = [layer for layer in network.layers if layer.weights]
     if not with_head:
-        layers.remove(network.layers[-1])
+        layers.remove(network.get_layer("logits"))
     values = []
     for variable in (variable for layer in layers for variable in layer.weights):
         layer, role = _place(variable)

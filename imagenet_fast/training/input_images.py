@@ -67,6 +67,9 @@ def make_input_images(
             image_size=size,
             train_sizes=(),
             train_until=(),
+            data_on_device=False,
+            augment_in_groups=False,
+            alternating_flip=False,
             shuffle_buffer=min(config.shuffle_buffer, _SHUFFLED),
         )
     )

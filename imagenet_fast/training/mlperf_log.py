@@ -20,7 +20,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.files import LineFile, whole_lines
 from imagenet_fast.paths import to_path
 from imagenet_fast.training.recorder import Recorder
-from imagenet_fast.training.schedule import total_steps, warmup_steps
+from imagenet_fast.training.schedule import decay_boundaries, total_steps, warmup_steps
 
 FILE = "mlperf.log"
 _MARK = ":::MLLOG "
@@ -197,7 +197,7 @@ def _hyperparameters(config: Config, steps_per_epoch: int) -> dict[str, Any]:
     if config.schedule == "polynomial":
         values[f"{prefix}_learning_rate_decay_poly_power"] = config.decay_power
     if config.schedule == "steps":
-        boundaries = [at.steps(steps_per_epoch, config.batch_size) for at in config.decay_at]
+        boundaries = decay_boundaries(config, steps_per_epoch)
         values["opt_learning_rate_decay_boundary_steps"] = boundaries
         values["opt_learning_rate_decay_factor"] = config.decay_factor
     return values

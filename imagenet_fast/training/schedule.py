@@ -86,14 +86,22 @@ def warmup_steps(config: Config, steps_per_epoch: int) -> float:
     return config.warmup.steps(steps_per_epoch, config.batch_size)
 
 
+def decay_boundaries(config: Config, steps_per_epoch: int) -> list[int]:
+    """Returns the steps at which ``schedule=steps`` multiplies the rate."""
+    every = config.decay_every.exact_steps(steps_per_epoch, config.batch_size)
+    if not every:
+        return [at.steps(steps_per_epoch, config.batch_size) for at in config.decay_at]
+    total = total_steps(config, steps_per_epoch)
+    return [round(number * every) for number in range(1, math.ceil(total / every))]
+
+
 def _after_warmup(config: Config, steps_per_epoch: int, total: int, warmup: float) -> Schedule:
     """Returns the rates from the end of the warmup on."""
     rate = config.scaled_learning_rate
     if config.schedule == "constant":
         return StepDecay(rate)
     if config.schedule == "steps":
-        boundaries = [at.steps(steps_per_epoch, config.batch_size) for at in config.decay_at]
-        return StepDecay(rate, boundaries, config.decay_factor)
+        return StepDecay(rate, decay_boundaries(config, steps_per_epoch), config.decay_factor)
     if config.schedule == "piecewise_linear":
         return _piecewise_linear(config, steps_per_epoch, total)
     first = math.floor(warmup)
@@ -108,7 +116,7 @@ def _piecewise_linear(config: Config, steps_per_epoch: int, total: int) -> Piece
     if knots[-1] > total:
         raise UserError(
             f"knots_at goes to {config.knots_at[-1]} ({knots[-1]} steps), but the run, duration "
-            f"{config.duration}, has {total} steps"
+            f"{config.duration}, has {total} steps: give --knots_at with it"
         )
     rates = [share * config.scaled_learning_rate for share in config.knots]
     return PiecewiseLinear([knot - 1 for knot in knots], rates)

@@ -16,7 +16,12 @@ from imagenet_fast.files import write_results
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training.charts import LEARNING_RATE, Row
-from imagenet_fast.training.schedule import build_schedule, total_steps, warmup_steps
+from imagenet_fast.training.schedule import (
+    build_schedule,
+    decay_boundaries,
+    total_steps,
+    warmup_steps,
+)
 
 # Lines of the CSV file, and points of the picture: a run of 100,000 steps need not list them all.
 _MAX_ROWS = 2000
@@ -111,11 +116,12 @@ class SchedulePlan:
     def _turns(self) -> list[tuple[int, str]]:
         """Returns where the schedule turns, or quarters of a run where it goes in a curve."""
         config, total = self.config, self.total_steps
-        if config.schedule in ("polynomial", "cosine"):
+        often = config.schedule == "steps" and config.decay_every.amount
+        if config.schedule in ("polynomial", "cosine") or often:
             parts = {"1/4": 0.25, "1/2": 0.5, "3/4": 0.75}
             return [(round(total * part), f"{name} of the run") for name, part in parts.items()]
         if config.schedule == "steps":
-            steps = [at.steps(self.steps_per_epoch, config.batch_size) for at in config.decay_at]
+            steps = decay_boundaries(config, self.steps_per_epoch)
             turns = [(step, f"times {config.decay_factor:g}") for step in steps]
         elif config.schedule == "piecewise_linear":
             turns = [(step, "knot") for step in self.schedule.steps]

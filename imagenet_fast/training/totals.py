@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-_NAMES = ("loss", "top1", "top5", "examples", "skipped")
+NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
 
 def batch_sums(
@@ -48,7 +48,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.variable = tf.Variable(
-            tf.zeros([len(_NAMES)]),
+            tf.zeros([len(NAMES)]),
             trainable=False,
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -65,7 +65,7 @@ class Totals:
 
     def results(self) -> dict[str, tf.Tensor]:
         """Returns means over the images so far, and how many they are: float32 scalars."""
-        sums = dict(zip(_NAMES, tf.unstack(self.variable.read_value())))
+        sums = dict(zip(NAMES, tf.unstack(self.variable.read_value())))
         examples = sums["examples"]
-        means = {name: tf.math.divide_no_nan(sums[name], examples) for name in _NAMES[:3]}
+        means = {name: tf.math.divide_no_nan(sums[name], examples) for name in NAMES[:3]}
         return {**means, "examples": examples, "skipped": sums["skipped"]}

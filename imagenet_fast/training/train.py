@@ -18,8 +18,10 @@ from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.strategy import (
     check_same_config,
+    devices_of,
     is_chief,
     make_strategy,
     per_replica_batch_size,
@@ -31,7 +33,7 @@ from imagenet_fast.paths import to_path
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training import report
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.examination import examine
 from imagenet_fast.training.exhibits import (
@@ -85,7 +87,7 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     """
     if not config.model_dir:
         raise UserError("no place for the results: give --model_dir")
-    with errors_explained(then="goes on from the last checkpoint"):
+    with errors_explained("goes on from the last checkpoint", config.pipeline_servers):
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
@@ -108,6 +110,7 @@ class _Run:
                 f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
                 f"{self.total_steps} steps"
             )
+        check_model_dir(config)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         self.model = build_model(config)
@@ -122,12 +125,16 @@ class _Run:
 
     def train(self, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
         step, validation = self._restore()
+        # A run that has been stopped at its target stays there.
+        last_step = step if self._reached(validation) else self.total_steps
         if is_chief():
-            print(self._headline(step), file=sys.stderr, flush=True)
-        readers = self._readers(step)
+            told = self._headline(step) if step < last_step else self._nothing_left(step)
+            print(told, file=sys.stderr, flush=True)
+        rows, bar = self._readers(step, last_step)
+        readers = [reader for reader in (rows, bar, self.board) if reader]
         recorder = Recorder(
             self.clock,
-            [*readers, self.board] if self.board else readers,
+            readers,
             step=step,
             steps_per_epoch=self.steps_per_epoch,
             batch_size=self.config.batch_size,
@@ -138,12 +145,9 @@ class _Run:
         )
         recorder.validation = validation
         stopper = _StopAtAccuracy(self._reached, recorder)
-        # A run that has been stopped at its target stays there.
-        last_step = step if self._reached(validation) else self.total_steps
         profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
         observers = [observer for observer in (profiler, mlperf_log) if observer]
-        tellers = (*readers, self.board, mlperf_log)
-        logs = [log for log in tellers if isinstance(log, (JsonLines, TensorBoard, MLPerfLog))]
+        logs = [log for log in (rows, self.board, mlperf_log) if log]
         saver = _Saver(self, recorder, logs, max(1, self._steps(self.config.checkpoint_every)))
         if mlperf_log:
             mlperf_log.start()
@@ -174,9 +178,11 @@ class _Run:
                 mlperf_log.finish(reached if wanted else recorder.step == self.total_steps)
         finally:
             watch.close()
-            for teller in (*readers, *observers):
-                teller.close()
-        return self._finish(recorder.step)
+            # The board shows what is examined at the end, too.
+            for teller in (rows, bar, *observers):
+                if teller:
+                    teller.close()
+        return self._finish(recorder.step, trained=step < last_step)
 
     def close(self) -> None:
         """Ends what the run holds open from its beginning to its end."""
@@ -192,15 +198,23 @@ class _Run:
         self.clock.restore(state["clock"])
         return state["step"], state["validation"]
 
-    def _readers(self, step: int) -> list[Any]:
-        """Only the chief tells."""
+    def _readers(self, step: int, last_step: int) -> tuple[JsonLines | None, ProgressBar | None]:
+        """Only the chief tells, and where nothing is left to do there is no progress."""
         if not is_chief():
-            return []
-        devices = self.strategy.num_replicas_in_sync
-        return [
-            JsonLines(self.config.model_dir, step),
-            ProgressBar(step, self.total_steps, devices),
-        ]
+            return None, None
+        devices = self._device_count()
+        rows = JsonLines(self.config.model_dir, step)
+        return rows, ProgressBar(step, self.total_steps, devices) if step < last_step else None
+
+    def _devices(self) -> list[str]:
+        """Returns the names of the devices that compute, as far as this process knows them."""
+        if self.model.pipeline is not None:
+            return [stage.device for stage in self.model.pipeline.stages]
+        return list(devices_of(self.strategy))
+
+    def _device_count(self) -> int:
+        stages = len(self.model.pipeline.stages) if self.model.pipeline is not None else 1
+        return self.strategy.num_replicas_in_sync * stages
 
     def _profiler(self, recorder: Recorder) -> Profiler | None:
         if not is_chief() or not self.config.profile_steps:
@@ -237,8 +251,7 @@ class _Run:
 
     def _own_shards(self) -> list[str]:
         """Returns the files that this process reads."""
-        workers = isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy)
-        cluster = Cluster.from_environment() if workers else None
+        cluster = Cluster.from_environment() if workers_of(self.strategy) else None
         pipelines, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
         splits = [split for split in self.info.splits.values() if split.paths]  # not synthetic ones
         shares = (share_of(split, self.config, pipelines, own) for split in splits)
@@ -252,19 +265,44 @@ class _Run:
             f"{config.model} on {self.info.name} ({self.info.splits['train'].examples} training "
             f"images, {self.info.num_classes} classes), {replicas} replica"
             f"{'s' * (replicas > 1)}, {config.precision}; batch {config.batch_size} = {replicas} "
-            f"x {share}" + (f" in {parts} micro-batches" if parts > 1 else "") + "; "
+            f"x {share}"
+            + (f" in {parts} micro-batches" if parts > 1 else "")
+            + self._stages()
+            + "; "
             f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
             + (f", from step {step}" if step else "")
-            + self._shuffled()
+            + self._memory()
             + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
         )
 
-    def _shuffled(self) -> str:
-        """Says how much memory the shuffle buffer takes on each host; of a cache, only indices."""
-        split = self.info.splits["train"]
-        if not split.bytes or self.config.cache != "none":
+    def _stages(self) -> str:
+        if self.model.pipeline is None:
             return ""
-        images = min(self.config.shuffle_buffer, split.examples)
+        balance = [len(stage.blocks) for stage in self.model.pipeline.stages]
+        return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
+
+    def _nothing_left(self, step: int) -> str:
+        target = self.config.stop_at_accuracy
+        reached = (
+            f", where it reached stop_at_accuracy={target:g}" if step < self.total_steps else ""
+        )
+        return (
+            f"{self.config.model_dir} holds this run, finished at step {step} of "
+            f"{self.total_steps}{reached}: nothing is left to train"
+        )
+
+    def _memory(self) -> str:
+        """Says how much memory images take: on each device, or in the shuffle buffer of each host.
+
+        Of a cache the buffer holds only indices.
+        """
+        config, split = self.config, self.info.splits["train"]
+        if config.data_on_device:
+            images = sum(own.examples for own in self.info.splits.values())
+            return f"; {images * 3 * config.image_size**2 / 1e6:.0f} MB of images on each device"
+        if not split.bytes or config.cache != "none":
+            return ""
+        images = min(config.shuffle_buffer, split.examples)
         return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
 
     def _before_training(self, step: int) -> None:
@@ -283,7 +321,7 @@ class _Run:
         if not config.examine or "validation" not in self.info.splits:
             return
         missing = load_examination(directory) is None
-        if isinstance(self.strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        if workers_of(self.strategy) is not None:
             # A shared directory may look different from other machines: the chief decides.
             missing = texts_of_all(self.strategy, str(missing))[0] == str(True)
         if missing:
@@ -291,10 +329,13 @@ class _Run:
             if is_chief():
                 keep_examination(directory, examination, self.info.labels, self.board)
 
-    def _finish(self, step: int) -> dict[str, Any]:
-        """Writes the summary and the report."""
-        summary = self._summary(step)
+    def _finish(self, step: int, trained: bool) -> dict[str, Any]:
+        """Writes the summary and the report; a run that was at its end before keeps its summary."""
         directory = to_path(self.config.model_dir)
+        if not trained and (directory / SUMMARY_FILE).exists():
+            summary = json.loads((directory / SUMMARY_FILE).read_text())
+        else:
+            summary = self._summary(step)
         if is_chief():
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
         self._examine(step)
@@ -322,7 +363,7 @@ class _Run:
         last = validation[-1] if validation else {}
         reached = next((row for row in validation if self._reached(row)), {})
         training = [row for row in rows if row["kind"] == "train"]
-        devices = self.strategy.num_replicas_in_sync
+        devices = self._device_count()
         return {
             "top1": last.get("top1"),
             "top5": last.get("top5"),
@@ -343,13 +384,8 @@ class _Run:
             "train_seconds_to_target": reached.get("train_seconds"),
             "wall_seconds_to_target": reached.get("wall_seconds"),
             "parameters": int(sum(v.shape.num_elements() for v in self.model.trainable_variables)),
-            "replicas": devices,
-            "devices": sorted(
-                {
-                    tf.DeviceSpec.from_string(d).device_type
-                    for d in self.strategy.extended.worker_devices
-                }
-            ),
+            "replicas": self.strategy.num_replicas_in_sync,
+            "devices": sorted({tf.DeviceSpec.from_string(d).device_type for d in self._devices()}),
             **environment.provenance(),
         }
 

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
 
@@ -5,7 +6,7 @@ import pytest
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks import report
-from imagenet_fast.benchmarks.timing import Comparison, Times
+from imagenet_fast.benchmarks.timing import Comparison, Spread, Times
 from imagenet_fast.errors import UserError
 
 COMPARISON = Comparison(
@@ -65,6 +66,20 @@ def test_table_of_many_ways_without_images(hardware):
         "two     0.500 (0.500 to 1.000)   1.000 (1.000 to 1.000)",
         "three   2.000 (2.000 to 4.000)   0.500 (0.500 to 0.500)",
     ]
+
+
+def test_shares(hardware, tmp_path):
+    shares = {"waiting": Spread(0.125, -0.01, 0.2), "talking": Spread(0.5, 0.4, 0.6)}
+    comparison = dataclasses.replace(COMPARISON, shares=shares)
+    assert report.table(comparison).splitlines()[-6:-2] == [
+        "of imagenet_fast's time",
+        "waiting: 12.5% (-1.0 to 20.0%)",
+        "talking: 50.0% (40.0 to 60.0%)",
+        "",
+    ]
+    values = json.loads(report.to_json(comparison, {}))
+    assert values["shares"]["waiting"] == {"median": 0.125, "min": -0.01, "max": 0.2}
+    assert "shares" not in json.loads(report.to_json(COMPARISON, {}))
 
 
 def test_the_table_names_the_gpu_where_there_is_one(hardware):

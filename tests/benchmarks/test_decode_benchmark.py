@@ -29,7 +29,7 @@ def data(tmp_path):
     examples = []
     for number in range(4):
         image = normalise_encoding(photo(number))
-        file = image.jpeg
+        file = image.data
         if number == 2:
             buffer = io.BytesIO()
             Image.open(io.BytesIO(file)).save(buffer, "PNG")

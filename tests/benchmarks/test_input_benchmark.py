@@ -423,4 +423,4 @@ def test_mistakes(asked, capsys, flag, message):
 
 def test_no_data(capsys, tmp_path):
     assert run(["benchmark", "input", f"--data_dir={tmp_path}/none", "--compare=stages"]) == 2
-    assert "is not a directory" in capsys.readouterr().err
+    assert "none does not exist" in capsys.readouterr().err

@@ -58,8 +58,8 @@ def test_what_is_decayed_and_scaled(monkeypatch):
 
 
 def test_no_such_model():
-    with pytest.raises(UserError, match=r"there is no model 'resnet9'.*did you mean"):
-        optimizer.compare_optimizers("resnet9", warmup=1, repeats=1)
+    with pytest.raises(UserError, match=r"there is no model 'resnet7'.*did you mean"):
+        optimizer.compare_optimizers("resnet7", warmup=1, repeats=1)
 
 
 def test_no_such_environment(tmp_path):

@@ -1,10 +1,13 @@
 import json
+import pathlib
 
 import pytest
 
-from imagenet_fast.benchmarks import optimizer, step
+from imagenet_fast.benchmarks import optimizer, resnet9, step
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
+
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -23,6 +26,7 @@ def calls(monkeypatch):
         return Comparison("a title", ("a note",), ("LARS", "SGD", "Model Garden LARS"), times)
 
     monkeypatch.setattr(step, "compare_steps", compare_steps)
+    monkeypatch.setattr(resnet9, "compare_resnet9", compare_steps)
     monkeypatch.setattr(optimizer, "compare_optimizers", compare_optimizers)
     return calls
 
@@ -59,6 +63,41 @@ def test_flags_and_files(calls, capsys, tmp_path):
     assert str(tmp_path / "resnet101_mixed_bfloat16.svg") in capsys.readouterr().out
 
 
+def test_defaults_of_the_resnet9_benchmark(calls, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert run(["benchmark", "resnet9"]) == 0
+    ((config, counts),) = calls
+    assert (config.model, config.batch_size, config.image_size) == ("resnet9", 512, 32)
+    assert config.whitening and config.data_on_device and config.ema_every == 5
+    assert (config.width, config.precision, config.xla) == (16, "float32", False)
+    assert config.data_dir == ""
+    assert counts == {"repeats": 9, "warmup": 2, "steps": 5}
+    assert "theirs   0.500 (" in capsys.readouterr().out
+
+
+def test_flags_and_files_of_the_resnet9_benchmark(calls, capsys, tmp_path):
+    recipe = str(ROOT / "flags" / "myrtle_cifar10_baseline.flags")
+    flags = [f"--recipe={recipe}", "--width=0", "--precision=mixed_bfloat16", "--xla"]
+    flags += ["--data_dir=somewhere", "--steps=2", f"--output_dir={tmp_path}"]
+    assert run(["benchmark", "resnet9", *flags]) == 0
+    ((config, counts),) = calls
+    assert (config.width, config.precision, config.xla) == (0, "mixed_bfloat16", True)
+    assert (config.data_dir, config.activation) == ("somewhere", "relu")
+    assert counts["steps"] == 2
+    told = json.loads((tmp_path / "width64_mixed_bfloat16_xla.json").read_text())["options"]
+    assert told == {
+        "recipe": recipe,
+        "data_dir": "somewhere",
+        "width": 0,
+        "precision": "mixed_bfloat16",
+        "xla": True,
+        "repeats": 9,
+        "warmup": 2,
+        "steps": 2,
+    }
+    assert str(tmp_path / "width64_mixed_bfloat16_xla.svg") in capsys.readouterr().out
+
+
 def test_defaults_of_the_optimizer_benchmark(calls, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run(["benchmark", "optimizer"]) == 0
@@ -87,6 +126,8 @@ def test_flags_and_files_of_the_optimizer_benchmark(calls, capsys, tmp_path):
         (["optimizer", "--modelgarden=x"], "there is no flag --modelgarden; did you mean 'model_g"),
         (["step", "--precision=float8"], "precision='float8' does not exist"),
         (["step", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
+        (["resnet9", "--recipe=no.flags"], "cannot read flagfile no.flags: No such file"),
+        (["resnet9", "--steps=0"], "steps is 0, but must be positive"),
         (["step", "more"], "unexpected argument 'more'"),
     ],
 )
@@ -104,7 +145,7 @@ def test_help_lists_the_benchmarks(capsys, arguments):
     assert "  optimizer " in told
 
 
-@pytest.mark.parametrize("name", ["step", "optimizer"])
+@pytest.mark.parametrize("name", ["step", "resnet9", "optimizer"])
 def test_help_of_a_benchmark(capsys, name):
     with pytest.raises(SystemExit, match="0"):
         run(["benchmark", name, "--help"])

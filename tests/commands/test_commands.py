@@ -1,8 +1,12 @@
 """The command line, up to where the work begins."""
 
+import re
+
 import pytest
 
 from imagenet_fast import commands
+from imagenet_fast.commands.train import _MAIN_OPTIONS
+from imagenet_fast.config import option_names
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--helpfull"], ["help"]])
@@ -22,6 +26,19 @@ def test_each_command_has_help(capsys, name):
         status = end.code
     assert status == 0
     assert capsys.readouterr().out.startswith(f"usage: imagenet-fast {name} ")
+
+
+def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
+    pages = []
+    for argument in ("--help", "--helpfull"):
+        with pytest.raises(SystemExit):
+            commands.run(["train", argument])
+        pages.append(re.findall(r"^  --(?:\[no\])?(\w+):", capsys.readouterr().out, re.M))
+    main, full = pages
+    assert {*main} <= {*full}
+    assert {"data_dir", "model_dir", "batch_size", "learning_rate", "saved_model"} <= {*main}
+    assert len(main) == len(_MAIN_OPTIONS) + 1 < 30
+    assert {*full} == {*option_names(), "saved_model"}
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,19 @@
 """The command line in processes of its own: from a data set to predictions, and its mistakes."""
 
+import io
 import json
 import pathlib
 import re
 import shutil
+import struct
 import types
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from imagenet_fast import commands
-from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+from imagenet_fast.data.records import ENCODED, FILENAME, LABEL, decode_example, read_records
 
 TRAIN = (
     "train",
@@ -124,7 +128,7 @@ def test_predictions_are_as_accurate_as_evaluation(journey):
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--data_dir=/nowhere"], {}, "data_dir /nowhere is not a directory"),
+        (["--data_dir=/nowhere"], {}, "data_dir /nowhere does not exist"),
         (["--saved_model=/"], {}, "/ exists already; remove it, or leave out --saved_model"),
         (
             ["--strategy=auto", "--logical_cpus=3"],
@@ -133,7 +137,7 @@ def test_predictions_are_as_accurate_as_evaluation(journey):
             "accumulation_steps=1; try 30 or 33",
         ),
         ([], {"TF_CONFIG": '{"cluster": '}, "TF_CONFIG is not JSON ("),
-        (["--model=resnet9"], {}, "model='resnet9' does not exist; did you mean 'resnet"),
+        (["--model=resnet7"], {}, "model='resnet7' does not exist; did you mean 'resnet"),
         (["--bach_size=64"], {}, "there is no flag --bach_size; did you mean 'batch_size'"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else None,
@@ -181,7 +185,9 @@ def test_verify(digits, tmp_path, capfd):
         ([], "give --source: what kind of data to prepare"),
         (["--source=digit"], "no source 'digit'; there are .* did you mean 'digits'"),
         (["--source=digits", "--source_path=x"], "the source 'digits' takes no path"),
-        (["--source=cifar10"], "the source 'cifar10' needs a path"),
+        (["--source=tfds"], "the source 'tfds' needs a path"),
+        (["--source=digits", "--pad_to=32"], "the source 'digits' takes no pad_to"),
+        (["--source=digits", "--encoding=jpg"], "no encoding 'jpg'; .* did you mean 'jpeg'"),
         (["--source=folders", "--source_path=/nowhere"], "/nowhere: no such directory"),
         (["--verify"], "/data"),
     ],
@@ -195,6 +201,28 @@ def test_mistakes_in_prepare(tmp_path, capfd, arguments, message):
     assert not (tmp_path / "data").exists()
 
 
+def test_pixels_with_a_border_as_pngs(tmp_path, capfd):
+    source, data = tmp_path / "idx", tmp_path / "data"
+    source.mkdir()
+    pixels = np.random.RandomState(0).randint(0, 256, (10, 28, 28), np.uint8)
+    labels = np.array([9, 0, 0, 3, 0, 2, 7, 2, 5, 5], np.uint8)  # with which Fashion-MNIST begins
+    for prefix in ("train", "t10k"):
+        for name, array in (("images", pixels), ("labels", labels)):
+            header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+            path = source / f"{prefix}-{name}-idx{array.ndim}-ubyte"
+            path.write_bytes(header + array.tobytes())
+    arguments = ("--source=idx", f"--source_path={source}", f"--data_dir={data}")
+    finished = run(capfd, *arguments, "--pad_to=32", "--encoding=png")
+    assert finished.status == 0, finished.err
+    assert finished.out.splitlines()[0] == "converted 20 images: pixels"
+    example = decode_example(next(iter(read_records(data / "train-00000-of-00008"))))
+    image = np.asarray(Image.open(io.BytesIO(example[ENCODED][0])))
+    place = int(example[FILENAME][0].decode().removeprefix("train_"))
+    np.testing.assert_array_equal(image, np.pad(pixels[place], 2))
+    assert "encoding 'png' there, 'jpeg' asked for" in run(capfd, *arguments, "--pad_to=32").err
+    assert "fingerprint" in run(capfd, *arguments, "--encoding=png").err
+
+
 @pytest.mark.parametrize("holdout", ["0", "1", "-0.5"])
 def test_a_holdout_that_cannot_be(digits, tmp_path, capfd, holdout):
     pathlib.Path(tmp_path, "images", "cat").mkdir(parents=True)
@@ -205,3 +233,17 @@ def test_a_holdout_that_cannot_be(digits, tmp_path, capfd, holdout):
     finished = run(capfd, f"--data_dir={tmp_path}/data", *arguments)
     assert finished.status == 2
     assert "the fraction to hold out must be between 0 and 1" in finished.err
+
+
+def test_classes_without_validation_images_are_warned_of(tmp_path, capfd):
+    for name, images in (("cat", 10), ("dog", 2)):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for number in range(images):
+            image = Image.new("L", (16, 16), number)
+            image.save(tmp_path / "images" / name / f"{number}.jpg")
+    arguments = ("--source=folders", f"--source_path={tmp_path}/images", f"--data_dir={tmp_path}/d")
+    finished = run(capfd, *arguments)
+    assert finished.status == 0
+    assert finished.err.startswith("warning: 1 of 2 classes have no validation images, ")
+    assert finished.err.count("warning: ") == 1
+    assert finished.out.endswith("2 classes, 11 train images, 1 validation images\n")

@@ -1,6 +1,7 @@
 """absl flags derived from Config."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -171,6 +172,28 @@ def test_help(flags, capsys, argument):
     assert "--coats: how often (default: 2)" in words
     assert "(default: 90 epochs)" in words
     assert "(default: 30 epochs,60 epochs,80 epochs)" in words
+
+
+def test_short_help_and_the_rest(capsys):
+    pages = {}
+    for argument in ("--help", "-h", "--helpfull"):
+        flags = CommandFlags("paint", ("seed", "xla", "flip", "lighting"), main=("xla", "seed"))
+        flags.define("coats", 2, "how often")
+        with pytest.raises(SystemExit):
+            flags.parse([argument])
+        pages[argument] = capsys.readouterr().out
+    named = {
+        page: re.findall(r"^  --(?:\[no\])?(\w+):", text, re.M) for page, text in pages.items()
+    }
+    assert named["--help"] == named["-h"] == ["seed", "xla", "coats"]
+    assert named["--helpfull"] == ["seed", "xla", "flip", "lighting", "coats"]
+    # No heading without flags under it.
+    headings = re.findall(r"^(\w.*):$", pages["--help"], re.M)
+    assert headings == ["optimization", "hardware", "paint"]
+    last = "\n\nimagenet-fast paint --helpfull lists 2 more flags.\n"
+    assert pages["--help"].endswith(last)
+    assert "--helpfull" not in pages["--helpfull"]
+    assert flags["flip"] is True
 
 
 def test_help_of_a_command_with_files(capsys):

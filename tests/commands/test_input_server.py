@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from input_server_process import HOST, ROOT, free_port, running_server
+from server_processes import HOST, ROOT, free_port, running_server
 
 from imagenet_fast import commands
 

@@ -1,4 +1,5 @@
 import csv
+import re
 import xml.etree.ElementTree
 
 import numpy as np
@@ -17,6 +18,8 @@ GOOGLE = [
     "--end_learning_rate=1e-4",
     "--duration=3558 steps",
 ]
+# A pipeline that is planned in no time.
+SMALL = ["--pipeline", "--model=resnet8", "--image_size=16", "--accumulation_steps=4"]
 
 
 @pytest.fixture
@@ -157,14 +160,24 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch_size=8"], "say what to plan: one of --schedule"),
-        (["schedule"], "say what to plan: one of --schedule"),
-        (["--schedule=cosine"], "say what to plan: one of --schedule"),
+        (["--batch_size=8"], "say what to plan: one of --schedule, --pipeline"),
+        (["schedule"], "say what to plan: one of --schedule, --pipeline"),
+        (["--schedule=cosine"], "say what to plan: one of --schedule, --pipeline"),
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
         (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
-        (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere is not a directory"),
+        (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
         (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
+        (["--schedule", "--pipeline"], "say what to plan: one of --schedule, --pipeline"),
+        (
+            ["--pipeline", "--costs=flop"],
+            "costs='flop' does not exist; choose from",
+        ),
+        (["--pipeline", "--device_memory_gb=-1"], "device_memory_gb is -1, but must not be"),
+        (["--pipeline", "--pipeline_stages=2", "--pipeline_balance=3"], "is of 1 stages, but"),
+        ([*SMALL, "--pipeline_stages=99"], "cannot be split into 99 stages"),
+        ([*SMALL, "--pipeline_stages=2", "--pipeline_balance=3,4"], "is of 7 blocks, but there"),
+        ([*SMALL, "--pipeline_stages=2", "--device_memory_gb=1e-4"], "use more devices, larger"),
         (["--schedule", "--duration=3 examples"], "is less than one step of 256 images"),
         (
             ["--schedule", "--batch_size=2000000"],
@@ -186,7 +199,9 @@ def test_place_that_cannot_be_written_to(capsys, tmp_path):
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_the_plans(capsys, arguments):
     assert run(["plan", *arguments]) == 0
-    assert "  --schedule " in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "  --schedule " in page
+    assert "  --pipeline " in page
 
 
 def test_help_of_a_plan(capsys):
@@ -196,3 +211,70 @@ def test_help_of_a_plan(capsys):
     assert page.startswith("usage: imagenet-fast plan --schedule")
     assert "--output_dir" in page
     assert "--end_learning_rate" in page
+
+
+def test_pipeline(capsys, tmp_path):
+    arguments = [*SMALL, "--pipeline_stages=3", "--device_memory_gb=2"]
+    assert run(["plan", *arguments, f"--output_dir={tmp_path}/new"]) == 0
+    text = capsys.readouterr().out
+    assert "planned for ImageNet's 1,000 classes" in text
+    assert "network     resnet8: " in text
+    balance = re.search(r"--pipeline_balance=([\d,]+)", text)[1]
+    assert len(balance.split(",")) == 3
+    assert "GiB of the 2 GiB of a device" in text
+    files = ["pipeline.csv", "pipeline.json", "pipeline.svg"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == files
+    assert all(f"{tmp_path}/new/{name}" in text for name in files)
+    # The balance can be given as it was printed.
+    again = [*SMALL, "--pipeline_stages=3", f"--pipeline_balance={balance}", "--num_classes=1000"]
+    assert run(["plan", *again]) == 0
+    other = capsys.readouterr().out
+    assert "ImageNet" not in other
+    assert table_of(other) == table_of(text)
+
+
+def table_of(text):
+    return [line for line in text.splitlines() if re.match(r" *(\d|all) ", line)]
+
+
+def test_pipeline_for_data_of_one_s_own(capsys, digits):
+    arguments = ["--image_size=16", "--accumulation_steps=2", "--batch_size=32"]
+    assert run(["plan", "--pipeline", "--model=resnet8", f"--data_dir={digits}", *arguments]) == 0
+    text = capsys.readouterr().out
+    assert "75,290 parameters" in text  # for 10 classes
+    assert "speed-up    1.00" in text  # of one stage
+
+
+@pytest.mark.slow
+def test_pipeline_of_a_network_that_is_not_made(run_python):
+    """GPipe's AmoebaNet-D (72, 512): 1.84 billion parameters over 8 devices of 8 GB."""
+    program = (
+        "import pathlib, sys\n"
+        "from imagenet_fast.commands import run\n"
+        "run(sys.argv[1:])\n"
+        # Not getrusage, which begins with the peak of the process that started this one.
+        "print(pathlib.Path('/proc/self/status').read_text())"
+    )
+    arguments = ["--model=amoebanet_d", "--normal_cells=72", "--cell_filters=512"]
+    # 128 micro-batches and this balance are torchgpipe's; here, its last block is three.
+    arguments += ["--batch_size=128", "--accumulation_steps=128", "--pipeline_stages=8"]
+    arguments += ["--pipeline_balance=23,16,11,6,6,5,5,8", "--optimizer=rmsprop"]
+    arguments += ["--device_memory_gb=8"]
+    text = run_python(["-c", program, "plan", "--pipeline", *arguments], timeout=600).stdout
+    assert "80 blocks, 1,844,858,344 parameters" in text
+    most = float(re.search(r"at most (\S+) GiB of the 8 GiB of a device", text)[1])
+    # The six cells of the fifth stage: weights, gradients and two slots, 57,706,496 of each.
+    assert 6 * 57_706_496 * 16 / 2**30 < most < 8
+    # The weights alone would be 6.9 GiB.
+    assert int(re.search(r"VmHWM:\s+(\d+) kB", text)[1]) < 2 * 2**20
+
+
+def test_help_of_the_pipeline(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        run(["plan", "--pipeline", "--help"])
+    page = capsys.readouterr().out
+    assert page.startswith("usage: imagenet-fast plan --pipeline")
+    assert all(f"--{name}:" in page for name in ("costs", "device_memory_gb", "pipeline_stages"))
+    assert "--warmup" not in page
+    assert "--helpfull lists" in page
+    assert len(page.splitlines()) < 60

@@ -32,7 +32,7 @@ def numbered_example():
     def encode(number, jpeg=None, label=None):
         pixels = np.random.RandomState(number).randint(0, 256, (12, 10, 3)).astype(np.uint8)
         return records.encode_example(
-            encode_pixels(pixels).jpeg if jpeg is None else jpeg,
+            encode_pixels(pixels).data if jpeg is None else jpeg,
             label=number if label is None else label,
             text=str(number),
             filename=f"{number}.jpg",

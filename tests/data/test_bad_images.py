@@ -444,7 +444,7 @@ def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
 
 def test_a_wrong_size_in_the_record_is_no_bad_image(tmp_path, write_data, numbered_example, bad):
     """Image 3 is larger than its record says: only its batch is made with care."""
-    large = encode_pixels(np.zeros([40, 30, 3], np.uint8)).jpeg
+    large = encode_pixels(np.zeros([40, 30, 3], np.uint8)).data
     examples = [numbered_example(n, jpeg=large if n == 3 else None) for n in range(CLASSES)]
     directory = write_data(tmp_path / "data", labels=CLASSES, train=[examples])
     config = Config(

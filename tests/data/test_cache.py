@@ -53,7 +53,8 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, firs
     plain, cached = batches(12, **options), batches(12, cache=kind, **options)
     assert_same(plain, cached)
     assert sum((weights == 0).sum() for _, _, weights in plain) > 1
-    assert f"cache: reading {IMAGES}" in capsys.readouterr().err
+    noun = {"encoded": "records", "decoded": "images"}[kind]
+    assert f"cache: reading {IMAGES} train {noun}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["encoded", "decoded"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.data.draws import splitmix64, uniform
+from imagenet_fast.data.draws import permuted, splitmix64, uniform
 
 _MASK = 2**64 - 1
 _LARGEST_SEED = 2**32 - 1
@@ -165,3 +165,46 @@ def test_numbers_are_the_same_inside_a_dataset(identities):
     dataset = dataset.map(lambda batch: uniform(batch, "crop", 5), num_parallel_calls=2)
     assert dataset.element_spec.shape[1] == 5
     np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), whole)
+
+
+# --- Permutations ---------------------------------------------------------------------------------
+
+
+def permutation(count, seed=1, epoch=2, purpose="order"):
+    return permuted(tf.range(count, dtype=tf.int64), count, seed, epoch, purpose).numpy()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 97, 1000])
+def test_each_place_is_taken_once(count):
+    for epoch in range(5):
+        assert sorted(permutation(count, epoch=epoch)) == list(range(count))
+
+
+def test_any_place_may_be_taken_anywhere():
+    taken = np.stack([permutation(7, epoch=epoch) for epoch in range(700)])
+    for place in range(7):
+        counts = np.bincount(taken[:, place], minlength=7)
+        # 99.99% of chi-squared with 6 degrees of freedom.
+        assert ((counts - 100) ** 2 / 100).sum() < 27.9
+
+
+def test_neighbours_are_parted_and_permutations_independent():
+    orders = [
+        np.arange(3000),
+        permutation(3000),
+        permutation(3000, seed=2),
+        permutation(3000, epoch=3),
+        permutation(3000, purpose="flip"),
+    ]
+    for i, one in enumerate(orders):
+        for other in orders[:i]:
+            assert uncorrelated(one, other)
+    assert uncorrelated(orders[1][1:], orders[1][:-1])
+
+
+def test_a_part_is_taken_where_the_whole_takes_it():
+    places = tf.constant([5, 999, 0], tf.int64)
+    expected = permutation(1000)[[5, 999, 0]]
+    np.testing.assert_array_equal(permuted(places, 1000, 1, 2, "order"), expected)
+    compiled = tf.function(lambda x: permuted(x, 1000, 1, 2, "order"), jit_compile=True)
+    np.testing.assert_array_equal(compiled(places), expected)

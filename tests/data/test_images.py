@@ -23,7 +23,7 @@ def decoded(image):
     """Decodes as training does."""
     import tensorflow as tf
 
-    return tf.image.decode_jpeg(image.jpeg, channels=3, dct_method="INTEGER_ACCURATE").numpy()
+    return tf.image.decode_jpeg(image.data, channels=3, dct_method="INTEGER_ACCURATE").numpy()
 
 
 def close(image, pixels):
@@ -47,6 +47,43 @@ def test_other_formats_become_jpegs(kind):
         assert np.abs(decoded(image).astype(int) - RAMP).mean() < 12
     else:
         assert close(image, RAMP)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "pixels"])
+def test_pngs_keep_each_pixel(kind, mode):
+    original = Image.fromarray(RANDOM.randint(0, 256, (15, 11, 3), np.uint8)).convert(mode)
+    if kind == "pixels":
+        image = encode_pixels(np.asarray(original), "png")
+    else:
+        options = {"lossless": True} if kind == "WEBP" else {}
+        image = normalise_encoding(encoded(original, kind, **options), "png")
+    channels = 3 if kind in ("GIF", "WEBP") else len(mode)  # these two know no grey
+    assert image[1:] == (15, 11, channels, kind)
+    assert Image.open(io.BytesIO(image.data)).format == "PNG"
+    assert png_channels(image.data) == channels
+    np.testing.assert_array_equal(decoded(image), np.asarray(original.convert("RGB")))
+
+
+def png_channels(data):
+    """Returns the channels that the header of a PNG of 8 bits tells."""
+    assert data[24] == 8
+    return {0: 1, 2: 3}[data[25]]
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_jpegs_do_not_become_pngs(mode):
+    data = encoded(Image.fromarray(RAMP).convert(mode), "JPEG")
+    assert normalise_encoding(data, "png").data == data
+
+
+def test_cmyk_jpegs_become_rgb_pngs_without_its_profile():
+    data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", icc_profile=b"of CMYK")
+    image = normalise_encoding(data, "png")
+    assert image[1:] == (48, 64, 3, "CMYK JPEG")
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(decoded(image), expected)
+    assert b"iCCP" not in image.data
 
 
 def test_cmyk_jpegs_become_rgb():

@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import re
 import resource
@@ -12,11 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_fast import Config, make_dataset
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
+from imagenet_fast.data.info import read_info
 from imagenet_fast.data.manifest import FILE, read_manifest, verify
 from imagenet_fast.data.prepare import JOURNAL, default_shards, prepare
 from imagenet_fast.data.sources import Item, Source, open_source
+from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.errors import UserError
 
 
@@ -205,11 +209,33 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
     before = contents(tmp_path)
     with pytest.raises(UserError, match=r"holds other data.*: seed 0 there, 5 asked for"):
         prepare(source, tmp_path, seed=5, progress=False)
+    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
+        prepare(source, tmp_path, encoding="png", progress=False)
     with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
         prepare(source, tmp_path, train_shards=2, progress=False)
     with pytest.raises(UserError, match="fingerprint"):
         prepare(open_source("folders", folders, holdout=0.25, seed=1), tmp_path, progress=False)
     assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_what_does_not_tell_its_encoding_has_jpegs(folders, tmp_path, finished):
+    source = open_source("folders", folders, holdout=0.25)
+    prepare(source, tmp_path / "whole", progress=False)
+    older = tmp_path / "older"
+    if finished:
+        prepare(source, older, progress=False)
+    else:
+        interrupt(source, older, after=30)
+    notes = older / (FILE if finished else JOURNAL)
+    text = notes.read_text()
+    assert '"encoding": "jpeg",' in text
+    notes.write_text(re.sub(r'\s*"encoding": "jpeg",', "", text))
+    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
+        prepare(source, older, encoding="png", progress=False)
+    prepare(source, older, progress=False)
+    for file, data in contents(tmp_path / "whole").items():
+        assert file == FILE or contents(older)[file] == data
 
 
 def test_shards_of_unknown_origin_are_not_replaced(source, tmp_path):
@@ -366,6 +392,80 @@ def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
         assert example[records.COLORSPACE] == [b"Grayscale"]
 
 
+class Noise(ArraySource):
+    """Twelve images of noise of 16 pixels in each split, grey or RGB; the label is the place."""
+
+    def __init__(self, grey):
+        shape = (12, 16, 16) if grey else (12, 16, 16, 3)
+        random = np.random.RandomState(0)
+        arrays = {
+            split: (random.randint(0, 256, shape, np.uint8), np.arange(12))
+            for split in ("train", "validation")
+        }
+        super().__init__("noise", "noise", map(str, range(12)), arrays)
+
+    def pixels(self, split, label):
+        image = self.read(split, label).image
+        return image if image.ndim == 3 else np.dstack([image] * 3)
+
+
+@pytest.mark.parametrize(
+    ("grey", "split", "cache"),
+    [
+        (False, "train", "none"),
+        (False, "train", "encoded"),
+        (False, "train", "decoded"),
+        (False, "validation", "none"),
+        (True, "train", "none"),
+    ],
+)
+def test_pixels_come_out_of_the_pipeline_as_they_went_into_pngs(tmp_path, grey, split, cache):
+    source = Noise(grey)
+    manifest = prepare(source, tmp_path, encoding="png", progress=False)
+    assert manifest.converted == {"pixels": 24}
+    assert manifest.source["encoding"] == "png"
+    config = Config(
+        data_dir=str(tmp_path),
+        image_size=16,
+        train_crop="none",
+        flip=False,
+        eval_crop_fraction=1.0,
+        batch_size=6,
+        strategy="one_device",
+        cache=cache,
+    )
+    seen = {}
+    for images, labels, weights in itertools.islice(make_dataset(config, split), 2):
+        assert (weights.numpy() == 1).all()
+        seen.update(zip(labels.numpy().tolist(), images.numpy()))
+    assert sorted(seen) == list(range(12))
+    for label, image in seen.items():
+        np.testing.assert_array_equal(image, source.pixels(split, label))
+
+
+def test_an_unknown_encoding_is_refused_before_any_work(source, tmp_path):
+    source.read = None
+    with pytest.raises(UserError, match=r"no encoding 'pngs'; .* jpeg, png; did you mean 'png'"):
+        prepare(source, tmp_path / "x", encoding="pngs", progress=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_odd_images_become_pngs(mixed, tmp_path):
+    manifest = prepare(mixed, tmp_path / "out", encoding="png", progress=False)
+    assert manifest.converted == {"CMYK JPEG": 2, "PNG": 4}
+    kinds = {}
+    for example in read(tmp_path / "out", "train"):
+        image = Image.open(io.BytesIO(example[records.ENCODED][0]))
+        kinds[Path(example[records.FILENAME][0].decode()).name] = image.format, image.mode
+    assert kinds == {
+        "cmyk.jpg": ("PNG", "RGB"),
+        "good.jpg": ("JPEG", "RGB"),
+        "grey.jpg": ("JPEG", "L"),
+        "masked.jpg": ("PNG", "RGB"),
+        "picture.png": ("PNG", "RGB"),
+    }
+
+
 @pytest.mark.parametrize("label", [-1, 2])
 def test_labels_out_of_range_are_refused(tmp_path, label):
     with pytest.raises(UserError, match=rf"pixels: .* has the label {label}, outside 0\.\.1"):
@@ -388,8 +488,24 @@ def test_numbers_of_shards(tmp_path):
     for wrong in (0, 21, -1):
         with pytest.raises(UserError, match=f"between 1 and .* 20, not {wrong}"):
             prepare(Pixels(), tmp_path / "x", train_shards=wrong, progress=False)
+    with pytest.raises(UserError, match="no train images"):
+        prepare(Pixels(train=0), tmp_path / "x", progress=False)
     with pytest.raises(UserError, match="no validation images"):
-        prepare(Pixels(validation=0), tmp_path / "x", progress=False)
+        prepare(Pixels(validation=0), tmp_path / "x", validation_shards=2, progress=False)
+
+
+def test_a_source_without_validation_images(tmp_path):
+    manifest = prepare(Pixels(validation=0), tmp_path / "data", progress=False)
+    assert list(manifest.splits) == ["train"]
+    assert verify(tmp_path / "data", progress=False) == []
+    info = read_info(Config(data_dir=str(tmp_path / "data"), batch_size=4))
+    assert (info.splits["train"].examples, list(info.splits)) == (20, ["train"])
+    # Its training shards are those that it would have with validation images.
+    whole = prepare(Pixels(), tmp_path / "whole", progress=False)
+    assert manifest.splits["train"] == whole.splits["train"]
+    (tmp_path / "data" / "train-00000-of-00008").unlink()
+    assert prepare(Pixels(validation=0), tmp_path / "data", progress=False) == manifest
+    assert verify(tmp_path / "data", progress=False) == []
 
 
 @pytest.mark.parametrize(

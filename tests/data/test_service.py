@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from input_server_process import HOST, free_port, running_server
+from server_processes import HOST, free_port, running_server
 
 from imagenet_fast import Config, UserError, make_dataset
 from imagenet_fast.data import service

@@ -2,7 +2,7 @@
 
 import pytest
 
-from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.errors import UserError
 
 
@@ -40,3 +40,16 @@ def test_group_size(images, per_replica, replicas, size):
 def test_groups_that_do_not_divide_the_replicas(images, per_replica, replicas, message):
     with pytest.raises(UserError, match=f"batch_norm_batch_size {images} takes {message}"):
         batch_norm_group_size(images, per_replica, replicas)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "per_replica", "expected"),
+    [(0, 512, 0), (32, 512, 32), (512, 512, 0), (1024, 512, 0), (1, 3, 1)],
+)
+def test_parts_of_a_replicas_images(wanted, per_replica, expected):
+    assert ghost_batch_size(wanted, per_replica) == expected
+
+
+def test_parts_that_do_not_divide():
+    with pytest.raises(UserError, match=r"does not divide the 512 images .* try 64 or 128"):
+        ghost_batch_size(100, 512)

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
+from model_weights import weights_in
 
 pytestmark = pytest.mark.slow
 
@@ -49,16 +49,6 @@ def rows(bench, name):
         return []
 
 
-def weights(folder):
-    """Returns all that the last checkpoint in a run's folder holds of the model."""
-    reader = tf.train.load_checkpoint(str(folder / "checkpoints"))
-    return {
-        name: reader.get_tensor(name)
-        for name in reader.get_variable_to_shape_map()
-        if name.startswith("model/") and name.endswith("VARIABLE_VALUE")
-    }
-
-
 def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
     use(bench, digits, port, "undisturbed")
     output = bench.run("--yes", "keep_running", timeout=300)
@@ -88,8 +78,8 @@ def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
 
     # What is fetched is the run, and every bit of it is as if nothing had happened.
     bench.run("fetch")
-    found = weights(bench.checkout / "runs" / "preempted")
-    expected = weights(bench.folder / "mounted" / "undisturbed")
+    found = weights_in(bench.checkout / "runs" / "preempted")
+    expected = weights_in(bench.folder / "mounted" / "undisturbed")
     assert found.keys() == expected.keys()
     assert any("optimizer" in name for name in expected)
     for name, value in expected.items():

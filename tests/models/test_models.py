@@ -17,6 +17,11 @@ SMALL = [
     ("resnet18", (32, 32, 3), {"stem": "small"}),
     ("resnet20", (32, 32, 3), {}),
     ("alexnet_bn", (64, 64, 3), {}),
+    ("resnet9", (32, 32, 3), {"width": 4}),
+    ("resnet9", (32, 32, 3), {"width": 4, "whitening": True, "activation": "celu"}),
+    ("airbench94", (32, 32, 3), {"width": 4}),
+    ("amoebanet_b", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
+    ("amoebanet_d", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
 ]
 
 
@@ -73,14 +78,18 @@ def test_option_of_no_model():
         models.build("resnet20", 10, (32, 32, 3), zero_gama=True)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet20", "alexnet_bn"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet20", "alexnet_bn", "resnet9", "airbench95", "amoebanet_d"]
+)
 @pytest.mark.parametrize("shape", [(64, 64), (64, 64, None), (64, 0, 3), (2, 64, 64, 3)])
 def test_impossible_input_shape(name, shape):
     with pytest.raises(UserError, match="input_shape"):
         models.build(name, 10, shape)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet20", "alexnet_bn"])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet20", "alexnet_bn", "resnet9", "airbench95", "amoebanet_d"]
+)
 def test_no_classes(name):
     with pytest.raises(UserError, match="num_classes=0"):
         models.build(name, 0, (64, 64, 3))
@@ -104,6 +113,7 @@ def test_precision(name, shape, options, policy):
         layer.name: layer.compute_dtype for layer in model.layers if layer.name != "images"
     }
     assert compute_dtypes.pop("logits") == "float32"
+    assert compute_dtypes.pop("scale", "float32") == "float32"
     assert set(compute_dtypes.values()) == {policy.replace("mixed_", "")}
 
 
@@ -112,9 +122,10 @@ def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     model = models.build(name, 7, shape, **options)
     logits = model.get_layer("logits")
     assert logits.activation is keras.activations.linear
-    assert not logits.bias.numpy().any()
-    norm = model.get_layer("bn1" if name == "alexnet_bn" else "stem_bn")
-    assert (norm.momentum, norm.epsilon) == (0.9, 1e-5)
+    assert logits.bias is None or not logits.bias.numpy().any()
+    norms = [x for x in model.submodules if isinstance(x, keras.layers.BatchNormalization)]
+    expected = (0.6, 1e-12) if name == "airbench94" else (0.9, 1e-5)
+    assert {(norm.momentum, norm.epsilon) for norm in norms} == {expected}
 
 
 @pytest.mark.parametrize(("name", "shape", "options"), SMALL)
@@ -122,12 +133,12 @@ def test_batch_norm_options_reach_every_layer(name, shape, options):
     model = models.build(
         name, 7, shape, batch_norm_momentum=0.75, batch_norm_epsilon=0.002, **options
     )
-    norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
+    norms = [x for x in model.submodules if isinstance(x, keras.layers.BatchNormalization)]
     assert norms
     assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.75, 0.002)}
 
 
-@pytest.mark.parametrize("name", ["resnet20", "alexnet_bn"])
+@pytest.mark.parametrize("name", ["resnet20", "alexnet_bn", "resnet9"])
 def test_same_seed_same_weights_and_no_two_layers_alike(name):
     def weights():
         keras.utils.set_random_seed(3)

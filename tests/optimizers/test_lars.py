@@ -54,13 +54,15 @@ def reference(
     inside=True,
     decayed=None,
     trusted=None,
+    factors=None,
 ):
     """The rule written again, one variable after the other."""
     results = []
     for i, start in enumerate(weights):
         w, v = np.array(start), np.zeros_like(start)
-        own = decay if decayed is None or decayed[i] else 0.0
+        own = decay if decayed is None else decayed[i] * decay
         for rate, grads in zip(rates, gradients):
+            rate = rate if factors is None else factors[i] * rate
             g = grads[i]
             norm_w, norm_g = np.sqrt((w * w).sum()), np.sqrt((g * g).sum())
             trust = 1.0
@@ -156,6 +158,29 @@ def test_many_steps_with_a_changing_rate(nesterov, inside, momentum, dtype, tole
         changes += [{"nesterov": not nesterov}, {"inside": not inside}]
     for change in changes:
         assert distance(got, expected(**change)) > 1e-3
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_rates_and_decays_by_factors(inside):
+    weights, gradients = problem("float64")
+    decayed, factors = [1, 0.25, 0, 0.5, 2], [1, 64, 0.5, 2, 0]
+    optimizer = LARS(
+        StepDecay(0.25, [30], 0.5),
+        weight_decay=0.3,
+        eeta=0.01,
+        rate_in_momentum=inside,
+        weight_decay_mask=decayed,
+        rate_factors=factors,
+        trust_mask=TRUSTED,
+    )
+    got = train(optimizer, weights, gradients)
+    options = {"decay": 0.3, "eeta": 0.01, "inside": inside, "trusted": TRUSTED}
+    rates = [0.25] * 30 + [0.125] * 20
+    expected = reference(weights, gradients, rates, decayed=decayed, factors=factors, **options)
+    for a, b in zip(got, expected):
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max())
+    np.testing.assert_array_equal(got[-1], weights[-1])
+    assert distance(got, reference(weights, gradients, rates, decayed=decayed, **options)) > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +331,7 @@ def test_weights_alone_are_scaled_and_decayed():
     assert 0 < sum(weights) < len(weights)
     assert optimizer.trust_mask == optimizer.weight_decay_mask == weights
     assert (optimizer.eeta, optimizer.epsilon, optimizer.rate_in_momentum) == (0.02, 1e-5, True)
-    model = build_model(RUN.replace(weight_decay_on="all", lars_rate_in_momentum=False))
+    model = build_model(RUN.replace(weight_decay_on="all", rate_in_momentum="no"))
     assert model.optimizer.weight_decay_mask == [True] * len(weights)
     assert model.optimizer.trust_mask == weights
     assert model.optimizer.rate_in_momentum is False
@@ -349,6 +374,7 @@ def make_all_different():
         nesterov=True,
         rate_in_momentum=False,
         weight_decay_mask=np.array(DECAYED),
+        rate_factors=np.arange(5),
         trust_mask=np.array(TRUSTED),
         name="mine",
         global_clipnorm=5.0,
@@ -377,6 +403,7 @@ def test_config_tells_all_options():
     assert (config["eeta"], config["epsilon"], config["rate_in_momentum"]) == (0.01, 1e-5, False)
     assert (config["momentum"], config["nesterov"], config["weight_decay"]) == (0.8, True, 0.05)
     assert config["weight_decay_mask"] == DECAYED
+    assert config["rate_factors"] == [0, 1, 2, 3, 4]
     assert config["trust_mask"] == TRUSTED
 
 
@@ -396,8 +423,3 @@ def test_in_a_saved_model_and_a_checkpoint(tmp_path):
         network.fit(x, x[:, :3], shuffle=False, verbose=0)
     for a, b in zip(model.get_weights(), again.get_weights()):
         np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-def test_mask_of_the_wrong_length():
-    with pytest.raises(ValueError, match=r"trust_mask has 1 entries, but there are 2 trainable"):
-        LARS(trust_mask=[True]).build([tf.Variable([1.0]), tf.Variable([2.0])])

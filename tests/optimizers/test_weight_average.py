@@ -36,6 +36,27 @@ def test_values():
         np.testing.assert_allclose(found.numpy(), value, rtol=1e-6)
 
 
+def test_each_fifth_step_of_an_epoch():
+    """Page 2019: .99 ** 5 = .9509900499, after batches 0, 5, .., 95 of 97: 20 times an epoch."""
+    variable = tf.Variable(0.0)
+    average = WeightAverage([variable], 0.99, every=5)
+    variable.assign(1.0)
+    average.update(0)
+    np.testing.assert_allclose(average.averages[0].numpy(), 1 - 0.9509900499, rtol=1e-6)
+
+    average.restart()
+    variable.assign(0.0)
+    updates = 0
+    update = tf.function(average.update)
+    for epoch in range(2):
+        for step in tf.range(97, dtype=tf.int64):
+            before = average.averages[0].numpy()
+            update(step)
+            updates += average.averages[0].numpy() != before
+        assert updates == 20 * (epoch + 1)
+    np.testing.assert_allclose(average.averages[0].numpy(), 0.9509900499**40, rtol=1e-5)
+
+
 def test_exact_swap():
     generator = np.random.default_rng(0)
     variables = [tf.Variable(generator.normal(size=100).astype("float32")) for _ in range(3)]

@@ -145,4 +145,12 @@ def test_a_wrong_command_is_found(parse):
 def test_commands_are_found():
     assert len(COMMANDS) > 30
     programs = {line.values[0].split()[0] for line in COMMANDS}
-    assert programs >= {"prepare", "train", "export", "predict", "benchmark", "input-server"}
+    assert programs >= {
+        "prepare",
+        "train",
+        "export",
+        "predict",
+        "benchmark",
+        "input-server",
+        "stage-server",
+    }

@@ -523,7 +523,7 @@ def test_errors_are_one_line(capsys, tmp_path, monkeypatch):
             "range is empty",
             "--study_dir",
             "--search",
-            "nothing is not",
+            "nothing does not exist",
             "several workers",
             "[tune]",
         ],

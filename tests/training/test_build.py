@@ -183,6 +183,25 @@ def test_needs_data():
         build_model(Config(model="resnet8"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "adm"}, "adm"),
+        ({"optimizer": "adam", "bias_rate_factor": 2.0}, "bias_rate_factor is for"),
+        ({"fusion_segments": "1000"}, "1000"),
+        ({"whitening": False, "initial_weights": "nowhere"}, "initial_weights: nowhere is neither"),
+    ],
+)
+def test_what_is_wrong_is_found_before_images_are_read(digits, monkeypatch, changes, message):
+    for name in ("whiten", "make_images_on_device"):
+        monkeypatch.setattr(f"imagenet_fast.training.build.{name}", lambda *_: pytest.fail("read"))
+    config = SMALL.replace(
+        synthetic=False, data_dir=digits, data_on_device=True, model="resnet9", width=4
+    )
+    with pytest.raises(UserError, match=message):
+        build_model(config.replace(**{"whitening": True, **changes}))
+
+
 # --- Precision
 
 

@@ -12,6 +12,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.training.checkpoint import (
     Checkpoints,
+    check_model_dir,
     claim_model_dir,
     read_config,
     read_labels,
@@ -192,6 +193,15 @@ def test_a_new_directory_is_claimed(config):
     assert read_config(config.model_dir) == config
     assert read_labels(config.model_dir) == LABEL_NAMES
     claim_model_dir(config, LABEL_NAMES)  # the same run goes on
+
+
+def test_a_directory_is_checked_without_being_claimed(config):
+    check_model_dir(config)
+    assert not pathlib.Path(config.model_dir).exists()
+    claim_model_dir(config, LABEL_NAMES)
+    check_model_dir(config)
+    with pytest.raises(UserError, match=r"other options \(seed is 0 there, 3 here"):
+        check_model_dir(config.replace(seed=3))
 
 
 def test_what_has_no_part_in_the_weights_may_change(config, tmp_path):

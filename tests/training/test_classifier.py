@@ -259,6 +259,13 @@ def test_fit_learns():
     assert told["loss"] < 0.2
 
 
+def test_the_progress_bar_shows_what_is_told_at_the_end(capsys):
+    model = classifier(keras.optimizers.SGD(0.0))
+    told = model.fit(IMAGES, LABELS, batch_size=2, epochs=1, verbose=1).history
+    bar = capsys.readouterr().out.split("\r")[-1]
+    assert f"top1: {told['top1'][0]:.4f}" in bar and "examples: 8.0000" in bar
+
+
 def test_predict_gives_probabilities():
     model = classifier()
     probabilities = model.predict(IMAGES, batch_size=3, verbose=0)
@@ -292,6 +299,47 @@ def test_compile_with_another_optimizer():
     step(once)
     step(twice)
     assert_close(weights_of(twice), weights_of(once))
+
+
+# --- Slow copies of the weights
+
+
+def test_an_average_of_some_steps_counts_anew_in_each_epoch():
+    model = classifier()
+    model.keep_weight_average(0.5, every=2)
+    model.steps_per_epoch = 3
+    expected = weights_of(model)
+    for number in range(8):
+        step(model)
+        if number % 3 in (0, 2):
+            expected = [0.25 * a + 0.75 * w for a, w in zip(expected, weights_of(model))]
+    assert_close([average.numpy() for average in model.weight_average.averages], expected)
+
+
+def test_lookahead_pulls_the_weights_back():
+    model, free = classifier(), classifier()
+    model.look_ahead(0.5, every=2, total_steps=4)
+    start = weights_of(model)
+    step(model), step(free)
+    assert_close(weights_of(model), weights_of(free), 0)
+    step(model), step(free)
+    # After step 2 of 4: 0.5 ** 2 * (2 / 4) ** 3.
+    keep = 1 / 32
+    expected = [keep * s + (1 - keep) * w for s, w in zip(start, weights_of(free))]
+    assert_close(weights_of(model), expected)
+
+
+# --- Several views
+
+
+def test_evaluation_takes_the_mean_logits_of_the_views():
+    model, flipping = classifier(), classifier(views="flip")
+    both = [model(images).numpy() for images in (IMAGES, IMAGES[:, :, ::-1])]
+    expected = keras.losses.sparse_categorical_crossentropy(LABELS, sum(both) / 2, True)
+    told = flipping.evaluate(IMAGES, LABELS, batch_size=8, verbose=0, return_dict=True)
+    assert told["loss"] == pytest.approx(np.mean(expected), rel=1e-5)
+    predicted = flipping.predict(IMAGES, verbose=0)
+    np.testing.assert_allclose(predicted, tf.nn.softmax(sum(both) / 2), rtol=1e-5)
 
 
 # --- Several replicas

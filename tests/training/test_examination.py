@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
@@ -96,9 +97,8 @@ def look(logits, labels, weights=None):
     weights = np.ones(len(labels), "f4") if weights is None else np.array(weights, "f4")
     logits = tf.constant(logits, tf.float32)
     labels = tf.constant(labels, tf.int32)
-    parts = examination._look(
-        lambda images, training: logits, tf.constant(images), labels, tf.constant(weights)
-    )
+    model = types.SimpleNamespace(logits=lambda images: logits)
+    parts = examination._look(model, tf.constant(images), labels, tf.constant(weights))
     _, answers, _, images, facts = (part.numpy() for part in parts)
     return answers.tolist(), images[:, 0, 0, 0].tolist(), facts
 

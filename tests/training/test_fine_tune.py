@@ -75,6 +75,14 @@ def test_last_layer_is_new_where_the_classes_are_others(source, capfd):
     assert "but for the last layer, logits" in capfd.readouterr().err
 
 
+def test_last_layer_is_found_where_a_scale_follows_it(tmp_path):
+    before = values(make_run(tmp_path, model="resnet9"))
+    config = SMALL.replace(model="resnet9", num_classes=7)
+    fresh = values(build_model(config))
+    found = values(build_model(config.replace(initial_weights=str(tmp_path))))
+    assert_same(found, {**before, HEAD[0]: fresh[HEAD[0]]})
+
+
 def test_as_many_other_classes_are_not_the_same(tmp_path):
     labels = tuple(f"kind {i}" for i in range(10))
     config = SMALL.replace(model_dir=str(tmp_path))

@@ -32,6 +32,7 @@ LENGTHS = {
     "mlperf_64k": (65536, 19, 1752, 620),
     "tencent_4min_resnet50": (65536, 19, 1710, 589),
     "tencent_4min_alexnet": (65536, 19, 1805, 95),
+    "gpipe_amoebanet": (256, 5004, 450_360, 15_012),
 }
 
 
@@ -218,7 +219,7 @@ def test_optimizers(name, optimizer, momentum, nesterov, decay, epsilon, smoothi
     assert (config.optimizer, config.momentum, config.nesterov) == (optimizer, momentum, nesterov)
     assert (config.weight_decay, config.lars_epsilon) == (decay, epsilon)
     assert (config.label_smoothing, config.precision) == (smoothing, precision)
-    assert (config.lars_eeta, config.lars_rate_in_momentum) == (0.001, True)
+    assert (config.lars_eeta, config.rate_in_momentum == "no") == (0.001, False)
     # Biases are decayed by Goyal et al. and Google's SGD, but not where LARS skips them.
     assert config.weight_decay_on == ("weights" if optimizer == "lars" else "auto")
     assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (0.9, 1e-5)
@@ -249,6 +250,17 @@ def test_alexnet():
     # 227 pixels of 256.
     assert round(config.image_size / config.eval_crop_fraction) == 256
     assert load("tencent_4min_resnet50").model == "resnet50"
+
+
+def test_gpipe_amoebanet():
+    config = load("gpipe_amoebanet")
+    assert (config.model, config.normal_cells, config.cell_filters) == ("amoebanet_b", 18, 512)
+    assert (config.image_size, config.pipeline_stages) == (480, 4)
+    assert (config.optimizer, config.weight_decay, config.ema_decay) == ("rmsprop", 4e-5, 0.9999)
+    steps = steps_around(15_012, 20_016, last=100_000)
+    epochs = np.array(steps) / 5004
+    expected = 0.64 * 0.9 ** np.floor(np.maximum(epochs, 3)) * np.minimum(1, epochs / 3)
+    np.testing.assert_allclose(rates("gpipe_amoebanet", steps), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in LENGTHS if name.startswith("mlperf")])
@@ -354,4 +366,5 @@ def test_the_readme_lists_all_recipes(path):
 
 def test_all_publications_are_tested_here():
     ours = {"digits", "fashion_mnist", "fine_tune", "fine_tune_digits", "photos"}
-    assert {path.stem for path in PATHS} - ours == set(LENGTHS)
+    cifar = {path.stem for path in PATHS if path.stem.startswith(("myrtle", "airbench"))}
+    assert {path.stem for path in PATHS} - ours - cifar == set(LENGTHS)

@@ -103,6 +103,15 @@ def test_options_of_the_schedule():
         assert rate(schedule, step) == pytest.approx(expected, rel=2e-7)
 
 
+def test_decay_every_so_often():
+    config = Config(
+        batch_size=32, learning_rate=1.0, warmup="0 steps", duration="90 steps", rate_scaling="none"
+    )
+    schedule = build_schedule(config.replace(decay_every="2.4 epochs", decay_factor=0.5), 10)
+    for step in range(90):
+        assert rate(schedule, step) == pytest.approx(0.5 ** (step // 24), rel=2e-7)
+
+
 @pytest.mark.parametrize("changes", [{"warmup": "0 epochs"}, {"rate_scaling": "none"}])
 def test_warmup_that_there_is_none(changes):
     config = Config(batch_size=8192, **changes)

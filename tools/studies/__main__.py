@@ -1,5 +1,6 @@
 """Trains what the log of a study lacks, then writes its tables and pictures.
 
+    python tools/studies bag_of_tricks --data_dir=data/fashion_mnist_32 --seeds=5 --jobs=2
     python tools/studies large_batch --data_dir=data/fashion_mnist --jobs=2
     python tools/studies batch_norm_groups --data_dir=data/fashion_mnist --jobs=2
     python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
@@ -28,6 +29,7 @@ from imagenet_fast.errors import UserError, nearest
 ROOT = pathlib.Path(__file__).parents[2]
 # With the module of each whose run(setting, seed, data_dir) trains.
 STUDIES = {
+    "bag_of_tricks": "study.training",
     "batch_norm_groups": "study.training",
     "jpeg_decoding": "jpeg_decoding.training",
     "large_batch": "large_batch.training",

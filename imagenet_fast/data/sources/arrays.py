@@ -56,3 +56,24 @@ class ArraySource(Source):
         """As ``Source``; the filename is the split and the index."""
         images, numbers = self._arrays[split]
         return Item(images[index], int(numbers[index]), f"{split}_{index:05d}")
+
+
+def pad_images(images: np.ndarray, size: int) -> np.ndarray:
+    """Returns images in the middle of squares of zeros; an odd pixel goes to the bottom or right.
+
+    Args:
+      images: uint8 of shape (n, height, width) or (n, height, width, 3).
+      size: Height and width of the squares.
+
+    Raises:
+      UserError: The images are larger.
+    """
+    height, width = images.shape[1:3]
+    if size < max(height, width):
+        raise UserError(
+            f"pad_to={size} is less than the images' {height} x {width} pixels: give "
+            f"{max(height, width)} or more, or 0 for no border"
+        )
+    top, left = (size - height) // 2, (size - width) // 2
+    borders = [(0, 0), (top, size - height - top), (left, size - width - left), (0, 0)]
+    return np.pad(images, borders[: images.ndim])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import os
 import pickle
 import tarfile
 import zlib
@@ -76,22 +77,46 @@ _LAYOUTS = {
     ),
 }
 
+# What Keras names the data sets in its cache, and what it appends: first those of folders, then
+# those of archives; in each the newest version's first.
+_KERAS_NAMES = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+_KERAS_SUFFIXES = ("-target", "", "-target_archive", "_archive", ".tar.gz")
 
-def open_cifar10(path: Path) -> ArraySource:
+
+def open_cifar10(path: Path | None = None) -> ArraySource:
     """Returns CIFAR-10: 10 classes, 50,000 and 10,000 RGB images of 32x32 pixels.
 
     Args:
-      path: The directory of its files (or the one above it), or the ``.tar.gz``, in either format.
+      path: The directory of its files (or the one above it), or the ``.tar.gz``, in either format;
+        by default what ``keras.datasets.cifar10.load_data()`` has left in ``$KERAS_HOME`` or
+        ``~/.keras``. Nothing is downloaded.
 
     Raises:
-      UserError: A file is missing or is not what its name says.
+      UserError: A file is missing or is not what its name says, or Keras has left nothing.
     """
-    return _open("cifar10", path)
+    return _open("cifar10", path or _find_in_keras_cache("cifar10"))
 
 
-def open_cifar100(path: Path) -> ArraySource:
+def open_cifar100(path: Path | None = None) -> ArraySource:
     """Returns CIFAR-100 with its 100 fine classes; else as ``open_cifar10``."""
-    return _open("cifar100", path)
+    return _open("cifar100", path or _find_in_keras_cache("cifar100"))
+
+
+def _find_in_keras_cache(name: str) -> Path:
+    """Returns the folder or archive that one of Keras' versions has left."""
+    # KERAS_HOME takes the place of ~/.keras in Keras 3; tf_keras and Keras 2 do not heed it.
+    homes = dict.fromkeys((os.environ.get("KERAS_HOME") or "~/.keras", "~/.keras"))
+    folders = [Path(home).expanduser() / "datasets" for home in homes]
+    for folder in folders:
+        for suffix in _KERAS_SUFFIXES:
+            path = folder / f"{_KERAS_NAMES[name]}{suffix}"
+            if path.exists():
+                return path
+    raise UserError(
+        f"{name}: Keras has left none in {' or '.join(map(str, folders))}; "
+        f'`python -c "import keras; keras.datasets.{name}.load_data()"` downloads it, or give '
+        "--source_path"
+    )
 
 
 def _open(name: str, path: Path) -> ArraySource:

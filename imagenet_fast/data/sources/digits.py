@@ -7,7 +7,7 @@ from PIL import Image
 
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.data.sources.holdout import hold_out
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, how_to_install
 
 _SIZE = 32
 _HOLD_OUT = 0.2
@@ -25,9 +25,7 @@ def open_digits() -> ArraySource:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise UserError(
-            "the digits come with scikit-learn: pip install 'imagenet_fast[digits]'"
-        ) from error
+        raise UserError(f"the digits come with scikit-learn: {how_to_install('digits')}") from error
     digits = load_digits()
     images = np.stack([_enlarge(image) for image in digits.images])
     validation = hold_out(digits.target, _HOLD_OUT, seed=0)

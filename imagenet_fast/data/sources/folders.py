@@ -15,6 +15,7 @@ from imagenet_fast.errors import UserError, nearest
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".png", ".gif", ".bmp", ".webp")
 _VALIDATION = ("validation", "val", "test")
+_NAMED = 5  # of the classes that are warned of
 
 _Files = list[tuple[str, int]]  # name relative to the data set's directory, label
 
@@ -23,7 +24,12 @@ class FolderSource(Source):
     """Image files in folders named after their classes."""
 
     def __init__(
-        self, name: str, root: Path, labels: tuple[str, ...], files: Mapping[str, _Files]
+        self,
+        name: str,
+        root: Path,
+        labels: tuple[str, ...],
+        files: Mapping[str, _Files],
+        warnings: tuple[str, ...] = (),
     ) -> None:
         """Initialises the source.
 
@@ -32,6 +38,7 @@ class FolderSource(Source):
           root: The directory that the files' names are relative to.
           labels: As ``Source``.
           files: For each split the images' names and labels.
+          warnings: As ``Source``.
         """
         digest = hashlib.sha256()
         for split, members in files.items():
@@ -39,7 +46,7 @@ class FolderSource(Source):
                 # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
                 digest.update(f"{split}\0{file}\0{(root / file).stat().st_size}\n".encode())
         sizes = {split: len(members) for split, members in files.items()}
-        super().__init__("folders", name, labels, sizes, digest.hexdigest())
+        super().__init__("folders", name, labels, sizes, digest.hexdigest(), warnings=warnings)
         self._root = root
         self._files = dict(files)
 
@@ -55,7 +62,8 @@ def open_folders(
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
     Classes are numbered in alphabetical order. Images may lie deeper within their class folder;
-    files that are not named like an image, and hidden ones, are ignored.
+    files that are not named like an image, and hidden ones, are ignored. Classes without validation
+    images are warned of.
 
     Args:
       path: The directory. Its validation folder may be named ``validation``, ``val`` or ``test``;
@@ -86,6 +94,7 @@ def open_folders(
                 f"{nearest(unknown[0], labels)}"
             )
         splits = {"train": files, "validation": _list_images(path, validation, labels)}
+        advice = f"put some into {validation}"
     else:
         if not 0 < holdout < 1:
             raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
@@ -94,7 +103,27 @@ def open_folders(
             "train": [file for file, out in zip(files, chosen) if not out],
             "validation": [file for file, out in zip(files, chosen) if out],
         }
-    return FolderSource(name or path.name, path, labels, splits)
+        advice = (
+            f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
+        )
+    warnings = _warnings(labels, splits["validation"], advice)
+    return FolderSource(name or path.name, path, labels, splits, warnings)
+
+
+def _warnings(labels: tuple[str, ...], validation: _Files, advice: str) -> tuple[str, ...]:
+    """Returns what to say of the classes of which training cannot measure the accuracy."""
+    measured = {label for _, label in validation}
+    names = [repr(name) for label, name in enumerate(labels) if label not in measured]
+    if not names:
+        return ()
+    if not measured:
+        return (f"there are no validation images, by which to measure accuracy; {advice}",)
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    told = f"{', '.join(names[:_NAMED])}{more}"
+    return (
+        f"{len(names)} of {len(labels)} classes have no validation images, by which to measure "
+        f"accuracy ({told}); {advice}",
+    )
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.data.sources.arrays import ArraySource, pad_images
 from imagenet_fast.errors import UserError, nearest
 
 # Where Debian's package dataset-fashion-mnist puts them.
@@ -39,16 +39,18 @@ _SPLITS = {"train": "train", "validation": "t10k"}
 _UNSIGNED_BYTE = 8
 
 
-def open_idx(path: Path | None = None, name: str | None = None) -> ArraySource:
+def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0) -> ArraySource:
     """Returns MNIST or Fashion-MNIST from a directory of idx files, gzipped or not.
 
     Args:
       path: The directory of ``train-images-idx3-ubyte`` and its three fellows; by default that of
         Debian's package dataset-fashion-mnist.
       name: ``mnist`` or ``fashion_mnist``, if the first training labels do not tell.
+      pad_to: Height and width that the images of 28 x 28 pixels get by a border of zeros; 0: none.
 
     Raises:
-      UserError: A file is missing or is not what its name says, or nobody can tell which set it is.
+      UserError: A file is missing or is not what its name says, nobody can tell which set it is, or
+        the images are larger than ``pad_to``.
     """
     path = path or _DEBIAN
     if not path.is_dir():
@@ -73,6 +75,11 @@ def open_idx(path: Path | None = None, name: str | None = None) -> ArraySource:
         raise UserError(
             f"no idx data set {name!r}; there are {', '.join(_LABELS)}{nearest(name, _LABELS)}"
         )
+    if pad_to:
+        arrays = {
+            split: (pad_images(images, pad_to), numbers)
+            for split, (images, numbers) in arrays.items()
+        }
     return ArraySource("idx", name, _LABELS[name], arrays)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from imagenet_fast.data.sources.base import Item, Source
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.paths import to_local_path
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
@@ -252,9 +252,7 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
     try:
         from scipy.io import loadmat
     except ImportError as error:
-        raise UserError(
-            f"{path}: reading it needs SciPy: pip install 'imagenet_fast[imagenet]'"
-        ) from error
+        raise UserError(f"{path}: reading it needs SciPy: {how_to_install('imagenet')}") from error
     try:
         table = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"]
         columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]

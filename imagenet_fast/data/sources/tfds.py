@@ -103,7 +103,8 @@ def open_tfds(path: Path) -> TfdsSource:
     if "train" not in splits or validation is None:
         raise UserError(
             f"{directory}: needs the splits train, and validation or test; has "
-            f"{', '.join(sorted(splits)) or 'none'}"
+            f"{', '.join(sorted(splits)) or 'none'}; --source=folders holds images out for "
+            "validation, from folders of classes"
         )
     shards = {
         "train": _index(directory, splits["train"]),

@@ -1,6 +1,8 @@
 import collections
+import contextlib
 import os
 import pickle
+import shutil
 import struct
 import tarfile
 from typing import ClassVar
@@ -87,6 +89,82 @@ def test_a_directory_the_one_above_and_the_archive(tmp_path, write, ten):
     with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as archive:
         archive.add(folder, "cifar-batches")
     check(open_source(kind, tmp_path / "archive.tar.gz"), ten)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home directory without anything in it, and no other cache of Keras."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("KERAS_HOME", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["{0}", "{0}-target/{0}", "{0}/{0}", "{0}.tar.gz", "{0}-target_archive", "{0}_archive"],
+)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
+)
+def test_what_keras_left_is_found(home, left, kind, name):
+    ten = kind == "cifar10"
+    path = home / ".keras" / "datasets" / left.format(name)
+    path.parent.mkdir(parents=True)
+    folder = home / "elsewhere" if path.name != name else path
+    folder.mkdir()
+    write_pickle(folder, ten)
+    if path != folder:
+        with tarfile.open(path, "w:gz") as archive:
+            archive.add(folder, name)
+    check(open_source(kind), ten)
+    other = "cifar100" if ten else "cifar10"
+    with pytest.raises(UserError, match=f"{other}: Keras has left none in {home}/.keras/datasets"):
+        open_source(other)
+
+
+def test_keras_home_is_looked_into_first(home, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", str(home / "cache"))
+    own, usual = (home / name / "datasets/cifar-100-python" for name in ("cache", ".keras"))
+    usual.mkdir(parents=True)
+    write_pickle(usual, ten=False)
+    check(open_source("cifar100"), ten=False)  # where tf_keras leaves it in any case
+    own.mkdir(parents=True)
+    with pytest.raises(UserError, match=f"{own}: is not cifar100"):
+        open_source("cifar100")
+
+
+def test_keras_has_left_nothing(home, monkeypatch):
+    monkeypatch.setenv("KERAS_HOME", "~/cache")
+    with pytest.raises(UserError) as caught:
+        open_source("cifar10")
+    assert str(caught.value) == (
+        f"cifar10: Keras has left none in {home}/cache/datasets or {home}/.keras/datasets; "
+        '`python -c "import keras; keras.datasets.cifar10.load_data()"` downloads it, or give '
+        "--source_path"
+    )
+
+
+@pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
+def test_where_the_installed_keras_itself_leaves_them(home, monkeypatch, kind):
+    data_utils = pytest.importorskip("tf_keras.src.utils.data_utils")
+    datasets = pytest.importorskip("tf_keras.datasets")
+
+    def download(url, path, progress):
+        (home / "made").mkdir()
+        write_pickle(home / "made", kind == "cifar10")
+        with tarfile.open(path, "w:gz") as archive:
+            name = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}[kind]
+            archive.add(home / "made", name)
+
+    monkeypatch.setattr(data_utils, "urlretrieve", download)
+    monkeypatch.setattr(data_utils, "validate_file", lambda *args, **kwargs: True)
+    (home / ".keras").mkdir()
+    with contextlib.suppress(ValueError):  # of the number of images
+        getattr(datasets, kind).load_data()
+    check(open_source(kind), kind == "cifar10")
+    (folder,) = (path for path in (home / ".keras/datasets").iterdir() if path.is_dir())
+    shutil.rmtree(folder)  # the archive beside it is left
+    check(open_source(kind), kind == "cifar10")
 
 
 def test_both_formats_give_the_same_images(tmp_path):

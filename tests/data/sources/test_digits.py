@@ -34,5 +34,5 @@ def test_images_are_the_digits_enlarged():
 
 def test_without_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'imagenet_fast\[digits\]'"):
+    with pytest.raises(UserError, match=r"pip install -e '\.\[digits\]'` in a clone"):
         open_source("digits")

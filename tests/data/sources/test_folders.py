@@ -59,6 +59,37 @@ def test_some_of_each_class_is_held_out_where_there_is_no_validation_folder(tmp_
     assert other.describe() != source.describe()
 
 
+def test_classes_without_validation_images_are_warned_of(tmp_path):
+    write(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "train/cat/1.jpg", "val/bee/1.jpg")
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert warning == (
+        "2 of 3 classes have no validation images, by which to measure accuracy ('ant', 'cat'); "
+        f"put some into {tmp_path}/val"
+    )
+    write(tmp_path, "val/ant/1.jpg", "val/cat/1.jpg")
+    assert open_source("folders", tmp_path).warnings == ()
+
+
+def test_classes_of_which_nothing_is_held_out_are_warned_of(tmp_path):
+    few = [f"{label}/{index}.jpg" for label in "abcdefgh" for index in range(4)]
+    write(tmp_path, *few, *(f"many/{index}.jpg" for index in range(10)))
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert warning == (
+        "8 of 9 classes have no validation images, by which to measure accuracy ('a', 'b', 'c', "
+        "'d', 'e' and 3 more); --holdout=0.1 takes none of so few images: give a greater one, or "
+        "more images"
+    )
+    assert open_source("folders", tmp_path, holdout=0.25).warnings == ()
+
+
+def test_no_validation_images_at_all_are_warned_of(tmp_path):
+    write(tmp_path, "ant/1.jpg", "bee/1.jpg")
+    source = open_source("folders", tmp_path)
+    assert source.splits == {"train": 2, "validation": 0}
+    (warning,) = source.warnings
+    assert "no validation images, by which to measure accuracy; --holdout=0.1 takes" in warning
+
+
 def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
     for place in ("here", "there", "other"):
         write(tmp_path / place / "set", "train/a/1.jpg", "val/a/2.jpg")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources.arrays import pad_images
 from imagenet_fast.errors import UserError
 
 FASHION = [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
@@ -53,6 +54,44 @@ def test_which_set_it_is_told_by_the_labels_or_by_name(tmp_path):
     assert open_source("idx", tmp_path, name="mnist").name == "mnist"
     with pytest.raises(UserError, match="did you mean 'fashion_mnist'"):
         open_source("idx", tmp_path, name="fashion-mnist")
+
+
+def test_a_border_of_zeros(tmp_path):
+    write(tmp_path, FASHION, [4, 2])
+    plain, padded = open_source("idx", tmp_path), open_source("idx", tmp_path, pad_to=10)
+    for split, index in (("train", 3), ("validation", 1)):
+        image = padded.read(split, index).image
+        expected = np.zeros((10, 10), np.uint8)
+        expected[1:8, 2:7] = plain.read(split, index).image  # of 7 x 5 pixels
+        np.testing.assert_array_equal(image, expected)
+        assert image.dtype == np.uint8
+    assert padded.read("train", 3)[1:] == plain.read("train", 3)[1:]
+    assert padded.describe()["fingerprint"] != plain.describe()["fingerprint"]
+
+
+def test_no_border(tmp_path):
+    write(tmp_path, FASHION, [4, 2])
+    assert (
+        open_source("idx", tmp_path, pad_to=0).describe() == open_source("idx", tmp_path).describe()
+    )
+    assert open_source("idx", tmp_path, pad_to=7).read("train", 0).image.shape == (7, 7)
+
+
+@pytest.mark.parametrize("size", [6, -32])
+def test_a_border_that_would_cut(tmp_path, size):
+    write(tmp_path, FASHION, [0])
+    with pytest.raises(
+        UserError, match=f"pad_to={size} is less than the images' 7 x 5 pixels: give 7"
+    ):
+        open_source("idx", tmp_path, pad_to=size)
+
+
+def test_images_of_three_channels_get_the_same_border():
+    images = np.random.RandomState(0).randint(1, 256, (2, 3, 4, 3), np.uint8)
+    padded = pad_images(images, 5)
+    assert padded.shape == (2, 5, 5, 3)
+    np.testing.assert_array_equal(padded[:, 1:4, :4], images)
+    assert padded.sum() == images.sum()
 
 
 def test_labels_out_of_range(tmp_path):

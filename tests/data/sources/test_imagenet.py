@@ -176,7 +176,7 @@ def test_what_is_made_of_text_and_of_the_devkit_is_the_same_job(directory):
 
 def test_the_devkit_without_scipy(downloads, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(UserError, match=r"needs SciPy: pip install 'imagenet_fast\[imagenet\]'"):
+    with pytest.raises(UserError, match=r"needs SciPy: `pip install -e '\.\[imagenet\]'`"):
         open_source("imagenet", downloads)
 
 

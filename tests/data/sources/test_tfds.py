@@ -94,7 +94,8 @@ def test_other_file_formats(tmp_path):
 def test_missing_splits_and_features(tmp_path):
     write(tmp_path, {"train": SPLITS["train"]})
     with pytest.raises(
-        UserError, match="needs the splits train, and validation or test; has train"
+        UserError,
+        match="needs the splits train, and validation or test; has train; --source=folders",
     ):
         open_source("tfds", tmp_path)
     write(tmp_path, SPLITS, features=("image", "objects"))

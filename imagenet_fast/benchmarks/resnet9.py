@@ -1,0 +1,271 @@
+"""A training step of Page's ResNet-9 recipe against plain Keras, and against its network alone."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.benchmarks.step import stepper, title
+from imagenet_fast.benchmarks.timing import Comparison, Spread, Timed, take_turns, timed
+from imagenet_fast.config import Config
+from imagenet_fast.data.cache import images_of
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.order import share_of
+from imagenet_fast.data.pipeline import make_dataset, thread_count
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.sources.arrays import ArraySource
+from imagenet_fast.errors import UserError
+from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.training.build import build_classifier, build_model, precision_policy
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.fine_tune import network_of
+
+NAMES = ("imagenet_fast", "plain Keras", "network alone", "batch alone", "update alone")
+OUTSIDE = "outside the network"
+_RANDOM_BATCHES, _RANDOM_CLASSES = 10, 10
+
+
+def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5) -> Comparison:
+    """Times training steps of a recipe and of plain Keras, and parts of a step, in turns.
+
+    In this order, each on one device, with weights in the same network of the same precision:
+
+    * the recipe's step, as ``fit`` calls it, with the images on the device;
+    * that of a ``keras.Model`` that ``tf.data`` feeds with the same images from memory;
+    * the network's forward and backward pass, of a batch that is normalized already;
+    * making a batch, and nothing else;
+    * the update of the weights and of their moving average, and nothing else.
+
+    What is outside the network is the first one's time less the third one's.
+
+    Args:
+      config: of a recipe of ``resnet9``. Without ``data_dir``, images are random.
+      warmup: untimed samples of each at first.
+      repeats: timed samples of each.
+      steps: training steps in a sample, after which the device is waited for. With a multiple of
+        ``ema_every``, all samples have as many updates of the moving average.
+
+    Raises:
+      UserError: if it is no such recipe, or the data cannot be used.
+    """
+    _check(config)
+    config = config.replace(strategy="one_device")
+    with contextlib.ExitStack() as stack:
+        if not config.data_dir:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="imagenet_fast_"))
+            write_random_images(directory, _RANDOM_BATCHES * config.batch_size, config)
+            config = config.replace(data_dir=directory)
+        model = build_model(config)
+        ours = iter(make_dataset(config, "train"))
+        images, labels = _arrays(config)
+    theirs = keras_model(config, model.labels)
+    batches = keras_dataset(images, labels, len(model.labels), config)
+    normalize = PixelNormalization(config.pixel_mean, config.pixel_std, dtype=tf.float32)
+    first = slice(config.batch_size)
+    alone = network_gradients(
+        network_of(theirs), normalize(images[first]), tf.constant(labels[first]), config.xla
+    )
+    times = take_turns(
+        [
+            timed(stepper(model, ours, steps)),
+            _on_new_iterators(theirs, batches, steps),
+            timed(_repeated(alone, steps)),
+            timed(_repeated(_batch_maker(model, config.xla), steps)),
+            timed(_repeated(_updater(model, config.xla), steps)),
+        ],
+        warmup=warmup,
+        repeats=repeats,
+    )
+    whole, network = times[0].seconds, times[2].seconds
+    outside = Spread.of([1 - part / step for part, step in zip(network, whole)])
+    return Comparison(
+        _title(config, steps),
+        _notes(config, len(images)),
+        NAMES,
+        times,
+        steps * config.batch_size,
+        {OUTSIDE: outside},
+    )
+
+
+def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
+    """Returns the recipe's network, from uint8 pixels to logits, compiled as Keras' users do.
+
+    Its rate is Keras' default, which has no part in the time.
+
+    Args:
+      config: of the recipe.
+      labels: the name of each class.
+    """
+    classifier = build_classifier(config, labels)
+    with precision_policy(config.precision):
+        model = keras.Model(classifier.inputs, classifier.outputs)
+    model.compile(
+        optimizer=keras.optimizers.SGD(momentum=config.momentum, nesterov=config.nesterov),
+        loss=keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=config.label_smoothing
+        ),
+        metrics=["accuracy"],
+        jit_compile=config.xla,
+    )
+    return model
+
+
+def keras_dataset(
+    images: np.ndarray, labels: np.ndarray, classes: int, config: Config
+) -> tf.data.Dataset:
+    """Returns endless batches of cropped and mirrored images, as Keras' guides make them.
+
+    Args:
+      images: uint8 [images, size, size, 3].
+      labels: int [images].
+      classes: how many there are.
+      config: says how far images are shifted, and how many are in a batch.
+
+    Returns:
+      uint8 [batch, size, size, 3], and float32 [batch, classes] for a loss with smoothed labels.
+    """
+    padding = config.crop_padding
+    mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[config.crop_border]
+
+    def change(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        padded = tf.pad(image, [[padding, padding], [padding, padding], [0, 0]], mode)
+        cropped = tf.image.random_crop(padded, image.shape)
+        return tf.image.random_flip_left_right(cropped), tf.one_hot(label, classes)
+
+    return (
+        tf.data.Dataset.from_tensor_slices((images, labels))
+        .shuffle(len(images))
+        .repeat()
+        .map(change, num_parallel_calls=tf.data.AUTOTUNE)
+        .batch(config.batch_size, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def network_gradients(
+    network: keras.Model, images: tf.Tensor, labels: tf.Tensor, xla: bool
+) -> Callable[[], list[tf.Tensor]]:
+    """Returns what takes a network forward and backward, and does nothing else.
+
+    Args:
+      network: from normalized images to logits.
+      images: float [batch, height, width, channels], always the same.
+      labels: integer [batch].
+      xla: whether XLA compiles it.
+
+    Returns:
+      A function that returns the gradients, by the trainable variables, of the cross-entropy's sum
+      over the images.
+    """
+
+    @tf.function(jit_compile=xla, autograph=False)
+    def gradients(images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            logits = network(images, training=True)
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+            loss = tf.reduce_sum(losses)
+        return tape.gradient(loss, network.trainable_variables)
+
+    return lambda: gradients(images, labels)
+
+
+def write_random_images(directory: str | os.PathLike[str], count: int, config: Config) -> None:
+    """Writes a data set of random images, the same ones each time, as ``prepare`` does.
+
+    Args:
+      directory: where to.
+      count: training images; as few validation images as there can be.
+      config: gives their size.
+    """
+    random = np.random.default_rng(0)
+    arrays = {}
+    for split, images in (("train", count), ("validation", 4)):
+        shape = (images, config.image_size, config.image_size, 3)
+        arrays[split] = (
+            random.integers(0, 256, shape, np.uint8),
+            random.integers(0, _RANDOM_CLASSES, images),
+        )
+    names = map(str, range(_RANDOM_CLASSES))
+    source = ArraySource("random", "random images", names, arrays)
+    prepare(source, directory, encoding="png", progress=False)
+
+
+def _check(config: Config) -> None:
+    needed = {"model": "resnet9", "data_on_device": True, "train_crop": "pad"}
+    for name, value in needed.items():
+        if getattr(config, name) != value:
+            raise UserError(
+                f"the benchmark is of recipes with {name}={value}, as myrtle_cifar10.flags, but "
+                f"this one has {name}={getattr(config, name)}"
+            )
+
+
+def _arrays(config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the training images, uint8 [images, size, size, 3], and labels, int32 [images]."""
+    split, config = read_info(config).splits["train"], with_resize_kernel(config)
+    share = share_of(split, config, pipelines=1, pipeline=0)
+    # As the model has called it, whose images are still held.
+    images, labels, _ = images_of(share, "train", config, thread_count(config), None)
+    return images.numpy(), labels.numpy()
+
+
+def _on_new_iterators(model: keras.Model, batches: tf.data.Dataset, steps: int) -> Timed:
+    """Returns what takes steps on an iterator of which nothing goes on in the others' turns."""
+
+    def sample() -> tuple[float, float]:
+        iterator = iter(batches)
+        # Until as many batches are made ahead as will be at the end.
+        stepper(model, iterator, 1)()
+        return timed(stepper(model, iterator, steps))()
+
+    return sample
+
+
+def _batch_maker(model: Classifier, xla: bool) -> Callable[[], object]:
+    """Returns what makes the model's training batches, one after the other."""
+    steps = itertools.count()
+    make = tf.function(
+        lambda step: model.training_images.batch(step, 0), jit_compile=xla, autograph=False
+    )
+    return lambda: make(tf.constant(next(steps), tf.int64))
+
+
+def _updater(model: Classifier, xla: bool) -> Callable[[], object]:
+    """Returns what updates the model as a step does, with gradients of zero."""
+    gradients = [tf.zeros_like(variable) for variable in model.trainable_variables]
+    update = tf.function(model.update, jit_compile=xla, autograph=False)
+    return lambda: model.distribute_strategy.run(update, (gradients,))
+
+
+def _repeated(call: Callable[[], object], times: int) -> Callable[[], None]:
+    def repeat() -> None:
+        for _ in range(times):
+            call()
+        tf.test.experimental.sync_devices()
+
+    return repeat
+
+
+def _title(config: Config, steps: int) -> str:
+    width = f", width {config.width}" if config.width else ""
+    return f"{title(config, steps)}{width}{', XLA' if config.xla else ''}"
+
+
+def _notes(config: Config, images: int) -> tuple[str, ...]:
+    return (
+        f"{images:,} images. imagenet_fast: in the device's memory, all of the recipe. plain "
+        "Keras: compile(SGD with momentum, smoothed cross-entropy, accuracy), images from memory "
+        "by tf.data, shuffled, cropped and mirrored; no moving average of the weights, no decay, "
+        "no schedule, one rate for all, no cutout, no top-5.",
+        "network alone: forward and backward pass of a normalized batch. batch alone: order, "
+        "crops and flips. update alone: of the weights and their moving average.",
+    )

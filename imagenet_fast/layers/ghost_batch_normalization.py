@@ -1,0 +1,171 @@
+"""Batch norm over small groups of a batch's images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+
+# Other ways of Keras' layer to take statistics, and what applies to those.
+_CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size", "adjustment")
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+class GhostBatchNormalization(keras.layers.BatchNormalization):
+    """Keras' batch norm, with statistics of their own for groups of a batch's images.
+
+    Ghost batch norm (Hoffer et al. 2017, "Train longer, generalize better") as Page 2019, "How to
+    Train Your ResNet 8", has it. In training, a batch of N images is N / ``ghost_batch_size``
+    groups, and image n belongs to group n modulo their number. Each group is normalized with its
+    own mean and biased variance, taken in float32, or in float64 if the layer computes in that. A
+    batch of up to ``ghost_batch_size`` images is one group. Under a strategy, N are the images of
+    one replica.
+
+    The moving averages take in the mean over the groups of the means, and of the variances with
+    Bessel's correction, as PyTorch and Keras' fused kernel have it. Page keeps averages for each
+    group, and averages those for evaluation: the same numbers, as an update is linear, and the
+    weights here do not depend on the batch size. Evaluation is that of Keras' layer.
+
+    Input: [batch, ..., channels], of any rank from 2. Output: of the same shape, in the compute
+    dtype. Calling the layer in training raises a ``UserError`` if the groups do not fill the batch;
+    where its size is not known when TensorFlow traces a function, that runs into an
+    ``InvalidArgumentError``.
+
+    Args:
+      axis: as of Keras' layer; must be the last one.
+      ghost_batch_size: images in a group.
+      **kwargs: options of Keras' layer (``momentum``, ``epsilon``, ``scale``, ...), except its
+        other ways to take statistics.
+
+    Raises:
+      UserError: if an option cannot be used; for ``axis``, when the layer is built.
+    """
+
+    def __init__(self, axis: int = -1, *, ghost_batch_size: int, **kwargs: Any) -> None:
+        if ghost_batch_size < 1:
+            raise UserError(f"ghost_batch_size is {ghost_batch_size}, but must be positive")
+        for option in _CONFLICTING:
+            if kwargs.get(option):
+                raise UserError(f"GhostBatchNormalization takes no {option}: see ghost_batch_size")
+        super().__init__(axis=axis, **kwargs)
+        self.ghost_batch_size = ghost_batch_size
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the weights: those of Keras' layer."""
+        super().build(input_shape)
+        if list(self.axis) != [len(input_shape) - 1]:
+            raise UserError(
+                f"GhostBatchNormalization got axis {list(self.axis)} of inputs of shape "
+                f"{tuple(input_shape)}, but takes channels that come last: axis=-1"
+            )
+
+    def call(
+        self,
+        inputs: tf.Tensor,
+        training: bool | tf.Tensor | None = None,
+        mask: tf.Tensor | None = None,
+    ) -> tf.Tensor:
+        """Normalizes by the groups' statistics if ``training``, else by the moving averages."""
+        if mask is not None:
+            raise UserError("GhostBatchNormalization takes no mask")
+        inputs = tf.cast(inputs, self.compute_dtype)
+        return tf.__internal__.smart_cond.smart_cond(
+            self._get_training_value(training),
+            lambda: self._normalize_groups(inputs),
+            lambda: super(GhostBatchNormalization, self).call(inputs, training=False),
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        return {**super().get_config(), "ghost_batch_size": self.ghost_batch_size}
+
+    def _normalize_groups(self, inputs: tf.Tensor) -> tf.Tensor:
+        shape = tf.shape(inputs)
+        images, channels = shape[0], inputs.shape[-1]
+        groups = self._number_of_groups(inputs)
+        grouped = tf.reshape(
+            inputs, [images // groups, groups, tf.reduce_prod(shape[1:-1]), channels]
+        )
+        gamma = self.gamma if self.scale else tf.ones([channels], self._param_dtype)
+        beta = self.beta if self.center else tf.zeros([channels], self._param_dtype)
+        # Faster under XLA, which fuses it; and the kernel knows no float64.
+        if tf.__internal__.get_enclosing_xla_context() or inputs.dtype == tf.float64:
+            normalize = _by_arithmetic
+        else:
+            normalize = _by_kernel
+        outputs, means, variances = normalize(grouped, gamma, beta, self.epsilon)
+        for average, values in ((self.moving_mean, means), (self.moving_variance, variances)):
+            self._assign_moving_average(
+                average, tf.reduce_mean(values, axis=0), self.momentum, images
+            )
+        return tf.reshape(outputs, shape)
+
+    def _number_of_groups(self, inputs: tf.Tensor) -> int | tf.Tensor:
+        size = self.ghost_batch_size
+        message = (
+            f"{self.name} normalizes groups of {size} images, which do not fill the batch: leave "
+            "out what remains of the data after full batches, or choose a ghost_batch_size that "
+            "divides the batch; the batch's images (of each replica) are"
+        )
+        images = inputs.shape[0]
+        if images is not None:
+            if images > size and images % size:
+                raise UserError(f"{message} {images}")
+            return max(images // size, 1)
+        images = tf.shape(inputs)[0]
+        fits = tf.logical_or(images <= size, images % size == 0)
+        with tf.control_dependencies([tf.debugging.Assert(fits, [message, images])]):
+            return tf.maximum(images // size, 1)
+
+
+def _by_kernel(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Normalizes the groups of ``x``, as so many channels more, with TensorFlow's fused kernel.
+
+    Args:
+      x: [images of a group, groups, positions, channels].
+      gamma: [channels].
+      beta: [channels].
+      epsilon: added to the variance.
+
+    Returns:
+      The outputs, of x's shape; the means and the unbiased variances, [groups, channels].
+    """
+    images, groups, positions, channels = tf.unstack(tf.shape(x))
+    outputs, means, variances, *_ = tf.raw_ops.FusedBatchNormV3(
+        x=tf.reshape(tf.transpose(x, [0, 2, 1, 3]), [images, positions, 1, groups * channels]),
+        scale=tf.tile(gamma, [groups]),
+        offset=tf.tile(beta, [groups]),
+        mean=[],
+        variance=[],
+        epsilon=epsilon,
+        is_training=True,
+    )
+    outputs = tf.transpose(tf.reshape(outputs, [images, positions, groups, channels]), [0, 2, 1, 3])
+    statistics_shape = [groups, channels]
+    return outputs, tf.reshape(means, statistics_shape), tf.reshape(variances, statistics_shape)
+
+
+def _by_arithmetic(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Does what ``_by_kernel`` does, in gamma's dtype."""
+    dtype = x.dtype
+    x = tf.cast(x, gamma.dtype)
+    mean = _mean_of_groups(x)
+    # Rounding may make the difference negative.
+    variance = tf.maximum(_mean_of_groups(tf.square(x)) - tf.square(mean), 0)
+    scale = gamma * tf.math.rsqrt(variance + epsilon)
+    outputs = tf.cast(x * scale + (beta - mean * scale), dtype)
+    entries = tf.cast(tf.shape(x)[0] * tf.shape(x)[2], x.dtype)
+    unbiased = variance * entries / tf.maximum(entries - 1, 1)
+    return outputs, tf.squeeze(mean, [0, 2]), tf.squeeze(unbiased, [0, 2])
+
+
+def _mean_of_groups(x: tf.Tensor) -> tf.Tensor:
+    """Returns [1, groups, 1, channels]; one axis after the other is faster than both together."""
+    return tf.reduce_mean(tf.reduce_mean(x, axis=0, keepdims=True), axis=2, keepdims=True)

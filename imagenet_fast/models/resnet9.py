@@ -1,0 +1,172 @@
+"""ResNet-9, the network of "How to Train Your ResNet" (Page 2019).
+
+Eight 3x3 convolutions and a dense layer, with which DAWNBench's record for 94% on CIFAR-10 was
+set. Each of Page's changes to the network ("Bag of tricks") is an option.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.layers import PatchWhitening
+from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.batch_norm import batch_norm
+from imagenet_fast.models.cifar import check_image_and_width, conv_block, max_pool_logits
+
+POOL_ORDERS = ("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu")
+ACTIVATIONS = ("relu", "celu")
+
+_PUBLISHED_WIDTH = 64
+_PUBLISHED_LOGITS_SCALE = 0.125
+
+
+def resnet9(
+    num_classes: int = 10,
+    input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
+    *,
+    width: int = 0,
+    pool_order: str = "conv_bn_relu_pool",
+    activation: str = "relu",
+    celu_alpha: float = 0.075,
+    batch_norm_scale: bool = True,
+    logits_scale: float = 0.0,
+    whitening: bool = False,
+    batch_norm_momentum: float = 0.9,
+    batch_norm_epsilon: float = 1e-5,
+    batch_norm_group_size: int = 1,
+    ghost_batch_size: int = 0,
+    name: str | None = None,
+) -> keras.Model:
+    """Makes Page's ResNet-9; its defaults are his baseline.
+
+    A convolution ``prep``; ``layer1`` to ``layer3``, each a convolution and a 2x2 max pool, the
+    first and the third followed by x + two more convolutions of x; the maximum over what is left
+    of the image (4x4 of 32x32); a dense layer. Every convolution is 3x3, without bias, and has a
+    batch norm and an activation.
+
+    Args:
+        num_classes: number of logits.
+        input_shape: (height, width, channels) of one image, at least 8 x 8; height and width may
+            be None.
+        width: channels of ``prep``; the layers have 2, 4 and 8 times as many. 0: the published 64.
+        pool_order: where the layers' pool is: ``"conv_bn_relu_pool"``, ``"conv_bn_pool_relu"``,
+            the same function for less work, or ``"conv_pool_bn_relu"``, which is less work again.
+        activation: ``"relu"`` or ``"celu"``, a smooth one.
+        celu_alpha: minus the least value of CELU.
+        batch_norm_scale: have a gamma in each batch norm; otherwise it is 1. A gamma of 1/4, as
+            Page freezes it, is the same as 1 with 4 times the ``celu_alpha`` and a quarter of the
+            ``logits_scale``; he has 0.3 and 1/16.
+        logits_scale: what the dense layer's outputs are multiplied by. 0: the published 1/8.
+        whitening: begin with ``whitening``, a fixed 3x3 convolution that whitens patches of the
+            image; ``prep`` is then 1x1. Its filters must be set from the data, by the ``adapt`` of
+            :class:`imagenet_fast.layers.PatchWhitening`.
+        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_epsilon: added to the variance.
+        batch_norm_group_size: neighbouring replicas that take the statistics together.
+        ghost_batch_size: images of a replica that take the statistics together; 0: all.
+        name: the model's name; None makes it ``resnet9``.
+
+    Returns:
+        An un-compiled functional model from float images [batch, height, width, channels],
+        normalised, to float32 logits [batch, num_classes].
+
+    Raises:
+        UserError: if the image is too small, there is no such order or activation, a number is
+            out of range, or statistics are asked for over several replicas and parts of one.
+    """
+    check_sizes(num_classes, input_shape)
+    check_image_and_width("resnet9", input_shape, 8, width)
+    for option, value, choices in (
+        ("pool_order", pool_order, POOL_ORDERS),
+        ("activation", activation, ACTIVATIONS),
+    ):
+        if value not in choices:
+            raise UserError(
+                f"resnet9: there is no {option} {value!r}{nearest(value, choices)}; use one of "
+                f"{', '.join(choices)}"
+            )
+    block = functools.partial(
+        conv_block,
+        norm=batch_norm(
+            batch_norm_momentum,
+            batch_norm_epsilon,
+            batch_norm_group_size,
+            ghost_batch_size=ghost_batch_size,
+            scale=batch_norm_scale,
+        ),
+        activation=_activation(activation, celu_alpha),
+    )
+    plain = f"conv_bn_{activation}"
+    pooled = pool_order.replace("relu", activation)
+
+    x = images = keras.Input(input_shape, name="images")
+    if whitening:
+        x = PatchWhitening(3, padding="same", name="whitening")(x)
+    width = width or _PUBLISHED_WIDTH
+    x = block(x, width, plain, "prep", kernel_size=1 if whitening else 3)
+    for number in (1, 2, 3):
+        layer = f"layer{number}"
+        filters = 2**number * width
+        x = block(x, filters, pooled, layer)
+        if number != 2:
+            y = block(x, filters, plain, f"{layer}_residual1")
+            y = block(y, filters, plain, f"{layer}_residual2")
+            x = keras.layers.Add(name=f"{layer}_add")([x, y])
+    logits = max_pool_logits(x, num_classes, logits_scale or _PUBLISHED_LOGITS_SCALE)
+    return keras.Model(images, logits, name=name or "resnet9")
+
+
+@keras.saving.register_keras_serializable(package="imagenet_fast")
+class CELU(keras.layers.Layer):
+    """The activation max(0, x) + min(0, alpha (exp(x / alpha) - 1)).
+
+    Barron 2017, "Continuously Differentiable Exponential Linear Units" (arXiv 1704.07483).
+
+    Args:
+        alpha: minus the least value, positive.
+        **kwargs: passed to ``keras.layers.Layer``.
+
+    Raises:
+        UserError: if alpha is not positive.
+    """
+
+    def __init__(self, alpha: float, **kwargs: Any) -> None:
+        if not alpha > 0:
+            raise UserError(f"CELU: alpha={alpha}, but must be positive")
+        super().__init__(**kwargs)
+        self.alpha = alpha
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """Returns the activations of ``inputs``, of any shape, in their dtype."""
+        return _celu(inputs, self.alpha)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments that make this layer again."""
+        return {**super().get_config(), "alpha": self.alpha}
+
+
+def _celu(x: tf.Tensor, alpha: float) -> tf.Tensor:
+    @tf.custom_gradient
+    def celu(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        elu = tf.nn.elu(x / alpha)
+
+        # The derivatives of CELU at x and of ELU at x / alpha are the same: scaling the gradient
+        # by alpha and back would take two more passes over memory.
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return tf.raw_ops.EluGrad(gradients=upstream, outputs=elu)
+
+        return alpha * elu, gradient
+
+    return celu(x)
+
+
+def _activation(name: str, celu_alpha: float) -> Callable[..., keras.layers.Layer]:
+    if name == "celu":
+        return functools.partial(CELU, celu_alpha)
+    return functools.partial(keras.layers.Activation, "relu")

@@ -1,0 +1,149 @@
+"""Muon: steps that are orthogonal matrices for the filters of convolutions, SGD for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.optimizers.momentum import as_list
+from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.optimizers.sgd import SGD
+
+# Of the odd polynomial of degree 5 that each step applies to all singular values. It is steep at 0,
+# and has what comes near 1 stay between 0.68 and 1.21.
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_EPSILON = 1e-7
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+class Muon(SGD):
+    """SGD whose filters move by matrices with singular values of about 1.
+
+    Jordan 2024, as his airbench for CIFAR-10 has it. A filter is taken as a matrix with a row for
+    each output channel::
+
+        u = filter_momentum * u + gradient
+        w = sqrt(rows) / |w| * w
+        w = w - rate * orthogonalize(u)     (Nesterov: of gradient + filter_momentum * u)
+
+    The length of the gradient plays no part, and there is no decay: each step gives a filter the
+    same norm anew. All other variables are SGD's.
+
+    Args:
+      learning_rate: a number or a schedule.
+      momentum: share of the momentum buffer that a step keeps, in [0, 1); not for filters.
+      nesterov: whether to look ahead, for filters, too.
+      filter_mask: for each trainable variable in order, whether it is a filter, with the output
+        channels in its last dimension; None: those with four dimensions, as the kernels of
+        convolutions have.
+      filter_momentum: share of the momentum buffer of a filter that a step keeps, in [0, 1).
+      newton_schulz_steps: of ``orthogonalize``.
+      newton_schulz_dtype: of ``orthogonalize``.
+      name: of the optimizer.
+      **kwargs: the other options of ``SGD``. ``rate_factors`` are for filters, too; weight decay
+        is not.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float | Schedule = 0.24,
+        momentum: float = 0.85,
+        nesterov: bool = True,
+        filter_mask: Sequence[bool] | None = None,
+        filter_momentum: float = 0.6,
+        newton_schulz_steps: int = 3,
+        newton_schulz_dtype: str = "bfloat16",
+        name: str = "Muon",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, momentum, nesterov, name=name, **kwargs)
+        self.filter_mask = as_list(filter_mask, bool)
+        self.filter_momentum = filter_momentum
+        self.newton_schulz_steps = newton_schulz_steps
+        self.newton_schulz_dtype = newton_schulz_dtype
+
+    def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
+        """Applies one gradient to its variable."""
+        index = self._index(variable)
+        if not self._is_filter(index, variable):
+            super().update_step(gradient, variable)
+            return
+        gradient = tf.convert_to_tensor(gradient, variable.dtype)
+        buffer, shape, dtype = self.momentums[index], variable.shape, gradient.dtype
+        momentum = tf.constant(self.filter_momentum, dtype)
+        direction = momentum * buffer + gradient
+        buffer.assign(direction)
+        if self.nesterov:
+            direction = gradient + momentum * direction
+        # Keras has the output channels in the columns. The step is the same, transposed: it has the
+        # singular vectors of the direction, and which of them stand left does not matter.
+        matrix = tf.reshape(direction, [-1, shape[-1]])
+        step = orthogonalize(matrix, self.newton_schulz_steps, self.newton_schulz_dtype)
+        norm = tf.constant(shape[-1] ** 0.5, dtype)
+        scale = tf.math.divide_no_nan(norm, tf.norm(variable))
+        rate = tf.cast(self._rate_of(index), dtype)
+        variable.assign(scale * variable - rate * tf.reshape(step, shape))
+
+    def _is_filter(self, index: int, variable: tf.Variable) -> bool:
+        if self.filter_mask is None:
+            return variable.shape.rank == 4
+        return self.filter_mask[index]
+
+    def _check(self, var_list: Sequence[tf.Variable]) -> None:
+        super()._check(var_list)
+        for index, variable in enumerate(var_list):
+            if self._is_filter(index, variable) and variable.shape.rank < 2:
+                raise UserError(
+                    f"filter_mask has entry {index} for {variable.name}, of shape "
+                    f"{tuple(variable.shape)}, which is no matrix; leave it to SGD"
+                )
+
+    def _by_variable(self) -> dict[str, list[Any] | None]:
+        return {**super()._by_variable(), "filter_mask": self.filter_mask}
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        config = super().get_config()
+        config.update(
+            filter_momentum=self.filter_momentum,
+            newton_schulz_steps=self.newton_schulz_steps,
+            newton_schulz_dtype=self.newton_schulz_dtype,
+        )
+        return config
+
+
+def orthogonalize(matrix: tf.Tensor, steps: int = 3, dtype: str = "bfloat16") -> tf.Tensor:
+    """Returns a matrix with the same singular vectors, and singular values of about 1.
+
+    By Newton-Schulz iteration with Jordan's coefficients, which does not converge, but brings
+    singular values to between 0.68 and 1.21 in few steps. Small ones take the most: each step
+    multiplies those by 3.44, beginning at their share of the matrix's norm.
+
+    Args:
+      matrix: float [rows, columns].
+      steps: of the iteration.
+      dtype: in which matrices are multiplied. All else is in that of ``matrix``, since rounded
+        coefficients would do more harm than rounded products.
+
+    Returns:
+      Of the shape and dtype of ``matrix``.
+    """
+    a, b, c = _COEFFICIENTS
+    # No singular value is above the norm.
+    x = matrix / (tf.norm(matrix) + _EPSILON)
+    tall = matrix.shape[0] > matrix.shape[1]
+
+    def product(left: tf.Tensor, right: tf.Tensor, **transpose: bool) -> tf.Tensor:
+        left, right = tf.cast(left, dtype), tf.cast(right, dtype)
+        return tf.cast(tf.matmul(left, right, **transpose), matrix.dtype)
+
+    for _ in range(steps):
+        # The smaller of both Gram matrices; the polynomial is the same on either side.
+        gram = product(x, x, transpose_a=tall, transpose_b=not tall)
+        factor = b * gram + c * product(gram, gram)
+        x = a * x + (product(x, factor) if tall else product(factor, x))
+    return x

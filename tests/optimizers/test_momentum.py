@@ -1,0 +1,93 @@
+"""What all optimizers with momentum share, each by the same steps."""
+
+import json
+import pathlib
+
+import momentum_job as job
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import UserError
+from imagenet_fast.optimizers import LARS, SGD, Muon
+
+EACH = pytest.mark.parametrize("name", job.OPTIMIZERS)
+
+
+def train(optimizer, jit_compile=False):
+    """Returns all weights after the steps of the job, in a row; float32."""
+    weights, gradients = job.problem()
+    variables = [tf.Variable(weight) for weight in weights]
+    optimizer.build(variables)
+
+    @tf.function(jit_compile=jit_compile)
+    def step(grads):
+        optimizer.apply_gradients(zip(grads, variables))
+
+    for grads in gradients:
+        step([tf.constant(g) for g in grads])
+    return np.concatenate([variable.numpy().ravel() for variable in variables])
+
+
+@EACH
+def test_in_one_program_of_xla(name):
+    expected = train(job.OPTIMIZERS[name]())
+    found = train(job.OPTIMIZERS[name](), jit_compile=True)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+    assert np.abs(expected).max() < 10  # so that the tolerance means something
+
+
+def test_two_devices(run_python, tmp_path):
+    """As one device."""
+    out = tmp_path / "weights.npz"
+    run_python([pathlib.Path(job.__file__), out])
+    with np.load(out) as found:
+        for name, make in job.OPTIMIZERS.items():
+            np.testing.assert_allclose(found[name], train(make()), rtol=1e-6, atol=1e-6)
+
+
+@EACH
+def test_survives_serialization(name):
+    optimizer = job.OPTIMIZERS[name]()
+    config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    again = keras.optimizers.deserialize(config)
+    assert type(again) is type(optimizer)
+    assert again.get_config() == optimizer.get_config()
+    np.testing.assert_array_equal(train(again), train(optimizer))
+
+
+@EACH
+def test_factors_count(name):
+    """Each of them moves the weights elsewhere."""
+    config = job.OPTIMIZERS[name]().get_config()
+    config["learning_rate"] = job.RATES
+
+    def with_factors(**factors):
+        return train(type(job.OPTIMIZERS[name]()).from_config({**config, **factors}))
+
+    found = with_factors()
+    for option in ("rate_factors", "weight_decay_mask"):
+        assert np.abs(with_factors(**{option: None}) - found).max() > 1e-3
+        np.testing.assert_array_equal(
+            with_factors(**{option: [True] * 4}), with_factors(**{option: None})
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "option"),
+    [
+        (SGD, "weight_decay_mask"),
+        (SGD, "rate_factors"),
+        (LARS, "trust_mask"),
+        (Muon, "filter_mask"),
+    ],
+)
+def test_too_few_entries(make, option):
+    variables = [tf.Variable([1.0]), tf.Variable([2.0])]
+    optimizer = make(**{option: [False]})
+    grads = [tf.constant([1.0])] * 2
+    for _ in range(2):  # the failure leaves nothing half-built
+        with pytest.raises(UserError, match=f"{option} has 1 entries, but there are 2 trainable"):
+            optimizer.apply_gradients(zip(grads, variables))
+    assert variables[0].numpy() == [1.0]

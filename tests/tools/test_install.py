@@ -1,0 +1,62 @@
+"""tools/install.sh, with programs in place of Python and pip that write down what they are told."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+PYTHON = """#!/bin/sh
+# python -m venv DIRECTORY
+mkdir -p "$3/bin"
+cp "$0" "$3/bin/python"
+printf '#!/bin/sh\necho "$@" >> pip.log\n' > "$3/bin/pip"
+chmod +x "$3/bin/pip"
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Runs the script in a clone and returns what pip was told then."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "install.sh", tmp_path / "tools")
+    shutil.copy(ROOT / "setup.cfg", tmp_path)
+    python = tmp_path / "python"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+
+    def run(*arguments):
+        log = tmp_path / "pip.log"
+        log.unlink(missing_ok=True)
+        subprocess.run(
+            [tmp_path / "tools" / "install.sh", *arguments],
+            env={**os.environ, "PYTHON": str(python)},
+            check=True,
+        )
+        return log.read_text().split() if log.exists() else None
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("extras", "told"),
+    [((), "."), (("digits",), ".[digits]"), (("test,addons",), ".[test,addons]")],
+)
+def test_extras_are_installed_once(install, extras, told):
+    first = install(".venv", *extras)
+    assert first[0] == "install"
+    assert first[-2:] == ["--editable", told]
+    assert install(".venv", *extras) is None
+
+
+def test_more_extras_are_added(install):
+    install(".venv")
+    assert install(".venv", "digits")[-1] == ".[digits]"
+
+
+def test_other_requirements_are_installed_again(install, tmp_path):
+    install(".venv")
+    (tmp_path / "setup.cfg").write_text("[metadata]\n")
+    assert install(".venv")[-1] == "."

@@ -1,0 +1,64 @@
+"""With XLA, a whole step of one device is one program."""
+
+import collections
+import pathlib
+
+import numpy as np
+import pytest
+from model_weights import weights_of
+
+from imagenet_fast import Config, build_model, make_dataset
+
+pytestmark = pytest.mark.slow
+
+FLAGS = pathlib.Path(__file__).parents[2] / "flags"
+PROGRAM, COUNT = "StatefulPartitionedCall", "AssignAddVariableOp"
+# What is left around the program: the number of the step comes in, results go out, Keras counts.
+AROUND = {PROGRAM, COUNT, "Placeholder", "IteratorGetNext", "Const", "Identity", "NoOp"}
+
+
+def recipe(name, digits, **changes):
+    return Config.from_flagfile(
+        FLAGS / f"{name}.flags",
+        data_dir=digits,
+        width=4,
+        image_size=16,
+        batch_size=64,
+        batch_norm_batch_size=16 if name.startswith("myrtle") else 0,
+        precision="float32",
+        **changes,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "tolerance"),
+    [
+        ("myrtle_cifar10", "float32", 2e-5),
+        ("myrtle_cifar10", "mixed_float16", None),
+        # Muon multiplies matrices in bfloat16.
+        ("airbench_cifar10", "float32", 2e-3),
+        ("airbench_cifar10", "mixed_bfloat16", None),
+    ],
+)
+def test_all_of_a_step_is_in_one_program(digits, name, precision, tolerance):
+    config = recipe(name, digits).replace(precision=precision, lookahead_every=2, clip_norm=10.0)
+    model, function, batches = prepared(config)
+    assert np.isfinite(function(batches)["loss"])
+    operations = function.get_concrete_function(batches).graph.get_operations()
+    by_type = collections.Counter(operation.type for operation in operations)
+    assert set(by_type) == AROUND
+    assert by_type[PROGRAM] == by_type[COUNT] == 1
+    (program,) = (operation for operation in operations if operation.type == PROGRAM)
+    assert program.get_attr("_XlaMustCompile")
+
+    if tolerance:
+        plain, function, batches = prepared(config.replace(xla=False))
+        function(batches)
+        for one, other in zip(weights_of(model), weights_of(plain)):
+            np.testing.assert_allclose(one, other, rtol=1e-3, atol=tolerance)
+
+
+def prepared(config):
+    """A model, what ``fit`` calls for a step, and its data."""
+    model = build_model(config)
+    return model, model.make_train_function(), iter(make_dataset(config, "train"))

@@ -1,0 +1,153 @@
+"""What the study of Page's bag of tricks trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from study.settings import Experiment, Setting
+
+from imagenet_fast.config import Config
+
+_BASE = pathlib.Path(__file__).with_name("base.flags")
+FULL = "all tricks"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A row of the published table.
+
+    Attributes:
+      name: of the trick, as a table calls it.
+      epochs: published, of this step.
+      seconds: published, to 94% on CIFAR-10, on a V100.
+      changes: what the step changes in the configuration of the one before; the schedule of its
+        rates follows from ``epochs`` unless it is among them.
+      undone: what takes the trick away from the whole recipe; None: it cannot be.
+    """
+
+    name: str
+    epochs: int
+    seconds: float | None
+    changes: dict[str, Any]
+    undone: dict[str, Any] | None = None
+
+
+# In the published order. Page changes the rate with the trick that allows it.
+STEPS = (
+    Step("baseline", 24, 75, {}),
+    Step(
+        "data on the device",
+        24,
+        70,
+        {"data_on_device": True, "augment_in_groups": True, "cache": "none"},
+    ),
+    Step(
+        "pool before batch norm",
+        25,
+        64,
+        {"pool_order": "conv_pool_bn_relu"},
+        {"pool_order": "conv_bn_relu_pool"},
+    ),
+    Step("label smoothing", 23, 59, {"label_smoothing": 0.2}, {"label_smoothing": 0.0}),
+    Step("CELU", 20, 52, {"activation": "celu", "celu_alpha": 0.075}, {"activation": "relu"}),
+    Step(
+        "ghost batch norm",
+        18,
+        46,
+        {"batch_norm_batch_size": 32, "learning_rate": 0.6},
+        {"batch_norm_batch_size": 0},
+    ),
+    Step(
+        "frozen scale",
+        17,
+        43,
+        {
+            "batch_norm_scale": False,
+            "celu_alpha": 0.3,
+            "logits_scale": 1 / 16,
+            "bias_rate_factor": 64.0,
+        },
+        {
+            "batch_norm_scale": True,
+            "celu_alpha": 0.075,
+            "logits_scale": 0.0,
+            "bias_rate_factor": 1.0,
+        },
+    ),
+    Step(
+        "patch whitening",
+        14,
+        36,
+        {"whitening": True, "learning_rate": 1.0, "cutout": 5},
+        {"whitening": False},
+    ),
+    Step("weight average", 13, 34, {"ema_decay": 0.99, "ema_every": 5}, {"ema_decay": 0.0}),
+    Step(
+        "flip in evaluation",
+        13,
+        None,
+        {"test_time_augmentation": "flip"},
+        {"test_time_augmentation": "none"},
+    ),
+    Step("no cutout", 10, 26, {"cutout": 0}, {"cutout": 5}),
+)
+
+
+def ladder() -> Experiment:
+    """The tricks one after another, each with all before it, in the epochs published."""
+    config = Config.from_flagfile(_BASE)
+    settings = []
+    for step in STEPS:
+        config = scheduled(config.replace(**step.changes), step.epochs)
+        settings.append(Setting(step.name, config))
+    return Experiment("ladder", tuple(settings))
+
+
+def whole_recipe(epochs: int = STEPS[-1].epochs) -> Config:
+    """Returns the configuration with all tricks, in so many epochs."""
+    return scheduled(ladder().settings[-1].config, epochs)
+
+
+def fewer_epochs() -> Experiment:
+    """The baseline, and all tricks in fewer epochs: how many they need for its accuracy."""
+    whole = [Setting(FULL, whole_recipe(epochs)) for epochs in (4, 6, 8, 10)]
+    return Experiment("epochs", (ladder().settings[0], *whole))
+
+
+def ablation() -> Experiment:
+    """All tricks but one, in the epochs published for all."""
+    whole = whole_recipe()
+    settings = [Setting(FULL, whole)]
+    for step in STEPS:
+        if step.undone is not None:
+            settings.append(Setting(step.name, whole.replace(**step.undone)))
+    return Experiment("ablation", tuple(settings))
+
+
+def precisions() -> Experiment:
+    """All tricks, in bfloat16 as all else here, and in float32."""
+    whole = whole_recipe()
+    return Experiment(
+        "precisions",
+        tuple(Setting(p, whole.replace(precision=p)) for p in ("mixed_bfloat16", "float32")),
+    )
+
+
+def scheduled(config: Config, epochs: int) -> Config:
+    """Returns the configuration with a run of so many epochs and the rates that Page gives it.
+
+    They rise in the first 5 epochs, with label smoothing in the first fifth of the run, and fall
+    until its end; of averaged weights to a tenth, two epochs before the end.
+    """
+    warmup = epochs / 5 if config.label_smoothing else 5
+    end, last = (epochs - 2, 0.1) if config.ema_decay else (epochs, 0.0)
+    return config.replace(
+        duration=f"{epochs} epochs",
+        knots_at=["0 epochs", f"{warmup:g} epochs", f"{end} epochs"],
+        knots=[0.0, 1.0, last],
+    )
+
+
+EXPERIMENTS = (ladder(), fewer_epochs(), ablation(), precisions())

@@ -1,0 +1,193 @@
+"""Makes the tables and the picture of docs/bag_of_tricks.md from the log."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from study import page, tables
+from study.log import Key, Record
+from study.settings import Setting
+from study.style import COLORS, drawn
+
+from bag_of_tricks.experiments import (
+    FULL,
+    STEPS,
+    ablation,
+    fewer_epochs,
+    ladder,
+    precisions,
+)
+from imagenet_fast.files import write_results
+
+PAGE, PICTURE, STEP_TIMES = "bag_of_tricks.md", "epochs.svg", "step_times.json"
+_PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
+
+# Seconds of an epoch by the step of the ladder.
+Times = Mapping[str, float]
+
+
+def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None:
+    """Writes the picture into ``directory`` and the tables into the page.
+
+    Raises:
+      UserError: if they cannot be written, or the page lacks a table's place.
+    """
+    write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (9, 4))})
+    times = read_step_times(directory)
+    page.rewrite(PAGE, lambda text: filled_page(text, records, times))
+
+
+def read_step_times(directory: pathlib.Path) -> Times:
+    """Returns what ``step_times.py`` has measured; nothing if it has not."""
+    file = directory / STEP_TIMES
+    if not file.exists():
+        return {}
+    measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
+    return {name: own["median"] for name, own in measured.items()}
+
+
+def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
+    """Returns the page with its tables made from the log and the times."""
+    parts = {
+        "ladder": _ladder_table(records, times),
+        "epochs": _epochs_table(records, times),
+        "ablation": _ablation_table(records),
+        "precisions": tables.markdown(
+            ["all tricks, 10 epochs", "accuracy"],
+            [[own.method, _accuracy(own, records)] for own in precisions().settings],
+        ),
+    }
+    return page.fill(text, parts)
+
+
+def _accuracy(setting: Setting, records: Mapping[Key, Record]) -> str:
+    """Percent, mean and standard deviation, and the number of runs."""
+    found = tables.outcome(setting, records)
+    if not found.errors:
+        return ""
+    if len(found.errors) == 1:
+        return f"{100 * (1 - found.mean):.2f} (1)"
+    return f"{100 * (1 - found.mean):.2f} ± {100 * found.deviation:.2f} ({len(found.errors)})"
+
+
+def _seconds(epochs: int, time: float | None) -> str:
+    return "" if time is None else f"{epochs * time:.0f}"
+
+
+def _ladder_table(records: Mapping[Key, Record], times: Times) -> str:
+    rows = []
+    for step, setting in zip(STEPS, ladder().settings):
+        published = "" if step.seconds is None else f"{step.seconds:g}"
+        own = _seconds(step.epochs, times.get(step.name))
+        rows.append([step.name, str(step.epochs), _accuracy(setting, records), own, published])
+    heading = ["with all before it", "epochs", "accuracy", "seconds", "published, to 94%: seconds"]
+    return tables.markdown(heading, rows)
+
+
+def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
+    first, last = STEPS[0], STEPS[-1]
+    baseline, *whole = fewer_epochs().settings
+    base_time, time = (times.get(step.name) for step in (first, last))
+    rows = [
+        [
+            first.name,
+            str(first.epochs),
+            _accuracy(baseline, records),
+            "1",
+            _seconds(first.epochs, base_time),
+            "1",
+        ]
+    ]
+    for setting in whole:
+        epochs = int(setting.config.duration.amount)
+        seconds = ""
+        if time is not None and base_time is not None:
+            seconds = f"{epochs * time / (first.epochs * base_time):.2f}"
+        rows.append(
+            [
+                FULL,
+                str(epochs),
+                _accuracy(setting, records),
+                f"{epochs / first.epochs:.2f}",
+                _seconds(epochs, time),
+                seconds,
+            ]
+        )
+    rows.append(
+        [
+            f"{FULL}, published",
+            str(last.epochs),
+            "94.1 on CIFAR-10",
+            f"{last.epochs / _PUBLISHED_EPOCHS:.2f}",
+            f"{last.seconds:g}",
+            f"{last.seconds / _PUBLISHED_SECONDS:.2f}",
+        ]
+    )
+    heading = ["", "epochs", "accuracy", "of the baseline's", "seconds", "of the baseline's"]
+    return tables.markdown(heading, rows)
+
+
+def _ablation_table(records: Mapping[Key, Record]) -> str:
+    whole = tables.outcome(ablation().settings[0], records)
+    rows = []
+    for setting in ablation().settings:
+        found = tables.outcome(setting, records)
+        name = setting.method if setting.method == FULL else f"without {setting.method}"
+        difference = ""
+        if setting.method != FULL and found.errors and whole.errors:
+            difference = f"{100 * (whole.mean - found.mean):+.2f}"
+        rows.append([name, _accuracy(setting, records), difference])
+    return tables.markdown(["", "accuracy", "difference"], rows)
+
+
+def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
+    """Accuracy against epochs: of all tricks, and of one step after another."""
+    left, right = figure.subplots(1, 2)
+    baseline, *whole = fewer_epochs().settings
+    _draw_points(left, whole, records, COLORS[0], FULL)
+    found = tables.outcome(baseline, records)
+    if found.errors:
+        height = 100 * (1 - found.mean)
+        epochs = STEPS[0].epochs
+        label = f"{STEPS[0].name}, {epochs} epochs"
+        left.axhline(height, color=COLORS[4], linestyle="--", label=label)
+    left.legend(frameon=False, loc="lower right")
+    left.set_title("a quarter of the channels")
+
+    steps = ladder().settings
+    _draw_points(right, steps, records, COLORS[1], "")
+    for setting in steps:
+        found = tables.outcome(setting, records)
+        if found.errors:
+            place = (setting.config.duration.amount, 100 * (1 - found.mean))
+            right.annotate(
+                setting.method, place, xytext=(5, -9), textcoords="offset points", fontsize=6
+            )
+    right.invert_xaxis()
+    right.set_title("an eighth, trick by trick")
+    for axes in (left, right):
+        axes.set_xlabel("epochs")
+        axes.set_ylabel("top-1 accuracy, percent")
+
+
+def _draw_points(
+    axes: Axes, settings: Sequence[Setting], records: Mapping[Key, Record], color: str, label: str
+) -> None:
+    """Mean and standard deviation of each setting that has been run."""
+    found = {
+        setting.config.duration.amount: tables.outcome(setting, records) for setting in settings
+    }
+    found = {epochs: own for epochs, own in found.items() if own.errors}
+    axes.errorbar(
+        list(found),
+        [100 * (1 - own.mean) for own in found.values()],
+        [100 * own.deviation for own in found.values()],
+        label=label,
+        color=color,
+        marker="o",
+        capsize=3,
+    )

@@ -1,0 +1,70 @@
+"""Times the steps of the ladder, in turns, on a machine that does nothing else.
+
+    python tools/studies/bag_of_tricks/step_times.py --data_dir=data/fashion_mnist_32
+
+writes benchmarks/bag_of_tricks/step_times.json, of which the study's --report makes the seconds in
+docs/bag_of_tricks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from bag_of_tricks.experiments import ladder
+from bag_of_tricks.report import STEP_TIMES
+from imagenet_fast import environment
+from imagenet_fast.benchmarks.step import stepper
+from imagenet_fast.benchmarks.timing import Spread, take_turns, timed
+from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.files import write_file
+from imagenet_fast.training.build import build_model
+
+_OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
+_STEPS, _WARMUP = 4, 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Times and writes."""
+    parser = argparse.ArgumentParser("step_times", description=__doc__.split("\n")[0])
+    parser.add_argument("--data_dir", required=True, help="shards, as for the study")
+    parser.add_argument("--repeats", type=int, default=5, help="turns (default: %(default)s)")
+    parser.add_argument("--output_dir", type=pathlib.Path, default=_OUTPUT)
+    given = parser.parse_args(arguments)
+    result = {
+        "seconds_per_epoch": _measure(given.data_dir, given.repeats),
+        "turns": given.repeats,
+        "steps_in_a_turn": _STEPS,
+        **environment.provenance(),
+    }
+    path = given.output_dir / STEP_TIMES
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, json.dumps(result, indent=2) + "\n")
+    print(path)
+    return 0
+
+
+def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
+    """Returns the seconds of an epoch of each step: median, min and max over the turns."""
+    settings = ladder().settings
+    models = [build_model(setting.config.replace(data_dir=data_dir)) for setting in settings]
+    calls = [stepper(model, iter(make_dataset(model.config, "train")), _STEPS) for model in models]
+    times = take_turns([timed(call) for call in calls], warmup=_WARMUP, repeats=repeats)
+    return {
+        setting.method: dataclasses.asdict(
+            Spread.of([own / _STEPS * model.steps_per_epoch for own in found.seconds])
+        )
+        for setting, model, found in zip(settings, models, times)
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
