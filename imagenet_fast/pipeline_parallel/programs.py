@@ -225,30 +225,37 @@ class Programs:
     @functools.cached_property
     def _forward_alone(self) -> Program:
         own = self._traced
-        return subgraph(own.function, own.fed, self._flat_outputs, self._of_forward)
+        ends = (self._flat_outputs, self._of_forward)
+        return subgraph(own.function, own.fed, *ends, own.forward_effects)
 
     @functools.cached_property
     def _forward_kept(self) -> Program:
         own = self._traced
         fetches = [*self._flat_outputs, *own.activations]
-        return subgraph(own.function, own.fed, fetches, self._of_forward)
+        ends = (fetches, self._of_forward)
+        return subgraph(own.function, own.fed, *ends, own.forward_effects)
 
     @functools.cached_property
     def _backward_alone(self) -> Program:
         own = self._traced
-        return subgraph(own.function, [*own.fed, *own.upstream], self._back, self._of_backward)
+        feeds = [*own.fed, *own.upstream]
+        ends = (self._back, self._of_backward)
+        return subgraph(own.function, feeds, *ends, own.backward_effects)
 
     @functools.cached_property
     def _backward_kept(self) -> Program:
         own = self._traced
         feeds = [*own.fed, *own.upstream, *own.activations]
-        return subgraph(own.function, feeds, self._back, self._of_backward)
+        ends = (self._back, self._of_backward)
+        return subgraph(own.function, feeds, *ends, own.backward_effects)
 
     @functools.cached_property
     def _both(self) -> Program:
         own = self._traced
+        fetches = [*self._flat_outputs, *self._back]
         terms = [*self._of_forward, *self._of_backward]
-        return subgraph(own.function, own.fed, [*self._flat_outputs, *self._back], terms)
+        effects = [*own.forward_effects, *own.backward_effects]
+        return subgraph(own.function, own.fed, fetches, terms, effects)
 
 
 class _Traced(NamedTuple):
@@ -264,6 +271,9 @@ class _Traced(NamedTuple):
       loss: 0 but in the last stage.
       gradients: of the variables and, but in the first stage, of the inputs that are floats.
       activations: what leads from the pass forward to the pass backward.
+      forward_effects: operations of the pass forward that do something, as a check or a print, but
+        compute nothing that another one needs.
+      backward_effects: those of the pass backward.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -275,6 +285,8 @@ class _Traced(NamedTuple):
     loss: tf.Tensor
     gradients: list[tf.Tensor | None]
     activations: Tensors
+    forward_effects: list[tf.Operation]
+    backward_effects: list[tf.Operation]
 
 
 def _trace(stage: Stage, inputs: Any, targets: Any, loss: Loss | None, first: bool) -> _Traced:
@@ -303,6 +315,7 @@ def _trace(stage: Stage, inputs: Any, targets: Any, loss: Loss | None, first: bo
         )
         operations = graph.get_operations()
         found.update(
+            forward=set(operations[:forward]),
             fed=[number, share, *flat],
             upstream=upstream,
             outputs=outputs,
@@ -318,7 +331,13 @@ def _trace(stage: Stage, inputs: Any, targets: Any, loss: Loss | None, first: bo
         tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float32), *specs
     )
     _check(function.graph, stage)
-    return _Traced(function, **found)
+    forward, effects = found.pop("forward"), function.graph.control_outputs
+    return _Traced(
+        function,
+        **found,
+        forward_effects=[own for own in effects if own in forward],
+        backward_effects=[own for own in effects if own not in forward],
+    )
 
 
 def _sum(values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -14,6 +14,7 @@ def subgraph(
     feeds: Sequence[tf.Tensor],
     fetches: Sequence[tf.Tensor],
     terms: Sequence[tf.Tensor] = (),
+    effects: Sequence[tf.Operation] = (),
 ) -> Callable[..., Tensors]:
     """Returns what computes some tensors of a function's graph from some others.
 
@@ -22,6 +23,7 @@ def subgraph(
       feeds: in its graph; what comes before them is not computed.
       fetches: in its graph.
       terms: in its graph; to be added to sums of their shapes and dtypes.
+      effects: operations of its graph to be run besides, for what they do.
 
     Returns:
       A concrete function of the values of the feeds and of the sums so far, which returns the
@@ -31,7 +33,8 @@ def subgraph(
     captured = graph.inputs[len(graph.inputs) - len(function.captured_inputs) :]
     known = {own.name for own in (*feeds, *captured)}
     wanted = [own.name for own in (*fetches, *terms)]
-    definition, used = _needed(graph.as_graph_def(), wanted, known)
+    ends = [*(name for name in wanted if name not in known), *(own.name for own in effects)]
+    definition, used = _needed(graph.as_graph_def(), ends, known)
 
     def program(*values: tf.Tensor) -> Tensors:
         own_graph = tf.compat.v1.get_default_graph()
@@ -57,14 +60,14 @@ def subgraph(
 
 
 def _needed(
-    definition: tf.compat.v1.GraphDef, fetches: Sequence[str], known: set[str]
+    definition: tf.compat.v1.GraphDef, ends: Sequence[str], known: set[str]
 ) -> tuple[tf.compat.v1.GraphDef, set[str]]:
-    """Returns the nodes that some tensors need, and which of the known tensors these use."""
+    """Returns some tensors' and operations' nodes and those they need; what known they use."""
     nodes = {node.name: node for node in definition.node}
     done = {own.partition(":")[0] for own in known}
     found: set[str] = set()
     used: set[str] = set()
-    waiting = [own for own in fetches if own not in known]
+    waiting = list(ends)
     while waiting:
         own = waiting.pop()
         name, _, place = own.lstrip("^").partition(":")

@@ -427,3 +427,30 @@ def test_stateless_random_numbers_may_be_drawn():
     inputs, upstream = draw(4, 3), [draw(4, 3)]
     found = taken(stage, inputs, keep=False, upstream=upstream)
     assert_close(found[:3], expected(stage, inputs, upstream=upstream)[:3], rtol=1e-4, atol=1e-5)
+
+
+class Told(layers.Layer):
+    """In training, checks its inputs and writes a line."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = f"file://{file}"
+
+    def call(self, inputs, training=None):
+        if training:
+            tf.debugging.assert_less(inputs, 9.0, message="too large")
+            if tf.reduce_max(inputs) > -9:
+                tf.print("computed", output_stream=self.file)
+        return 2 * inputs
+
+
+@pytest.mark.parametrize("loss", [None, squares])
+@pytest.mark.parametrize("keep", [True, False])
+def test_checks_and_prints_are_run_once_a_micro_batch(keep, loss, tmp_path):
+    stage = Stage([Told(tmp_path / "lines"), layers.Dense(3)], "/CPU:0")
+    inputs = draw(4, 3)
+    upstream = [] if loss else [draw(4, 3, seed=1)]
+    taken(stage, inputs, keep=keep, loss=loss, upstream=upstream, times=3)
+    assert (tmp_path / "lines").read_text() == "computed\n" * 3
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        taken(stage, inputs + 9, keep=keep, loss=loss, upstream=upstream)
