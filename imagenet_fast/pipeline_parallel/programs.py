@@ -92,6 +92,7 @@ class Programs:
         self._variables = stage.variables
         self._loss = loss
         self._traced = traced = _trace(stage, inputs, targets, loss, first)
+        self._weights = _read(traced.function)
         self.outputs = tf.nest.map_structure(spec_of, traced.outputs)
         self.activations = [spec_of(own) for own in traced.activations]
 
@@ -225,29 +226,25 @@ class Programs:
     @functools.cached_property
     def _forward_alone(self) -> Program:
         own = self._traced
-        ends = (self._flat_outputs, self._of_forward)
-        return subgraph(own.function, own.fed, *ends, own.forward_effects)
+        return self._cut(own.fed, self._flat_outputs, self._of_forward, own.forward_effects)
 
     @functools.cached_property
     def _forward_kept(self) -> Program:
         own = self._traced
         fetches = [*self._flat_outputs, *own.activations]
-        ends = (fetches, self._of_forward)
-        return subgraph(own.function, own.fed, *ends, own.forward_effects)
+        return self._cut(own.fed, fetches, self._of_forward, own.forward_effects)
 
     @functools.cached_property
     def _backward_alone(self) -> Program:
         own = self._traced
         feeds = [*own.fed, *own.upstream]
-        ends = (self._back, self._of_backward)
-        return subgraph(own.function, feeds, *ends, own.backward_effects)
+        return self._cut(feeds, self._back, self._of_backward, own.backward_effects)
 
     @functools.cached_property
     def _backward_kept(self) -> Program:
         own = self._traced
         feeds = [*own.fed, *own.upstream, *own.activations]
-        ends = (self._back, self._of_backward)
-        return subgraph(own.function, feeds, *ends, own.backward_effects)
+        return self._cut(feeds, self._back, self._of_backward, own.backward_effects)
 
     @functools.cached_property
     def _both(self) -> Program:
@@ -255,7 +252,12 @@ class Programs:
         fetches = [*self._flat_outputs, *self._back]
         terms = [*self._of_forward, *self._of_backward]
         effects = [*own.forward_effects, *own.backward_effects]
-        return subgraph(own.function, own.fed, fetches, terms, effects)
+        return self._cut(own.fed, fetches, terms, effects)
+
+    def _cut(
+        self, feeds: Tensors, fetches: Tensors, terms: Tensors, effects: Sequence[tf.Operation]
+    ) -> Program:
+        return subgraph(self._traced.function, feeds, fetches, terms, effects, self._weights)
 
 
 class _Traced(NamedTuple):
@@ -338,6 +340,26 @@ def _trace(stage: Stage, inputs: Any, targets: Any, loss: Loss | None, first: bo
         forward_effects=[own for own in effects if own in forward],
         backward_effects=[own for own in effects if own not in forward],
     )
+
+
+def _read(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.Tensor]:
+    """Reads the variables that a function reads; returns their values, by the tensors' names there.
+
+    Once, for all micro-batches: a program that reads variables itself would be one of those that
+    TensorFlow runs in turn, whatever their devices, in a loop.
+    """
+    inner = function.graph.inputs[len(function.graph.inputs) - len(function.captured_inputs) :]
+    handles = dict(zip((own.name for own in inner), function.captured_inputs))
+
+    @functools.cache
+    def read(name: str, dtype: tf.DType) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=handles[name], dtype=dtype)
+
+    return {
+        own.outputs[0].name: read(own.inputs[0].name, own.get_attr("dtype"))
+        for own in function.graph.get_operations()
+        if own.type == "ReadVariableOp" and own.inputs[0].name in handles
+    }
 
 
 def _sum(values: Sequence[tf.Tensor]) -> tf.Tensor:

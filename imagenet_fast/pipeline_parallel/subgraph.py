@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -15,6 +15,7 @@ def subgraph(
     fetches: Sequence[tf.Tensor],
     terms: Sequence[tf.Tensor] = (),
     effects: Sequence[tf.Operation] = (),
+    values: Mapping[str, tf.Tensor] | None = None,
 ) -> Callable[..., Tensors]:
     """Returns what computes some tensors of a function's graph from some others.
 
@@ -24,6 +25,8 @@ def subgraph(
       fetches: in its graph.
       terms: in its graph; to be added to sums of their shapes and dtypes.
       effects: operations of its graph to be run besides, for what they do.
+      values: of tensors of its graph, by their names, which are not computed either; tensors of the
+        graph in which the result is called, or of one around it.
 
     Returns:
       A concrete function of the values of the feeds and of the sums so far, which returns the
@@ -31,16 +34,17 @@ def subgraph(
     """
     graph = function.graph
     captured = graph.inputs[len(graph.inputs) - len(function.captured_inputs) :]
-    known = {own.name for own in (*feeds, *captured)}
+    values = values or {}
+    known = {*(own.name for own in (*feeds, *captured)), *values}
     wanted = [own.name for own in (*fetches, *terms)]
     ends = [*(name for name in wanted if name not in known), *(own.name for own in effects)]
     definition, used = _needed(graph.as_graph_def(), ends, known)
 
-    def program(*values: tf.Tensor) -> Tensors:
+    def program(*fed: tf.Tensor) -> Tensors:
         own_graph = tf.compat.v1.get_default_graph()
-        outer = [own_graph.capture(own) for own in function.captured_inputs]
-        given = dict(zip((own.name for own in captured), outer))
-        given.update(zip((own.name for own in feeds), values))
+        given = {**dict(zip((own.name for own in captured), function.captured_inputs)), **values}
+        given = {name: own_graph.capture(given[name]) for name in given if name in used}
+        given.update(zip((own.name for own in feeds), fed))
         found = tf.graph_util.import_graph_def(
             definition,
             input_map={name: given[name] for name in used},
@@ -49,7 +53,7 @@ def subgraph(
         )
         rest = iter(found)
         results = [tf.identity(given[name]) if name in known else next(rest) for name in wanted]
-        sums = values[len(feeds) :]
+        sums = fed[len(feeds) :]
         added = [total + own for total, own in zip(sums, results[len(fetches) :])]
         return [*results[: len(fetches)], *added]
 
