@@ -47,14 +47,11 @@ def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, j
       UserError: if the data cannot be used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    pool = concurrent.futures.ProcessPoolExecutor(
-        jobs,
-        multiprocessing.get_context("spawn"),
-        _use_threads,
-        (max(1, (os.cpu_count() or 1) // jobs),),
-    )
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    # Each of its threads waits for a process.
+    pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
-        futures = {pool.submit(_run, module, *run, data_dir): run for run in runs}
+        futures = {pool.submit(_in_a_process, threads, module, *run, data_dir): run for run in runs}
         with tqdm(total=len(runs), unit="run", dynamic_ncols=True, file=sys.stderr) as bar:
             for future in concurrent.futures.as_completed(futures):
                 setting, seed = futures[future]
@@ -70,6 +67,13 @@ def _told(result: dict[str, Any]) -> str:
     if result["error"] is None:
         return "diverged"
     return f"{result['error']:.2%} error, {result['seconds']:.0f} s"
+
+
+def _in_a_process(threads: int, *arguments: Any) -> dict[str, Any]:
+    """Calls :func:`_run` in a new process: TensorFlow keeps memory of each run."""
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, context, _use_threads, (threads,)) as pool:
+        return pool.submit(_run, *arguments).result()
 
 
 def _use_threads(threads: int) -> None:
