@@ -16,7 +16,6 @@ import importlib.metadata
 import json
 import os
 import pathlib
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_fast.benchmarks.input_worker import end_with_parent
+from imagenet_fast.benchmarks.process_memory import memory
 
 BEST = 5
 ENCODED = "encoded"
@@ -48,13 +48,13 @@ def main() -> None:
     module, package, read, load = RUNTIMES[job["runtime"]]
     importlib.import_module(module)
     versions = {package: importlib.metadata.version(package)}
-    memory = _memory("VmRSS")
+    before = memory("VmRSS")
     answer = load(job["path"], job["threads"])
-    _tell({"versions": versions, "memory": memory})
+    _tell({"versions": versions, "memory": before})
     for line in sys.stdin:
         numbers = [number % job["count"] for number in range(json.loads(line))]
         result = _serve(answer, read, job["images"], numbers, job["batch_size"])
-        _tell({**result, "peak_memory": _memory("VmHWM")})
+        _tell({**result, "peak_memory": memory("VmHWM")})
 
 
 def read_encoded(directory: str, numbers: Sequence[int]) -> list[bytes]:
@@ -156,17 +156,6 @@ def best_classes(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     best = np.argsort(-probabilities, axis=1, kind="stable")[:, :BEST]
     return best, np.take_along_axis(probabilities, best, axis=1)
-
-
-def _memory(field: str) -> int:
-    """Returns bytes of memory of this process, as Linux counts them; 0 where it is not Linux.
-
-    ``getrusage`` would count the process that has started this one, too.
-    """
-    status = pathlib.Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)[1])
 
 
 def _tell(value: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.commands.flags import CommandFlags
@@ -221,15 +222,7 @@ def _input(arguments: list[str]) -> None:
     flags.parse(arguments)
     counts = _counts(flags, "images", "repeats", "warmup")
     config = Config(**{name: flags[name] for name in (*options, "batch_size")})
-    names = [name for name in flags["compare"].split(",") if name]
-    for name in names:
-        if name not in _INPUT_PARTS:
-            raise UserError(
-                f"compare: there is no part {name!r}"
-                f"{nearest(name, _INPUT_PARTS) or '; choose from ' + ', '.join(_INPUT_PARTS)}"
-            )
-    if not names:
-        raise UserError(f"compare is empty: choose from {', '.join(_INPUT_PARTS)}")
+    names = _parts(flags, "compare", _INPUT_PARTS)
 
     import_tensorflow()
     from imagenet_fast.benchmarks import input_report
@@ -276,6 +269,48 @@ def _serving(arguments: list[str]) -> None:
         told = {name: flags[name] for name in ("model_dir", "data_dir", *flags.own_names())}
         for path in serving_report.write(parts, told, flags["output_dir"]):
             print(path)
+
+
+def _pipeline(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark pipeline")
+    flags.define(
+        "parts",
+        ",".join(_PIPELINE_PARTS),
+        "a comma between; "
+        + "; ".join(f"{name}: {text}" for name, text in _PIPELINE_PARTS.items()),
+    )
+    flags.define("memory_limit", 512, "MiB that each process may ask for in the part of that name")
+    flags.define("repeats", 5, "timed steps of each, in the parts that time them")
+    flags.define("output_dir", "", "where to write tables, a JSON file and a plot; empty: nowhere")
+    flags.parse(arguments)
+    counts = _counts(flags, "memory_limit", "repeats")
+    names = _parts(flags, "parts", _PIPELINE_PARTS)
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks import pipeline, pipeline_report
+
+    given = dict.fromkeys(("emulated", "overlap", "recomputation"), (counts["repeats"],))
+    given["memory_limit"] = (counts["memory_limit"] * 2**20,)
+    parts = {name: pipeline.PARTS[name](*given.get(name, ())) for name in names}
+    print(pipeline_report.table(parts))
+    if flags["output_dir"]:
+        told = {name: flags[name] for name in flags.own_names()}
+        for path in pipeline_report.write(parts, told, flags["output_dir"]):
+            print(path)
+
+
+def _parts(flags: CommandFlags, name: str, known: Collection[str]) -> list[str]:
+    """Reads names of parts with commas between."""
+    names = [own for own in flags[name].split(",") if own]
+    for own in names:
+        if own not in known:
+            raise UserError(
+                f"{name}: there is no part {own!r}"
+                f"{nearest(own, known) or '; choose from ' + ', '.join(known)}"
+            )
+    if not names:
+        raise UserError(f"{name} is empty: choose from {', '.join(known)}")
+    return names
 
 
 def _numbers(flags: CommandFlags, name: str) -> list[int]:
@@ -326,7 +361,16 @@ BENCHMARKS = {
         "sums over workers by each algorithm; to be started on all of them",
     ),
     "input": (_input, "images/s of the input pipeline, by stage, and of other pipelines"),
+    "pipeline": (_pipeline, "pipelines over devices: time, bubbles, memory, size of the graph"),
     "serving": (_serving, "an exported model by format: images/s, latency and memory"),
+}
+_PIPELINE_PARTS = {
+    "emulated": "time of a step on emulated devices, by stages and micro-batches",
+    "overlap": "time of a step of two stages, each on a core of its own, by micro-batches",
+    "recomputation": "time of a step of four stages on one core, by what is computed again",
+    "memory": "peak memory of activations, by stages and micro-batches",
+    "memory_limit": "a network that needs more memory than a process may take, over four",
+    "graphs": "size of the graph and time to make it, by micro-batches",
 }
 _INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached")
 

@@ -3,9 +3,11 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.benchmarks import optimizer, resnet9, step
+from imagenet_fast.benchmarks import optimizer, pipeline, resnet9, step
+from imagenet_fast.benchmarks.pipeline import Limited, Timed, simulated
+from imagenet_fast.benchmarks.pipeline_worker import Case
 from imagenet_fast.benchmarks.timing import Comparison, Times
-from imagenet_fast.commands import run
+from imagenet_fast.commands import benchmark, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -116,9 +118,42 @@ def test_flags_and_files_of_the_optimizer_benchmark(calls, capsys, tmp_path):
     assert str(tmp_path / "alexnet_bn.svg") in capsys.readouterr().out
 
 
+def test_flags_and_files_of_the_pipeline_benchmark(monkeypatch, capsys, tmp_path):
+    asked = []
+
+    def overlap(repeats):
+        asked.append(repeats)
+        cases = [Case(64, 2, count) for count in (1, 8)]
+        return [Timed(case, (1.0 / case.micro_batches,), simulated(case)) for case in cases]
+
+    def limit(limit):
+        asked.append(limit)
+        return [Limited(Case(64), limit, (), "it failed")]
+
+    monkeypatch.setitem(pipeline.PARTS, "overlap", overlap)
+    monkeypatch.setitem(pipeline.PARTS, "memory_limit", limit)
+    flags = ["--parts=overlap,memory_limit", "--repeats=3", "--memory_limit=100"]
+    assert run(["benchmark", "pipeline", *flags, f"--output_dir={tmp_path}"]) == 0
+    assert asked == [3, 100 << 20]
+    told = capsys.readouterr().out
+    assert "it failed" in told
+    assert f"{tmp_path}/pipeline.svg" in told
+    values = json.loads((tmp_path / "pipeline.json").read_text())
+    assert values["options"]["memory_limit"] == 100
+    assert values.keys() >= {"overlap", "memory_limit", "hardware"}
+
+
+def test_parts_of_the_pipeline_benchmark():
+    """Those that can be asked for are those that there are."""
+    assert list(benchmark._PIPELINE_PARTS) == list(pipeline.PARTS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["pipeline", "--parts=overlapp"], "there is no part 'overlapp'; did you mean 'overlap'"),
+        (["pipeline", "--parts="], "parts is empty: choose from emulated, overlap"),
+        (["pipeline", "--memory_limit=0"], "memory_limit is 0, but must be positive"),
         (["stepp"], "there is no benchmark 'stepp'; did you mean 'step'?"),
         (["--repeats=2"], "there is no benchmark '--repeats=2'; the benchmarks are step"),
         (["step", "--repeats=0"], "repeats is 0, but must be positive"),
@@ -145,7 +180,7 @@ def test_help_lists_the_benchmarks(capsys, arguments):
     assert "  optimizer " in told
 
 
-@pytest.mark.parametrize("name", ["step", "resnet9", "optimizer"])
+@pytest.mark.parametrize("name", ["step", "resnet9", "optimizer", "pipeline"])
 def test_help_of_a_benchmark(capsys, name):
     with pytest.raises(SystemExit, match="0"):
         run(["benchmark", name, "--help"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast import native_ops
 from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.decode import evaluation_image, resize
@@ -116,9 +117,9 @@ def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
 def test_native_kernel_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    resize_op._load.cache_clear()
+    native_ops.load_ops.cache_clear()
     try:
         with pytest.raises(UserError, match=r"resize_kernel=native .* install one"):
             resize_op.with_resize_kernel(Config(resize_kernel="native"))
     finally:
-        resize_op._load.cache_clear()
+        native_ops.load_ops.cache_clear()

@@ -1,0 +1,98 @@
+// An op that keeps a device busy: it passes a tensor through after a given time, in which no other
+// op of this kind with the same number of a device goes on. Nothing is computed in that time.
+
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "tensorflow/c/kernels.h"
+#include "tensorflow/c/ops.h"
+#include "tensorflow/c/tf_tensor.h"
+
+namespace {
+
+constexpr int kDevices = 64;
+
+struct Deleter {
+  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
+  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
+};
+using Status = std::unique_ptr<TF_Status, Deleter>;
+using Tensor = std::unique_ptr<TF_Tensor, Deleter>;
+
+bool IsOk(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
+
+Tensor Input(TF_OpKernelContext* context, int index, const Status& status) {
+  TF_Tensor* tensor = nullptr;
+  TF_GetInput(context, index, &tensor, status.get());
+  return Tensor(tensor);
+}
+
+void* CreateKernel(TF_OpKernelConstruction* construction) {
+  const Status status(TF_NewStatus());
+  auto* const device = new int64_t(0);
+  TF_OpKernelConstruction_GetAttrInt64(construction, "device", device, status.get());
+  if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
+  return device;
+}
+
+void DeleteKernel(void* kernel) { delete static_cast<int64_t*>(kernel); }
+
+void Work(int64_t device, TF_OpKernelContext* context, const Status& status) {
+  static std::mutex* const busy = new std::mutex[kDevices];
+  const Tensor values = Input(context, 0, status);
+  if (!IsOk(status)) return;
+  const Tensor microseconds = Input(context, 1, status);
+  if (!IsOk(status)) return;
+  if (device < 0 || device >= kDevices || TF_NumDims(microseconds.get()) != 0) {
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                 "device must be in [0, 64), microseconds a scalar");
+    return;
+  }
+  std::vector<int64_t> shape;
+  for (int i = 0; i < TF_NumDims(values.get()); ++i) shape.push_back(TF_Dim(values.get(), i));
+  const size_t bytes = TF_TensorByteSize(values.get());
+  const Tensor after(TF_AllocateOutput(context, 0, TF_FLOAT, shape.data(), shape.size(), bytes,
+                                       status.get()));
+  if (!IsOk(status)) return;
+  {
+    const std::lock_guard<std::mutex> own(busy[device]);
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(*static_cast<int64_t*>(TF_TensorData(microseconds.get()))));
+  }
+  std::memcpy(TF_TensorData(after.get()), TF_TensorData(values.get()), bytes);
+}
+
+void Compute(void* kernel, TF_OpKernelContext* context) {
+  const Status status(TF_NewStatus());
+  Work(*static_cast<const int64_t*>(kernel), context, status);
+  if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
+}
+
+void InferShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeHandle* const shape = TF_NewShapeHandle();
+  TF_ShapeInferenceContextGetInput(context, 0, shape, status);
+  if (TF_GetCode(status) == TF_OK) TF_ShapeInferenceContextSetOutput(context, 0, shape, status);
+  TF_DeleteShapeHandle(shape);
+}
+
+__attribute__((constructor)) void Register() {
+  const char* const name = "ImagenetFastEmulatedWork";
+  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
+  TF_OpDefinitionBuilderAddInput(op, "values: float");
+  TF_OpDefinitionBuilderAddInput(op, "microseconds: int64");
+  TF_OpDefinitionBuilderAddOutput(op, "after: float");
+  TF_OpDefinitionBuilderAddAttr(op, "device: int");
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
+  const Status status(TF_NewStatus());
+  TF_RegisterOpDefinition(op, status.get());
+  if (!IsOk(status)) return;  // Then loading it finds no op.
+  TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", CreateKernel, Compute, DeleteKernel),
+                           status.get());
+}
+
+}  // namespace

@@ -1,0 +1,70 @@
+"""TensorFlow ops of our own, compiled where and when they are first needed.
+
+That takes about two seconds and needs a C++ compiler: what ``CXX`` names, else ``g++``, ``c++`` or
+``clang++``. What was compiled is kept in the user's cache directory (``XDG_CACHE_HOME``, by default
+``~/.cache``).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+from types import ModuleType
+
+import tensorflow as tf
+
+# Were products and sums made one instruction, the last bits would differ from TensorFlow's.
+_FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
+
+
+@functools.cache
+def load_ops(source: pathlib.Path) -> ModuleType:
+    """Returns the ops that a C++ file registers, by their names in snake case.
+
+    Raises:
+      OSError: if they can be neither found nor compiled, with the reason.
+    """
+    try:
+        return tf.load_op_library(str(_build(source)))
+    except tf.errors.OpError as error:
+        raise OSError(f"TensorFlow cannot load what was compiled: {error}") from error
+
+
+def _build(source: pathlib.Path) -> pathlib.Path:
+    """Compiles a file, unless that has been done, and returns the library's path."""
+    flags = [*_FLAGS, *tf.sysconfig.get_link_flags()]
+    # Of several machines that share a home directory, each has what fits it.
+    needs = [platform.machine(), platform.system(), tf.__version__, *flags]
+    digest = hashlib.sha256("\n".join(needs).encode() + source.read_bytes()).hexdigest()[:16]
+    cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+    library = cache / "imagenet_fast" / f"{source.stem}-{digest}.so"
+    if library.exists():
+        return library
+    compiler = _compiler()
+    library.parent.mkdir(parents=True, exist_ok=True)
+    # Other processes may be compiling it, too.
+    with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+        made = pathlib.Path(directory, library.name)
+        paths = ["-I", tf.sysconfig.get_include(), str(source), "-o", str(made)]
+        done = subprocess.run(
+            [compiler, *paths, *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        if done.returncode:
+            reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]
+            raise OSError(f"{compiler} does not compile {source}: {reason}")
+        made.replace(library)
+    return library
+
+
+def _compiler() -> str:
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "c++", "clang++"]
+    for name in names:
+        if shutil.which(name):
+            return name
+    raise OSError(f"there is no C++ compiler ({', '.join(names)}): install one")

@@ -1,0 +1,175 @@
+import json
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.benchmarks import pipeline, pipeline_report
+from imagenet_fast.benchmarks.emulated_device import EmulatedBlock
+from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced, simulated
+from imagenet_fast.benchmarks.pipeline_worker import Case, Network
+
+SMALL = Network("convolutions", blocks=4, channels=4, image_size=8)
+
+
+# --- Emulated devices
+
+
+def test_an_emulated_block_is_a_product():
+    block = EmulatedBlock(0, 1e-6)
+    inputs = tf.constant(np.random.default_rng(0).normal(size=(5, 3)).astype("float32"))
+    upstream = tf.constant(np.random.default_rng(1).normal(size=(5, 3)).astype("float32"))
+    block(inputs)
+    block.set_weights([np.float32(2)])
+    with tf.GradientTape() as tape:
+        tape.watch(inputs)
+        outputs = block(inputs)
+    back, gradient = tape.gradient(outputs, [inputs, block.weights[0]], upstream)
+    np.testing.assert_allclose(outputs, 2 * inputs)
+    np.testing.assert_allclose(back, 2 * upstream)
+    np.testing.assert_allclose(gradient, np.sum(upstream * inputs), rtol=1e-5)
+
+
+def test_blocks_of_a_device_wait_for_each_other():
+    def seconds(devices):
+        blocks = [EmulatedBlock(device, 0.1) for device in devices]
+        inputs = tf.ones([3, 1])
+        step = tf.function(lambda values: tf.add_n([block(values) for block in blocks]))
+        step(inputs[:0])
+        begin = time.perf_counter()
+        step(inputs)
+        return time.perf_counter() - begin
+
+    # Each is busy for 0.3 s.
+    alone, together = seconds([3, 3]), seconds([3, 4])
+    assert alone >= 0.6
+    assert 0.3 <= together < alone
+
+
+def test_what_emulated_devices_should_take():
+    one = simulated(Case(64, 1, 4), forward=2.0)
+    assert one.seconds == pytest.approx(2 + 4)  # the last stage computes nothing twice
+    two = simulated(Case(64, 2, 4, "never"), forward=2.0)
+    assert two.seconds == pytest.approx(6 / 2 * (4 + 1) / 4)
+
+
+# --- Processes
+
+
+def test_steps_of_a_process():
+    cases = [Case(6), Case(6, 2, 3), Case(6, 2, 3, schedule="while")]
+    with pipeline._trainer(SMALL, devices=2) as worker:
+        plain, *others = [pipeline._ask(worker, case, steps=2, first=3) for case in cases]
+        again = pipeline._ask(worker, cases[0], steps=1)
+    assert [len(own["seconds"]) for own in (plain, *others, again)] == [2, 2, 2, 1]
+    assert min(plain["seconds"]) > 0
+    assert plain["nodes"] > 100
+    assert 10e6 < plain["first_memory"] <= plain["peak_memory"] <= again["peak_memory"]
+    assert "nodes" not in again  # made before
+
+
+def test_stages_in_processes_under_a_limit():
+    """A plain network that cannot be trained, and a pipeline that can."""
+    plain = pipeline._limited(SMALL, Case(6), 2**20)
+    assert plain.peaks == ()
+    assert plain.reason.startswith("training failed under ")
+    both = pipeline._limited(SMALL, Case(6, 2, 3), 2**30)
+    assert both.reason == ""
+    assert len(both.peaks) == 2
+    assert all(0 < peak < 2**30 for peak in both.peaks)
+
+
+# --- Report
+
+
+def timed(case, *seconds):
+    return Timed(case, seconds, simulated(case))
+
+
+@pytest.fixture
+def parts():
+    emulated = [
+        timed(Case(64, stages, count), seconds)
+        for stages, count, seconds in ((1, 1, 3.0), (2, 1, 3.6), (2, 4, 2.4), (2, 32, 1.9))
+    ]
+    emulated.append(timed(Case(64, 8, 32, schedule="1f1b"), 0.9))
+    overlap = [timed(Case(64, 2, m, "always"), s, s + 0.2) for m, s in ((1, 1.0), (8, 0.6))]
+    overlap += [timed(Case(64, 2, m, "never"), s) for m, s in ((1, 0.8), (8, 0.5))]
+    overlap.append(timed(Case(64, 2, 8, schedule="while"), 0.77))
+    kept = [timed(Case(64, 4, 8, kept), s) for kept, s in (("always", 1.25), ("never", 1.0))]
+    memory = [
+        Memory(Case(64), 32, 500 << 20, 1500 << 20),
+        Memory(Case(64, 4, 8), 32, 400 << 20, 500 << 20),
+        Memory(Case(64, 4, 8, "never"), 32, 400 << 20, 700 << 20),
+    ]
+    limited = [
+        Limited(Case(64), 512 << 20, (), "training failed: std::bad_alloc"),
+        Limited(Case(64, 2, 8), 512 << 20, (100 << 20, 90 << 20), ""),
+    ]
+    graphs = [Traced(Case(64, 4, m), 1000 * m, 1.0 * m, 0.5) for m in (1, 4)]
+    return {
+        "emulated": emulated,
+        "overlap": overlap,
+        "recomputation": kept,
+        "memory": memory,
+        "memory_limit": limited,
+        "graphs": graphs,
+    }
+
+
+def rows(text, title):
+    """The rows of a part's table, in cells."""
+    part = text[text.index(title) :].split("\n\n")[0]
+    cells = [line.split() for line in part.splitlines()]
+    return [own for own in cells if own[0].isdigit() and own[1].isdigit()]
+
+
+def test_tables(parts):
+    text = pipeline_report.table(parts)
+    first, second, *_, last = rows(text, "Emulated devices")
+    # Its own time, to the simulated; the throughput to two devices' with one micro-batch.
+    assert first[:2] + first[5:10] == ["1", "1", "3.000", "3.000", "3.000", "3.000", "1.000"]
+    assert first[-1] == "1.20"
+    assert second[-3:] == ["1.00", "1.00", "1.00"]  # and the paper's two
+    assert last[-1] == "4.00"  # the paper's is another schedule
+    assert [own[8] for own in rows(text, "Two stages")] == [
+        "1.000",
+        "0.636",
+        "1.000",
+        "0.625",
+        "0.700",
+    ]
+    assert [own[-1] for own in rows(text, "Four stages")] == ["20.0%", "0.0%"]
+    pipelined, kept = rows(text, "Peak memory")
+    assert pipelined[5:] == ["400", "500", "100", "10.0%", "6.2%"]
+    assert kept[5:] == ["400", "700", "300", "30.0%"]
+    assert "plain" in text
+    assert "training failed: std::bad_alloc" in text
+    assert "trains, with 100, 90 MiB" in text
+    assert rows(text, "The graph")[1][-3:] == ["4,000", "4.0", "0.5"]
+
+
+def test_files(parts, tmp_path):
+    paths = pipeline_report.write(parts, {"repeats": 2}, str(tmp_path / "new"))
+    assert [path.rpartition("/")[2] for path in map(str, paths)] == [
+        "pipeline.txt",
+        "pipeline.json",
+        "pipeline.svg",
+    ]
+    values = json.loads((tmp_path / "new" / "pipeline.json").read_text())
+    assert values["options"] == {"repeats": 2}
+    assert values["overlap"][0]["seconds"] == [1.0, 1.2]
+    assert values["overlap"][1]["micro_batches"] == 8
+    assert values["memory"][1]["peak"] == 500 << 20
+    assert values["hardware"]["cores"] >= 1
+    svg = (tmp_path / "new" / "pipeline.svg").read_text()
+    assert "throughput to 2 devices" in svg
+    assert "seconds to trace" in svg
+
+
+def test_one_part_alone(parts):
+    for name, results in parts.items():
+        text = pipeline_report.table({name: results})
+        assert text.count("\n\n") == 1
+        assert pipeline_report._picture({name: results}).startswith("<?xml")
