@@ -12,6 +12,8 @@ from imagenet_fast.config import Config
 
 _BASE = pathlib.Path(__file__).with_name("base.flags")
 FULL = "all tricks"
+# In how many epochs all tricks are trained, by the channels of the first convolution.
+EPOCHS = {8: (4, 6, 8, 10), 16: (6, 8, 10)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,10 +112,23 @@ def whole_recipe(epochs: int = STEPS[-1].epochs) -> Config:
     return scheduled(ladder().settings[-1].config, epochs)
 
 
-def fewer_epochs() -> Experiment:
+def fewer_epochs(width: int) -> Experiment:
     """The baseline, and all tricks in fewer epochs: how many they need for its accuracy."""
-    whole = [Setting(FULL, whole_recipe(epochs)) for epochs in (4, 6, 8, 10)]
-    return Experiment("epochs", (ladder().settings[0], *whole))
+    whole = [Setting(FULL, whole_recipe(epochs)) for epochs in EPOCHS[width]]
+    settings = [
+        Setting(own.method, own.config.replace(width=width))
+        for own in (ladder().settings[0], *whole)
+    ]
+    return Experiment(f"epochs_{width}", tuple(settings))
+
+
+def timed() -> dict[str, Config]:
+    """Returns what gives the tables their seconds, by the names in ``step_times.json``."""
+    own = {setting.method: setting.config for setting in ladder().settings}
+    for width in EPOCHS:
+        baseline, *_, whole = fewer_epochs(width).settings
+        own.update({f"{setting.method}, {width}": setting.config for setting in (baseline, whole)})
+    return own
 
 
 def ablation() -> Experiment:
@@ -150,4 +165,4 @@ def scheduled(config: Config, epochs: int) -> Config:
     )
 
 
-EXPERIMENTS = (ladder(), fewer_epochs(), ablation(), precisions())
+EXPERIMENTS = (*map(fewer_epochs, EPOCHS), ablation(), precisions(), ladder())

@@ -14,6 +14,7 @@ from study.settings import Setting
 from study.style import COLORS, drawn
 
 from bag_of_tricks.experiments import (
+    EPOCHS,
     FULL,
     STEPS,
     ablation,
@@ -90,36 +91,30 @@ def _ladder_table(records: Mapping[Key, Record], times: Times) -> str:
 
 def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
     first, last = STEPS[0], STEPS[-1]
-    baseline, *whole = fewer_epochs().settings
-    base_time, time = (times.get(step.name) for step in (first, last))
-    rows = [
-        [
-            first.name,
-            str(first.epochs),
-            _accuracy(baseline, records),
-            "1",
-            _seconds(first.epochs, base_time),
-            "1",
-        ]
-    ]
-    for setting in whole:
-        epochs = int(setting.config.duration.amount)
-        seconds = ""
-        if time is not None and base_time is not None:
-            seconds = f"{epochs * time / (first.epochs * base_time):.2f}"
-        rows.append(
-            [
-                FULL,
-                str(epochs),
-                _accuracy(setting, records),
-                f"{epochs / first.epochs:.2f}",
-                _seconds(epochs, time),
-                seconds,
-            ]
-        )
+    rows = []
+    for width in EPOCHS:
+        base_time, time = (times.get(f"{name}, {width}") for name in (first.name, FULL))
+        baseline, *whole = fewer_epochs(width).settings
+        for setting, own in ((baseline, base_time), *((setting, time) for setting in whole)):
+            epochs = int(setting.config.duration.amount)
+            share = ""
+            if own is not None and base_time is not None:
+                share = f"{epochs * own / (first.epochs * base_time):.2f}"
+            rows.append(
+                [
+                    setting.method,
+                    str(width),
+                    str(epochs),
+                    _accuracy(setting, records),
+                    f"{epochs / first.epochs:.2f}",
+                    _seconds(epochs, own),
+                    share,
+                ]
+            )
     rows.append(
         [
             f"{FULL}, published",
+            "64",
             str(last.epochs),
             "94.1 on CIFAR-10",
             f"{last.epochs / _PUBLISHED_EPOCHS:.2f}",
@@ -127,7 +122,8 @@ def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
             f"{last.seconds / _PUBLISHED_SECONDS:.2f}",
         ]
     )
-    heading = ["", "epochs", "accuracy", "of the baseline's", "seconds", "of the baseline's"]
+    heading = ["", "channels", "epochs", "accuracy", "of the baseline's"]
+    heading += ["seconds", "of the baseline's"]
     return tables.markdown(heading, rows)
 
 
@@ -147,16 +143,16 @@ def _ablation_table(records: Mapping[Key, Record]) -> str:
 def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
     """Accuracy against epochs: of all tricks, and of one step after another."""
     left, right = figure.subplots(1, 2)
-    baseline, *whole = fewer_epochs().settings
-    _draw_points(left, whole, records, COLORS[0], FULL)
-    found = tables.outcome(baseline, records)
-    if found.errors:
-        height = 100 * (1 - found.mean)
-        epochs = STEPS[0].epochs
-        label = f"{STEPS[0].name}, {epochs} epochs"
-        left.axhline(height, color=COLORS[4], linestyle="--", label=label)
+    for place, width in enumerate(EPOCHS):
+        baseline, *whole = fewer_epochs(width).settings
+        _draw_points(left, whole, records, COLORS[place], f"{FULL}, {width} channels")
+        found = tables.outcome(baseline, records)
+        if found.errors:
+            height = 100 * (1 - found.mean)
+            label = f"{STEPS[0].name}, {STEPS[0].epochs} epochs, {width} channels"
+            left.axhline(height, color=COLORS[place], linestyle="--", label=label)
     left.legend(frameon=False, loc="lower right")
-    left.set_title("a quarter of the channels")
+    left.set_title("all tricks in fewer epochs")
 
     steps = ladder().settings
     _draw_points(right, steps, records, COLORS[1], "")
@@ -168,7 +164,7 @@ def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
                 setting.method, place, xytext=(5, -9), textcoords="offset points", fontsize=6
             )
     right.invert_xaxis()
-    right.set_title("an eighth, trick by trick")
+    right.set_title("8 channels, trick by trick")
     for axes in (left, right):
         axes.set_xlabel("epochs")
         axes.set_ylabel("top-1 accuracy, percent")

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-from bag_of_tricks.experiments import ladder
+from bag_of_tricks import experiments
 from bag_of_tricks.report import STEP_TIMES
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.step import stepper
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
     """Returns the seconds of an epoch of each step: median, min and max over the turns."""
-    settings = ladder().settings
-    models = [build_model(setting.config.replace(data_dir=data_dir)) for setting in settings]
+    configs = experiments.timed()
+    models = [build_model(config.replace(data_dir=data_dir)) for config in configs.values()]
     calls = [stepper(model, iter(make_dataset(model.config, "train")), _STEPS) for model in models]
     times = take_turns([timed(call) for call in calls], warmup=_WARMUP, repeats=repeats)
     return {
-        setting.method: dataclasses.asdict(
+        name: dataclasses.asdict(
             Spread.of([own / _STEPS * model.steps_per_epoch for own in found.seconds])
         )
-        for setting, model, found in zip(settings, models, times)
+        for name, model, found in zip(configs, models, times)
     }
 
 
