@@ -187,9 +187,7 @@ def _network(
     )
     if config.pipeline_stages == 1:
         return make(), None
-    for name, given in (("xla", config.xla), ("train_sizes", bool(config.train_sizes))):
-        if given:
-            raise UserError(f"a pipeline cannot be with {name}: leave one of them out")
+    check_pipeline(config)
     if config.pipeline_servers and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UserError("pipeline_servers is for one worker: of several, each has its own devices")
     devices = stage_devices(config.pipeline_stages, config.pipeline_servers)
@@ -215,6 +213,17 @@ def _network(
         schedule=config.pipeline_schedule,
     )
     return network, pipeline
+
+
+def check_pipeline(config: Config) -> None:
+    """Checks that there is nothing that pipelines cannot be with.
+
+    Raises:
+      UserError: if there is.
+    """
+    for name, given in (("xla", config.xla), ("train_sizes", bool(config.train_sizes))):
+        if given:
+            raise UserError(f"a pipeline cannot be with {name}: leave one of them out")
 
 
 def build_all_reduce(config: Config, pipeline: Pipeline | None = None) -> AllReduce | StageSums:

@@ -32,7 +32,7 @@ from imagenet_fast.planning.pipeline import (
     simulate,
     stage_memory,
 )
-from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.build import build_classifier, check_pipeline
 from imagenet_fast.training.fine_tune import network_of
 from imagenet_fast.training.gantt import gantt
 
@@ -253,6 +253,8 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
         like that or do not fit.
     """
     stages = config.pipeline_stages
+    if stages > 1:
+        check_pipeline(config)
     # The network as on one device: as a pipeline, it would have its weights made.
     alone = {"pipeline_stages": 1, "ema_decay": 0.0}
     with without_memory():

@@ -175,6 +175,11 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         ),
         (["--pipeline", "--device_memory_gb=-1"], "device_memory_gb is -1, but must not be"),
         (["--pipeline", "--pipeline_stages=2", "--pipeline_balance=3"], "is of 1 stages, but"),
+        ([*SMALL, "--pipeline_stages=2", "--xla"], "a pipeline cannot be with xla: leave one"),
+        (
+            [*SMALL, "--pipeline_stages=2", "--train_sizes=16", "--train_until=1 epochs"],
+            "a pipeline cannot be with train_sizes: leave one",
+        ),
         ([*SMALL, "--pipeline_stages=99"], "cannot be split into 99 stages"),
         ([*SMALL, "--pipeline_stages=2", "--pipeline_balance=3,4"], "is of 7 blocks, but there"),
         ([*SMALL, "--pipeline_stages=2", "--device_memory_gb=1e-4"], "use more devices, larger"),

@@ -1,0 +1,259 @@
+#!/usr/bin/env python3
+"""Trains networks without a pipeline and with several, and compares their losses.
+
+    python tools/pipeline_curves.py --data_dir=data/fashion_mnist
+
+trains each network in one piece, over two and four stages, and over two stages until it is killed
+in mid-run, whence it goes on over four. The losses and accuracies should be the same. Prints a
+table, and writes ``curves.json`` and ``curves.svg``. When interrupted, the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import matplotlib.style
+from matplotlib.figure import Figure
+
+from imagenet_fast import environment
+from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
+from imagenet_fast.training.recorder import read_rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# By name: what makes each.
+NETWORKS = {
+    "AmoebaNet-D (3, 32)": ["--model=amoebanet_d", "--normal_cells=3", "--cell_filters=32"],
+    "ResNet-8": ["--model=resnet8"],
+}
+_MICRO_BATCHES = 4
+_OPTIONS = [
+    "--batch_size=256",
+    f"--accumulation_steps={_MICRO_BATCHES}",
+    "--learning_rate=0.1",
+    "--rate_scaling=none",
+    "--warmup=0.5 epochs",
+    "--checkpoint_every=50 steps",
+    "--eval_every=1 epochs",
+    "--noexamine",
+    "--notensorboard",
+]
+_POLL_SECONDS = 0.2
+
+
+class Variant(NamedTuple):
+    """A way to train a network.
+
+    Attributes:
+      name: for people.
+      stages: of the pipeline; 1: none.
+      then: stages of the pipeline that goes on when the run has been killed; 0: it is not.
+    """
+
+    name: str
+    stages: int
+    then: int = 0
+
+
+VARIANTS = (
+    Variant("no pipeline", 1),
+    Variant("2 stages", 2),
+    Variant("4 stages", 4),
+    Variant("2 stages, killed, 4 stages", 2, then=4),
+)
+
+
+class Curve(NamedTuple):
+    """What a run came to.
+
+    Attributes:
+      losses: of the training images, by the step at the end of each of some intervals.
+      accuracies: top-1 of the validation images, by step.
+    """
+
+    losses: dict[int, float]
+    accuracies: dict[int, float]
+
+    @classmethod
+    def read(cls, model_dir: pathlib.Path) -> Curve:
+        """Reads what ``train`` has written."""
+        rows = read_rows(str(model_dir))
+        by_kind = [{row["step"]: row for row in rows if row["kind"] == kind} for kind in _KINDS]
+        train, validation = by_kind
+        return cls(
+            {step: row["loss"] for step, row in train.items()},
+            {step: row["top1"] for step, row in validation.items()},
+        )
+
+    def difference(self, other: Curve) -> float:
+        """Returns the greatest relative difference of the losses.
+
+        Raises:
+          UserError: if they are not of the same steps.
+        """
+        if self.losses.keys() != other.losses.keys():
+            raise UserError("the runs are not of the same steps: remove --runs_dir and start again")
+        return max(abs(own / other.losses[step] - 1) for step, own in self.losses.items())
+
+
+_KINDS = ("train", "validation")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Trains and compares; returns 0, or 2 after an error of the user's."""
+    parser = argparse.ArgumentParser(
+        "pipeline_curves",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--data_dir", required=True, help="shards, as `prepare` writes them")
+    parser.add_argument(
+        "--runs_dir",
+        type=pathlib.Path,
+        default=ROOT / "runs" / "pipeline_curves",
+        help="for the runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=pathlib.Path,
+        default=ROOT / "benchmarks" / "pipeline",
+        help="for the results (default: %(default)s)",
+    )
+    parser.add_argument("--epochs", type=int, default=3, help="of each run (default: 3)")
+    given = parser.parse_args(arguments)
+    try:
+        curves = {
+            network: {
+                variant.name: _trained(given, network, variant, options) for variant in VARIANTS
+            }
+            for network, options in NETWORKS.items()
+        }
+        print(table(curves))
+        for path in write_results(str(given.output_dir), files(curves, given.epochs)):
+            print(path)
+    except UserError as error:
+        print(f"pipeline_curves: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _trained(
+    given: argparse.Namespace, network: str, variant: Variant, options: Sequence[str]
+) -> Curve:
+    """Trains, unless that has been done; returns the curve."""
+    model_dir = given.runs_dir / f"{network} {variant.name}".translate(
+        str.maketrans(" ,()", "____")
+    )
+    command = [sys.executable, "-m", "imagenet_fast", "train", *options, *_OPTIONS]
+    command += [f"--data_dir={given.data_dir}", f"--model_dir={model_dir}"]
+    command += [f"--duration={given.epochs} epochs", f"--logical_cpus={_MICRO_BATCHES}"]
+    print(f"{network}, {variant.name}", file=sys.stderr, flush=True)
+    last = variant.stages
+    if variant.then:
+        last = variant.then
+        run_until(
+            [*command, f"--pipeline_stages={variant.stages}"],
+            lambda: _epochs(model_dir) > given.epochs / 2,
+        )
+    run_until([*command, f"--pipeline_stages={last}"], lambda: False)
+    return Curve.read(model_dir)
+
+
+def _epochs(model_dir: pathlib.Path) -> float:
+    return max((row["epoch"] for row in read_rows(str(model_dir))), default=0.0)
+
+
+def run_until(command: Sequence[str], killed: Any) -> None:
+    """Runs a command until it ends, or kills it as soon as ``killed()`` says so.
+
+    Raises:
+      UserError: if it fails.
+    """
+    if killed():
+        return  # by an earlier call
+    process = subprocess.Popen(command)
+    try:
+        while process.poll() is None:
+            if killed():
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                return
+            time.sleep(_POLL_SECONDS)
+    finally:
+        process.kill()
+        process.wait()
+    if process.returncode:
+        raise UserError(f"`{' '.join(command)}` failed with status {process.returncode}")
+
+
+Curves = dict[str, dict[str, Curve]]
+
+
+def table(curves: Curves) -> str:
+    """Returns the table, in Markdown.
+
+    Args:
+      curves: by network and variant; the first variant is that which others are compared with.
+    """
+    lines = [
+        "| | losses differ by at most | top-1, after each epoch |",
+        "| --- | --- | --- |",
+    ]
+    for network, own in curves.items():
+        first = next(iter(own.values()))
+        for name, curve in own.items():
+            told = "" if curve is first else f"{curve.difference(first):.1e}"
+            accuracies = ", ".join(f"{100 * value:.2f}%" for value in curve.accuracies.values())
+            lines.append(f"| {network}, {name} | {told} | {accuracies} |")
+    return "\n".join(lines)
+
+
+def files(curves: Curves, epochs: int) -> dict[str, str]:
+    """Returns the text of each file by its name."""
+    values = {
+        "curves": {
+            network: {name: curve._asdict() for name, curve in own.items()}
+            for network, own in curves.items()
+        },
+        "options": [*_OPTIONS, f"--duration={epochs} epochs"],
+        "networks": NETWORKS,
+        **environment.provenance(),
+    }
+    return {"curves.json": json.dumps(values, indent=2) + "\n", "curves.svg": _picture(curves)}
+
+
+def _picture(curves: Curves) -> str:
+    with matplotlib.style.context(["default", STYLE]):
+        figure = Figure(figsize=(4.6 * len(curves), 3.6), layout="constrained")
+        for place, (network, own) in enumerate(curves.items()):
+            axes = figure.add_subplot(1, len(curves), place + 1)
+            for width, (name, curve) in zip((7, 5, 3, 1), own.items()):
+                # The one drawn first is the widest: equal curves lie in each other.
+                axes.plot(
+                    list(curve.losses), list(curve.losses.values()), linewidth=width, label=name
+                )
+            axes.set_title(network, fontsize=9, loc="left")
+            axes.set_xlabel("step")
+            axes.set_ylabel("training loss")
+            axes.set_ylim(bottom=0)
+            axes.legend(frameon=False, fontsize=7)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
