@@ -11,7 +11,6 @@ table, and writes ``curves.json`` and ``curves.svg``. When interrupted, the same
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import pathlib
@@ -28,7 +27,7 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from imagenet_fast import environment
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_results
 from imagenet_fast.training.recorder import read_rows
@@ -250,9 +249,7 @@ def _picture(curves: Curves) -> str:
             axes.set_ylabel("training loss")
             axes.set_ylim(bottom=0)
             axes.legend(frameon=False, fontsize=7)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)
 
 
 if __name__ == "__main__":

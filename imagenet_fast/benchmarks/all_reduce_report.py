@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.all_reduce import Result, expected_bytes
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.benchmarks.timing import Spread
 from imagenet_fast.files import write_results
 
@@ -154,6 +153,4 @@ def _picture(results: Sequence[Result]) -> str:
         panels[0].set_ylabel("milliseconds; line: the model's")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower left", frameon=False)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)

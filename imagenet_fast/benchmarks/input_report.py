@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.input_peers import PEERS
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.benchmarks.timing import Comparison, Spread
 from imagenet_fast.files import write_results
 
@@ -163,6 +162,4 @@ def _picture(parts: Mapping[str, Comparison]) -> str:
                 axes.containers[-1], [f" {median:,.0f}" for median in medians], fontsize=7
             )
         panels[-1].set_xlabel("images/s: median and range")
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from matplotlib.figure import Figure
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
 from imagenet_fast.benchmarks.pipeline_worker import Case
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.files import write_results
 from imagenet_fast.planning.pipeline import ideal_bubble
 
@@ -234,9 +233,7 @@ def _picture(parts: Parts) -> str:
             _PANELS[name](axes, parts[name])
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False, fontsize=7)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)
 
 
 def _draw_emulated(axes: Axes, results: Sequence[Timed]) -> None:

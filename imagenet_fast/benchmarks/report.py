@@ -117,6 +117,13 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
     return json.dumps(values, indent=2, default=dataclasses.asdict) + "\n"
 
 
+def svg(figure: Figure) -> str:
+    """Returns a figure, made in :data:`STYLE`, as an SVG file: of the same one always the same."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue()
+
+
 def _told(ratio: Spread) -> str:
     return f"{ratio.median:.3f} ({ratio.min:.3f} to {ratio.max:.3f})"
 
@@ -142,6 +149,4 @@ def _picture(comparison: Comparison) -> str:
         axes.set_ylabel("milliseconds")
         axes.set_title(comparison.title, fontsize=9, loc="left")
         figure.legend(loc="outside lower left", frameon=False)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)

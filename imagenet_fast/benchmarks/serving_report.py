@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast import environment
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.benchmarks.serving import Served
 from imagenet_fast.files import write_results
 
@@ -147,9 +146,7 @@ def _picture(parts: Sequence[Served]) -> str:
             ("images/s: median and range", "ms a call: median, to p99", "MB of memory at most"),
         ):
             axes.set_xlabel(label)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)
 
 
 def _bars(
