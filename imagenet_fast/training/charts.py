@@ -62,6 +62,8 @@ STYLE = {
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
 }
+# Letters as outlines: they look the same wherever the file is opened.
+FILE_STYLE = ["default", STYLE, {"svg.fonttype": "path"}]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,19 +138,12 @@ class Chart:
           rows: what to draw.
           title: written above.
         """
-        # Letters as outlines: they look the same wherever the file is opened.
-        style = ["default", STYLE, {"svg.fonttype": "path"}]
-        with matplotlib.style.context(style):
+        with matplotlib.style.context(FILE_STYLE):
             figure = self._figure(self._drawn(rows))
             color = SENTINELS["muted"]
             figure.suptitle(title, x=0.02, ha="left", fontsize=9, color=color)
             figure.axes[0].set_ylabel(self.title.lower())
-            file = io.StringIO()
-            figure.savefig(file, format="svg", metadata={"Date": None})
-        text = file.getvalue()
-        for name, sentinel in SENTINELS.items():
-            text = text.replace(sentinel, COLORS[name][0])
-        return text
+            return file_svg(figure)
 
     def _drawn(self, rows: list[Row]) -> list[tuple[Curve, np.ndarray, np.ndarray]]:
         """Returns the curves that have points, with their epochs and values."""
@@ -242,6 +237,16 @@ def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
     places = np.arange(len(values))
     reaches = np.minimum(reach, np.minimum(places, places[::-1]))
     return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
+
+
+def file_svg(figure: Figure) -> str:
+    """Returns a figure, made in :data:`FILE_STYLE`, as an SVG file that needs no page."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    text = file.getvalue()
+    for name, sentinel in SENTINELS.items():
+        text = text.replace(sentinel, COLORS[name][0])
+    return text
 
 
 def page_svg(figure: Figure) -> str:

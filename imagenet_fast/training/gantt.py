@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
-
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from imagenet_fast.planning.pipeline import Simulation
-from imagenet_fast.training.charts import COLORS, SENTINELS, STYLE
+from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
 
 # By the kind of an interval, the names of colors.
 _COLORS = {"forward": "validation", "recompute": "rate", "backward": "train"}
@@ -27,8 +25,7 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
       unit: of the time's axis.
       scale: of what the simulation counts in, in this unit.
     """
-    # Letters as outlines: they look the same wherever the file is opened.
-    with matplotlib.style.context(["default", STYLE, {"svg.fonttype": "path"}]):
+    with matplotlib.style.context(FILE_STYLE):
         figure = Figure(figsize=(9.0, 1.3 + 0.3 * simulation.stages), layout="constrained")
         axes = figure.add_subplot()
         _draw(axes, simulation, scale)
@@ -48,12 +45,7 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
             fontsize=9,
             labelcolor=color,
         )
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    for name, sentinel in SENTINELS.items():
-        text = text.replace(sentinel, COLORS[name][0])
-    return text
+        return file_svg(figure)
 
 
 def _draw(axes: Axes, simulation: Simulation, scale: float) -> None:
