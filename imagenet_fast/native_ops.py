@@ -19,6 +19,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
+_HEADER = pathlib.Path(__file__).with_suffix(".h")
 # Were products and sums made one instruction, the last bits would differ from TensorFlow's.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
 
@@ -41,7 +42,8 @@ def _build(source: pathlib.Path) -> pathlib.Path:
     flags = [*_FLAGS, *tf.sysconfig.get_link_flags()]
     # Of several machines that share a home directory, each has what fits it.
     needs = [platform.machine(), platform.system(), tf.__version__, *flags]
-    digest = hashlib.sha256("\n".join(needs).encode() + source.read_bytes()).hexdigest()[:16]
+    text = "\n".join(needs).encode() + _HEADER.read_bytes() + source.read_bytes()
+    digest = hashlib.sha256(text).hexdigest()[:16]
     cache = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
     library = cache / "imagenet_fast" / f"{source.stem}-{digest}.so"
     if library.exists():
@@ -51,9 +53,12 @@ def _build(source: pathlib.Path) -> pathlib.Path:
     # Other processes may be compiling it, too.
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         made = pathlib.Path(directory, library.name)
-        paths = ["-I", tf.sysconfig.get_include(), str(source), "-o", str(made)]
+        folders = ["-I", tf.sysconfig.get_include(), "-I", str(_HEADER.parent)]
         done = subprocess.run(
-            [compiler, *paths, *flags], stdin=subprocess.DEVNULL, capture_output=True, text=True
+            [compiler, *folders, str(source), "-o", str(made), *flags],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
         )
         if done.returncode:
             reason = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[0]

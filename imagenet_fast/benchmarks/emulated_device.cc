@@ -4,33 +4,15 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
 
-#include "tensorflow/c/kernels.h"
-#include "tensorflow/c/ops.h"
-#include "tensorflow/c/tf_tensor.h"
+#include "native_ops.h"
 
 namespace {
 
 constexpr int kDevices = 64;
-
-struct Deleter {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
-};
-using Status = std::unique_ptr<TF_Status, Deleter>;
-using Tensor = std::unique_ptr<TF_Tensor, Deleter>;
-
-bool IsOk(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
-
-Tensor Input(TF_OpKernelContext* context, int index, const Status& status) {
-  TF_Tensor* tensor = nullptr;
-  TF_GetInput(context, index, &tensor, status.get());
-  return Tensor(tensor);
-}
 
 void* CreateKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());

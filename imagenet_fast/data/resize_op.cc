@@ -2,19 +2,15 @@
 // half_pixel_centers, rounds to uint8, and mirrors on the way.
 //
 // Every float is computed as TensorFlow computes it, in the same order, so that pixels are equal to
-// the last bit; but a line at a time, where the compiler can use vectors. Nothing but TensorFlow's C
-// API is used: it needs no more than its headers, and does not depend on the compiler of TensorFlow.
+// the last bit; but a line at a time, where the compiler can use vectors.
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
-#include "tensorflow/c/kernels.h"
-#include "tensorflow/c/ops.h"
-#include "tensorflow/c/tf_tensor.h"
+#include "native_ops.h"
 
 // Two versions of what takes the time, of which the machine's better one is taken.
 #if defined(__x86_64__) && defined(__linux__)
@@ -194,21 +190,6 @@ struct Kernel {
   int size;
   void (*resize)(const Image&, int, bool, uint8_t*);
 };
-
-struct Deleter {
-  void operator()(TF_Status* status) const { TF_DeleteStatus(status); }
-  void operator()(TF_Tensor* tensor) const { TF_DeleteTensor(tensor); }
-};
-using Status = std::unique_ptr<TF_Status, Deleter>;
-using Tensor = std::unique_ptr<TF_Tensor, Deleter>;
-
-bool IsOk(const Status& status) { return TF_GetCode(status.get()) == TF_OK; }
-
-Tensor Input(TF_OpKernelContext* context, int index, const Status& status) {
-  TF_Tensor* tensor = nullptr;
-  TF_GetInput(context, index, &tensor, status.get());
-  return Tensor(tensor);
-}
 
 void* CreateKernel(TF_OpKernelConstruction* construction) {
   const Status status(TF_NewStatus());
