@@ -15,6 +15,7 @@ from imagenet_fast import environment
 from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
 from imagenet_fast.benchmarks.pipeline_worker import Case
 from imagenet_fast.benchmarks.report import STYLE, svg
+from imagenet_fast.benchmarks.timing import Spread
 from imagenet_fast.files import write_results
 from imagenet_fast.planning.pipeline import ideal_bubble
 
@@ -74,16 +75,16 @@ def _emulated(results: Sequence[Timed]) -> list[str]:
     lines = [
         "throughput to that of 2 devices and 1 micro-batch; the paper's, of AmoebaNet-D (18, 256) "
         "and Transformer-48, on TPUs",
-        f"{_HEAD} {'seconds: median':>16} {'min':>6} {'max':>6} {'simulated':>10} {'to it':>6} "
+        f"{_HEAD} {_SECONDS} {'simulated':>10} {'to it':>6} "
         f"{'bubble':>7} {'(K-1)/(M+K-1)':>14} {'throughput':>11} {'paper':>11}",
     ]
     for own in results:
-        case, time = own.case, own.time
+        case = own.case
         published = PUBLISHED.get((case.stages, case.micro_batches))
         paper = "{:>5.2f} {:>5.2f}".format(*published) if published and _is_papers(case) else ""
         line = (
-            f"{_told(case)} {time.median:>16.3f} {time.min:>6.3f} {time.max:>6.3f} "
-            f"{own.simulated.seconds:>10.3f} {time.median / own.simulated.seconds:>6.3f} "
+            f"{_told(case)} {_seconds(own.time)} "
+            f"{own.simulated.seconds:>10.3f} {own.time.median / own.simulated.seconds:>6.3f} "
             f"{own.simulated.bubble:>7.1%} {ideal_bubble(case.stages, case.micro_batches):>14.1%} "
             f"{own.throughput / base:>11.2f} {paper:>11}"
         )
@@ -92,15 +93,13 @@ def _emulated(results: Sequence[Timed]) -> list[str]:
 
 
 def _timed(results: Sequence[Timed]) -> list[str]:
-    first = results[0]
-    lines = [f"{_HEAD} {'seconds: median':>16} {'min':>6} {'max':>6} {'to 1':>6} {'simulated':>10}"]
+    lines = [f"{_HEAD} {_SECONDS} {'to 1':>6} {'simulated':>10}"]
     for own in results:
         # To one micro-batch of the same kind.
-        base = next((other for other in results if _is_base(other.case, own.case)), first)
-        time = own.time
+        base = next(other for other in results if _is_base(other.case, own.case))
         lines.append(
-            f"{_told(own.case)} {time.median:>16.3f} {time.min:>6.3f} {time.max:>6.3f} "
-            f"{time.median / base.time.median:>6.3f} "
+            f"{_told(own.case)} {_seconds(own.time)} "
+            f"{own.time.median / base.time.median:>6.3f} "
             f"{own.simulated.seconds / base.simulated.seconds:>10.3f}"
         )
     return ["simulated: stages of equal work, to 1 micro-batch", *lines]
@@ -108,14 +107,10 @@ def _timed(results: Sequence[Timed]) -> list[str]:
 
 def _recomputation(results: Sequence[Timed]) -> list[str]:
     kept = next(own for own in results if own.case.rematerialize == "never")
-    lines = [f"{_HEAD} {'seconds: median':>16} {'min':>6} {'max':>6} {'recomputed':>11}"]
+    lines = [f"{_HEAD} {_SECONDS} {'share':>6}"]
     for own in results:
-        time = own.time
-        share = 1 - kept.time.median / time.median
-        lines.append(
-            f"{_told(own.case)} {time.median:>16.3f} {time.min:>6.3f} {time.max:>6.3f} "
-            f"{share:>11.1%}"
-        )
+        share = 1 - kept.time.median / own.time.median
+        lines.append(f"{_told(own.case)} {_seconds(own.time)} {share:>6.1%}")
     return lines
 
 
@@ -127,8 +122,8 @@ def _memory(results: Sequence[Memory]) -> list[str]:
         f"{_HEAD} {'before':>7} {'peak':>6} {'activations':>12} {'of plain':>9} {'paper':>7}",
     ]
     for own in results:
-        always = own.case.stages and own.case.rematerialize == "always"
-        paper = f"{own.published_share:.1%}" if always else ""
+        published = own.case.stages and _is_papers(own.case)
+        paper = f"{own.published_share:.1%}" if published else ""
         line = (
             f"{_told(own.case)} {own.before / _MIB:>7.0f} {own.peak / _MIB:>6.0f} "
             f"{own.activations / _MIB:>12.0f} {own.activations / plain.activations:>9.1%} "
@@ -157,6 +152,7 @@ def _graphs(results: Sequence[Traced]) -> list[str]:
     return lines
 
 
+_SECONDS = f"{'seconds: median':>16} {'min':>6} {'max':>6}"
 _HEAD = f"{'stages':>6} {'micro-batches':>13} {'batch':>6} {'recomputed':>11} {'schedule':>9}"
 # By part.
 _TABLES = {
@@ -179,6 +175,10 @@ def _told(case: Case) -> str:
         f"{case.stages:>6} {case.micro_batches:>13} {case.batch:>6} {case.rematerialize:>11} "
         f"{case.schedule:>9}"
     )
+
+
+def _seconds(time: Spread) -> str:
+    return f"{time.median:>16.3f} {time.min:>6.3f} {time.max:>6.3f}"
 
 
 def _is_papers(case: Case) -> bool:

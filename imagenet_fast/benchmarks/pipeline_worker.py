@@ -127,7 +127,7 @@ class _Step:
 
         self._case = case
         self._model = _model(case, network, devices)
-        self._model.compile("sgd", "mse", steps_per_execution=1)
+        self._model.compile("sgd", "mse")
         size = [4] if network.kind == "emulated" else [network.image_size] * 2 + [network.channels]
         with tf.device("CPU:0"):
             # Any batch has the same shape for TensorFlow: [None, ...].
@@ -148,7 +148,6 @@ class _Step:
             "nodes": nodes,
             "trace_seconds": traced - begin,
             "first_seconds": time.perf_counter() - traced,
-            "first_memory": memory("VmHWM"),
         }
 
     def seconds(self) -> float:
