@@ -118,7 +118,7 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
 
 
 def svg(figure: Figure) -> str:
-    """Returns a figure, made in :data:`STYLE`, as an SVG file: of the same one always the same."""
+    """Returns a figure, made in ``STYLE``, as an SVG file: of the same one always the same."""
     file = io.StringIO()
     figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()
