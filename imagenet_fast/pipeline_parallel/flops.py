@@ -7,18 +7,18 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-# By type: which of their inputs is the filter [..., in, out], and which has the positions at which
-# it is applied; -1: the output.
+# By type: where among their inputs and the output, which is -1, are the image or its gradient, the
+# filter [..., in, out] or its gradient, and what has the positions at which the filter is applied.
 _CONVOLUTIONS = {
-    "Conv2D": (1, -1),
-    "Conv2DBackpropInput": (1, 2),
-    "Conv2DBackpropFilter": (-1, 2),
-    "Conv3D": (1, -1),
-    "Conv3DBackpropInputV2": (1, 2),
-    "Conv3DBackpropFilterV2": (-1, 2),
-    "DepthwiseConv2dNative": (1, -1),
-    "DepthwiseConv2dNativeBackpropInput": (1, 2),
-    "DepthwiseConv2dNativeBackpropFilter": (-1, 2),
+    "Conv2D": (0, 1, -1),
+    "Conv2DBackpropInput": (-1, 1, 2),
+    "Conv2DBackpropFilter": (0, -1, 2),
+    "Conv3D": (0, 1, -1),
+    "Conv3DBackpropInputV2": (-1, 1, 2),
+    "Conv3DBackpropFilterV2": (0, -1, 2),
+    "DepthwiseConv2dNative": (0, 1, -1),
+    "DepthwiseConv2dNativeBackpropInput": (-1, 1, 2),
+    "DepthwiseConv2dNativeBackpropFilter": (0, -1, 2),
 }
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3")
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
@@ -35,25 +35,36 @@ _FREE = {
 }
 
 
-def flops(operations: Iterable[tf.Operation]) -> float:
+def flops(operations: Iterable[tf.Operation], padding: bool = True) -> float:
     """Returns the floating-point operations of some of TensorFlow's, of known shapes.
 
     Exact for convolutions and products of matrices, two for each multiplication and addition.
     Pools count their windows, batch norm some operations a value; all else counts as one operation
     for each of its greatest tensor's values. What is in functions that they call is not counted.
+
+    Args:
+      operations: which.
+      padding: whether multiplications by the zeros around images count, too. Papers count them:
+        a filter of 3 x 3 has nine at each position. XLA does not.
     """
-    return float(sum(map(_flops, operations)))
+    return float(sum(_flops(operation, padding) for operation in operations))
 
 
-def _flops(operation: tf.Operation) -> int:
+def is_matrix(operation: tf.Operation) -> bool:
+    """Returns whether it is a convolution or a product of matrices."""
+    return operation.type in _CONVOLUTIONS or operation.type in _PRODUCTS
+
+
+def _flops(operation: tf.Operation, padding: bool) -> int:
     kind = operation.type
     if kind in _CONVOLUTIONS:
         tensors = [*operation.inputs, operation.outputs[0]]
-        weights, positions = (tensors[place].shape for place in _CONVOLUTIONS[kind])
+        image, weights, positions = (tensors[place].shape for place in _CONVOLUTIONS[kind])
         each = math.prod(weights) // weights[-1]
         if kind.startswith("Depthwise"):  # its last dimension is of outputs for each input
             each //= weights[-2]
-        return 2 * math.prod(positions) * each
+        share = 1.0 if padding else _share_within(operation, image, weights, positions)
+        return round(2 * math.prod(positions) * each * share)
     if kind in _PRODUCTS:
         flipped = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
         summed = operation.inputs[0].shape[-2 if flipped else -1]
@@ -65,6 +76,33 @@ def _flops(operation: tf.Operation) -> int:
         pooled = operation.inputs[-1] if kind.endswith("Grad") else operation.outputs[0]
         return _values(pooled) * math.prod(operation.get_attr("ksize"))
     return values * _OF_A_VALUE.get(kind, 1)
+
+
+def _share_within(
+    operation: tf.Operation, image: tf.TensorShape, weights: tf.TensorShape, positions: tf.TensorShape
+) -> float:
+    """Returns the share of a convolution's multiplications that are not with padding."""
+    rank = len(weights) - 2
+    first = 2 if operation.get_attr("data_format").startswith(b"NC") else 1
+    share = 1.0
+    for axis in range(rank):
+        size, count = image[first + axis], positions[first + axis]
+        stride = operation.get_attr("strides")[first + axis]
+        dilation = operation.get_attr("dilations")[first + axis]
+        taps = weights[axis]
+        padding = operation.get_attr("padding")
+        before = 0
+        if padding == b"SAME":
+            before = max((count - 1) * stride + (taps - 1) * dilation + 1 - size, 0) // 2
+        elif padding == b"EXPLICIT":
+            before = operation.get_attr("explicit_paddings")[2 * (first + axis)]
+        within = sum(
+            0 <= position * stride + tap * dilation - before < size
+            for position in range(count)
+            for tap in range(taps)
+        )
+        share *= within / (count * taps)
+    return share
 
 
 def _values(tensor: tf.Tensor) -> int:

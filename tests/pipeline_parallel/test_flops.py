@@ -13,8 +13,8 @@ def operations(call, *shapes):
     return tf.function(call, autograph=False).get_concrete_function(*specs).graph.get_operations()
 
 
-def counted(call, *shapes):
-    return flops(operations(call, *shapes))
+def counted(call, *shapes, padding=True):
+    return flops(operations(call, *shapes), padding)
 
 
 def gradients(call):
@@ -66,6 +66,36 @@ def test_multiplications(name):
 def test_each_gradient_is_as_much(name):
     call, shapes, expected = CONVOLUTIONS[name]
     assert counted(gradients(call), *shapes) == 3 * expected
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+@pytest.mark.parametrize("taps", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("dilation", "padding"), [(1, "SAME"), (1, "VALID"), (2, "SAME")])
+def test_multiplications_within_the_image(size, taps, stride, dilation, padding):
+    """As many as a convolution of ones by ones adds up."""
+    if padding == "VALID" and taps > size or dilation > 1 and stride > 1:
+        pytest.skip("TensorFlow has no such convolution")
+
+    def convolution(x, w):
+        return tf.nn.conv2d(x, w, stride, padding, dilations=dilation)
+
+    shapes = (2, size, size + 1, 3), (taps, 2, 3, 4)
+    if padding == "VALID" and size + 1 < 2:
+        pytest.skip("smaller than the filter")
+    sums = convolution(tf.ones(shapes[0]), tf.ones(shapes[1]))
+    expected = 2 * float(tf.reduce_sum(sums))
+    assert counted(convolution, *shapes, padding=False) == expected
+    assert counted(gradients(convolution), *shapes, padding=False) == 3 * expected
+
+
+def test_explicit_padding():
+    def convolution(x, w):
+        return tf.nn.conv2d(x, w, 2, [[0, 0], [3, 2], [1, 3], [0, 0]])
+
+    shapes = (2, 8, 9, 3), (7, 5, 3, 4)
+    expected = 2 * float(tf.reduce_sum(convolution(tf.ones(shapes[0]), tf.ones(shapes[1]))))
+    assert counted(convolution, *shapes, padding=False) == expected
 
 
 @pytest.mark.parametrize(

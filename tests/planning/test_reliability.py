@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.failures import (
+from imagenet_fast.planning.reliability import (
     Conditions,
     Job,
     best_interval,
