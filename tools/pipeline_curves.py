@@ -40,6 +40,7 @@ NETWORKS = {
 }
 _MICRO_BATCHES = 4
 _OPTIONS = [
+    "--image_size=28",
     "--batch_size=256",
     f"--accumulation_steps={_MICRO_BATCHES}",
     "--learning_rate=0.1",
@@ -158,7 +159,9 @@ def _trained(
     )
     command = [sys.executable, "-m", "imagenet_fast", "train", *options, *_OPTIONS]
     command += [f"--data_dir={given.data_dir}", f"--model_dir={model_dir}"]
-    command += [f"--duration={given.epochs} epochs", f"--logical_cpus={_MICRO_BATCHES}"]
+    # Else logical CPUs that are no stages would each be a replica.
+    command += [f"--duration={given.epochs} epochs", "--strategy=one_device"]
+    command += [f"--logical_cpus={max(own.stages for own in VARIANTS)}"]
     print(f"{network}, {variant.name}", file=sys.stderr, flush=True)
     last = variant.stages
     if variant.then:

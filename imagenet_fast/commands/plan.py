@@ -88,9 +88,29 @@ def _pipeline(arguments: list[str]) -> None:
             print(path)
 
 
+def _validate(arguments: list[str]) -> None:
+    flags = CommandFlags("plan --validate", ())
+    flags.define(
+        "output_dir",
+        "",
+        "where to write validation.txt, validation.json and validation.svg; empty: nowhere",
+    )
+    flags.parse(arguments)
+
+    import_tensorflow()
+    from imagenet_fast.training.validation import validate, write
+
+    validation = validate()
+    print(validation.table())
+    if flags["output_dir"]:
+        for path in write(validation, flags["output_dir"]):
+            print(path)
+
+
 # By name: what makes it, and what it tells.
 PLANS = {
     "schedule": (_schedule, "the learning rate from the first step to the last"),
+    "validate": (_validate, "what the cost model says of published training times"),
     "pipeline": (_pipeline, "the stages of a pipeline, their memory and how long they wait"),
 }
 

@@ -55,6 +55,20 @@ def is_matrix(operation: tf.Operation) -> bool:
     return operation.type in _CONVOLUTIONS or operation.type in _PRODUCTS
 
 
+def rows(operation: tf.Operation) -> int:
+    """Returns with how many rows a matrix operation meets its weights, forward and backward.
+
+    A convolution applies its filter at so many positions of all images; a dense layer, to so many
+    images.
+    """
+    if operation.type in _CONVOLUTIONS:
+        tensors = [*operation.inputs, operation.outputs[0]]
+        positions = tensors[_CONVOLUTIONS[operation.type][2]].shape
+        channels = 1 if operation.get_attr("data_format").startswith(b"NC") else -1
+        return math.prod(positions) // positions[channels]
+    return operation.inputs[0].shape[-2]
+
+
 def _flops(operation: tf.Operation, padding: bool) -> int:
     kind = operation.type
     if kind in _CONVOLUTIONS:
@@ -79,7 +93,10 @@ def _flops(operation: tf.Operation, padding: bool) -> int:
 
 
 def _share_within(
-    operation: tf.Operation, image: tf.TensorShape, weights: tf.TensorShape, positions: tf.TensorShape
+    operation: tf.Operation,
+    image: tf.TensorShape,
+    weights: tf.TensorShape,
+    positions: tf.TensorShape,
 ) -> float:
     """Returns the share of a convolution's multiplications that are not with padding."""
     rank = len(weights) - 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import statistics
 import time
@@ -18,13 +19,17 @@ from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
 from imagenet_fast.pipeline_parallel.stage import Stage
+from imagenet_fast.pipeline_parallel.subgraph import operations_behind
 from imagenet_fast.planning.pipeline import BlockCost
 
+Work = Callable[[Sequence[tf.Operation]], float]
 _Blocks = Sequence[keras.layers.Layer]
 
 
-def estimate(blocks: _Blocks, inputs: Any, micro_batch_size: int) -> list[BlockCost]:
-    """Counts what blocks cost, in FLOPs and bytes.
+def estimate(
+    blocks: _Blocks, inputs: Any, micro_batch_size: int, work: Work = flops
+) -> list[BlockCost]:
+    """Counts what blocks cost, in FLOPs or otherwise, and in bytes.
 
     Of equal blocks, one is looked at. It makes no weights: those that there are may be without
     memory (``models.without_memory``), and of blocks without weights it looks at copies that are.
@@ -34,6 +39,7 @@ def estimate(blocks: _Blocks, inputs: Any, micro_batch_size: int) -> list[BlockC
       blocks: that follow each other, each of one argument, a tensor or tensors in a structure.
       inputs: what describes the first one's, as ``tf.TensorSpec``, of any batch.
       micro_batch_size: examples in a micro-batch.
+      work: what a pass costs whose operations it is given.
 
     Returns:
       The costs of each, of which the first is the first of the pipeline: it needs no gradients of
@@ -42,7 +48,8 @@ def estimate(blocks: _Blocks, inputs: Any, micro_batch_size: int) -> list[BlockC
     Raises:
       UserError: if a block does what cannot be done in a pipeline.
     """
-    return _each(blocks, inputs, micro_batch_size, "counting", _count)
+    cost = functools.partial(_count, work=work)
+    return _each(blocks, inputs, micro_batch_size, "counting", cost)
 
 
 def measure(
@@ -100,7 +107,9 @@ def _each(
     return costs
 
 
-def _count(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:
+def _count(
+    block: keras.layers.Layer, specs: Any, first: bool, work: Work = flops
+) -> tuple[BlockCost, Any]:
     """Returns the costs of a block, and what describes its outputs."""
     if not block.built:
         with without_memory():
@@ -111,8 +120,8 @@ def _count(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCos
     other = [own for own in block.weights if not _is_in(own, stage.variables)]
     cost = BlockCost(
         name=block.name,
-        forward=flops(forward),
-        backward=flops(backward),
+        forward=work(forward),
+        backward=work(backward),
         parameters=sum(own.shape.num_elements() for own in stage.variables),
         parameter_bytes=_bytes(stage.variables),
         other_bytes=_bytes(other),
@@ -142,23 +151,9 @@ def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
     graph = tf.function(both, autograph=False).get_concrete_function(specs).graph
     count, gradients, *ends = found
     forward = graph.get_operations()[:count]
-    backward = _needed(gradients, forward)
+    backward = operations_behind(gradients, forward)
     used = {own.ref() for operation in backward for own in operation.inputs}
     return forward, backward, *([own for own in end if own.ref() in used] for end in ends)
-
-
-def _needed(gradients: Sequence[tf.Tensor], forward: Sequence[tf.Operation]) -> list[tf.Operation]:
-    """Returns the operations after ``forward`` that gradients need: not all that there are."""
-    seen = set(forward)
-    needed: list[tf.Operation] = []
-    waiting = [own.op for own in gradients]
-    while waiting:
-        operation = waiting.pop()
-        if operation not in seen:
-            seen.add(operation)
-            needed.append(operation)
-            waiting.extend(own.op for own in operation.inputs)
-    return needed
 
 
 def _seconds(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -61,6 +61,27 @@ def subgraph(
     # Many calls of it are to be no longer to prepare than one.
     own = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
     return own.get_concrete_function(*specs)
+
+
+def operations_behind(
+    tensors: Iterable[tf.Tensor], known: Iterable[tf.Operation] = ()
+) -> list[tf.Operation]:
+    """Returns the operations that tensors need, each once.
+
+    Args:
+      tensors: of a graph.
+      known: operations that are not returned, nor those that only they need.
+    """
+    seen = set(known)
+    needed: list[tf.Operation] = []
+    waiting = [own.op for own in tensors]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in seen:
+            seen.add(operation)
+            needed.append(operation)
+            waiting.extend(own.op for own in operation.inputs)
+    return needed
 
 
 def _needed(

@@ -74,7 +74,7 @@ def test_each_gradient_is_as_much(name):
 @pytest.mark.parametrize(("dilation", "padding"), [(1, "SAME"), (1, "VALID"), (2, "SAME")])
 def test_multiplications_within_the_image(size, taps, stride, dilation, padding):
     """As many as a convolution of ones by ones adds up."""
-    if padding == "VALID" and taps > size or dilation > 1 and stride > 1:
+    if (padding == "VALID" and taps > size) or (dilation > 1 and stride > 1):
         pytest.skip("TensorFlow has no such convolution")
 
     def convolution(x, w):

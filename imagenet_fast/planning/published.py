@@ -1,0 +1,502 @@
+"""Published training times as data, and the constants of the cost model that fit some of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from imagenet_fast.planning.compute import Efficiency
+
+IMAGENET = 1_281_167
+CIFAR = 50_000
+
+_SECONDS = {"hours": 3600, "minutes": 60, "seconds": 1}
+
+Options = Mapping[str, object]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataParallel:
+    """A run in which each replica trains the whole network.
+
+    Attributes:
+      network: options of ``Config`` that say which, and in which precision.
+      accelerator: the kind of chip.
+      chips: how many.
+      batch: images of all replicas together in a step.
+      all_reduce: by which algorithm gradients are summed.
+      gradient_bytes: in which each of their numbers travels.
+      segments: after which gradients a new sum begins; None: where our model finds it best.
+      batch_norm_batch: images whose statistics batch norm takes; 0: those of a replica.
+      network_gbits: bits a second of a host's network, in 10^9.
+    """
+
+    network: Options
+    accelerator: str
+    chips: int
+    batch: int
+    all_reduce: str = "builtin"
+    gradient_bytes: int = 4
+    segments: tuple[int, ...] | None = None
+    batch_norm_batch: int = 0
+    network_gbits: float = 100.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipelined:
+    """A run in which each chip has a stage of the network.
+
+    Attributes:
+      network: as of :class:`DataParallel`.
+      accelerator: the kind of chip.
+      batch: images in a step.
+      micro_batches: into which it is cut.
+      stages: how many there are.
+      balance: blocks of each stage, of which the last one has all that are left, too; empty: as
+        lingvo cuts.
+      rematerialize: whose activations are computed once more.
+    """
+
+    network: Options
+    accelerator: str
+    batch: int
+    micro_batches: int
+    stages: int
+    balance: tuple[int, ...] = ()
+    rematerialize: str = "except_last"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A published number.
+
+    Attributes:
+      name: of what it is.
+      source: who published it, and where it was read.
+      stack: the name of the software, whose constants are in ``STACKS``.
+      run: what was run.
+      value: the number.
+      unit: ``"images/s"``; ``"hours"``, ``"minutes"`` or ``"seconds"`` for ``epochs``; ``"times"``:
+        images/s to those of the run ``to``; ``"scaling"``: the same, for each chip.
+      epochs: of the run.
+      examples: in an epoch.
+      to: another run.
+      fits: whether constants of the stack were fitted to it.
+      why: what our model does not know of it, where it misses it.
+    """
+
+    name: str
+    source: str
+    stack: str
+    run: DataParallel | Pipelined
+    value: float
+    unit: str = "images/s"
+    epochs: float = 0.0
+    examples: int = IMAGENET
+    to: DataParallel | Pipelined | None = None
+    fits: bool = False
+    why: str = ""
+
+    @property
+    def images_per_second(self) -> float:
+        """What was published, as a throughput; not of rows relative to others."""
+        if self.unit == "images/s":
+            return self.value
+        return self.epochs * self.examples / (self.value * _SECONDS[self.unit])
+
+    def told(self, images_per_second: float, to: float = 1.0) -> float:
+        """Returns what a throughput comes to in the row's unit.
+
+        Args:
+          images_per_second: of the run.
+          to: of the run that it is relative to.
+        """
+        if self.unit == "images/s":
+            return images_per_second
+        if self.unit == "times":
+            return images_per_second / to
+        if self.unit == "scaling":
+            return images_per_second / to * self.to.chips / self.run.chips
+        return self.epochs * self.examples / images_per_second / _SECONDS[self.unit]
+
+
+# Shares and seconds that are not fitted: of the memory's bandwidth, and to launch an operation.
+_MEMORY = 0.8
+_LAUNCH = 5e-6
+
+
+def _eager(matrix: float, half_rows: float = 0.0) -> Efficiency:
+    """Software that runs each operation on its own."""
+    return Efficiency(matrix, half_rows, _MEMORY, fuses=False, launch_seconds=_LAUNCH)
+
+
+def _fused(matrix: float, half_rows: float = 0.0) -> Efficiency:
+    """Software that fuses operations."""
+    return Efficiency(matrix, half_rows, _MEMORY, fuses=True, launch_seconds=0.0)
+
+
+# By the name of a software: its constants. The first one is fitted to the first row that says so,
+# the second to the second, if there are two.
+STACKS: Mapping[str, Efficiency] = MappingProxyType(
+    {
+        "Caffe2, P100": _eager(0.3837),
+        "TensorFlow 2017, P100": _eager(0.8287, 2011),
+        "Tencent, P40": _eager(0.3826),
+        "PyTorch, P40": _eager(0.6075),
+        "PyTorch, P40, AmoebaNet": _eager(0.3620),
+        "PyTorch, V100, ResNet-9": _eager(0.4515),
+        "MXNet, V100, float16": _fused(0.3535),
+        "MXNet, V100, float32": _fused(0.6817),
+        "MXNet, A100": _fused(0.2022),
+        "TensorFlow, TPU": _fused(0.8292, 4723),
+    }
+)
+
+_RESNET50: Options = {"model": "resnet50"}
+_RESNET101: Options = {"model": "resnet101"}
+_HALF = {"precision": "mixed_float16"}
+_BRAIN = {**_RESNET50, "precision": "mixed_bfloat16"}
+_RESNET9: Options = {"model": "resnet9", "image_size": 32, "num_classes": 10, **_HALF}
+_AMOEBANET: Options = {"model": "amoebanet_d", "normal_cells": 18, "cell_filters": 256}
+
+_GOYAL = "Goyal et al. 2017"
+_BENCHMARKS = "tensorflow.org/performance/benchmarks, May 2017, DGX-1, synthetic data"
+_JIA = "Jia et al. 2018"
+_TORCHGPIPE = "torchgpipe, benchmarks/amoebanetd-speed"
+_TORCHGPIPE_RESNET = "torchgpipe, benchmarks/resnet101-speed"
+_GPIPE = "Huang et al. 2018, table 2"
+_PAGE = "Page 2019"
+_NVIDIA = "NVIDIA DeepLearningExamples, MXNet RN50v1.5, 20.12"
+
+
+def _mlperf(round_: str, system: str) -> str:
+    return f"MLPerf Training {round_}, log of one run on {system}, evaluation included"
+
+
+def _p100(network: Options, chips: int, each: int, **options: object) -> DataParallel:
+    return DataParallel(network, "p100", chips, chips * each, **options)
+
+
+def _tpu(kind: str, chips: int, batch: int, **options: object) -> DataParallel:
+    return DataParallel(_BRAIN, kind, chips, batch, **options)
+
+
+_ON_ETHERNET = {"all_reduce": "hierarchical", "network_gbits": 50.0}
+_ON_ROCE = {"all_reduce": "hierarchical", "gradient_bytes": 2}
+
+_GOYAL_ROWS = (
+    Row(
+        "ResNet-50, 8 P100",
+        _GOYAL,
+        "Caffe2, P100",
+        _p100(_RESNET50, 8, 32),
+        29,
+        "hours",
+        90,
+        fits=True,
+    ),
+    Row(
+        "ResNet-50, 256 P100",
+        _GOYAL,
+        "Caffe2, P100",
+        _p100(_RESNET50, 256, 32, **_ON_ETHERNET),
+        60,
+        "minutes",
+        90,
+    ),
+    Row(
+        "ResNet-50, 352 P100, an epoch",
+        _GOYAL,
+        "Caffe2, P100",
+        _p100(_RESNET50, 352, 32, **_ON_ETHERNET),
+        30,
+        "seconds",
+        1,
+    ),
+    Row(
+        "ResNet-101, 256 P100",
+        _GOYAL,
+        "Caffe2, P100",
+        _p100(_RESNET101, 256, 32, **_ON_ETHERNET),
+        92.5,
+        "minutes",
+        90,
+    ),
+)
+
+_GOYAL_SCALING = (
+    Row(
+        "ResNet-50, 256 P100 to 8",
+        f"{_GOYAL}: about 90%",
+        "Caffe2, P100",
+        _p100(_RESNET50, 256, 32, **_ON_ETHERNET),
+        0.9,
+        "scaling",
+        to=_p100(_RESNET50, 8, 32),
+    ),
+)
+
+_BENCHMARK_ROWS = tuple(
+    Row(
+        f"{title}, {chips} P100, {each} images each",
+        _BENCHMARKS,
+        "TensorFlow 2017, P100",
+        _p100({"model": model}, chips, each),
+        value,
+        fits=fits,
+    )
+    for title, model, chips, each, value, fits in (
+        ("ResNet-50", "resnet50", 1, 64, 219, True),
+        ("ResNet-50", "resnet50", 1, 32, 195, True),
+        ("ResNet-152", "resnet152", 1, 64, 91.8, False),
+        ("ResNet-152", "resnet152", 1, 32, 82.7, False),
+        ("ResNet-50", "resnet50", 8, 64, 1734, False),
+        ("ResNet-152", "resnet152", 8, 64, 716, False),
+    )
+)
+
+
+def _p40(network: Options, chips: int, each: int, segments: tuple[int, ...]) -> DataParallel:
+    return DataParallel(
+        {**network, **_HALF}, "p40", chips, chips * each, segments=segments, **_ON_ROCE
+    )
+
+
+_ALEXNET: Options = {"model": "alexnet_bn", "batch_norm_after_pool5": True, "image_size": 227}
+_JIA_ROWS = (
+    Row(
+        "ResNet-50, 2048 P40",
+        _JIA,
+        "Tencent, P40",
+        _p40(_RESNET50, 2048, 32, (76,)),
+        6.6,
+        "minutes",
+        90,
+        fits=True,
+    ),
+    Row(
+        "AlexNet-BN, 1024 P40",
+        f"{_JIA}; the number of GPUs from memory",
+        "Tencent, P40",
+        _p40(_ALEXNET, 1024, 64, (20,)),
+        4,
+        "minutes",
+        95,
+    ),
+    Row(
+        "ResNet-50, 1024 P40 to 1",
+        f"{_JIA}, the authors' article: about 99%",
+        "Tencent, P40",
+        _p40(_RESNET50, 1024, 64, (76,)),
+        0.99,
+        "scaling",
+        to=_p40(_RESNET50, 1, 64, (76,)),
+    ),
+    Row(
+        "ResNet-50, 2048 P40 to 1",
+        f"{_JIA}, the authors' article",
+        "Tencent, P40",
+        _p40(_RESNET50, 2048, 32, (76,)),
+        0.97,
+        "scaling",
+        to=_p40(_RESNET50, 1, 32, (76,)),
+    ),
+)
+
+
+def _amoebanet(stages: int, micro_batches: int, batch: int, balance: tuple[int, ...]) -> Pipelined:
+    return Pipelined(
+        _AMOEBANET,
+        "p40",
+        batch,
+        micro_batches,
+        stages,
+        balance,
+        "always" if micro_batches == 1 else "except_last",
+    )
+
+
+_TORCHGPIPE_ROWS = (
+    Row(
+        "ResNet-101, 1 P40",
+        _TORCHGPIPE_RESNET,
+        "PyTorch, P40",
+        DataParallel(_RESNET101, "p40", 1, 118),
+        95.862,
+        fits=True,
+    ),
+    Row(
+        "ResNet-101, 2 P40, data-parallel",
+        "torchgpipe, benchmarks/resnet101-accuracy",
+        "PyTorch, P40",
+        DataParallel(_RESNET101, "p40", 2, 256),
+        180.344,
+    ),
+    Row(
+        "ResNet-101, 8 P40, data-parallel",
+        "torchgpipe, benchmarks/resnet101-accuracy",
+        "PyTorch, P40",
+        DataParallel(_RESNET101, "p40", 8, 1024),
+        606.916,
+        why="one process copies the weights to all GPUs in each step, and reads ImageNet's files",
+    ),
+    *(
+        Row(
+            f"AmoebaNet-D, {len(balance)} stages on P40, {micro_batches} micro-batches",
+            _TORCHGPIPE,
+            "PyTorch, P40, AmoebaNet",
+            _amoebanet(len(balance), micro_batches, batch, balance),
+            value,
+            fits=(len(balance), micro_batches) == (2, 1),
+        )
+        for micro_batches, batch, balance, value in (
+            (1, 96, (7, 17), 26.733),
+            (4, 256, (9, 15), 41.133),
+            (32, 1280, (9, 15), 47.386),
+            (1, 160, (3, 4, 5, 12), 26.827),
+            (4, 360, (3, 6, 7, 8), 44.543),
+            (32, 1152, (3, 6, 7, 8), 72.412),
+            (1, 196, (2, 2, 2, 2, 2, 3, 4, 7), 24.918),
+            (4, 480, (2, 2, 2, 3, 3, 4, 4, 4), 70.065),
+            (32, 1280, (2, 2, 2, 3, 3, 4, 4, 4), 132.413),
+        )
+    ),
+)
+
+
+# By stages and micro-batches. The paper gives none; these are torchgpipe's.
+_BATCHES = {
+    **{(2, 1): 96, (2, 4): 256, (2, 32): 1280},
+    **{(4, 1): 160, (4, 4): 360, (4, 32): 1152},
+    **{(8, 1): 196, (8, 4): 480, (8, 32): 1280},
+}
+
+
+def _on_tpus(stages: int, micro_batches: int) -> Pipelined:
+    network = {**_AMOEBANET, "precision": "mixed_bfloat16"}
+    batch = _BATCHES[stages, micro_batches]
+    return Pipelined(network, "tpu-v2", batch, micro_batches, stages, rematerialize="always")
+
+
+_REPRODUCED = {(4, 4): "1.68", (8, 1): "0.93", (8, 4): "2.63"}
+_GPIPE_ROWS = tuple(
+    Row(
+        f"AmoebaNet-D, {stages} stages on TPU v2, {micro_batches} micro-batches",
+        f"{_GPIPE}, to 2 stages and 1 micro-batch",
+        "TensorFlow, TPU",
+        _on_tpus(stages, micro_batches),
+        value,
+        "times",
+        to=_on_tpus(2, 1),
+        why=(
+            f"the paper does not give the batch; torchgpipe, of which ours is, found {reproduced}"
+            if (reproduced := _REPRODUCED.get((stages, micro_batches)))
+            else ""
+        ),
+    )
+    for stages, values in ((2, (1, 1.07, 1.21)), (4, (1.13, 1.26, 1.84)), (8, (1.38, 1.72, 3.48)))
+    for micro_batches, value in zip((1, 4, 32), values)
+    if (stages, micro_batches) != (2, 1)
+)
+
+_MLPERF_ROWS = tuple(
+    Row(
+        f"ResNet-50, {chips} {title}",
+        _mlperf(round_, system),
+        "TensorFlow, TPU",
+        _tpu(kind, chips, batch, all_reduce="torus_2d"),
+        value,
+        fits=fits,
+    )
+    for round_, system, title, kind, chips, batch, value, fits in (
+        ("v0.6", "v3-32", "TPU v3", "tpu-v3", 16, 4096, 31230, True),
+        ("v0.6", "v3-1024", "TPU v3", "tpu-v3", 512, 32768, 740600, True),
+        ("v0.5", "v2-8", "TPU v2", "tpu-v2", 4, 1024, 4473, False),
+        ("v0.5", "v3-8", "TPU v3", "tpu-v3", 4, 1024, 7462, False),
+        ("v0.5", "v2-512", "TPU v2", "tpu-v2", 256, 16384, 174000, False),
+        ("v0.6", "v3-128", "TPU v3", "tpu-v3", 64, 16384, 125100, False),
+        ("v0.6", "v3-256", "TPU v3", "tpu-v3", 128, 32768, 240800, False),
+        ("v0.6", "v3-2048", "TPU v3", "tpu-v3", 1024, 32768, 1298000, False),
+        ("v0.7", "v4-16", "TPU v4", "tpu-v4", 8, 2048, 27830, False),
+        ("v1.0", "v4-128", "TPU v4", "tpu-v4", 64, 8192, 220900, False),
+    )
+)
+
+_TPU_ROWS = (
+    Row(
+        "ResNet-50, 1024 TPU v3, batch 32,768",
+        "Ying et al. 2018, abstract: more than that",
+        "TensorFlow, TPU",
+        _tpu("tpu-v3", 1024, 32768, all_reduce="torus_2d", batch_norm_batch=128),
+        1_050_000,
+    ),
+    Row(
+        "ResNet-50, 4 TPU v2, early in 2018",
+        "tensorflow/tpu, models/official/resnet, README: evaluation included",
+        "TensorFlow, TPU",
+        _tpu("tpu-v2", 4, 1024),
+        17,
+        "hours",
+        90,
+        why="software of early 2018; MLPerf's run on the same chips, in the same year, took 7.2",
+    ),
+)
+
+_NVIDIA_ROWS = tuple(
+    Row(
+        f"ResNet-50, {chips} {title}",
+        _NVIDIA,
+        f"MXNet, {stack}",
+        DataParallel({**_RESNET50, **precision}, kind, chips, chips * each),
+        value,
+        fits=fits,
+    )
+    for title, stack, kind, chips, each, precision, value, fits in (
+        ("V100, float16", "V100, float16", "v100", 1, 192, _HALF, 1376, True),
+        ("V100, float16", "V100, float16", "v100", 8, 192, _HALF, 10723, False),
+        ("V100, float32", "V100, float32", "v100", 1, 96, {}, 384, True),
+        ("V100, float32", "V100, float32", "v100", 8, 96, {}, 3005, False),
+        ("A100, float16", "A100", "a100-80gb", 1, 256, _HALF, 2180, True),
+        ("A100, float16", "A100", "a100-80gb", 8, 256, _HALF, 16925, False),
+        ("A100, TF32", "A100", "a100-80gb", 1, 256, {}, 1022, False),
+        ("A100, TF32", "A100", "a100-80gb", 8, 256, {}, 8001, False),
+    )
+)
+
+_POOL_FIRST = {"pool_order": "conv_pool_bn_relu"}
+_CELU = {**_POOL_FIRST, "activation": "celu"}
+_PAGE_ROWS = tuple(
+    Row(
+        f"ResNet-9, {name}",
+        _PAGE,
+        "PyTorch, V100, ResNet-9",
+        DataParallel({**_RESNET9, **options}, "v100", 1, 512),
+        value,
+        "seconds",
+        epochs,
+        CIFAR,
+        fits=fits,
+    )
+    for name, options, epochs, value, fits in (
+        ("baseline", {}, 24, 70, True),
+        ("pooling before batch norm", _POOL_FIRST, 25, 64, False),
+        ("label smoothing", _POOL_FIRST, 23, 59, False),
+        ("CELU", _CELU, 20, 52, False),
+        ("all but whitening", {**_CELU, "batch_norm_scale": False}, 17, 43, False),
+        ("all tricks", {**_CELU, "batch_norm_scale": False, "whitening": True}, 10, 26, False),
+    )
+)
+
+ROWS: tuple[Row, ...] = (
+    *_GOYAL_ROWS,
+    *_GOYAL_SCALING,
+    *_BENCHMARK_ROWS,
+    *_JIA_ROWS,
+    *_TORCHGPIPE_ROWS,
+    *_GPIPE_ROWS,
+    *_MLPERF_ROWS,
+    *_TPU_ROWS,
+    *_NVIDIA_ROWS,
+    *_PAGE_ROWS,
+)

@@ -1,0 +1,302 @@
+"""The cost model's predictions of published training times."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import matplotlib.style
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from imagenet_fast import environment
+from imagenet_fast.config import Config
+from imagenet_fast.files import write_results
+from imagenet_fast.pipeline_parallel.balance import tasks
+from imagenet_fast.pipeline_parallel.pipeline import bounds
+from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.compute import Efficiency, Step
+from imagenet_fast.planning.pipeline import BlockCost, simulate
+from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Options, Pipelined, Row
+from imagenet_fast.planning.step_time import Cluster, step_time
+from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
+from imagenet_fast.training.step_costs import Block, block_seconds, count_blocks, count_step
+
+# Momentum alone.
+_SLOTS = 1
+# An error above it is told with its reason.
+_TOO_MUCH = 0.25
+
+
+class Prediction(NamedTuple):
+    """What our model says of a published number.
+
+    Attributes:
+      row: the number.
+      value: in its unit.
+    """
+
+    row: Row
+    value: float
+
+    @property
+    def error(self) -> float:
+        """By how much of the published number it is too much."""
+        return self.value / self.row.value - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Validation:
+    """What our model says of all published numbers.
+
+    Attributes:
+      predictions: of them.
+    """
+
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def tested(self) -> list[Prediction]:
+        """Those to which no constant was fitted."""
+        return [own for own in self.predictions if not own.row.fits]
+
+    @property
+    def median_error(self) -> float:
+        """Of the size of the errors of those."""
+        return statistics.median(abs(own.error) for own in self.tested)
+
+    @property
+    def missed(self) -> list[Prediction]:
+        """Those with too great an error."""
+        return [own for own in self.tested if abs(own.error) > _TOO_MUCH]
+
+    def table(self) -> str:
+        """Returns all of it as text."""
+        width = max(len(own.row.name) for own in self.predictions)
+        lines = []
+        for source, group in itertools.groupby(self.predictions, lambda own: own.row.source):
+            lines += [source, *(f"  {_line(own, width)}" for own in group), ""]
+        lines += [
+            f"{len(self.tested)} numbers to which nothing was fitted: median error "
+            f"{self.median_error:.1%}, {len(self.missed)} over {_TOO_MUCH:.0%}:",
+            *(f"  {own.row.name} ({own.error:+.0%}): {own.row.why}" for own in self.missed),
+            "",
+            f"constants, each fitted to the rows marked so; of the memory's bandwidth, all reach "
+            f"{next(iter(STACKS.values())).memory:.0%}",
+        ]
+        lines += [f"  {name:25} {_constants(own)}" for name, own in STACKS.items()]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """Returns all of it for machines."""
+        rows = [
+            {
+                "name": own.row.name,
+                "source": own.row.source,
+                "unit": own.row.unit,
+                "published": own.row.value,
+                "predicted": own.value,
+                "error": own.error,
+                "fitted": own.row.fits,
+                "constants": own.row.stack,
+                "why": own.row.why,
+            }
+            for own in self.predictions
+        ]
+        values = {
+            "median_error": self.median_error,
+            "tested": len(self.tested),
+            "missed": [own.row.name for own in self.missed],
+            "rows": rows,
+            "constants": {name: dataclasses.asdict(own) for name, own in STACKS.items()},
+            **environment.provenance(),
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def picture(self) -> str:
+        """Returns the ratios of predicted to published as SVG."""
+        with matplotlib.style.context(FILE_STYLE):
+            figure = Figure(figsize=(8.0, 0.6 + 0.17 * len(self.predictions)), layout="constrained")
+            axes = figure.add_subplot()
+            for place, own in enumerate(reversed(self.predictions)):
+                kind = "muted" if own.row.fits else "validation"
+                axes.plot(1 + own.error, place, "o", color=SENTINELS[kind], ms=4)
+            axes.axvline(1, color=SENTINELS["muted"], lw=0.9)
+            axes.axvspan(1 - _TOO_MUCH, 1 + _TOO_MUCH, color=SENTINELS["grid"], alpha=0.5)
+            names = [own.row.name for own in reversed(self.predictions)]
+            axes.set_yticks(range(len(names)), names, fontsize=7)
+            axes.set_ylim(-0.7, len(names) - 0.3)
+            axes.set_xlabel("predicted to published; grey: what a constant was fitted to")
+            return file_svg(figure)
+
+
+def _line(own: Prediction, width: int) -> str:
+    row = own.row
+    told = "fitted" if row.fits else f"{own.error:+.1%}"
+    return f"{row.name:{width}} {row.value:>12,.5g} {own.value:>12,.5g} {row.unit:9} {told:>7}"
+
+
+def _constants(own: Efficiency) -> str:
+    rows = f", half of it with {own.half_rows:,.0f} rows" if own.half_rows else ""
+    fused = "; fused" if own.fuses else ""
+    return f"{own.matrix:.1%} of the peak in matrices{rows}{fused}"
+
+
+def write(validation: Validation, directory: str) -> list[str]:
+    """Writes ``validation.txt``, ``.json`` and ``.svg`` and returns their paths.
+
+    Args:
+      validation: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {
+        "validation.txt": validation.table() + "\n",
+        "validation.json": validation.json(),
+        "validation.svg": validation.picture(),
+    }
+    return write_results(directory, texts)
+
+
+def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STACKS) -> Validation:
+    """Returns the predictions of published numbers.
+
+    Args:
+      rows: which.
+      stacks: the constants of each software.
+    """
+    found = []
+    for row in tqdm(rows, "predicting", unit=" rows", dynamic_ncols=True, disable=None):
+        own, to = (
+            images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
+        )
+        found.append(Prediction(row, row.told(own, to)))
+    return Validation(tuple(found))
+
+
+def fitted(stack: str, rows: Sequence[Row] = ROWS) -> Efficiency:
+    """Returns a software's constants with which its rows that say so are met.
+
+    The share of the peak that matrix operations reach is fitted to the first of them, and the rows
+    with which they reach half of that to the second, if there are two.
+
+    Args:
+      stack: its name.
+      rows: among which its own are.
+    """
+    first, *second = [own for own in rows if own.stack == stack and own.fits]
+    start = dataclasses.replace(STACKS[stack], half_rows=0.0)
+
+    def with_half_rows(half_rows: float) -> Efficiency:
+        own = dataclasses.replace(start, half_rows=half_rows)
+
+        def too_slow(matrix: float) -> bool:
+            found = dataclasses.replace(own, matrix=matrix)
+            return images_per_second(first.run, found) < first.images_per_second
+
+        return dataclasses.replace(own, matrix=_bisected(too_slow, 0.01, 3.0))
+
+    if not second:
+        return with_half_rows(STACKS[stack].half_rows)
+
+    def too_fast(half_rows: float) -> bool:
+        found = images_per_second(second[0].run, with_half_rows(half_rows))
+        return found > second[0].images_per_second
+
+    return with_half_rows(_bisected(too_fast, 0.0, 1e5))
+
+
+def _bisected(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Returns where ``below`` becomes false, to four digits."""
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return (low + high) / 2
+
+
+def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> float:
+    """Returns the throughput of a run.
+
+    Args:
+      run: of what, and where.
+      efficiency: of its software.
+    """
+    if isinstance(run, Pipelined):
+        return _through_pipeline(run, efficiency)
+    cluster = Cluster(accelerator(run.accelerator), run.chips, run.network_gbits * 1e9 / 8)
+    each = run.batch // cluster.replicas
+    time = step_time(
+        _counted(_key(run.network), each),
+        cluster,
+        efficiency,
+        algorithm=run.all_reduce,
+        gradient_bytes=run.gradient_bytes,
+        segments=run.segments,
+        batch_norm_group=max(1, run.batch_norm_batch // each),
+    )
+    return run.batch / time.total
+
+
+def _through_pipeline(run: Pipelined, efficiency: Efficiency) -> float:
+    """The throughput of one pipeline, whose stages send each other what a link takes."""
+    chip = accelerator(run.accelerator)
+    counted = _counted_blocks(_key(run.network), run.batch // run.micro_batches)
+    blocks = block_seconds(counted, _config(run.network).precision, chip, efficiency)
+    *balance, _ = run.balance or by_cumulative_work(blocks, run.stages)
+    balance.append(len(blocks) - sum(balance))
+    stages = [
+        functools.reduce(BlockCost.followed_by, blocks[first:end])
+        for first, end in bounds(balance, len(blocks), run.stages)
+    ]
+    simulation = simulate(
+        tasks("unrolled", run.stages, run.micro_batches),
+        [own.forward for own in stages],
+        [own.backward for own in stages],
+        transfer=[own.output_bytes / chip.link for own in stages[:-1]],
+        rematerialize=run.rematerialize,
+    )
+    return run.batch / simulation.seconds
+
+
+def by_cumulative_work(blocks: Sequence[BlockCost], stages: int) -> list[int]:
+    """Returns the balance of lingvo's GPipe: a block's stage is where the work before it ends.
+
+    Its code gives block i to stage ``min(int(K * share), K - 1)``, of the share of the work that is
+    done after it.
+
+    Args:
+      blocks: with their costs.
+      stages: how many.
+    """
+    whole = sum(own.work for own in blocks)
+    counts = [0] * stages
+    done = 0.0
+    for own in blocks:
+        done += own.work
+        counts[min(int(stages * done / whole), stages - 1)] += 1
+    return counts
+
+
+@functools.cache
+def _counted(network: tuple[tuple[str, object], ...], images: int) -> Step:
+    return count_step(_config(dict(network)), images, 1, _SLOTS)
+
+
+@functools.cache
+def _counted_blocks(network: tuple[tuple[str, object], ...], images: int) -> list[Block]:
+    return count_blocks(_config(dict(network)), images)
+
+
+def _key(network: Options) -> tuple[tuple[str, object], ...]:
+    return tuple(sorted(network.items()))
+
+
+def _config(network: Options) -> Config:
+    return Config(**{"synthetic": True, "num_classes": 1000, **network})

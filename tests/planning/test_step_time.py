@@ -1,0 +1,115 @@
+"""Steps of many replicas, by hand and in their limits."""
+
+import dataclasses
+import math
+
+import pytest
+
+from imagenet_fast import UserError
+from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.compute import Efficiency, Gradient, Operation, Step, compute_time
+from imagenet_fast.planning.step_time import Cluster, step_time
+
+GPU, TPU = accelerator("p100"), accelerator("tpu-v3")
+EFFICIENCY = Efficiency(0.5, 0.0, 0.8, False, 0.0)
+# Ten layers of 1 M weights, backward twice as long as forward.
+STEP = Step(
+    images=32,
+    micro_batches=1,
+    operations=(
+        *(Operation(f"{i}", "matrix", False, 5e10, 1, 1e6, 1e6) for i in range(10)),
+        *(Operation(f"{i}", "matrix", True, 1e11, 1, 1e6, 1e6) for i in reversed(range(10))),
+    ),
+    gradients=tuple(Gradient(f"{i}", 10**6) for i in range(10)),
+    statistics=(64,) * 10,
+    kept_bytes=1e6,
+    precision="float32",
+    slots=1.0,
+)
+
+
+def time_of(chips, kind=GPU, host_bandwidth=5e9, **options):
+    return step_time(STEP, Cluster(kind, chips, host_bandwidth), EFFICIENCY, **options)
+
+
+def test_one_replica_only_computes():
+    time = time_of(1)
+    assert time.total == compute_time(STEP, GPU, EFFICIENCY).total
+    assert (time.sums, time.exposed, time.batch_norm) == (0, 0, 0)
+
+
+def test_sums_hide_behind_the_pass_backward():
+    """All but the first layers', of which there are never less than one tensor."""
+    time = time_of(256)
+    assert 0 < time.exposed < 0.2 * time.sums
+    assert time.sums >= 2 * 40e6 * 31 / 32 / 5e9
+    whole = time_of(256, segments=())
+    assert whole.exposed == pytest.approx(whole.sums)
+    assert whole.total > time.total
+
+
+def test_slow_networks_bound_the_step():
+    slow = time_of(256, host_bandwidth=0.05e9)
+    assert slow.bound == "sums"
+    assert slow.total == pytest.approx(slow.sums, rel=0.2)
+    assert time_of(256).bound == "matrices"
+    halved = time_of(256, host_bandwidth=0.05e9, gradient_bytes=2)
+    assert halved.sums == pytest.approx(slow.sums / 2, rel=0.05)
+
+
+def test_input_bounds_the_step():
+    """8 GPUs of a host take 256 images a step."""
+    time = time_of(256, host_images=100.0)
+    assert time.bound == "input"
+    assert time.total == pytest.approx(2.56)
+    assert time_of(256, host_images=math.inf).input == 0
+
+
+def test_statistics_over_groups_cost_time():
+    alone, group = (time_of(256, kind=TPU, batch_norm_group=size).batch_norm for size in (1, 16))
+    assert alone == 0
+    # Ten layers, forward and backward, a ring of eight chips each.
+    assert group == pytest.approx(20 * 14e-6, rel=0.05)
+    assert time_of(256, kind=TPU, batch_norm_group=2).batch_norm == 0  # the cores of a chip
+
+
+def test_a_torus_sums_as_fast_at_any_size():
+    """Its bandwidth grows with it; only the steps along its axes grow."""
+    times = [Cluster(TPU, chips).sum_seconds("torus_2d", 100e6) for chips in (16, 64, 256, 1024)]
+    assert max(times) < 1.3 * min(times)
+    # Each chip sends nearly twice the tensor through four links.
+    assert times[-1] == pytest.approx(200e6 / (4 * TPU.link), rel=0.2)
+    flat = Cluster(TPU, 1024).sum_seconds("flat", 100e6)
+    assert flat > 3 * times[-1]
+
+
+def test_hosts_share_their_network():
+    """All of a host's chips carry a part across, or one of them the whole."""
+    cluster = Cluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
+    whole = cluster.sum_seconds("hierarchical", 80e6)
+    parts = cluster.sum_seconds("torus_2d", 80e6)
+    ring = cluster.sum_seconds("flat", 80e6)
+    across = 2 * 7 / 8 * 80e6 / 5e9
+    assert parts == pytest.approx(across, rel=0.15)
+    assert whole == pytest.approx(across + 4 * 7 / 8 * 80e6 / GPU.link, rel=0.05)
+    assert ring == pytest.approx(across, rel=0.15)
+
+
+def test_rows():
+    assert Cluster(TPU, 1024).rows == 32
+    assert Cluster(TPU, 512).rows in (16, 32)
+    assert Cluster(GPU, 64).rows == 8
+    assert Cluster(GPU, 6).rows == 2
+    assert Cluster(GPU, 20).hosts == 3
+    assert Cluster(TPU, 4).replicas == 8
+
+
+def test_refusals():
+    with pytest.raises(UserError, match=r"chips is 2,048, but must be .* of TPU v3, at most 1,024"):
+        Cluster(TPU, 2048)
+    with pytest.raises(UserError, match="chips is 0"):
+        Cluster(GPU, 0)
+    with pytest.raises(UserError, match="does not compute in mixed_bfloat16"):
+        step_time(
+            dataclasses.replace(STEP, precision="mixed_bfloat16"), Cluster(GPU, 8), EFFICIENCY
+        )

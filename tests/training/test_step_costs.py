@@ -1,0 +1,96 @@
+"""What is counted in a step's graph, against known counts of networks."""
+
+import pytest
+from small_config import SMALL
+
+from imagenet_fast.config import Config
+from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.compute import Efficiency
+from imagenet_fast.training.step_costs import block_seconds, count_blocks, count_step
+
+RESNET50 = Config(synthetic=True, num_classes=1000, precision="mixed_bfloat16")
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    return count_step(RESNET50, images=2, micro_batches=4, slots=1)
+
+
+def matrices(step, backward):
+    found = [own for own in step.operations if own.kind == "matrix" and own.backward == backward]
+    return sum(own.flops for own in found) / step.images
+
+
+def test_resnet50(resnet50):
+    """4.09 G multiplications and additions forward; backward twice as many, but for the image's."""
+    forward, backward = matrices(resnet50, False), matrices(resnet50, True)
+    assert forward == pytest.approx(2 * 4.089e9, rel=1e-3)
+    assert backward == pytest.approx(2 * forward - 2 * 112 * 112 * 64 * 49 * 3, rel=1e-6)
+    assert resnet50.parameters == 25_557_032
+    assert len(resnet50.gradients) == 161
+    assert sum(resnet50.statistics) == 26_560
+    assert resnet50.all_images == 8
+    assert resnet50.flops == pytest.approx(8 * (forward + backward), rel=0.02)
+    assert resnet50.precision == "mixed_bfloat16"
+
+
+def test_gradients_are_in_the_order_of_the_layers(resnet50):
+    """Jia et al.'s first segment: 76 tensors, 2,102,336 weights."""
+    assert sum(own.elements for own in resnet50.gradients[:76]) == 2_102_336
+    assert resnet50.gradients[0].elements == 7 * 7 * 3 * 64
+    assert [own.elements for own in resnet50.gradients[-2:]] == [2048 * 1000, 1000]
+    layers = [own.layer for own in resnet50.operations]
+    assert {own.layer for own in resnet50.gradients} <= set(layers)
+
+
+def test_what_is_kept(resnet50):
+    """What convolutions return, 11.1 M values of 2 bytes an image, and what comes after them."""
+    values = resnet50.kept_bytes / resnet50.images / 2
+    assert 2 * 10e6 < values < 2 * 12e6
+
+
+def test_rows_and_bytes(resnet50):
+    first = next(own for own in resnet50.operations if own.kind == "matrix")
+    assert first.rows == 2 * 112 * 112
+    image, filters, result = 2 * 224 * 224 * 3, 7 * 7 * 3 * 64, 2 * 112 * 112 * 64
+    assert (
+        first.bytes == first.fused_bytes == pytest.approx(2 * (image + filters + result), rel=0.05)
+    )
+    dense = [own for own in resnet50.operations if own.layer == "logits" and own.kind == "matrix"]
+    assert [own.rows for own in dense] == [2, 2, 2]
+    others = [own for own in resnet50.operations if own.kind == "other"]
+    assert sum(own.fused_bytes for own in others) < 0.02 * sum(own.bytes for own in others)
+
+
+def test_twice_the_images_are_twice_the_work():
+    one, two = (count_step(SMALL, images, 1, 1) for images in (4, 8))
+    assert two.flops == pytest.approx(2 * one.flops, rel=1e-3)
+    assert two.kept_bytes == pytest.approx(2 * one.kept_bytes, rel=1e-2)
+    assert two.gradients == one.gradients
+
+
+def test_mixed_precision_halves_what_is_moved():
+    full, half = (
+        count_step(SMALL.replace(precision=own), 8, 1, 1) for own in ("float32", "mixed_bfloat16")
+    )
+    moved = [
+        sum(own.bytes for own in step.operations if own.kind == "matrix") for step in (full, half)
+    ]
+    assert moved[1] == pytest.approx(moved[0] / 2, rel=0.05)
+    assert half.flops == pytest.approx(full.flops, rel=0.02)
+
+
+def test_blocks_are_the_network():
+    """Together the blocks of a pipeline compute what the network does."""
+    blocks = count_blocks(SMALL, 4)
+    whole = count_step(SMALL, 4, 1, 1)
+    passes = [own for block in blocks for own in (*block.forward, *block.backward)]
+    counted = sum(own.flops for own in passes if own.kind == "matrix")
+    assert counted == matrices(whole, False) * 4 + matrices(whole, True) * 4
+    efficiency = Efficiency(0.5, 0.0, 0.8, False, 0.0)
+    costs = block_seconds(blocks, "float32", accelerator("p100"), efficiency)
+    slower = block_seconds(
+        blocks, "float32", accelerator("p100"), Efficiency(0.25, 0.0, 0.4, False, 0.0)
+    )
+    assert sum(own.work for own in slower) == pytest.approx(2 * sum(own.work for own in costs))
+    assert [own.name for own in costs] == [own.cost.name for own in blocks]

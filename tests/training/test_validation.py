@@ -1,0 +1,104 @@
+"""Predictions of published numbers; all of them are in benchmarks/planning."""
+
+import dataclasses
+import json
+import pathlib
+import xml.etree.ElementTree
+
+import pytest
+
+from imagenet_fast.planning.pipeline import BlockCost
+from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Row
+from imagenet_fast.training.validation import (
+    Prediction,
+    Validation,
+    by_cumulative_work,
+    fitted,
+    validate,
+    write,
+)
+
+RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "planning" / "validation.json"
+
+
+def rows_of(stack):
+    return [own for own in ROWS if own.stack == stack]
+
+
+def test_the_data():
+    """Constants have rows that they are fitted to, and more to be tested on."""
+    assert len({own.name for own in ROWS}) == len(ROWS)
+    for stack, own in STACKS.items():
+        fits = [row for row in rows_of(stack) if row.fits]
+        assert len(fits) == 1 + bool(own.half_rows)
+        assert len(rows_of(stack)) > len(fits)
+    assert {own.stack for own in ROWS} == set(STACKS)
+    assert all(own.value > 0 and own.source for own in ROWS)
+
+
+def test_resnet9_is_predicted():
+    """To the seconds of Page's runs with the constant of their baseline."""
+    stack = "PyTorch, V100, ResNet-9"
+    found = validate(rows_of(stack))
+    assert [own.row.name for own in found.predictions if own.row.fits] == ["ResNet-9, baseline"]
+    assert found.median_error < 0.1
+    assert not found.missed
+    (baseline,) = (own for own in found.predictions if own.row.fits)
+    assert baseline.error == pytest.approx(0, abs=1e-3)
+    assert fitted(stack).matrix == pytest.approx(STACKS[stack].matrix, rel=1e-3)
+
+
+def test_a_pod_is_predicted():
+    """Ying et al.'s million images a second, from constants of another benchmark."""
+    rows = [own for own in ROWS if own.source.startswith("Ying et al.")]
+    (pod,) = validate(rows).predictions
+    assert pod.value > 1e6
+    assert abs(pod.error) < 0.1
+
+
+def test_published_results_are_of_this_model():
+    """The committed results have all rows and the present constants."""
+    results = json.loads(RESULTS.read_text())
+    assert [own["name"] for own in results["rows"]] == [own.name for own in ROWS]
+    assert [own["published"] for own in results["rows"]] == [own.value for own in ROWS]
+    assert results["constants"] == {k: dataclasses.asdict(own) for k, own in STACKS.items()}
+    assert results["tested"] >= 12
+    assert results["median_error"] < 0.1
+
+
+RUN = DataParallel({}, "p100", 8, 256)
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [("images/s", 200.0), ("seconds", 10.0), ("minutes", 1 / 6), ("times", 0.5), ("scaling", 0.25)],
+)
+def test_units(unit, expected):
+    row = Row("a", "b", "c", RUN, 1.0, unit, 2, 1000, dataclasses.replace(RUN, chips=4))
+    assert row.told(200.0, 400.0) == pytest.approx(expected)
+
+
+def test_table_and_files(tmp_path):
+    good = Row("one", "A 2017", "PyTorch, P40", RUN, 100.0)
+    bad = dataclasses.replace(good, name="two", why="nobody knows")
+    fit = dataclasses.replace(good, name="three", fits=True)
+    found = Validation((Prediction(good, 105.0), Prediction(bad, 60.0), Prediction(fit, 100.0)))
+    assert found.median_error == pytest.approx((0.05 + 0.4) / 2)
+    assert [own.row.name for own in found.missed] == ["two"]
+    table = found.table()
+    assert "2 numbers to which nothing was fitted: median error 22.5%, 1 over 25%:" in table
+    assert "two (-40%): nobody knows" in table
+    paths = write(found, str(tmp_path))
+    assert [pathlib.Path(own).name for own in paths] == [
+        "validation.txt",
+        "validation.json",
+        "validation.svg",
+    ]
+    assert json.loads((tmp_path / "validation.json").read_text())["rows"][1]["error"] == -0.4
+    xml.etree.ElementTree.parse(tmp_path / "validation.svg")
+
+
+def test_lingvo_s_partition():
+    """Stage min(int(K * share of the work so far), K - 1)."""
+    blocks = [BlockCost(f"{i}", w, 0.0, *[0] * 8) for i, w in enumerate((1, 1, 1, 1, 4, 8))]
+    assert by_cumulative_work(blocks, 4) == [3, 1, 1, 1]
