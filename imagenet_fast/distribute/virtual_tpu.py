@@ -35,8 +35,8 @@ class VirtualTPUStrategy(tf.distribute.Strategy):
 def xla_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
     """Returns the sum of the tensors of a group's replicas, in a program of XLA.
 
-    Unlike ``CrossReplicaSum``, of which only TensorFlow for TPUs can make one, any TensorFlow
-    compiles it. The operation itself has no gradient.
+    Unlike ``CrossReplicaSum``, of which only TensorFlow for TPUs can make one, this can be made by
+    any TensorFlow (of 2.21; 2.15 cannot). The operation itself has no gradient.
     """
 
     @tf.custom_gradient
