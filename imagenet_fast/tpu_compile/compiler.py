@@ -27,8 +27,11 @@ _MEMORY_GIB = {
     "TPU v6 lite": 32,
 }
 _EXAMPLES = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
-# In what libtpu says of a program that is too big.
-_NEEDS = re.compile(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm")
+# In what libtpu says of a program that is too big: either at the end, or before it has tried.
+_NEEDS = (
+    re.compile(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm"),
+    re.compile(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)"),
+)
 # The kind of error, the compiler's pass, the place in its source, the whole instruction.
 _FOR_AUTHORS = (
     re.compile(r"^[A-Z_]+: "),
@@ -212,7 +215,7 @@ def require_packages() -> dict[str, str]:
 
 
 def _refusal(message: str) -> str:
-    needs = _NEEDS.search(message)
+    needs = next(filter(None, (pattern.search(message) for pattern in _NEEDS)), None)
     if needs:
         needed, there = (f"{number}iB" for number in needs.groups())
         return f"out of memory: each replica needs {needed} of the {there} that programs can have"

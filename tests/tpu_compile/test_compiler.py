@@ -66,6 +66,11 @@ def test_program(tmp_path):
             "hbm. Exceeded hbm capacity by 12.64G.\n\nTotal hbm usage >= 28.64G:\n",
             "out of memory: each replica needs 28.12GiB of the 15.48GiB that programs can have",
         ),
+        (
+            "RESOURCE_EXHAUSTED: The memory required for HLO temporaries (17.44G) exceeds "
+            "available HBM (15.48G). HLO module: a_inference_step_6594__.86.",
+            "out of memory: each replica needs 17.44GiB of the 15.48GiB that programs can have",
+        ),
         ("UNIMPLEMENTED: no such thing\n  at line 3", "no such thing"),
         (
             "INTERNAL: during context [pre-optimization]: RET_CHECK failure (xla/verifier.cc:483) "
