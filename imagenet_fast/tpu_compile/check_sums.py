@@ -17,7 +17,7 @@ from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.totals import NAMES
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-# Groups that are written down; of more, the last one is, too.
+# Groups, and members of one, that are written down; of more, the first and the last are.
 _TOLD = 4
 
 
@@ -85,14 +85,14 @@ def _statistics_check(
         return Check(name, "none: batch norm of each replica alone")
     groups = next(iter(expected)).groups
     there = list((expected - missing).elements())
-    found = f"{_told(there)} among {_groups_told(groups)}" if there else "none"
+    found = f"{_told(there)} among {groups_told(groups)}" if there else "none"
     lacking = sum(missing.values())
     if not lacking:
         return Check(name, found)
     # What may be in their place: the same numbers in other groups.
     sizes = {(own.dtype, own.elements) for own in missing.elements()}
     instead = {own.groups for own in rest if (own.dtype, own.elements) in sizes}
-    wrong = f"{lacking:,} are missing among {_groups_told(groups)}"
+    wrong = f"{lacking:,} are missing among {groups_told(groups)}"
     if instead:
         wrong += f"; there are sums of as many numbers among {_all_told(instead)}"
     return Check(name, found, wrong)
@@ -107,12 +107,12 @@ def _gradients_check(
     if config.all_reduce == "torus_2d":
         rows, columns = _torus(config, model, len(everyone))
         wrong = _wrong_orders(found, rows, columns)
-        told = f"along {_groups_told(rows)} and {_groups_told(columns)}, half first along each"
+        told = f"along {groups_told(rows)} and {groups_told(columns)}, half first along each"
         ends = [own for own in found if own.before]
     else:
         others = {own.groups for own in found if own.groups != (everyone,) or own.before}
         wrong = f"there are sums among {_all_told(others)}" if others else ""
-        told = f"among {_groups_told((everyone,))}"
+        told = f"among {groups_told((everyone,))}"
         ends = list(found)
     wrong = wrong or _wrong_numbers(ends, config, model, len(everyone))
     return Check(name, f"{_told(ends)} {told}" if ends else "none", wrong)
@@ -187,13 +187,16 @@ def _told(sums: Sequence[_Sum]) -> str:
 
 
 def _all_told(several: Iterable[Groups]) -> str:
-    return " and ".join(_groups_told(groups) for groups in sorted(several))
+    return " and ".join(groups_told(groups) for groups in sorted(several))
 
 
-def _groups_told(groups: Groups) -> str:
+def groups_told(groups: Groups) -> str:
+    """Returns groups of replicas as people read them."""
     if len(groups) == 1:
         return f"all {len(groups[0])}"
-    written = [",".join(map(str, group)) for group in groups]
-    if len(groups) > _TOLD:
-        written = [*written[: _TOLD - 1], "...", written[-1]]
-    return f"({' '.join(written)})"
+    written = [",".join(_shortened(list(map(str, group)))) for group in groups]
+    return f"({' '.join(_shortened(written))})"
+
+
+def _shortened(parts: list[str]) -> list[str]:
+    return parts if len(parts) <= _TOLD else [*parts[: _TOLD - 2], "...", parts[-1]]

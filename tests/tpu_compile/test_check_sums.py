@@ -6,7 +6,7 @@ import tensorflow as tf
 from imagenet_fast.distribute import all_reduce, virtual_tpu
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.layers import grouped_batch_normalization
-from imagenet_fast.tpu_compile.check_sums import check_sums
+from imagenet_fast.tpu_compile.check_sums import check_sums, groups_told
 from imagenet_fast.training.classifier import Classifier
 
 GROUPED = {"batch_norm_batch_size": 16}
@@ -79,6 +79,18 @@ def test_steps_of_other_recipes(lowered, options, recipe, statistics, gradients)
     assert bool(statistics) == bool(one.wrong)
     assert gradients in other.wrong
     assert bool(gradients) == bool(other.wrong)
+
+
+@pytest.mark.parametrize(
+    ("groups", "told"),
+    [
+        (((0, 1, 2),), "all 3"),
+        (((0, 1), (2, 3), (4, 5), (6, 7)), PAIRS),
+        (consecutive(40, 8).members, "(0,1,...,7 8,9,...,15 ... 32,33,...,39)"),
+    ],
+)
+def test_groups_in_words(groups, told):
+    assert groups_told(groups) == told
 
 
 # --- Mistakes in the code that sums
