@@ -30,10 +30,8 @@ def main(arguments: list[str]) -> int:
     if flags["run_on_cpu"] < 0:
         raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
     config = Config().replace(**flags.changes())
-    if not config.data_dir:
-        if not config.num_classes:
-            print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
-        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    if not config.data_dir and not config.num_classes:
+        print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
 
     import_tensorflow()
     from imagenet_fast.tpu_compile.recipe import compile_recipe

@@ -141,19 +141,20 @@ def _wrong_orders(found: Sequence[_Sum], rows: Groups, columns: Groups) -> str:
 
 
 def _wrong_numbers(ends: Sequence[_Sum], config: Config, model: Classifier, replicas: int) -> str:
-    """Returns how many numbers there are too many or too few of a type."""
+    """Returns of which types there are too many or too few numbers."""
     expected = collections.Counter({_DTYPES[config.all_reduce_dtype]: _trained(model)})
     # What metrics are made of is summed with the gradients.
     expected["f32"] += len(NAMES)
     packed = bool(config.fusion_segments) or config.all_reduce == "torus_2d"
     halves = 2 if config.all_reduce == "torus_2d" else 1
-    for dtype in {*expected, *(own.dtype for own in ends)}:
+    wrong = []
+    for dtype in sorted({*expected, *(own.dtype for own in ends)}):
         sizes = [own.elements for own in ends if own.dtype == dtype]
         # Each pack is filled up to a multiple of the replicas.
         most = expected[dtype] + packed * replicas * len(sizes) // halves
         if not expected[dtype] <= sum(sizes) <= most:
-            return f"{sum(sizes):,} numbers of {dtype}, but there should be {expected[dtype]:,}"
-    return ""
+            wrong.append(f"{sum(sizes):,} of {dtype}, but there should be {expected[dtype]:,}")
+    return ", and ".join(wrong)
 
 
 def _trained(model: Classifier) -> int:

@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def wrong(self) -> str:
-        """What is more than rounding explains; empty: nothing."""
+        """What is more than rounding explains, or nothing."""
         return "" if self.share <= self.allowed else f"more than rounding, {self.allowed:.1g}"
 
 

@@ -63,7 +63,7 @@ class Topology:
 
     @property
     def memory(self) -> int:
-        """Bytes that each replica has; 0: not known."""
+        """Bytes that each replica has, or 0 if that is not known."""
         return _MEMORY_GIB.get(self.kind, 0) * _GIB
 
     def __str__(self) -> str:

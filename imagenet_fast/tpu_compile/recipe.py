@@ -67,7 +67,7 @@ class Compilation:
 
     @property
     def failure(self) -> str:
-        """What is wrong, in a line; empty: nothing."""
+        """What is wrong, in a line, or nothing."""
         wrong = [f"{own.name}: {own.wrong}" for own in self.checks if own.wrong]
         reasons = []
         if wrong:
@@ -86,7 +86,8 @@ def compile_recipe(config: Config, topology: str, steps_on_cpu: int = 0) -> Comp
     What it finds wrong with the step, and what the compiler refuses, is in what it returns.
 
     Args:
-      config: of the recipe; its strategy does not count.
+      config: of the recipe; its strategy does not count. Without data it is for as many classes as
+        it says, or 1,000.
       topology: name of a TPU's, as ``v3:2x2``.
       steps_on_cpu: steps to take on this machine's processor, and to compare; 0: none.
 
@@ -96,6 +97,8 @@ def compile_recipe(config: Config, topology: str, steps_on_cpu: int = 0) -> Comp
     packages = require_packages()
     _require_compilable(config)
     config = config.replace(strategy="tpu", xla=False)
+    if not config.data_dir:
+        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
     with start_compiler() as compiler:
         cores = compiler.topology(topology)
         strategy = VirtualTPUStrategy(cores.coordinates)
@@ -138,8 +141,9 @@ def _require_compilable(config: Config) -> None:
         )
     if config.data_on_device:
         raise UserError(
-            "data_on_device would compile all images into the step: leave it out, and what the "
-            "step does with a batch is compiled"
+            "data_on_device: the device would make its batches of all images, which are not here; "
+            "what it does with a batch is compiled with --nodata_on_device --noalternating_flip "
+            "--noaugment_in_groups"
         )
 
 

@@ -107,7 +107,7 @@ def test_without_the_packages(without_libtpu):
         str(caught.value),
     )
     with pytest.raises(UserError, match="needs libtpu"):
-        compile_recipe(Config(synthetic=True, num_classes=10), "v3:2x2")
+        compile_recipe(Config(), "v3:2x2")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,12 @@ def test_without_the_packages(without_libtpu):
     [
         ({"pipeline_stages": 2}, "pipeline_stages: a pipeline is many programs"),
         (
-            {"data_on_device": True, "train_crop": "pad", "synthetic": False},
-            "data_on_device would compile all images into the step",
+            {"data_on_device": True, "train_crop": "pad"},
+            "data_on_device: .* is compiled with --nodata_on_device --noalternating_flip",
         ),
     ],
 )
 def test_options_that_are_not_for_it(monkeypatch, options, message):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.0")
     with pytest.raises(UserError, match=message):
-        compile_recipe(Config(**{"synthetic": True, "num_classes": 10, **options}), "v3:2x2")
+        compile_recipe(Config(**options), "v3:2x2")
