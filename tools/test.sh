@@ -4,6 +4,7 @@
 #   tools/test.sh [PYTEST-ARGUMENT ...]          current TensorFlow, all tests
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the quick tests of what
 #                                                computes with TensorFlow
+#   tools/test.sh compile [PYTEST-ARGUMENT ...]  jax and libtpu: training steps for TPUs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,6 +19,12 @@ if [ "${1-}" = addons ]; then
   # Apart, because of what importing Addons does to loading models. 5: nothing was selected.
   .venv-addons/bin/python -m pytest -m addons "$@" || [ $? -eq 5 ]
   exit
+fi
+if [ "${1-}" = compile ]; then
+  shift
+  [ $# -gt 0 ] || set -- tests/tpu_compile
+  tools/install.sh .venv-compile test,compile
+  exec .venv-compile/bin/python -m pytest -m compile "$@"
 fi
 tools/install.sh .venv test
 .venv/bin/ruff check .

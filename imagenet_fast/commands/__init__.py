@@ -15,6 +15,7 @@ COMMANDS = {
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
+    "compile": "compile a training step for a TPU that is not there",
     "input-server": "read and decode images for training on other machines",
     "stage-server": "lend devices to the pipelines of other processes",
     "benchmark": "time parts of the package against other ways to do the same",

@@ -32,6 +32,7 @@ from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
 from imagenet_fast.errors import UserError, nearest
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
@@ -93,7 +94,7 @@ class AllReduce:
         self.fusion = fusion or Fusion()
         self.rows: Groups | None = None
         self._replicas = strategy.num_replicas_in_sync
-        self._on_tpu = isinstance(strategy, tf.distribute.TPUStrategy)
+        self._on_tpu = is_tpu(strategy)
         self._half = None if dtype == "float32" else tf.as_dtype(dtype)
         self._place = place
         self._timeout = timeout_seconds
@@ -254,7 +255,7 @@ def sum_along_both_axes(tensor: tf.Tensor, rows: Groups, columns: Groups) -> tf.
     sums = []
     for part, axes in ((tensor[:half], (rows, columns)), (tensor[half:], (columns, rows))):
         for groups in axes:
-            part = tf.raw_ops.CrossReplicaSum(input=part, group_assignment=groups.members)
+            part = cross_replica_sum(part, groups)
         sums.append(part)
     return tf.concat(sums, axis=0)
 
@@ -295,7 +296,7 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
         raise UserError(f"all_reduce={algorithm!r} does not exist{hint}")
     if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
         return "builtin"
-    if isinstance(strategy, tf.distribute.TPUStrategy):
+    if is_tpu(strategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
     if isinstance(strategy, PipelineStrategy):
         if algorithm == "builtin":

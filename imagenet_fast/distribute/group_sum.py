@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.groups import Groups
+from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
 from imagenet_fast.errors import UserError
 
 
@@ -29,8 +30,8 @@ def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
     if groups.size == 1:
         return tensor
     strategy = tf.distribute.get_strategy()
-    if isinstance(strategy, tf.distribute.TPUStrategy):  # whose operation has a gradient
-        return tf.raw_ops.CrossReplicaSum(input=tensor, group_assignment=groups.members)
+    if is_tpu(strategy):
+        return cross_replica_sum(tensor, groups)
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         add = _sum_over_workers
     elif isinstance(strategy, tf.distribute.MirroredStrategy):

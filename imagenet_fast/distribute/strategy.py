@@ -13,6 +13,7 @@ from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
 from imagenet_fast.errors import UserError
 
 # TensorFlow tells a TPU's topology once, when it is initialized.
@@ -68,6 +69,8 @@ def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
     """Returns where the core of each replica stands in a TPU, (x, y, ...); elsewhere nothing."""
+    if isinstance(strategy, VirtualTPUStrategy):
+        return strategy.coordinates
     return _TPU_COORDINATES.get(strategy, [])
 
 

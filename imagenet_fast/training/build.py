@@ -24,6 +24,7 @@ from imagenet_fast.distribute.strategy import (
     per_replica_batch_size,
     tpu_coordinates,
 )
+from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
@@ -70,11 +71,15 @@ _DECAYED_ROLES = {
 }
 
 
-def build_model(config: Config) -> Classifier:
+def build_model(config: Config, strategy: tf.distribute.Strategy | None = None) -> Classifier:
     """Returns the model that ``config`` describes, compiled, made in its strategy's scope.
 
     The same seed gives the same weights, whatever the strategy; or they begin as
     ``initial_weights`` says.
+
+    Args:
+      config: of the run.
+      strategy: in whose scope it is made; None: the one that ``config`` asks for.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or the model's options cannot be
@@ -82,7 +87,7 @@ def build_model(config: Config) -> Classifier:
     """
     info = read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
-    model = _build_without_images(config, info)
+    model = _build_without_images(config, info, strategy or make_strategy(config))
     if config.initial_weights:
         print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
     with model.distribute_strategy.scope():
@@ -113,14 +118,15 @@ def build_for_evaluation(config: Config) -> Classifier:
       UserError: as :func:`build_model`.
     """
     info = read_info(config)
-    model = _build_without_images(config, info)
+    model = _build_without_images(config, info, make_strategy(config))
     _hold_validation_images(model, config, info)
     return model
 
 
-def _build_without_images(config: Config, info: DatasetInfo) -> Classifier:
+def _build_without_images(
+    config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy
+) -> Classifier:
     """Returns the model without an optimizer, and without what devices hold of the data."""
-    strategy = make_strategy(config)
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
         model = build_classifier(config, info.labels)
@@ -145,8 +151,14 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
       labels: the name of each class.
 
     Raises:
-      UserError: if the replicas of the strategy in scope cannot share batch norm as configured.
+      UserError: if the replicas of the strategy in scope cannot share batch norm as configured, or
+        do not compute in its precision.
     """
+    if config.precision == "mixed_float16" and is_tpu(tf.distribute.get_strategy()):
+        raise UserError(
+            "precision=mixed_float16 is not for TPUs, on which Keras scales no loss: use "
+            "mixed_bfloat16, which needs no scale"
+        )
     size = None if config.train_sizes else config.image_size
     shape = (size, size, 3)
     with precision_policy(config.precision):
@@ -372,7 +384,7 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
     size = batch_norm_group_size(
         config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
     )
-    if size == 1 or isinstance(strategy, tf.distribute.TPUStrategy):
+    if size == 1 or is_tpu(strategy):
         return size
     groups = f"batch_norm_batch_size={config.batch_norm_batch_size} is {size} replicas together"
     if config.xla:

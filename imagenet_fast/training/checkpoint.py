@@ -74,7 +74,7 @@ class Checkpoints:
             return None
         # Slots exist only once the optimizer is built, and are then checked with all else.
         with self._model.distribute_strategy.scope():
-            _make_slots(self._model)
+            make_slots(self._model)
         try:
             status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
@@ -199,6 +199,15 @@ def _directory(model_dir: str) -> Path:
     return to_path(model_dir)
 
 
+def make_slots(model: Classifier) -> None:
+    """Makes the optimizer's variables, which it otherwise makes in its first step."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+        optimizer._create_all_weights(model.trainable_variables)
+    else:
+        model.optimizer.build(model.trainable_variables)
+
+
 @contextlib.contextmanager
 def _to_be_written(directory: Path) -> Iterator[None]:
     """Tells in a line that it cannot be used."""
@@ -220,15 +229,6 @@ def _averages(model: Classifier) -> dict[str, Any]:
     """Returns what a checkpoint holds beside the model, if it keeps copies of its weights."""
     copies = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
     return {name: own.averages for name, own in copies.items() if own is not None}
-
-
-def _make_slots(model: Classifier) -> None:
-    """Makes the optimizer's variables, which it otherwise makes in its first step."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
-        optimizer._create_all_weights(model.trainable_variables)
-    else:
-        model.optimizer.build(model.trainable_variables)
 
 
 def _foreign(path: str, error: Exception) -> UserError:

@@ -1,0 +1,47 @@
+"""``imagenet-fast compile``."""
+
+from __future__ import annotations
+
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.quiet import import_tensorflow
+from imagenet_fast.config import Config, option_names
+from imagenet_fast.errors import UserError
+
+# What a step depends on most.
+_MAIN_OPTIONS = (
+    *("data_dir", "num_classes", "image_size"),
+    *("model", "batch_norm_batch_size", "batch_size", "accumulation_steps", "optimizer"),
+    *("all_reduce", "all_reduce_dtype", "precision"),
+)
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles a recipe's training step for a TPU that is not there, and tells what came out."""
+    flags = CommandFlags("compile", option_names(), _MAIN_OPTIONS)
+    flags.define("topology", "v3:2x2", "kind of TPU and its chips along each axis")
+    flags.define(
+        "run_on_cpu",
+        0,
+        "training steps to take on this machine with a virtual processor for each replica, and to "
+        "compare with those of one device; for small networks and images; 0: none",
+    )
+    flags.define("output_dir", "", "where to write compile.json and compile.txt; empty: nowhere")
+    flags.parse(arguments)
+    if flags["run_on_cpu"] < 0:
+        raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
+    config = Config().replace(**flags.changes())
+    if not config.data_dir and not config.num_classes:
+        print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
+
+    import_tensorflow()
+    from imagenet_fast.tpu_compile.recipe import compile_recipe
+    from imagenet_fast.tpu_compile.report import table, write
+
+    found = compile_recipe(config, flags["topology"], flags["run_on_cpu"])
+    print(table(found))
+    if flags["output_dir"]:
+        for path in write(found, flags["output_dir"]):
+            print(path)
+    if found.failure:
+        raise UserError(found.failure)
+    return 0

@@ -1,0 +1,148 @@
+"""What became of a recipe's training step, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from imagenet_fast import environment
+from imagenet_fast.files import write_results
+from imagenet_fast.tpu_compile.recipe import Compilation
+
+_NEXT_UNIT = 2**10
+_NAME_WIDTH = 20
+# The options in the file besides those that name the network.
+_TOLD = (
+    *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
+    *("batch_norm_batch_size", "optimizer", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
+)
+NOT_PROVED = (
+    "That says nothing about its speed, the TPU's runtime or its interconnect: there was no TPU, "
+    "and none has run it."
+)
+
+
+def table(found: Compilation) -> str:
+    """Returns what was found, as text."""
+    config = found.config
+    lines = [
+        _line("topology", f"{found.topology.name}: {found.topology}"),
+        _line(
+            "network",
+            f"{config.model}, {found.parameters:,} parameters, {config.precision}, "
+            f"{config.optimizer}",
+        ),
+        _line(
+            "batch",
+            f"{config.batch_size:,} images of {config.image_size} px, {found.batch:,} a replica",
+        ),
+        "",
+        *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
+        "",
+        *_program_lines(found),
+    ]
+    if found.differences:
+        lines += ["", f"{found.steps} steps of the replicas, and of one device with all images:"]
+    for own in found.differences:
+        differ = (
+            f"differ by at most {own.most:.2g}, {own.share:.2g} of the way that they went; "
+            f"between replicas by {own.spread:.2g}"
+        )
+        lines.append(_verdict(own.kind, differ, own.wrong))
+    if not found.failure:
+        lines += ["", _conclusion(found), NOT_PROVED]
+    return "\n".join(lines)
+
+
+def as_json(found: Compilation) -> str:
+    """Returns what was found as JSON."""
+    program = found.program
+    values = {
+        "topology": {
+            "name": found.topology.name,
+            "kind": found.topology.kind,
+            "replicas": len(found.topology.coordinates),
+            "chips": found.topology.chips,
+            "memory": found.topology.memory,
+        },
+        "parameters": found.parameters,
+        "batch": found.batch,
+        "checks": [own._asdict() for own in found.checks],
+        "program": program
+        and {**dataclasses.asdict(program), "peak": program.peak, "per_image": _per_image(found)},
+        "failure": found.failure,
+        "steps": found.steps,
+        "differences": [dataclasses.asdict(own) for own in found.differences],
+        "proves": "" if found.failure else f"{_conclusion(found)} {NOT_PROVED}",
+        "options": {name: getattr(found.config, name) for name in _TOLD},
+        "packages": found.packages,
+        **environment.provenance(),
+    }
+    return json.dumps(values, indent=2) + "\n"
+
+
+def write(found: Compilation, directory: str) -> list[str]:
+    """Writes ``compile.json`` and ``compile.txt``, and returns their paths.
+
+    Args:
+      found: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {"compile.json": as_json(found), "compile.txt": table(found) + "\n"}
+    return write_results(directory, texts)
+
+
+def _conclusion(found: Compilation) -> str:
+    _, _, size = found.topology.name.partition(":")
+    return (
+        f"The training step compiles for {found.topology.kind} ({size}) with libtpu "
+        f"{found.packages['libtpu']}."
+    )
+
+
+def _program_lines(found: Compilation) -> list[str]:
+    program = found.program
+    if program is None:
+        return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
+    memory = program.memory
+    limit = f" of {_size(found.topology.memory)}" if found.topology.memory else ""
+    parts = {
+        "arguments": memory["arguments"],
+        "outputs besides these": memory["outputs"] - memory["shared"],
+        "temporary": memory["temporary"],
+        "code": memory["code"],
+    }
+    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
+    return [
+        _verdict("compiled", f"in {program.seconds:.0f} s"),
+        _line("memory", f"{_size(program.peak)}{limit} of a replica: {told}"),
+        _line(
+            "work",
+            f"{_per_image(found) / 1e9:.3g} GFLOPs an image, and {program.bytes / 1e9:.3g} GB read "
+            "and written in a step of a replica, as XLA counts them",
+        ),
+    ]
+
+
+def _size(number: float) -> str:
+    """Returns bytes in the unit that makes the shortest number of it."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < _NEXT_UNIT:
+            return f"{number:.3g} {unit}"
+        number /= _NEXT_UNIT
+    return f"{number:.3g} GiB"
+
+
+def _per_image(found: Compilation) -> float:
+    return found.program.flops / found.batch
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{text}"
+
+
+def _verdict(name: str, found: str, wrong: str = "") -> str:
+    return _line(name, f"NO  {found}: {wrong}" if wrong else f"ok  {found}")

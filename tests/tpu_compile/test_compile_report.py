@@ -1,0 +1,106 @@
+"""What is printed and written of a step, good and bad."""
+
+import dataclasses
+import json
+
+import pytest
+
+from imagenet_fast import Config
+from imagenet_fast.tpu_compile.check import Check
+from imagenet_fast.tpu_compile.compare import Difference
+from imagenet_fast.tpu_compile.compiler import Program, Topology
+from imagenet_fast.tpu_compile.recipe import Compilation
+from imagenet_fast.tpu_compile.report import table, write
+
+PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
+
+GIB = 2**30
+MEMORY = {
+    "arguments": GIB // 4,
+    "outputs": GIB // 4,
+    "shared": GIB // 4 - GIB // 64,
+    "temporary": 4 * GIB,
+    "code": GIB // 8,
+}
+GOOD = Compilation(
+    Config(synthetic=True, num_classes=10, batch_size=1024, precision="mixed_bfloat16"),
+    Topology("v3:2x2", "TPU v3", tuple(PLACES)),
+    {"jax": "0.1", "jaxlib": "0.2", "libtpu": "0.0.3"},
+    25_557_032,
+    (Check("shapes", "17 instructions"), Check("sums of gradients", "162 of f32 among all 8")),
+    Program(12.3, MEMORY, 128 * 22.5e9, 36.1e9),
+    steps=3,
+    differences=(Difference("weights", 1e-8, 2e-6, 1e-4, 0.0),),
+)
+REFUSED = dataclasses.replace(GOOD, program=None, refusal="out of memory: each needs 20GiB")
+
+
+def test_table():
+    assert table(GOOD).splitlines() == [
+        "topology            v3:2x2: 8 replicas on 4 TPU v3, 16 GiB each",
+        "network             resnet50, 25,557,032 parameters, mixed_bfloat16, sgd",
+        "batch               1,024 images of 224 px, 128 a replica",
+        "",
+        "shapes              ok  17 instructions",
+        "sums of gradients   ok  162 of f32 among all 8",
+        "",
+        "compiled            ok  in 12 s",
+        "memory              4.39 GiB of 16 GiB of a replica: arguments 256 MiB, outputs besides "
+        "these 16 MiB, temporary 4 GiB, code 128 MiB",
+        "work                22.5 GFLOPs an image, and 36.1 GB read and written in a step of a "
+        "replica, as XLA counts them",
+        "",
+        "3 steps of the replicas, and of one device with all images:",
+        "weights             ok  differ by at most 1e-08, 2e-06 of the way that they went; between "
+        "replicas by 0",
+        "",
+        "The training step compiles for TPU v3 (2x2) with libtpu 0.0.3.",
+        "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
+        "TPU, and none has run it.",
+    ]
+    assert not GOOD.failure
+
+
+@pytest.mark.parametrize(
+    ("found", "line", "failure"),
+    [
+        (
+            dataclasses.replace(GOOD, checks=(Check("sums", "none", "7 are missing"),)),
+            "sums                NO  none: 7 are missing",
+            "the step is not what the recipe says: sums: 7 are missing",
+        ),
+        (
+            REFUSED,
+            "compiled            NO  not for v3:2x2: out of memory: each needs 20GiB",
+            "it does not compile for v3:2x2: out of memory: each needs 20GiB",
+        ),
+        (
+            dataclasses.replace(GOOD, differences=(Difference("weights", 0.1, 7.0, 1e-4, 0.01),)),
+            "weights             NO  differ by at most 0.1, 7 of the way that they went; between "
+            "replicas by 0.01: more than rounding, 0.0001",
+            "replicas end with other weights than one device",
+        ),
+    ],
+    ids=["check", "refused", "differs"],
+)
+def test_failures(found, line, failure):
+    text = table(found)
+    assert line in text.splitlines()
+    assert "compiles for" not in text
+    assert found.failure == failure
+
+
+def test_files(tmp_path):
+    for found in (GOOD, REFUSED):
+        paths = write(found, tmp_path / "new")
+        assert paths == [f"{tmp_path}/new/compile.json", f"{tmp_path}/new/compile.txt"]
+        values = json.loads((tmp_path / "new" / "compile.json").read_text())
+        assert values["topology"]["replicas"] == 8
+        assert values["checks"][0] == {"name": "shapes", "found": "17 instructions", "wrong": ""}
+        assert values["options"]["precision"] == "mixed_bfloat16"
+        assert values["packages"]["libtpu"] == "0.0.3"
+        assert {"command", "versions", "hardware", "finished"} <= set(values)
+        assert values["failure"] == found.failure
+        assert (tmp_path / "new" / "compile.txt").read_text() == table(found) + "\n"
+    assert values["program"] is None
+    assert values["proves"] == ""
