@@ -40,7 +40,10 @@ python_maximum_signature_line_length = 88
 
 nitpick_ignore_regex = [
     # Names of other projects, whose pages are not here.
-    (r"py:.*", r"(collections|contextlib|keras|np|numpy|os|pathlib|tensorflow|tf|tf_keras)\..*"),
+    (
+        r"py:.*",
+        r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras)\..*",
+    ),
     (r"py:.*", r"matplotlib\..*"),
     # Of these a user sees what Source says.
     (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),

@@ -87,7 +87,7 @@ class Step:
 
     @property
     def memory(self) -> float:
-        """Bytes that a replica needs: weights, gradients, slots, and what passes keep.
+        """Bytes of a replica's weights, their gradients and slots, and of what passes keep.
 
         Not counted is what operations need while they run.
         """

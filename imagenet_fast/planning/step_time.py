@@ -62,7 +62,7 @@ class Cluster:
 
     @functools.cached_property
     def rows(self) -> int:
-        """Chips that a sum is made of first: those of a host, or along an axis of a torus."""
+        """How many chips are summed first, those of a host or along an axis of a torus."""
         if self.accelerator.torus:
             divisors = [own for own in range(1, self.chips + 1) if self.chips % own == 0]
             return min(divisors, key=lambda own: abs(math.log(own / math.sqrt(self.chips))))
@@ -73,7 +73,7 @@ class Cluster:
 
         Args:
           algorithm: ``builtin``, which stands for what the chips' software does, or one of
-            :func:`all_reduce.stages`.
+            :func:`~imagenet_fast.planning.all_reduce.stages`.
           size: bytes of the tensor.
 
         Raises:
@@ -140,12 +140,12 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """What a step takes: images are made while devices compute."""
+        """What a step takes, in which images are made while devices compute."""
         return max(self.devices, self.input)
 
     @property
     def bound(self) -> str:
-        """What takes most: ``input``, ``sums``, ``memory`` or ``arithmetic``."""
+        """What takes most, ``input``, ``sums``, ``memory`` or ``matrices``."""
         if self.input > self.devices:
             return "input"
         if self.exposed + self.batch_norm > self.compute.total:
