@@ -19,7 +19,7 @@ from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import make_slots
 from imagenet_fast.training.classifier import Classifier
 
-# Processors of a machine that each replica can have a thread of, which waits for the others.
+# Each has a thread of its own here, and waits for the others.
 MOST_REPLICAS = 64
 # The most that may come between the two, as a share of the way that the weights went.
 _TOLERANCES = {"float32": 1e-4, "mixed_bfloat16": 0.05, "mixed_float16": 0.05}
@@ -98,6 +98,19 @@ class Batches:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """One device after the same steps, with the images of all replicas in each.
+
+    Attributes:
+      values: of its variables, by those of the replicas' model that they belong to.
+      kinds: what each of these is: ``weights``, ``optimizer`` or ``metrics``.
+    """
+
+    values: Mapping[object, np.ndarray]
+    kinds: Mapping[object, str]
+
+
 def write_inputs(path: pathlib.Path, step: Step, batches: Batches, reference: Reference) -> None:
     """Writes what the replicas start with, and what they are compared with, for the worker.
 
@@ -124,19 +137,6 @@ def write_inputs(path: pathlib.Path, step: Step, batches: Batches, reference: Re
         else:
             arrays[f"value_{number}"] = own
     np.savez(path, **arrays)
-
-
-@dataclasses.dataclass(frozen=True)
-class Reference:
-    """One device after the same steps, with the images of all replicas in each.
-
-    Attributes:
-      values: of its variables, by those of the replicas' model that they belong to.
-      kinds: what each of these is: ``weights``, ``optimizer`` or ``metrics``.
-    """
-
-    values: Mapping[object, np.ndarray]
-    kinds: Mapping[object, str]
 
 
 def take_reference_steps(config: Config, model: Classifier, batches: Batches) -> Reference:

@@ -42,7 +42,7 @@ def table(found: Compilation) -> str:
         *_program_lines(found),
     ]
     if found.differences:
-        lines += ["", f"{found.steps} steps of the replicas, and of one device with all images:"]
+        lines += ["", f"{_steps(found.steps)} of the replicas, and of one device with all images:"]
     for own in found.differences:
         differ = (
             f"differ by at most {own.most:.2g}, {own.share:.2g} of the way that they went; "
@@ -93,6 +93,10 @@ def write(found: Compilation, directory: str) -> list[str]:
     """
     texts = {"compile.json": as_json(found), "compile.txt": table(found) + "\n"}
     return write_results(directory, texts)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def _conclusion(found: Compilation) -> str:

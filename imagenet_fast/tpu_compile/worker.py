@@ -49,7 +49,7 @@ def topology(name: str) -> dict[str, Any]:
     try:
         devices = _devices(name)
     except Exception as error:  # of libtpu, which has no type of its own for it
-        return {"error": _reason(error)}
+        return {"error": str(error)}
     return {
         "kind": devices[0].device_kind,
         "coordinates": [[*device.coords, device.core_on_chip] for device in devices],
@@ -68,9 +68,9 @@ def compile_step(name: str, module: str) -> dict[str, Any]:
     try:
         program = _compile(pathlib.Path(module).read_bytes(), devices)
     except Exception as error:  # as above
-        return {"error": _reason(error)}
+        return {"error": str(error)}
     seconds = time.perf_counter() - start
-    memory, (cost,) = program.get_compiled_memory_stats(), _costs(program)
+    memory, costs = program.get_compiled_memory_stats(), program.cost_analysis()
     return {
         "seconds": seconds,
         "memory": {
@@ -80,8 +80,8 @@ def compile_step(name: str, module: str) -> dict[str, Any]:
             "temporary": memory.temp_size_in_bytes,
             "code": memory.generated_code_size_in_bytes,
         },
-        "flops": cost["flops"],
-        "bytes": cost["bytes accessed"],
+        "flops": costs["flops"],
+        "bytes": costs["bytes accessed"],
     }
 
 
@@ -159,11 +159,6 @@ def _distance(start: np.ndarray, found: np.ndarray, expected: np.ndarray) -> dic
     }
 
 
-def _costs(program: Any) -> list[dict[str, float]]:
-    found = program.cost_analysis()
-    return found if isinstance(found, list) else [found]
-
-
 def _devices(name: str) -> list[Any]:
     # TensorFlow takes both cores of a v4 chip as one device; libtpu has to be told to.
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
@@ -199,10 +194,6 @@ def _leave_out_copies(stablehlo: ir.Module) -> None:
     stablehlo.operation.walk(visit)
     for operation in copies:
         operation.erase()
-
-
-def _reason(error: Exception) -> str:
-    return str(error)
 
 
 _WORK: dict[str, Callable[..., dict[str, Any]]] = {
