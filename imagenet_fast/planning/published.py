@@ -171,7 +171,8 @@ _NVIDIA = "NVIDIA DeepLearningExamples, MXNet RN50v1.5, 20.12"
 
 
 def _mlperf(round_: str, system: str) -> str:
-    return f"MLPerf Training {round_}, log of one run on {system}, evaluation included"
+    counted = "training alone" if round_ == "v0.5" else "evaluation included"
+    return f"MLPerf Training {round_}, log of one run on {system}, {counted}"
 
 
 def _p100(network: Options, chips: int, each: int, **options: object) -> DataParallel:
@@ -439,7 +440,7 @@ _TPU_ROWS = (
         17,
         "hours",
         90,
-        why="software of early 2018; MLPerf's run on the same chips, in the same year, took 7.2",
+        why="software of early 2018; MLPerf's run on the same chips, in the same year, came to 7.2",
     ),
 )
 
