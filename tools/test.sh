@@ -23,7 +23,7 @@ fi
 if [ "${1-}" = compile ]; then
   shift
   [ $# -gt 0 ] || set -- tests/tpu_compile
-  tools/install.sh .venv-compile test,tpu_compile
+  tools/install.sh .venv-compile test,compile
   exec .venv-compile/bin/python -m pytest -m compile "$@"
 fi
 tools/install.sh .venv test

@@ -6,21 +6,25 @@ import math
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
-from imagenet_fast.config import Config, option_names
-from imagenet_fast.errors import UserError
+from imagenet_fast.config import Config, option_names, parse_option
+from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.planning.accelerators import ACCELERATORS
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the plan that is asked for: a flag without a value, as ``--schedule``."""
+    """Prints the plan that is asked for by a flag without a value, or that of the run."""
     # Not among absl's flags: --schedule=cosine is an option of Config.
     asked = [name for name in PLANS if f"--{name}" in arguments]
-    if not asked and (not arguments or {"--help", "-h", "--helpfull"} & set(arguments)):
+    if not arguments or (not asked and {"--help", "-h"} & set(arguments)):
         print(_help())
         return 0
-    if len(asked) != 1:
-        raise UserError(f"say what to plan: one of {', '.join(f'--{name}' for name in PLANS)}")
-    plan, _ = PLANS[asked[0]]
-    plan([argument for argument in arguments if argument != f"--{asked[0]}"])
+    if len(asked) > 1:
+        raise UserError(f"plan one thing at a time, not {' and '.join(f'--{n}' for n in asked)}")
+    if asked:
+        plan, _ = PLANS[asked[0]]
+        plan([argument for argument in arguments if argument != f"--{asked[0]}"])
+    else:
+        _run(arguments)
     return 0
 
 
@@ -31,6 +35,87 @@ _PIPELINE_OPTIONS = (
     *("batch_size", "accumulation_steps", "optimizer"),
     *("pipeline_stages", "pipeline_balance", "pipeline_schedule", "rematerialize", "precision"),
 )
+
+
+# What a run's time depends on most.
+_RUN_OPTIONS = (
+    *("data_dir", "num_classes", "image_size"),
+    *("model", "batch_norm_batch_size"),
+    *("batch_size", "accumulation_steps", "duration", "optimizer"),
+    *("all_reduce", "all_reduce_dtype", "fusion_segments", "precision"),
+)
+
+
+def _run(arguments: list[str]) -> None:
+    flags = CommandFlags("plan", option_names(), _RUN_OPTIONS)
+    flags.define("accelerator", "", f"kind of chip: {', '.join(ACCELERATORS)}")
+    flags.define("chips", 1, "how many")
+    flags.define("network_gbits", 100.0, "Gbit/s of each host's network; of GPUs only")
+    flags.define("host_images", 0.0, "images/s that a host makes of files; 0: enough")
+    flags.define("jitter", 0.0, "standard deviation of a device's time for a step, to its mean")
+    flags.define("slow_share", 0.0, "share of devices that are slow throughout")
+    flags.define("slow_factor", 1.0, "times the others' time that slow devices take")
+    flags.define("failure_hours", 0.0, "mean hours between failures of a device; 0: never")
+    flags.define("restart_seconds", 300.0, "from a failure until steps are made again")
+    flags.define("checkpoint_seconds", 0.0, "for which a checkpoint stops the run")
+    flags.define("compare", "", "a flag and its values, as chips=256,512,1024: plans beside others")
+    flags.define(
+        "output_dir", "", "where to write plan.txt, plan.json and plan.svg; empty: nowhere"
+    )
+    flags.parse(arguments)
+    name, values = _compared(flags["compare"])
+    if not flags["accelerator"] and name != "accelerator":
+        others = ", ".join(f"--{own}" for own in PLANS)
+        raise UserError(
+            f"say what to plan: a run, by --accelerator=NAME and --chips=N, or one of {others}"
+        )
+    config = Config().replace(**flags.changes())
+    if not config.data_dir and not config.synthetic:
+        print("No --data_dir: planned for ImageNet's 1,281,167 images.\n")
+        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    hardware = {own: flags[own] for own in ("accelerator", "chips", "network_gbits", "host_images")}
+
+    import_tensorflow()
+    from imagenet_fast.planning.reliability import Conditions
+    from imagenet_fast.training.run_plan import Hardware, comparison, plan_run, write
+
+    conditions = Conditions(
+        jitter=flags["jitter"],
+        slow_share=flags["slow_share"],
+        slow_factor=flags["slow_factor"],
+        hours_between_failures=flags["failure_hours"] or math.inf,
+        restart_seconds=flags["restart_seconds"],
+        checkpoint_seconds=flags["checkpoint_seconds"],
+    )
+    plans = []
+    for value in values or [None]:
+        own, on = config, dict(hardware)
+        if name in hardware:
+            on[name] = type(hardware[name])(value)
+        elif value is not None:
+            own = config.replace(**{name: parse_option(name, value)})
+        plans.append(plan_run(own, Hardware(**on, conditions=conditions)))
+    print(comparison(plans, values) if values else plans[0].table())
+    if flags["output_dir"]:
+        for path in write(plans[0], flags["output_dir"]):
+            print(path)
+
+
+def _compared(text: str) -> tuple[str, list[str]]:
+    """Returns the flag to be compared and its values; no values if there is none.
+
+    Raises:
+      UserError: if there is no such flag, or it has no value.
+    """
+    if not text:
+        return "", []
+    name, _, values = text.partition("=")
+    known = ["accelerator", "chips", "network_gbits", "host_images", *option_names()]
+    if name not in known:
+        raise UserError(f"compare: there is no flag {name!r}{nearest(name, known)}")
+    if not values:
+        raise UserError(f"compare={text}: give values, as in --compare={name}=1,2")
+    return name, values.split(",")
 
 
 def _schedule(arguments: list[str]) -> None:
@@ -119,12 +204,13 @@ def _help() -> str:
     lines = [f"  --{name:10} {text}" for name, (_, text) in PLANS.items()]
     return "\n".join(
         [
-            "usage: imagenet-fast plan --NAME [--flagfile=FILE] [--flag=value ...]",
+            "usage: imagenet-fast plan [--NAME] [--flagfile=FILE] [--flag=value ...]",
             "",
-            "Tells what a training run would do, without doing it:",
+            "Tells what a training run would do, without doing it: with --accelerator and --chips",
+            "how long its steps and all of it take, and what bounds them; and by a name",
             "",
             *lines,
             "",
-            "imagenet-fast plan --NAME --help lists a plan's flags.",
+            "imagenet-fast plan --helpfull lists the flags of a run, plan --NAME --help others'.",
         ]
     )

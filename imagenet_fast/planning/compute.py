@@ -57,6 +57,10 @@ class Step:
       gradients: in the order in which the variables were made.
       statistics: channels of each batch norm.
       kept_bytes: of a micro-batch, what the pass backward needs of the pass forward.
+      fused_kept_bytes: of these, what is left where values are computed once more that follow from
+        one kept tensor, value by value.
+      unpadded_flops: of both passes of a micro-batch, without multiplications by the zeros around
+        images: as XLA counts.
       precision: the policy of mixed precision.
       slots: float32 values that the optimizer keeps of each trained one.
     """
@@ -67,6 +71,8 @@ class Step:
     gradients: tuple[Gradient, ...]
     statistics: tuple[int, ...]
     kept_bytes: float
+    fused_kept_bytes: float
+    unpadded_flops: float
     precision: str
     slots: float
 
@@ -85,13 +91,16 @@ class Step:
         """How many are trained."""
         return sum(own.elements for own in self.gradients)
 
-    @property
-    def memory(self) -> float:
-        """Bytes of a replica's weights, their gradients and slots, and of what passes keep.
+    def memory(self, fuses: bool) -> float:
+        """Returns the bytes of a replica's weights, gradients and slots, and of what passes keep.
 
         Not counted is what operations need while they run.
+
+        Args:
+          fuses: whether values are computed on the way from one matrix operation to another.
         """
-        return 4 * self.parameters * (2 + self.slots) + self.kept_bytes
+        kept = self.fused_kept_bytes if fuses else self.kept_bytes
+        return 4 * self.parameters * (2 + self.slots) + kept
 
 
 @dataclasses.dataclass(frozen=True)

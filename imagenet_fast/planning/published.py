@@ -501,3 +501,25 @@ ROWS: tuple[Row, ...] = (
     *_NVIDIA_ROWS,
     *_PAGE_ROWS,
 )
+
+# By accelerator, and precision where there are two: the software whose constants are nearest.
+_NEAREST = {
+    "p100": "TensorFlow 2017, P100",
+    "v100": "MXNet, V100, float16",
+    "v100 float32": "MXNet, V100, float32",
+    "p40": "PyTorch, P40",
+    "a100": "MXNet, A100",
+    "a100-80gb": "MXNet, A100",
+    "h100": "MXNet, A100",
+}
+
+
+def stack_for(accelerator: str, precision: str) -> str:
+    """Returns the name of the software in ``STACKS`` by which runs are planned.
+
+    Args:
+      accelerator: the kind of chip.
+      precision: the policy of mixed precision.
+    """
+    one_of_two = f"{accelerator} {precision}"
+    return _NEAREST.get(one_of_two) or _NEAREST.get(accelerator, "TensorFlow, TPU")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from imagenet_fast.errors import UserError
 from imagenet_fast.planning import all_reduce
@@ -86,6 +86,19 @@ class Cluster:
         return all_reduce.seconds(
             algorithm, self.chips, size, self._network(algorithm), group=self.rows
         )
+
+    def sum_cost(self, algorithm: str) -> Callable[[float], float]:
+        """Returns what tells :meth:`sum_seconds` of any size, quickly.
+
+        Args:
+          algorithm: as there.
+
+        Raises:
+          UserError: as there.
+        """
+        latency = self.sum_seconds(algorithm, 0)
+        per_byte = (self.sum_seconds(algorithm, _GIGA) - latency) / _GIGA
+        return lambda size: latency + per_byte * size
 
     def group_seconds(self, replicas: int, size: float) -> float:
         """Returns the time of a sum over neighbouring replicas.
@@ -183,12 +196,7 @@ def step_time(
     compute = compute_time(step, cluster.accelerator, efficiency)
     sizes = [gradient_bytes * own.elements for own in step.gradients]
 
-    latency = cluster.sum_seconds(algorithm, 0)
-    per_byte = (cluster.sum_seconds(algorithm, _GIGA) - latency) / _GIGA
-
-    def cost(size: float) -> float:
-        return latency + per_byte * size
-
+    cost = cluster.sum_cost(algorithm)
     cuts = tuple(segments or ())
     if segments is None and cluster.chips > 1:
         cuts = best_segments(compute.known, sizes, cost)

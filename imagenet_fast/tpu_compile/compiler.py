@@ -210,7 +210,7 @@ def require_packages() -> dict[str, str]:
         raise UserError(
             f"compiling for TPUs needs {error.name}, which is not installed here: "
             f"{how_to_install('compile')} installs it, best into an environment of its own "
-            "(tools/install.sh DIRECTORY tpu_compile)"
+            "(tools/install.sh DIRECTORY compile)"
         ) from None
 
 

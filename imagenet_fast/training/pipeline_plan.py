@@ -15,9 +15,6 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.files import write_results
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
-from imagenet_fast.optimizers import LARS, SGD, Muon
-from imagenet_fast.optimizers.names import make_optimizer
-from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.balance import best_balance, tasks
 from imagenet_fast.pipeline_parallel.model import default_devices
 from imagenet_fast.pipeline_parallel.orders import Task
@@ -35,6 +32,7 @@ from imagenet_fast.planning.pipeline import (
 from imagenet_fast.training.build import build_classifier, check_pipeline
 from imagenet_fast.training.fine_tune import network_of
 from imagenet_fast.training.gantt import gantt
+from imagenet_fast.training.step_costs import slots_of
 
 _GIB = 2**30
 # The options in a plan's file besides the network's.
@@ -42,7 +40,6 @@ _TOLD = (
     *("batch_size", "accumulation_steps", "image_size", "precision"),
     *("optimizer", "pipeline_schedule", "rematerialize"),
 )
-_OWN_OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +263,7 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
     device = default_devices()[0] if costs == "measured" else ""
     cost = functools.partial(measure, device=device) if device else estimate
     found = cost(blocks, inputs, share)
-    slots = _slots(config)
+    slots = slots_of(config)
     balance = config.pipeline_balance
     if not balance:
         order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
@@ -291,19 +288,3 @@ def write(plan: PipelinePlan, directory: str) -> list[str]:
         "pipeline.svg": plan.picture(),
     }
     return write_results(directory, texts)
-
-
-def _slots(config: Config) -> float:
-    """Returns how many values are kept of each weight, besides the weight and its gradient."""
-    if config.optimizer in _OWN_OPTIMIZERS:
-        optimizer = _OWN_OPTIMIZERS[config.optimizer](momentum=config.momentum)
-    else:
-        optimizer = make_optimizer(
-            config.optimizer,
-            0.1,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            undecayed=[],
-            clip_norm=None,
-        )
-    return values_kept(optimizer) + bool(config.ema_decay) + bool(config.lookahead_every)

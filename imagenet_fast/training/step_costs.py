@@ -13,6 +13,9 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.fusion import creation_order
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.optimizers import LARS, SGD, Muon
+from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
@@ -29,7 +32,9 @@ from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import network_of
 
+_OWN_OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
+_WEIGHTS = ("ReadVariableOp", "Const")
 _SUMS = ("Sum", "Mean", "Max", "BiasAddGrad")
 # They give another name to memory, or are computed before the program runs.
 _NOTHING = {
@@ -55,6 +60,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
     model = _model(config, images)
     operations, forward = _operations(model, config, images)
     layers = {layer.name: layer for layer in _leaves(model)}
+    kept = _kept(operations, forward)
     return Step(
         images=images,
         micro_batches=micro_batches,
@@ -69,10 +75,32 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
             for own in layers.values()
             if isinstance(own, keras.layers.BatchNormalization)
         ),
-        kept_bytes=_kept(operations, forward),
+        kept_bytes=_bytes(kept),
+        fused_kept_bytes=_bytes({own.ref(): own for own in map(_origin, kept)}.values()),
+        unpadded_flops=flops(operations, padding=False),
         precision=config.precision,
         slots=slots,
     )
+
+
+def slots_of(config: Config) -> float:
+    """Returns how many values a run keeps of each weight, besides the weight and its gradient.
+
+    Raises:
+      UserError: if there is no such optimizer.
+    """
+    if config.optimizer in _OWN_OPTIMIZERS:
+        optimizer = _OWN_OPTIMIZERS[config.optimizer](momentum=config.momentum)
+    else:
+        optimizer = make_optimizer(
+            config.optimizer,
+            0.1,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            undecayed=[],
+            clip_norm=None,
+        )
+    return values_kept(optimizer) + bool(config.ema_decay) + bool(config.lookahead_every)
 
 
 class Block(NamedTuple):
@@ -227,11 +255,11 @@ def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tupl
     )
 
 
-def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> float:
-    """Returns the bytes of what the pass backward needs of the pass forward, without weights."""
-    weights = {own for own in operations if own.type in ("ReadVariableOp", "Const")}
-    for own in operations:  # of weights in another precision or shape
-        if own.inputs and all(value.op in weights for value in own.inputs):
+def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> list[tf.Tensor]:
+    """Returns what the pass backward needs of the pass forward, without weights."""
+    weights: set[tf.Operation] = set()
+    for own in operations:  # also those in another precision or shape
+        if own.type in _WEIGHTS or (own.inputs and all(end.op in weights for end in own.inputs)):
             weights.add(own)
     kept = {
         value.ref(): value
@@ -240,7 +268,23 @@ def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> flo
         for value in map(_named_once, own.inputs)
         if value.op in forward and value.op not in weights
     }
-    return _bytes(kept.values())
+    return list(kept.values())
+
+
+def _origin(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor of which this one is computed value by value, if it is of a single one."""
+    while True:
+        tensor = _named_once(tensor)
+        operation = tensor.op
+        if operation.type == "FusedBatchNormV3":
+            tensor = operation.inputs[0]
+            continue
+        wide = [own for own in operation.inputs if own.shape.rank == tensor.shape.rank]
+        values = [own for own in wide if own.shape == tensor.shape]
+        by_value = not is_matrix(operation) and operation.type not in _POOLS
+        if not by_value or len(values) != 1 or len(wide) != 1:
+            return tensor
+        (tensor,) = values
 
 
 def _named_once(tensor: tf.Tensor) -> tf.Tensor:

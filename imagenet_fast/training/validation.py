@@ -21,9 +21,10 @@ from imagenet_fast.pipeline_parallel.balance import tasks
 from imagenet_fast.pipeline_parallel.pipeline import bounds
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Efficiency, Step
+from imagenet_fast.planning.fusion import best_segments
 from imagenet_fast.planning.pipeline import BlockCost, simulate
 from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Options, Pipelined, Row
-from imagenet_fast.planning.step_time import Cluster, step_time
+from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
 from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
 from imagenet_fast.training.step_costs import Block, block_seconds, count_blocks, count_step
 
@@ -50,15 +51,46 @@ class Prediction(NamedTuple):
         return self.value / self.row.value - 1
 
 
+class Cut(NamedTuple):
+    """Where gradients are cut into segments, and how long is waited for their sums.
+
+    Attributes:
+      name: of the run.
+      published: after which gradients a new segment began.
+      best: what our model finds best of as many segments.
+      waited: seconds with the published ones, after the pass backward.
+      waited_best: with the best ones.
+      step: seconds of the step with the published ones.
+    """
+
+    name: str
+    published: tuple[int, ...]
+    best: tuple[int, ...]
+    waited: float
+    waited_best: float
+    step: float
+
+    def __str__(self) -> str:
+        cuts = ["|".join(map(str, own)) for own in (self.published, self.best)]
+        return (
+            f"{self.name}: published after {cuts[0]}, waits {1e3 * self.waited:.1f} ms; best after "
+            f"{cuts[1]}, {1e3 * self.waited_best:.1f} ms: "
+            f"{(self.waited - self.waited_best) / self.step:.2%} of the step's "
+            f"{1e3 * self.step:.0f} ms are lost"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """What our model says of all published numbers.
 
     Attributes:
       predictions: of them.
+      cuts: of gradients, in runs that were published with theirs.
     """
 
     predictions: tuple[Prediction, ...]
+    cuts: tuple[Cut, ...] = ()
 
     @property
     def tested(self) -> list[Prediction]:
@@ -85,6 +117,9 @@ class Validation:
             f"{len(self.tested)} numbers to which nothing was fitted: median error "
             f"{self.median_error:.1%}, {len(self.missed)} over {_TOO_MUCH:.0%}:",
             *(f"  {own.row.name} ({own.error:+.0%}): {own.row.why}" for own in self.missed),
+            "",
+            "segments of gradients",
+            *(f"  {own}" for own in self.cuts),
             "",
             f"constants, each fitted to the rows marked so; of the memory's bandwidth, all reach "
             f"{next(iter(STACKS.values())).memory:.0%}",
@@ -113,6 +148,7 @@ class Validation:
             "tested": len(self.tested),
             "missed": [own.row.name for own in self.missed],
             "rows": rows,
+            "cuts": [own._asdict() for own in self.cuts],
             "constants": {name: dataclasses.asdict(own) for name, own in STACKS.items()},
             **environment.provenance(),
         }
@@ -178,7 +214,31 @@ def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STAC
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
         found.append(Prediction(row, row.told(own, to)))
-    return Validation(tuple(found))
+    cuts = [cut_of(row, stacks[row.stack]) for row in rows if _has_segments(row)]
+    return Validation(tuple(found), tuple(cuts))
+
+
+def _has_segments(row: Row) -> bool:
+    """Returns whether they were published of the run itself: of 1,024 GPUs (Jia et al. 2018)."""
+    return isinstance(row.run, DataParallel) and row.run.chips == 1024 and bool(row.run.segments)
+
+
+def cut_of(row: Row, efficiency: Efficiency) -> Cut:
+    """Returns how good a run's segments of gradients are.
+
+    Args:
+      row: of the run.
+      efficiency: of its software.
+    """
+    run = row.run
+    cluster, step = _cluster(run), _counted(_key(run.network), _images(run))
+    published = _step_time(run, efficiency)
+    sizes = [run.gradient_bytes * own.elements for own in step.gradients]
+    count = len(run.segments) + 1
+    known, cost = published.compute.known, cluster.sum_cost(run.all_reduce)
+    best = best_segments(known, sizes, cost, count)
+    found = _step_time(dataclasses.replace(run, segments=best), efficiency)
+    return Cut(row.name, run.segments, best, published.exposed, found.exposed, published.total)
 
 
 def fitted(stack: str, rows: Sequence[Row] = ROWS) -> Efficiency:
@@ -230,18 +290,28 @@ def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> 
     """
     if isinstance(run, Pipelined):
         return _through_pipeline(run, efficiency)
-    cluster = Cluster(accelerator(run.accelerator), run.chips, run.network_gbits * 1e9 / 8)
-    each = run.batch // cluster.replicas
-    time = step_time(
-        _counted(_key(run.network), each),
-        cluster,
+    return run.batch / _step_time(run, efficiency).total
+
+
+def _cluster(run: DataParallel) -> Cluster:
+    return Cluster(accelerator(run.accelerator), run.chips, run.network_gbits * 1e9 / 8)
+
+
+def _images(run: DataParallel) -> int:
+    """Returns the images of a replica."""
+    return run.batch // _cluster(run).replicas
+
+
+def _step_time(run: DataParallel, efficiency: Efficiency) -> StepTime:
+    return step_time(
+        _counted(_key(run.network), _images(run)),
+        _cluster(run),
         efficiency,
         algorithm=run.all_reduce,
         gradient_bytes=run.gradient_bytes,
         segments=run.segments,
-        batch_norm_group=max(1, run.batch_norm_batch // each),
+        batch_norm_group=max(1, run.batch_norm_batch // _images(run)),
     )
-    return run.batch / time.total
 
 
 def _through_pipeline(run: Pipelined, efficiency: Efficiency) -> float:

@@ -160,15 +160,21 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch_size=8"], "say what to plan: one of --schedule, --pipeline"),
-        (["schedule"], "say what to plan: one of --schedule, --pipeline"),
-        (["--schedule=cosine"], "say what to plan: one of --schedule, --pipeline"),
+        (
+            ["--batch_size=8"],
+            "say what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule,",
+        ),
+        (["schedule"], "unexpected argument 'schedule'"),
+        (
+            ["--schedule=cosine"],
+            "say what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule,",
+        ),
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
         (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
         (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
         (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
-        (["--schedule", "--pipeline"], "say what to plan: one of --schedule, --pipeline"),
+        (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),
         (
             ["--pipeline", "--costs=flop"],
             "costs='flop' does not exist; choose from",
@@ -283,3 +289,38 @@ def test_help_of_the_pipeline(capsys):
     assert "--warmup" not in page
     assert "--helpfull lists" in page
     assert len(page.splitlines()) < 60
+
+
+RUN = ["--model=resnet8", "--image_size=16", "--batch_size=256", "--duration=2 epochs"]
+
+
+def test_a_run(capsys, tmp_path):
+    arguments = [*RUN, "--accelerator=v100", "--chips=8", f"--output_dir={tmp_path}"]
+    assert run(["plan", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "8 NVIDIA V100 (SXM2, 16 GB), 1 hosts: 8 replicas of 32 images" in printed
+    assert {own.name for own in tmp_path.iterdir()} == {"plan.txt", "plan.json", "plan.svg"}
+
+
+def test_runs_beside_each_other(capsys):
+    assert run(["plan", *RUN, "--accelerator=v100", "--compare=chips=1,2,4"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-3:]] == ["1", "2", "4"]
+    assert run(["plan", *RUN, "--accelerator=v100", "--compare=batch_size=256,512"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["256", "512"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--accelerator=tpu-v33"], "accelerator='tpu-v33' does not exist; did you mean 'tpu-v3'"),
+        (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
+        (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
+        (["--compare=chips"], "give values, as in --compare=chips=1,2"),
+        (["--jitter=-1"], "jitter is -1, but must not be negative"),
+    ],
+)
+def test_mistakes_in_a_run(capsys, arguments, message):
+    assert run(["plan", *RUN, "--accelerator=tpu-v3", *arguments]) != 0
+    assert message in capsys.readouterr().err

@@ -71,6 +71,8 @@ def step(**changes):
         "gradients": (Gradient("a", 10), Gradient("b", 20), Gradient("b", 30)),
         "statistics": (),
         "kept_bytes": 100.0,
+        "fused_kept_bytes": 50.0,
+        "unpadded_flops": 9e12,
         "precision": "float32",
         "slots": 1.0,
     }
@@ -87,7 +89,8 @@ def test_a_step():
     assert time.update == pytest.approx(60 * 4 * 5 / 1e9)
     assert time.total == pytest.approx(11 + time.update)
     assert own.flops == 9e12
-    assert own.memory == 60 * 4 * 3 + 100
+    assert own.memory(fuses=False) == 60 * 4 * 3 + 100
+    assert own.memory(fuses=True) == 60 * 4 * 3 + 50
 
 
 def test_micro_batches():

@@ -23,6 +23,8 @@ STEP = Step(
     gradients=tuple(Gradient(f"{i}", 10**6) for i in range(10)),
     statistics=(64,) * 10,
     kept_bytes=1e6,
+    fused_kept_bytes=1e6,
+    unpadded_flops=1.5e12,
     precision="float32",
     slots=1.0,
 )

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.compile,
     pytest.mark.skipif(
         importlib.util.find_spec("libtpu") is None,
-        reason="needs jax and libtpu: tools/install.sh DIRECTORY tpu_compile",
+        reason="needs jax and libtpu: tools/install.sh DIRECTORY compile",
     ),
 ]
 SMALL = ["--model=resnet8", "--num_classes=10", "--image_size=16", "--batch_size=64"]

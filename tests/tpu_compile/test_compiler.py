@@ -103,7 +103,7 @@ def test_without_the_packages(without_libtpu):
         require_packages()
     assert re.search(
         r"needs libtpu, which is not installed here: `pip install -e '.\[compile\]'` in a clone of "
-        r"imagenet_fast installs it, .*\(tools/install.sh DIRECTORY tpu_compile\)",
+        r"imagenet_fast installs it, .*\(tools/install.sh DIRECTORY compile\)",
         str(caught.value),
     )
     with pytest.raises(UserError, match="needs libtpu"):

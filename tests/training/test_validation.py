@@ -13,6 +13,7 @@ from imagenet_fast.training.validation import (
     Prediction,
     Validation,
     by_cumulative_work,
+    cut_of,
     fitted,
     validate,
     write,
@@ -64,9 +65,20 @@ def test_published_results_are_of_this_model():
     assert results["constants"] == {k: dataclasses.asdict(own) for k, own in STACKS.items()}
     assert results["tested"] >= 12
     assert results["median_error"] < 0.1
+    assert [own["published"] for own in results["cuts"]] == [[20], [76]]
 
 
 RUN = DataParallel({}, "p100", 8, 256)
+
+
+def test_published_segments_of_alexnet():
+    """Jia et al. cut after the 20th tensor, where the dense layers begin."""
+    (row,) = (own for own in ROWS if own.name.startswith("AlexNet"))
+    cut = cut_of(row, STACKS[row.stack])
+    assert cut.published == (20,)
+    assert len(cut.best) == 1
+    assert 0 <= cut.waited - cut.waited_best < 0.02 * cut.step
+    assert "published after 20, waits" in str(cut)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,418 @@
+"""A run before it is paid for: its step, what bounds it, how it scales, its time and its price."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Sequence
+
+import matplotlib.style
+import numpy as np
+from matplotlib.figure import Figure
+
+from imagenet_fast import environment
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
+from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.compute import Step
+from imagenet_fast.planning.fusion import best_segments, transfers
+from imagenet_fast.planning.published import STACKS, stack_for
+from imagenet_fast.planning.reliability import Conditions, Job, Times, best_interval, simulate_jobs
+from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
+from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
+from imagenet_fast.training.schedule import total_steps
+from imagenet_fast.training.step_costs import count_step, slots_of
+
+_GIB = 2**30
+_ALGORITHMS = ("flat", "hierarchical", "torus_2d")
+_GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Fewer segments are told if they cost no more of a step than this.
+_AS_GOOD = 0.002
+_JOBS = 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """What a run is to be on.
+
+    Attributes:
+      accelerator: the kind of chip; see ``planning.accelerators``.
+      chips: how many.
+      network_gbits: of each host, 10^9 bits a second; of GPUs only.
+      host_images: images a second that a host's processors make of files; 0: enough.
+      conditions: what devices do to a job.
+    """
+
+    accelerator: str
+    chips: int
+    network_gbits: float = 100.0
+    host_images: float = 0.0
+    conditions: Conditions = Conditions()
+
+    @functools.cached_property
+    def cluster(self) -> Cluster:
+        """The chips together."""
+        return Cluster(accelerator(self.accelerator), self.chips, self.network_gbits * 1e9 / 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPlan:
+    """What a run would take.
+
+    Attributes:
+      config: its options.
+      hardware: on which it would be.
+      examples: its training images.
+      steps: weight updates.
+      step: of a replica, counted.
+    """
+
+    config: Config
+    hardware: Hardware
+    examples: int
+    steps: int
+    step: Step
+
+    @property
+    def stack(self) -> str:
+        """The software whose constants are used."""
+        return stack_for(self.hardware.accelerator, self.config.precision)
+
+    @functools.cached_property
+    def time(self) -> StepTime:
+        """How long a step takes."""
+        return self._time(self.hardware.cluster, self.config.fusion_segments or None)
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all replicas."""
+        return self.config.batch_size / self.time.total
+
+    @property
+    def seconds(self) -> float:
+        """Of all steps."""
+        return self.steps * self.time.total
+
+    @property
+    def scaling(self) -> float:
+        """Images a second to those of as many chips on their own, with as many images each."""
+        alone = self._time(dataclasses.replace(self.hardware.cluster, chips=1), ())
+        return alone.total / self.time.total
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory is enough."""
+        return self.memory <= self.hardware.cluster.accelerator.core_memory
+
+    @property
+    def memory(self) -> float:
+        """Bytes that a replica needs."""
+        return self.step.memory(STACKS[self.stack].fuses)
+
+    @property
+    def dollars(self) -> float | None:
+        """The price of all steps; None: not known."""
+        price = self.hardware.cluster.accelerator.price
+        return price and price.dollars * self.hardware.chips * self.seconds / 3600
+
+    @functools.cached_property
+    def segments(self) -> tuple[int, ...]:
+        """The fewest cuts of gradients that are as good as any."""
+        sizes = [self._gradient_bytes * own.elements for own in self.step.gradients]
+        known = self.time.compute.known
+        cost = self.hardware.cluster.sum_cost(self.config.all_reduce)
+
+        def end(cuts: Sequence[int]) -> float:
+            return transfers(known, sizes, cost, cuts)[-1].end
+
+        best = best_segments(known, sizes, cost)
+        for count in range(1, len(best) + 1):
+            cuts = best_segments(known, sizes, cost, count)
+            if end(cuts) <= end(best) + _AS_GOOD * self.time.total:
+                return cuts
+        return best
+
+    @functools.cached_property
+    def times(self) -> Times:
+        """How long simulated runs take, with all that can happen to them."""
+        return simulate_jobs(self._job(), self.hardware.conditions, _JOBS, self.config.seed)
+
+    def table(self) -> str:
+        """Returns what there is to know, as text."""
+        config, cluster, time = self.config, self.hardware.cluster, self.time
+        chip, compute = cluster.accelerator, time.compute
+        epochs = self.steps * config.batch_size / self.examples
+        parts = f" in {self.step.micro_batches} parts" * (self.step.micro_batches > 1)
+        need = self.images_per_second / cluster.hosts
+        low, high = np.quantile(self.times.total, [0.05, 0.95])
+        lines = [
+            f"run         {config.model}, {self.step.parameters:,} parameters, {config.precision}, "
+            f"{config.optimizer}; batch {config.batch_size:,}, {self.steps:,} steps, "
+            f"{epochs:.4g} epochs",
+            f"hardware    {self.hardware.chips:,} {chip.title}, {cluster.hosts:,} hosts: "
+            f"{cluster.replicas:,} replicas of {self.step.all_images:,} images{parts}",
+            f"memory      {self.memory / _GIB:.2f} GiB of {chip.core_memory / _GIB:.3g} GiB of "
+            f"a replica{'' if self.fits else ': DOES NOT FIT'}",
+            f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs an image, "
+            f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without those of padding, as "
+            "XLA counts",
+            f"step        {_ms(time.total)}: forward {_ms(compute.forward)}, backward "
+            f"{_ms(compute.backward)}, update {_ms(compute.update)}",
+            f"sums        {_ms(time.sums)} of gradients, {_ms(time.exposed)} of them after the "
+            f"pass backward; {_ms(time.batch_norm)} of batch norm",
+            f"bound by    {_BOUNDS[time.bound]}",
+            f"input       {need:,.0f} images/s from each host",
+            f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of what the "
+            "chips do alone",
+            f"time        {_duration(self.seconds)} of training; with waiting and failures "
+            f"{_duration(float(np.median(self.times.total)))} "
+            f"({_duration(low)} to {_duration(high)} in 90% of cases)",
+            f"price       {self._price()}",
+            "",
+            "sums by     together   after the pass backward",
+            *(
+                f"{name:11} {_ms(own.sums):>8}   {_ms(own.exposed)}"
+                for name, own in self._by_algorithm().items()
+            ),
+            "",
+            *self._advice(),
+            f"constants   of {self.stack}; see plan --validate. Evaluation, start and compilation "
+            "are not counted.",
+        ]
+        return "\n".join(lines)
+
+    def json(self) -> str:
+        """Returns all of it for machines."""
+        time = self.time
+        values = {
+            "accelerator": self.hardware.accelerator,
+            "chips": self.hardware.chips,
+            "replicas": self.hardware.cluster.replicas,
+            "images_of_a_replica": self.step.all_images,
+            "steps": self.steps,
+            "step_seconds": time.total,
+            "forward": time.compute.forward,
+            "backward": time.compute.backward,
+            "update": time.compute.update,
+            "sums": time.sums,
+            "exposed": time.exposed,
+            "batch_norm": time.batch_norm,
+            "bound": time.bound,
+            "images_per_second": self.images_per_second,
+            "scaling": self.scaling,
+            "seconds": self.seconds,
+            "seconds_quantiles": {
+                f"{share:g}": float(np.quantile(self.times.total, share))
+                for share in (0.05, 0.5, 0.95)
+            },
+            "memory_bytes": self.memory,
+            "fits": self.fits,
+            "dollars": self.dollars,
+            "segments": self.segments,
+            "constants": self.stack,
+            "options": {
+                name: getattr(self.config, name)
+                for name in ("model", "batch_size", "precision", "optimizer", "all_reduce")
+            },
+            **environment.provenance(),
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def picture(self) -> str:
+        """Returns throughput by the number of chips, each with as many images, as SVG."""
+        most = self.hardware.cluster.accelerator.most_chips or 4 * self.hardware.chips
+        chips = [2**own for own in range(13) if 2**own <= most]
+        speeds = []
+        for count in chips:
+            cluster = dataclasses.replace(self.hardware.cluster, chips=count)
+            time = self._time(cluster, self.segments, groups=False)
+            speeds.append(cluster.replicas * self.step.all_images / time.total)
+        with matplotlib.style.context(FILE_STYLE):
+            figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+            axes = figure.add_subplot()
+            ideal = [speeds[0] * count / chips[0] for count in chips]
+            axes.plot(chips, ideal, color=SENTINELS["muted"], lw=0.9, ls=(0, (1.5, 2.5)))
+            axes.plot(chips, speeds, color=SENTINELS["validation"], marker="o", ms=3.6)
+            axes.plot(
+                [self.hardware.chips], [self.images_per_second], "o", color=SENTINELS["train"], ms=7
+            )
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+            axes.set_xlabel(
+                f"{self.hardware.cluster.accelerator.title}, "
+                f"{self.step.all_images} images a replica"
+            )
+            axes.set_ylabel("images/s; dotted: ideal")
+            axes.grid(axis="y")
+            return file_svg(figure)
+
+    @property
+    def _gradient_bytes(self) -> int:
+        return _GRADIENT_BYTES[self.config.all_reduce_dtype]
+
+    def _time(
+        self,
+        cluster: Cluster,
+        segments: Sequence[int] | None,
+        algorithm: str = "",
+        groups: bool = True,
+    ) -> StepTime:
+        group = batch_norm_group_size(
+            self.config.batch_norm_batch_size * groups, self.step.images, cluster.replicas
+        )
+        return step_time(
+            self.step,
+            cluster,
+            STACKS[self.stack],
+            algorithm=algorithm or self.config.all_reduce,
+            gradient_bytes=self._gradient_bytes,
+            segments=segments,
+            batch_norm_group=group,
+            host_images=self.hardware.host_images or float("inf"),
+        )
+
+    def _by_algorithm(self) -> dict[str, StepTime]:
+        cuts = self.config.fusion_segments or None
+        return {name: self._time(self.hardware.cluster, cuts, name) for name in _ALGORITHMS}
+
+    def _job(self) -> Job:
+        time = self.time
+        every = self.config.checkpoint_every
+        per_epoch = max(1, self.examples // self.config.batch_size)
+        return Job(
+            devices=self.hardware.cluster.chips,
+            steps=self.steps,
+            device_seconds=time.compute.total,
+            other_seconds=time.total - time.compute.total,
+            checkpoint_steps=max(1, every.steps(per_epoch, self.config.batch_size)),
+        )
+
+    def _price(self) -> str:
+        price = self.hardware.cluster.accelerator.price
+        if price is None:
+            return "not known"
+        return (
+            f"${self.dollars:,.2f}: ${price.dollars:g} an hour for {price.covers} ({price.source})"
+        )
+
+    def _advice(self) -> list[str]:
+        lines = []
+        if not self.fits:
+            parts = 2 * self.step.micro_batches
+            lines.append(f"advice      it may fit with --accumulation_steps={parts}")
+        if self.time.bound == "input":
+            lines.append(
+                "advice      hosts give too few images: cache them (--cache), or let other "
+                "machines help (--input_servers)"
+            )
+        by_algorithm = self._by_algorithm()
+        best = min(by_algorithm, key=lambda name: by_algorithm[name].total)
+        gain = 1 - by_algorithm[best].total / self.time.total
+        if gain > _AS_GOOD:
+            lines.append(f"advice      --all_reduce={best} saves {gain:.1%} of a step")
+        if self.segments:
+            cuts = ",".join(map(str, self.segments))
+            lines.append(f"segments    --fusion_segments={cuts} are as good as any")
+        rate = self.hardware.conditions.failure_rate(self.hardware.chips)
+        pause = self.hardware.conditions.checkpoint_seconds
+        if rate and pause:
+            steps = best_interval(pause, rate) / self.time.total
+            told = f"every {steps:,.0f} steps" if steps < self.steps else "at the end only"
+            lines.append(f"checkpoints {told} lose the least time")
+        return lines
+
+
+_BOUNDS = {
+    "input": "the images that hosts give",
+    "sums": "sums over replicas",
+    "matrices": "arithmetic of convolutions and dense layers",
+    "memory": "traffic with the memory",
+}
+
+
+def plan_run(config: Config, hardware: Hardware) -> RunPlan:
+    """Returns what the run that ``config`` describes would take.
+
+    Args:
+      config: of the run; whatever hardware it names is of no account.
+      hardware: on which it would be.
+
+    Raises:
+      UserError: if the data, the hardware or the model's options cannot be used, or the batch
+        cannot be split over the replicas.
+    """
+    if config.pipeline_stages > 1:
+        raise UserError("a run without pipeline is planned here: see plan --pipeline for others")
+    info = read_info(config)
+    replicas = hardware.cluster.replicas
+    parts = replicas * config.accumulation_steps
+    if config.batch_size % parts:
+        raise UserError(
+            f"batch_size {config.batch_size:,} cannot be split evenly over {replicas:,} replicas "
+            f"with accumulation_steps={config.accumulation_steps}"
+        )
+    per_epoch = steps_per_epoch(info, config)
+    images = config.batch_size // parts
+    step = count_step(config, images, config.accumulation_steps, slots_of(config))
+    plan = RunPlan(
+        config, hardware, info.splits["train"].examples, total_steps(config, per_epoch), step
+    )
+    _ = plan.time  # Now, and not in the middle of a table, is told what cannot be.
+    return plan
+
+
+def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
+    """Returns plans beside each other, as text.
+
+    Args:
+      plans: to be compared.
+      labels: what each is called.
+    """
+    width = max(map(len, labels))
+    lines = [
+        f"{'':{width}}  images each      step  after backward  bound by      images/s  scaling"
+        "        time       price"
+    ]
+    for label, own in zip(labels, plans):
+        price = "" if own.dollars is None else f"${own.dollars:,.2f}"
+        fits = "" if own.fits else "  DOES NOT FIT"
+        lines.append(
+            f"{label:{width}}  {own.step.all_images:>11,} {_ms(own.time.total):>9}  "
+            f"{_ms(own.time.exposed + own.time.batch_norm):>14}  {own.time.bound:8}  "
+            f"{own.images_per_second:>12,.0f}  {own.scaling:>7.1%}  "
+            f"{_duration(own.seconds):>10}  {price:>10}{fits}"
+        )
+    return "\n".join(lines)
+
+
+def write(plan: RunPlan, directory: str) -> list[str]:
+    """Writes ``plan.txt``, ``plan.json`` and ``plan.svg`` and returns their paths.
+
+    Args:
+      plan: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {
+        "plan.txt": plan.table() + "\n",
+        "plan.json": plan.json(),
+        "plan.svg": plan.picture(),
+    }
+    return write_results(directory, texts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:,.3g} h"

@@ -1,0 +1,114 @@
+"""Plans of runs: what follows from what, and what recipes come to."""
+
+import dataclasses
+import json
+import math
+import xml.etree.ElementTree
+
+import pytest
+from small_config import SMALL
+
+from imagenet_fast import UserError
+from imagenet_fast.config import Config
+from imagenet_fast.planning.reliability import Conditions
+from imagenet_fast.training.run_plan import Hardware, comparison, plan_run, write
+
+POD = Hardware("tpu-v3", 1024)
+CONFIG = SMALL.replace(batch_size=64)
+
+
+@pytest.fixture(scope="module")
+def pod():
+    config = Config.from_flagfile(
+        "flags/google_tpu_pod_32k.flags", synthetic=True, num_classes=1000
+    )
+    return plan_run(config, POD)
+
+
+def test_the_pod_of_ying_et_al(pod):
+    """32,768 images on 2,048 cores, 91 epochs: more than 1.05 million images/s."""
+    assert pod.hardware.cluster.replicas == 2048
+    assert pod.step.all_images == 16
+    assert pod.steps == 3558
+    assert 1.0e6 < pod.images_per_second < 1.2e6
+    assert pod.seconds == pytest.approx(3558 * 32768 / pod.images_per_second)
+    assert pod.dollars == pytest.approx(2.0 * 1024 * pod.seconds / 3600)
+    assert 0.9 < pod.scaling < 1
+    assert pod.fits
+    assert pod.time.batch_norm > 0  # over groups of 8 replicas
+
+
+def test_its_page(pod):
+    table = pod.table()
+    assert "1,024 TPU v3, 256 hosts: 2,048 replicas of 16 images" in table
+    assert "23.81 without those of padding, as XLA counts" in table
+    assert "torus_2d" in table
+    assert "TensorFlow, TPU" in table
+
+
+def test_segments_are_few_and_good(pod):
+    best = dataclasses.replace(pod, config=pod.config.replace(fusion_segments=pod.segments))
+    assert len(pod.segments) <= 3
+    assert best.time.total <= 1.003 * pod.time.total
+
+
+def test_what_happens_to_a_run(pod):
+    """Checkpoints, failures and slow devices lengthen it; a good run is as short as counted."""
+    assert pod.times.total == pytest.approx(pod.seconds)
+    rough = Conditions(jitter=0.1, hours_between_failures=50, checkpoint_seconds=2.0)
+    own = dataclasses.replace(pod, hardware=dataclasses.replace(POD, conditions=rough))
+    assert own.times.total.min() > pod.seconds + 2 * pod.steps // 39
+    assert own.times.failures.mean() == pytest.approx(
+        own.times.total.mean() * 1024 / (50 * 3600), rel=0.2
+    )
+
+
+def test_files(pod, tmp_path):
+    write(pod, str(tmp_path))
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["chips"] == 1024
+    assert values["seconds"] == pytest.approx(pod.seconds)
+    assert values["bound"] == pod.time.bound
+    assert (tmp_path / "plan.txt").read_text() == pod.table() + "\n"
+    xml.etree.ElementTree.parse(tmp_path / "plan.svg")
+
+
+def test_too_little_memory():
+    plan = plan_run(CONFIG, Hardware("p100", 1))
+    small = dataclasses.replace(plan, step=dataclasses.replace(plan.step, kept_bytes=17 * 2**30))
+    assert plan.fits
+    assert not small.fits
+    assert "DOES NOT FIT" in small.table()
+    assert "--accumulation_steps=2" in small.table()
+
+
+def test_hosts_that_are_too_slow():
+    plan = plan_run(CONFIG, Hardware("p100", 8, host_images=100.0))
+    assert plan.time.bound == "input"
+    assert plan.images_per_second == pytest.approx(100)
+    assert "--input_servers" in plan.table()
+
+
+def test_a_price_that_nobody_knows():
+    plan = plan_run(CONFIG, Hardware("p40", 8))
+    assert plan.dollars is None
+    assert "price       not known" in plan.table()
+
+
+def test_plans_beside_each_other():
+    plans = [plan_run(CONFIG, Hardware("v100", chips)) for chips in (1, 8)]
+    lines = comparison(plans, ["1", "8"]).splitlines()
+    assert len(lines) == 3
+    assert lines[1].split()[1] == "64"
+    assert lines[2].split()[1] == "8"
+    assert plans[0].scaling == 1
+    assert math.isclose(plans[0].seconds, plans[0].steps * plans[0].time.total)
+
+
+def test_refusals():
+    with pytest.raises(UserError, match="64 cannot be split evenly over 2,048 replicas"):
+        plan_run(CONFIG, POD)
+    with pytest.raises(UserError, match="see plan --pipeline"):
+        plan_run(CONFIG.replace(pipeline_stages=2, accumulation_steps=2), Hardware("p100", 1))
+    with pytest.raises(UserError, match="does not compute in mixed_bfloat16"):
+        plan_run(CONFIG.replace(precision="mixed_bfloat16"), Hardware("p100", 1))
