@@ -149,7 +149,6 @@ class RunPlan:
         epochs = self.steps * config.batch_size / self.examples
         parts = f" in {self.step.micro_batches} parts" * (self.step.micro_batches > 1)
         need = self.images_per_second / cluster.hosts
-        low, high = np.quantile(self.times.total, [0.05, 0.95])
         lines = [
             f"run         {config.model}, {self.step.parameters:,} parameters, {config.precision}, "
             f"{config.optimizer}; batch {config.batch_size:,}, {self.steps:,} steps, "
@@ -169,9 +168,7 @@ class RunPlan:
             f"input       {need:,.0f} images/s from each host",
             f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of what the "
             "chips do alone",
-            f"time        {_duration(self.seconds)} of training; with waiting and failures "
-            f"{_duration(float(np.median(self.times.total)))} "
-            f"({_duration(low)} to {_duration(high)} in 90% of cases)",
+            f"time        {_duration(self.seconds)} of training{self._distribution()}",
             f"price       {self._price()}",
             "",
             "sums by     together   after the pass backward",
@@ -292,12 +289,20 @@ class RunPlan:
             checkpoint_steps=max(1, every.steps(per_epoch, self.config.batch_size)),
         )
 
+    def _distribution(self) -> str:
+        """Returns what devices make of the time, if they do anything."""
+        if self.hardware.conditions == Conditions():
+            return ""
+        shares = np.quantile(self.times.total, [0.5, 0.05, 0.95])
+        median, low, high = (_duration(float(own)) for own in shares)
+        return f"; with waiting and failures {median} ({low} to {high} in 90% of cases)"
+
     def _price(self) -> str:
         price = self.hardware.cluster.accelerator.price
         if price is None:
             return "not known"
         return (
-            f"${self.dollars:,.2f}: ${price.dollars:g} an hour for {price.covers} ({price.source})"
+            f"${self.dollars:,.2f}: ${price.dollars:g} an hour for {price.covers}; {price.source}"
         )
 
     def _advice(self) -> list[str]:
