@@ -8,6 +8,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names, parse_option
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.paths import to_path
 from imagenet_fast.planning.accelerators import ACCELERATORS
 
 
@@ -60,7 +61,10 @@ def _run(arguments: list[str]) -> None:
     flags.define("checkpoint_seconds", 0.0, "for which a checkpoint stops the run")
     flags.define("compare", "", "a flag and its values, as chips=256,512,1024: plans beside others")
     flags.define(
-        "output_dir", "", "where to write plan.txt, plan.json and plan.svg; empty: nowhere"
+        "output_dir",
+        "",
+        "where to write plan.txt, plan.json and plan.svg, of what is compared in folders of their "
+        "own; empty: nowhere",
     )
     flags.parse(arguments)
     name, values = _compared(flags["compare"])
@@ -91,14 +95,28 @@ def _run(arguments: list[str]) -> None:
     for value in values or [None]:
         own, on = config, dict(hardware)
         if name in hardware:
-            on[name] = type(hardware[name])(value)
+            on[name] = _like(hardware[name], name, value)
         elif value is not None:
             own = config.replace(**{name: parse_option(name, value)})
         plans.append(plan_run(own, Hardware(**on, conditions=conditions)))
     print(comparison(plans, values) if values else plans[0].table())
     if flags["output_dir"]:
-        for path in write(plans[0], flags["output_dir"]):
-            print(path)
+        places = [to_path(flags["output_dir"], f"{name}={value}") for value in values]
+        for plan, place in zip(plans, places or [flags["output_dir"]]):
+            for path in write(plan, place):
+                print(path)
+
+
+def _like(example: str | float, name: str, value: str) -> str | float:
+    """Returns a value of the same type as ``example``.
+
+    Raises:
+      UserError: if it is none.
+    """
+    try:
+        return type(example)(value)
+    except ValueError:
+        raise UserError(f"compare: {name}={value} is no number") from None
 
 
 def _compared(text: str) -> tuple[str, list[str]]:

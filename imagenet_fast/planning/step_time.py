@@ -34,7 +34,7 @@ class Cluster:
       latency: seconds that a message takes from host to host.
 
     Raises:
-      UserError: if so many chips cannot be connected.
+      UserError: if so many chips cannot be connected, or not by such a network.
     """
 
     accelerator: Accelerator
@@ -48,6 +48,11 @@ class Cluster:
             raise UserError(
                 f"chips is {self.chips:,}, but must be at least 1"
                 + (f" and, of {self.accelerator.title}, at most {most:,}" if most else "")
+            )
+        if self.host_bandwidth <= 0 or self.latency < 0:
+            raise UserError(
+                f"a network of {8e-9 * self.host_bandwidth:g} Gbit/s and {self.latency:g} s does "
+                "not connect hosts: the first must be positive, the second not negative"
             )
 
     @property

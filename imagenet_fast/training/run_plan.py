@@ -46,6 +46,9 @@ class Hardware:
       network_gbits: of each host, 10^9 bits a second; of GPUs only.
       host_images: images a second that a host's processors make of files; 0: enough.
       conditions: what devices do to a job.
+
+    Raises:
+      UserError: if a number of images is negative.
     """
 
     accelerator: str
@@ -53,6 +56,10 @@ class Hardware:
     network_gbits: float = 100.0
     host_images: float = 0.0
     conditions: Conditions = Conditions()
+
+    def __post_init__(self) -> None:
+        if self.host_images < 0:
+            raise UserError(f"host_images is {self.host_images:g}, but must not be negative")
 
     @functools.cached_property
     def cluster(self) -> Cluster:

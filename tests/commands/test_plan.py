@@ -1,4 +1,5 @@
 import csv
+import json
 import re
 import xml.etree.ElementTree
 
@@ -302,10 +303,18 @@ def test_a_run(capsys, tmp_path):
     assert {own.name for own in tmp_path.iterdir()} == {"plan.txt", "plan.json", "plan.svg"}
 
 
-def test_runs_beside_each_other(capsys):
+def test_runs_beside_each_other(capsys, tmp_path):
     assert run(["plan", *RUN, "--accelerator=v100", "--compare=chips=1,2,4"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-3:]] == ["1", "2", "4"]
+    kept = [f"--output_dir={tmp_path}", "--chips=8"]
+    assert run(["plan", *RUN, *kept, "--compare=accelerator=p100,v100"]) == 0
+    written = {own.name: json.loads((own / "plan.json").read_text()) for own in tmp_path.iterdir()}
+    assert {name: own["accelerator"] for name, own in written.items()} == {
+        "accelerator=p100": "p100",
+        "accelerator=v100": "v100",
+    }
+    capsys.readouterr()
     assert run(["plan", *RUN, "--accelerator=v100", "--compare=batch_size=256,512"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[-2:]] == ["256", "512"]
@@ -317,6 +326,9 @@ def test_runs_beside_each_other(capsys):
         (["--accelerator=tpu-v33"], "accelerator='tpu-v33' does not exist; did you mean 'tpu-v3'"),
         (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
         (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
+        (["--compare=chips=1,two"], "compare: chips=two is no number"),
+        (["--network_gbits=0"], "a network of 0 Gbit/s"),
+        (["--host_images=-1"], "host_images is -1, but must not be negative"),
         (["--compare=chips"], "give values, as in --compare=chips=1,2"),
         (["--jitter=-1"], "jitter is -1, but must not be negative"),
     ],
