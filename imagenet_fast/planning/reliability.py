@@ -188,26 +188,12 @@ def _quantiles_of_slowest(devices: int) -> tuple[np.ndarray, np.ndarray]:
     return places, np.array([normal.inv_cdf(place ** (1 / devices)) for place in places])
 
 
-def expected_seconds(work: float, failure_rate: float, restart_seconds: float) -> float:
-    """Returns the mean time of work that a failure undoes as a whole (Daly 2006).
-
-    J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps".
-
-    Args:
-      work: seconds without a failure, its checkpoint included.
-      failure_rate: failures a second.
-      restart_seconds: after each, undone by failures as well.
-    """
-    if not failure_rate:
-        return work
-    return math.exp(failure_rate * restart_seconds) * math.expm1(failure_rate * work) / failure_rate
-
-
 def best_interval(checkpoint_seconds: float, failure_rate: float) -> float:
     """Returns the seconds of work from checkpoint to checkpoint that lose the least time.
 
-    About ``sqrt(2 * checkpoint_seconds / failure_rate)`` (Young 1974); here the minimum of
-    :func:`expected_seconds` for each second of work.
+    About ``sqrt(2 * checkpoint_seconds / failure_rate)`` (Young 1974); exactly, where the mean time
+    of a part with its checkpoint, ``(e^(failure_rate * seconds) - 1) / failure_rate`` as failures
+    undo it as a whole (Daly 2006), is least for each second of work.
 
     Args:
       checkpoint_seconds: for which a checkpoint stops the job.

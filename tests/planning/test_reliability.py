@@ -10,7 +10,6 @@ from imagenet_fast.planning.reliability import (
     Conditions,
     Job,
     best_interval,
-    expected_seconds,
     simulate_jobs,
 )
 
@@ -19,6 +18,14 @@ def mean_is(values, expected, deviations=4.0):
     """Whether a mean of draws is as near to what is expected as it should be."""
     error = values.std(ddof=1) / math.sqrt(len(values))
     return abs(values.mean() - expected) < deviations * error
+
+
+def expected_seconds(work, failure_rate, restart_seconds):
+    """The mean time of work that a failure undoes as a whole, as it does restarts.
+
+    J. T. Daly 2006, "A higher order estimate of the optimum checkpoint interval for restart dumps".
+    """
+    return math.exp(failure_rate * restart_seconds) * math.expm1(failure_rate * work) / failure_rate
 
 
 def test_without_trouble():
