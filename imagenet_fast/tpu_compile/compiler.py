@@ -15,16 +15,17 @@ from typing import Any
 
 from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError, how_to_install
+from imagenet_fast.planning.accelerators import accelerator
 
 _GIB = 2**30
-# Of each device: a core of v2 and v3, a chip of the others.
-_MEMORY_GIB = {
-    "TPU v2": 8,
-    "TPU v3": 16,
-    "TPU v4": 32,
-    "TPU v5 lite": 16,
-    "TPU v5": 95,
-    "TPU v6 lite": 32,
+# By the kind that libtpu tells: which of our accelerators it is.
+_ACCELERATORS = {
+    "TPU v2": "tpu-v2",
+    "TPU v3": "tpu-v3",
+    "TPU v4": "tpu-v4",
+    "TPU v5 lite": "tpu-v5e",
+    "TPU v5": "tpu-v5p",
+    "TPU v6 lite": "tpu-v6e",
 }
 _EXAMPLES = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
 # In what libtpu says of a program that is too big: either at the end, or before it has tried.
@@ -64,7 +65,8 @@ class Topology:
     @property
     def memory(self) -> int:
         """Bytes that each replica has, or 0 if that is not known."""
-        return _MEMORY_GIB.get(self.kind, 0) * _GIB
+        name = _ACCELERATORS.get(self.kind)
+        return int(accelerator(name).core_memory) if name else 0
 
     def __str__(self) -> str:
         each = f", {self.memory // _GIB} GiB each" if self.memory else ""
