@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names, parse_option
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.files import write_results
 from imagenet_fast.paths import to_path
 from imagenet_fast.planning.accelerators import ACCELERATORS
 
@@ -81,7 +83,7 @@ def _run(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.planning.reliability import Conditions
-    from imagenet_fast.training.run_plan import Hardware, comparison, plan_run, write
+    from imagenet_fast.training.run_plan import Hardware, comparison, plan_run
 
     conditions = Conditions(
         jitter=flags["jitter"],
@@ -103,8 +105,13 @@ def _run(arguments: list[str]) -> None:
     if flags["output_dir"]:
         places = [to_path(flags["output_dir"], f"{name}={value}") for value in values]
         for plan, place in zip(plans, places or [flags["output_dir"]]):
-            for path in write(plan, place):
-                print(path)
+            _keep(plan.files(), place)
+
+
+def _keep(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
+    """Writes files and prints their paths."""
+    for path in write_results(directory, texts):
+        print(path)
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
@@ -146,13 +153,12 @@ def _schedule(arguments: list[str]) -> None:
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
 
     import_tensorflow()
-    from imagenet_fast.training.schedule_plan import plan_schedule, write
+    from imagenet_fast.training.schedule_plan import plan_schedule
 
     plan = plan_schedule(config)
     print(plan.table())
     if flags["output_dir"]:
-        for path in write(plan, flags["output_dir"]):
-            print(path)
+        _keep(plan.files(), flags["output_dir"])
 
 
 def _pipeline(arguments: list[str]) -> None:
@@ -182,13 +188,12 @@ def _pipeline(arguments: list[str]) -> None:
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
 
     import_tensorflow()
-    from imagenet_fast.training.pipeline_plan import plan_pipeline, write
+    from imagenet_fast.training.pipeline_plan import plan_pipeline
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
     if flags["output_dir"]:
-        for path in write(plan, flags["output_dir"]):
-            print(path)
+        _keep(plan.files(), flags["output_dir"])
 
 
 def _validate(arguments: list[str]) -> None:
@@ -201,13 +206,12 @@ def _validate(arguments: list[str]) -> None:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.training.validation import validate, write
+    from imagenet_fast.training.validation import validate
 
     validation = validate()
     print(validation.table())
     if flags["output_dir"]:
-        for path in write(validation, flags["output_dir"]):
-            print(path)
+        _keep(validation.files(), flags["output_dir"])
 
 
 # By name: what makes it, and what it tells.

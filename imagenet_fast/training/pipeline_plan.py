@@ -12,7 +12,6 @@ import tensorflow as tf
 from imagenet_fast import environment, models
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.data.info import read_info
-from imagenet_fast.files import write_results
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.pipeline_parallel.balance import best_balance, tasks
@@ -112,6 +111,14 @@ class PipelinePlan:
         if math.isfinite(self.limit):
             lines.append(f"memory      {self._fit()}")
         return "\n".join(lines)
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file to keep, by its name."""
+        return {
+            "pipeline.csv": self.csv(),
+            "pipeline.json": self.json(),
+            "pipeline.svg": self.picture(),
+        }
 
     def csv(self) -> str:
         """Returns a line for each block."""
@@ -270,21 +277,3 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
         balance = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
     bounds(balance, len(found), stages)
     return PipelinePlan(config, tuple(found), device, tuple(balance), slots, limit)
-
-
-def write(plan: PipelinePlan, directory: str) -> list[str]:
-    """Writes ``pipeline.csv``, ``pipeline.json`` and ``pipeline.svg`` and returns their paths.
-
-    Args:
-      plan: what to write.
-      directory: where; made if it does not exist.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {
-        "pipeline.csv": plan.csv(),
-        "pipeline.json": plan.json(),
-        "pipeline.svg": plan.picture(),
-    }
-    return write_results(directory, texts)

@@ -17,7 +17,6 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_results
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Step
 from imagenet_fast.planning.fusion import best_segments, transfers
@@ -189,6 +188,14 @@ class RunPlan:
             "are not counted.",
         ]
         return "\n".join(lines)
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file to keep, by its name."""
+        return {
+            "plan.txt": self.table() + "\n",
+            "plan.json": self.json(),
+            "plan.svg": self.picture(),
+        }
 
     def json(self) -> str:
         """Returns all of it for machines."""
@@ -400,24 +407,6 @@ def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
             f"{_duration(own.seconds):>10}  {price:>10}{fits}"
         )
     return "\n".join(lines)
-
-
-def write(plan: RunPlan, directory: str) -> list[str]:
-    """Writes ``plan.txt``, ``plan.json`` and ``plan.svg`` and returns their paths.
-
-    Args:
-      plan: what to write.
-      directory: where; made if it does not exist.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {
-        "plan.txt": plan.table() + "\n",
-        "plan.json": plan.json(),
-        "plan.svg": plan.picture(),
-    }
-    return write_results(directory, texts)
 
 
 def _ms(seconds: float) -> str:

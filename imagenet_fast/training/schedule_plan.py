@@ -12,7 +12,6 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_results
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training.charts import LEARNING_RATE, Row
@@ -84,6 +83,13 @@ class SchedulePlan:
             labels.setdefault(step, []).append(label)
         return {step: ", ".join(found) for step, found in labels.items()}
 
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file to keep, by its name."""
+        return {
+            "schedule.csv": self.csv(),
+            "schedule.svg": self.picture(),
+        }
+
     def csv(self) -> str:
         """Returns lines of step, epoch and rate: of all steps, or of 2000 with the milestones."""
         lines = [
@@ -154,17 +160,3 @@ def plan_schedule(config: Config) -> SchedulePlan:
         warmup_steps(config, steps),
         build_schedule(config, steps),
     )
-
-
-def write(plan: SchedulePlan, directory: str) -> list[str]:
-    """Writes ``schedule.csv`` and ``schedule.svg`` and returns their paths.
-
-    Args:
-      plan: what to write.
-      directory: where; made if it does not exist.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {"schedule.csv": plan.csv(), "schedule.svg": plan.picture()}
-    return write_results(directory, texts)

@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from imagenet_fast import environment
 from imagenet_fast.config import Config
-from imagenet_fast.files import write_results
 from imagenet_fast.pipeline_parallel.balance import tasks
 from imagenet_fast.pipeline_parallel.pipeline import bounds
 from imagenet_fast.planning.accelerators import accelerator
@@ -127,6 +126,14 @@ class Validation:
         lines += [f"  {name:25} {_constants(own)}" for name, own in STACKS.items()]
         return "\n".join(lines)
 
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file to keep, by its name."""
+        return {
+            "validation.txt": self.table() + "\n",
+            "validation.json": self.json(),
+            "validation.svg": self.picture(),
+        }
+
     def json(self) -> str:
         """Returns all of it for machines."""
         rows = [
@@ -181,24 +188,6 @@ def _constants(own: Efficiency) -> str:
     rows = f", half of it with {own.half_rows:,.0f} rows" if own.half_rows else ""
     fused = "; fused" if own.fuses else ""
     return f"{own.matrix:.1%} of the peak in matrices{rows}{fused}"
-
-
-def write(validation: Validation, directory: str) -> list[str]:
-    """Writes ``validation.txt``, ``.json`` and ``.svg`` and returns their paths.
-
-    Args:
-      validation: what to write.
-      directory: where; made if it does not exist.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {
-        "validation.txt": validation.table() + "\n",
-        "validation.json": validation.json(),
-        "validation.svg": validation.picture(),
-    }
-    return write_results(directory, texts)
 
 
 def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STACKS) -> Validation:

@@ -16,7 +16,6 @@ from imagenet_fast.training.validation import (
     cut_of,
     fitted,
     validate,
-    write,
 )
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "planning" / "validation.json"
@@ -90,7 +89,7 @@ def test_units(unit, expected):
     assert row.told(200.0, 400.0) == pytest.approx(expected)
 
 
-def test_table_and_files(tmp_path):
+def test_table_and_files():
     good = Row("one", "A 2017", "PyTorch, P40", RUN, 100.0)
     bad = dataclasses.replace(good, name="two", why="nobody knows")
     fit = dataclasses.replace(good, name="three", fits=True)
@@ -100,14 +99,10 @@ def test_table_and_files(tmp_path):
     table = found.table()
     assert "2 numbers to which nothing was fitted: median error 22.5%, 1 over 25%:" in table
     assert "two (-40%): nobody knows" in table
-    paths = write(found, str(tmp_path))
-    assert [pathlib.Path(own).name for own in paths] == [
-        "validation.txt",
-        "validation.json",
-        "validation.svg",
-    ]
-    assert json.loads((tmp_path / "validation.json").read_text())["rows"][1]["error"] == -0.4
-    xml.etree.ElementTree.parse(tmp_path / "validation.svg")
+    files = found.files()
+    assert files["validation.txt"] == table + "\n"
+    assert json.loads(files["validation.json"])["rows"][1]["error"] == -0.4
+    assert xml.etree.ElementTree.fromstring(files["validation.svg"]).tag.endswith("svg")
 
 
 def test_lingvo_s_partition():
