@@ -146,6 +146,12 @@ def _all_reduce(arguments: list[str]) -> None:
         "bandwidth_within", 0.0, "the same of its link to its own group; 0: as --bandwidth"
     )
     flags.define("stage_start", 0.0, "ms that a stage takes besides, for the cost model")
+    flags.define(
+        "gamma",
+        0.0,
+        "ns that the processors of the one machine that all workers share need to send, receive "
+        "and add a byte, for the cost model",
+    )
     flags.define("timeout", 300.0, "seconds after which a sum gives up")
     _define_turns(flags, repeats=10, warmup=2)
     flags.parse(arguments)
@@ -171,6 +177,7 @@ def _all_reduce(arguments: list[str]) -> None:
             (flags["bandwidth_within"] or flags["bandwidth"]) * 1e6 / 8,
             flags["bandwidth"] * 1e6 / 8,
             flags["stage_start"] / 1e3,
+            flags["gamma"] / 1e9,
         )
     # Else the strategy's own size of packs would stand in for 0.
     strategy = make_strategy(Config(fusion_bytes=0))

@@ -1,7 +1,8 @@
 """What a sum over all replicas costs: steps, bytes on the wire, and seconds by alpha and beta.
 
-The alpha-beta model: a message of n bytes takes ``alpha + beta * n``, a latency and the inverse of
-a bandwidth. Here there are two of each, within a group of replicas and between groups.
+The alpha-beta-gamma model: a message of n bytes takes ``alpha + beta * n``, a latency and the
+inverse of a bandwidth, and adding and copying it ``gamma * n``. Here there are two of alpha and
+beta, within a group of replicas and between groups, and processors work while the wire does.
 
 Steps and bytes are of the algorithms as ``distribute/all_reduce.py`` has them, except for those of
 Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison.
@@ -26,6 +27,8 @@ class Network:
         receives from it.
       bandwidth_between: the same to and from other groups.
       start: seconds that a stage takes besides: of the program, not of the wire.
+      gamma: seconds that processors need to send, receive and add a byte; those of all replicas
+        are one machine's. 0: more than enough processors.
     """
 
     latency_within: float
@@ -33,6 +36,7 @@ class Network:
     bandwidth_within: float
     bandwidth_between: float
     start: float = 0.0
+    gamma: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +48,14 @@ class Stage:
       steps_within: messages one after the other, on the longest path, within a group.
       steps_between: the same between groups.
       share: bytes that the busiest replica sends, or receives, as a share of the tensor's.
+      traffic: bytes that all replicas together send, in the same way.
     """
 
     name: str
     steps_within: int
     steps_between: int
     share: float
+    traffic: float
 
     @property
     def steps(self) -> int:
@@ -67,7 +73,7 @@ class Stage:
             network.start
             + self.steps_within * network.latency_within
             + self.steps_between * network.latency_between
-            + self.share * size / min(bandwidths)
+            + max(self.share * size / min(bandwidths), self.traffic * size * network.gamma)
         )
 
 
@@ -94,16 +100,21 @@ def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
         steps = math.ceil(math.log2(replicas))
         within = min(steps, math.ceil(math.log2(group)))
         share = 2 * (replicas - 1) / replicas
-        return (Stage("halving and doubling", 2 * within, 2 * (steps - within), share),)
+        return (
+            Stage(
+                "halving and doubling", 2 * within, 2 * (steps - within), share, replicas * share
+            ),
+        )
     part = (group - 1) / group
-    scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part)
-    gather = Stage("all-gather in the group", group - 1, 0, part)
+    scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part, replicas * part)
+    gather = Stage("all-gather in the group", group - 1, 0, part, replicas * part)
     if algorithm == "torus_2d":
+        # One ring for each replica of a group, with its part.
         across = _ring("ring across groups", groups, groups)
         return scatter, dataclasses.replace(across, share=across.share / group), gather
     if algorithm == "hierarchical":
-        collect = Stage("parts to the master", min(1, group - 1), 0, part)
-        give = Stage("parts from the master", min(1, group - 1), 0, part)
+        collect = Stage("parts to the master", min(1, group - 1), 0, part, groups * part)
+        give = Stage("parts from the master", min(1, group - 1), 0, part, groups * part)
         return scatter, collect, _ring("ring of the masters", groups, groups), give, gather
     raise UserError(
         f"there is no cost of all_reduce={algorithm!r}; there is of flat, hierarchical, torus_2d "
@@ -115,7 +126,7 @@ def _ring(name: str, members: int, groups: int) -> Stage:
     """A ring of all-reduce: each part goes around it twice, less two steps."""
     steps = 2 * (members - 1)
     between = min(steps, 2 * groups) if groups > 1 else 0
-    return Stage(name, steps - between, between, steps / members)
+    return Stage(name, steps - between, between, steps / members, steps)
 
 
 def wire_share(algorithm: str, replicas: int, group: int = 1) -> float:

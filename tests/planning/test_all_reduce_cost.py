@@ -1,5 +1,7 @@
 """Steps, bytes and seconds of sums, against published counts."""
 
+import dataclasses
+
 import pytest
 
 from imagenet_fast import UserError
@@ -77,6 +79,24 @@ def test_links_within_a_group_may_be_faster():
     assert seconds("flat", 8, 25e6, network, 8) == pytest.approx(0.175)
     assert seconds("torus_2d", 8, 25e6, network, 4) == pytest.approx(0.075 + 0.25 + 0.075)
     assert seconds("hierarchical", 8, 25e6, network, 4) == pytest.approx(0.3 + 1.0)
+
+
+def test_processors_that_all_share():
+    """What 8 replicas send to each other is added up, but only where the wire is faster."""
+    free = Network(0.0, 0.0, 1e12, 1e12)
+    busy = dataclasses.replace(free, gamma=1e-9)
+    for algorithm, traffic in (
+        ("flat", 14),
+        ("torus_2d", 6 + 2 + 6),
+        ("hierarchical", 6 + 1.5 + 2 + 1.5 + 6),
+        ("halving_doubling", 14),
+    ):
+        assert sum(own.traffic for own in stages(algorithm, 8, 4)) == pytest.approx(traffic)
+        found = seconds(algorithm, 8, 25e6, busy, 4)
+        assert found == pytest.approx(traffic * 25e6 * 1e-9)
+    slow = dataclasses.replace(busy, bandwidth_between=25e6)
+    assert seconds("flat", 8, 25e6, slow, 4) == pytest.approx(1.75)
+    assert seconds("torus_2d", 8, 25e6, slow, 4) == pytest.approx(0.15 + 0.25 + 0.15)
 
 
 def test_the_masters_ports_carry_more_than_a_ring():
