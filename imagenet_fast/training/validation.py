@@ -79,6 +79,33 @@ class Cut(NamedTuple):
         )
 
 
+class Scaling(NamedTuple):
+    """How a run scales, and would with less done for its sums.
+
+    Attributes:
+      name: of the run.
+      published: images a second of each chip, to those of one that trains alone.
+      predicted: the same by our model.
+      flat: with one ring over all chips instead of hierarchical sums.
+      unfused: with a sum for each gradient instead of segments.
+      neither: without both.
+    """
+
+    name: str
+    published: float
+    predicted: float
+    flat: float
+    unfused: float
+    neither: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: published {self.published:.2f}, predicted {self.predicted:.3f}; in a "
+            f"flat ring {self.flat:.3f}, each gradient alone {self.unfused:.3f}, both "
+            f"{self.neither:.3f}"
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class Validation:
     """What our model says of all published numbers.
@@ -86,10 +113,12 @@ class Validation:
     Attributes:
       predictions: of them.
       cuts: of gradients, in runs that were published with theirs.
+      scalings: of those of them that were published with how they scale.
     """
 
     predictions: tuple[Prediction, ...]
     cuts: tuple[Cut, ...] = ()
+    scalings: tuple[Scaling, ...] = ()
 
     @property
     def tested(self) -> list[Prediction]:
@@ -119,6 +148,9 @@ class Validation:
             "",
             "segments of gradients",
             *(f"  {own}" for own in self.cuts),
+            "",
+            "scaling with less done for sums",
+            *(f"  {own}" for own in self.scalings),
             "",
             f"constants, each fitted to the rows marked so; of the memory's bandwidth, all reach "
             f"{next(iter(STACKS.values())).memory:.0%}",
@@ -156,6 +188,7 @@ class Validation:
             "missed": [own.row.name for own in self.missed],
             "rows": rows,
             "cuts": [own._asdict() for own in self.cuts],
+            "scalings": [own._asdict() for own in self.scalings],
             "constants": {name: dataclasses.asdict(own) for name, own in STACKS.items()},
             **environment.provenance(),
         }
@@ -203,13 +236,19 @@ def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STAC
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
         found.append(Prediction(row, row.told(own, to)))
-    cuts = [cut_of(row, stacks[row.stack]) for row in rows if _has_segments(row)]
-    return Validation(tuple(found), tuple(cuts))
+    segmented = [own for own in found if _has_segments(own.row)]
+    # Segments were published of 1,024 GPUs.
+    cuts = [
+        cut_of(own.row, stacks[own.row.stack]) for own in segmented if own.row.run.chips == 1024
+    ]
+    scalings = [
+        scaling_of(own, stacks[own.row.stack]) for own in segmented if own.row.unit == "scaling"
+    ]
+    return Validation(tuple(found), tuple(cuts), tuple(scalings))
 
 
 def _has_segments(row: Row) -> bool:
-    """Returns whether they were published of the run itself: of 1,024 GPUs (Jia et al. 2018)."""
-    return isinstance(row.run, DataParallel) and row.run.chips == 1024 and bool(row.run.segments)
+    return isinstance(row.run, DataParallel) and bool(row.run.segments)
 
 
 def cut_of(row: Row, efficiency: Efficiency) -> Cut:
@@ -228,6 +267,31 @@ def cut_of(row: Row, efficiency: Efficiency) -> Cut:
     best = best_segments(known, sizes, cost, count)
     found = _step_time(dataclasses.replace(run, segments=best), efficiency)
     return Cut(row.name, run.segments, best, published.exposed, found.exposed, published.total)
+
+
+def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
+    """Returns how a run would scale with less done for its sums.
+
+    Args:
+      prediction: of how it scales.
+      efficiency: of its software.
+    """
+    row = prediction.row
+    run, to = row.run, images_per_second(row.to, efficiency)
+    gradients = len(_counted(_key(run.network), _images(run)).gradients)
+    alone = tuple(range(1, gradients))
+
+    def scaled(**changes: object) -> float:
+        return row.told(images_per_second(dataclasses.replace(run, **changes), efficiency), to)
+
+    return Scaling(
+        name=row.name,
+        published=row.value,
+        predicted=prediction.value,
+        flat=scaled(all_reduce="flat"),
+        unfused=scaled(segments=alone),
+        neither=scaled(all_reduce="flat", segments=alone),
+    )
 
 
 def fitted(stack: str, rows: Sequence[Row] = ROWS) -> Efficiency:

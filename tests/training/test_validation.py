@@ -65,6 +65,7 @@ def test_published_results_are_of_this_model():
     assert results["tested"] >= 12
     assert results["median_error"] < 0.1
     assert [own["published"] for own in results["cuts"]] == [[20], [76]]
+    assert [own["published"] for own in results["scalings"]] == [0.99, 0.97]
 
 
 RUN = DataParallel({}, "p100", 8, 256)
@@ -78,6 +79,18 @@ def test_published_segments_of_alexnet():
     assert len(cut.best) == 1
     assert 0 <= cut.waited - cut.waited_best < 0.02 * cut.step
     assert "published after 20, waits" in str(cut)
+
+
+def test_less_done_for_sums():
+    """Without fusion each of 26 sums waits for its own latency, and in a flat ring for 2,046."""
+    (row,) = (own for own in ROWS if own.name.startswith("AlexNet"))
+    alone = dataclasses.replace(row.run, chips=1, batch=row.run.batch // 1024)
+    scaled = dataclasses.replace(row, unit="scaling", value=0.9, to=alone)
+    ((own,), prediction) = (found := validate([scaled])).scalings, found.predictions[0]
+    assert own.predicted == prediction.value
+    assert own.neither < own.unfused < own.predicted < 1
+    assert own.neither < own.flat < own.predicted
+    assert "in a flat ring" in str(own)
 
 
 @pytest.mark.parametrize(
