@@ -810,6 +810,14 @@ class Config:
         choices=REMATERIALIZE,
         free=True,
     )
+    fusion: str = _option(
+        "fixed",
+        "what tells how gradients are joined for their sums; fixed: fusion_bytes, or "
+        "fusion_segments; auto: times measured before training, in which all gradients would be "
+        "summed earliest",
+        group="hardware",
+        choices=("fixed", "auto"),
+    )
     fusion_bytes: int = _option(
         25 * 2**20,
         "bytes of gradients that workers sum at once; 0: all of them",
@@ -1008,6 +1016,12 @@ class Config:
             )
         if self.tpu and self.strategy not in ("auto", "tpu"):
             raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
+        if self.fusion == "auto" and self.fusion_segments:
+            raise UserError("fusion=auto finds fusion_segments itself: leave one of them out")
+        if self.fusion == "auto" and self.pipeline_stages > 1:
+            raise UserError(
+                "fusion=auto is not for pipelines, each of whose stages sums gradients of its own"
+            )
         if self.xla and self.strategy == "tpu":
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
         if self.schedule == "piecewise_linear" and not self.knots:

@@ -129,6 +129,7 @@ OTHER = {
     "pipeline_balance": (3, 4),
     "pipeline_schedule": "1f1b",
     "rematerialize": "never",
+    "fusion": "auto",
     "fusion_bytes": 0,
     "fusion_segments": (20, 76),
     "all_reduce": "torus_2d",
@@ -151,11 +152,13 @@ OTHER = {
     "profile_steps": (100, 110),
     "mlperf_log": True,
 }
-# A TPU always compiles, and what a host prepares is not on the device: not in one configuration.
+# A TPU always compiles, what a host prepares is not on the device, and segments are given or found:
+# not in one configuration.
 CHANGED = Config(
     **{
         **OTHER,
         "xla": False,
+        "fusion": "fixed",
         "batch_table": "",
         "data_on_device": False,
         "alternating_flip": False,
@@ -359,6 +362,8 @@ def test_accepted_forms():
         ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
         ({"pipeline_stages": 0}, "pipeline_stages is 0, but must be positive"),
         ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance is of 3 stages"),
+        ({"fusion": "auto", "fusion_segments": (3,)}, "fusion=auto finds fusion_segments itself"),
+        ({"fusion": "auto", "pipeline_stages": 2}, "fusion=auto is not for pipelines"),
         ({"fusion_bytes": -1}, "fusion_bytes is -1, but must not be negative"),
         ({"fusion_segments": (76, 20)}, "fusion_segments is 76,20, but must be positive and incr"),
         ({"fusion_segments": (0,)}, "fusion_segments is 0, but must be positive and increasing"),

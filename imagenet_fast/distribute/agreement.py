@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.errors import UserError
 
+# Texts come in multiples of so many bytes, so that few programs are made for them.
 _BYTES = 256
+
+
+def numbers_of_all(strategy: tf.distribute.Strategy, numbers: Sequence[float]) -> np.ndarray:
+    """Returns each replica's numbers, float32 [replicas, numbers]; all workers must come here.
+
+    Args:
+      strategy: of the workers.
+      numbers: this worker's, as many in all of them.
+    """
+    gathered = _gathering(strategy, len(numbers))(tf.constant([list(numbers)], tf.float32))
+    return strategy.experimental_local_results(gathered)[0].numpy()
 
 
 def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
@@ -15,11 +31,13 @@ def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
 
     Args:
       strategy: of the workers.
-      text: this worker's, of which only the first 256 bytes count.
+      text: this worker's.
     """
-    codes = tf.constant([list(text.encode()[:_BYTES].ljust(_BYTES))], tf.int32)
-    rows = strategy.experimental_local_results(_gather(strategy, codes))[0].numpy()
-    return [bytes(row.tolist()).decode(errors="replace").rstrip() for row in rows]
+    codes = text.encode()
+    longest = int(numbers_of_all(strategy, [len(codes)]).max())
+    width = _BYTES * max(1, -(-longest // _BYTES))
+    rows = numbers_of_all(strategy, list(codes.ljust(width)))
+    return [bytes(row.astype(int).tolist()).decode().rstrip() for row in rows]
 
 
 def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> None:
@@ -28,7 +46,7 @@ def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> No
     Args:
       strategy: of the workers, all of which must come here; under others nothing is to be checked.
       what: the name of it, to complete "replicas would not ... alike".
-      how: how this worker does it; only the first 256 bytes count.
+      how: how this worker does it.
 
     Raises:
       UserError: in all workers, naming the first replica that differs from replica 0.
@@ -44,12 +62,17 @@ def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> No
             )
 
 
-@tf.function(autograph=False)
-def _gather(strategy: tf.distribute.Strategy, row: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all replicas, from one of each."""
+@functools.cache
+def _gathering(strategy: tf.distribute.Strategy, width: int) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns what makes of each replica's row the rows of all.
+
+    A concrete function, which is not traced anew inside of a strategy's scope.
+    """
 
     def own(row: tf.Tensor) -> tf.Tensor:
         row = tf.identity(row)  # On the replica's device, which the argument does not know.
         return tf.distribute.get_replica_context().all_gather(row, axis=0)
 
-    return strategy.run(own, args=(row,))
+    signature = [tf.TensorSpec([1, width], tf.float32)]
+    function = tf.function(lambda row: strategy.run(own, args=(row,)), signature, autograph=False)
+    return function.get_concrete_function()

@@ -91,6 +91,19 @@ class Fusion:
         closed.extend(filling.values())
         return [tuple(bucket) for bucket in sorted(closed, key=lambda bucket: -bucket[-1])]
 
+    def cuts(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]) -> tuple[int, ...]:
+        """Returns the numbers of tensors after which a new bucket begins, as ``segments`` has them.
+
+        Args:
+          shapes: as in :meth:`buckets`.
+          dtypes: all the same.
+
+        Raises:
+          UserError: as :meth:`check`.
+        """
+        _, *others = sorted(bucket[-1] for bucket in self.buckets(shapes, dtypes))
+        return tuple(others)
+
 
 def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
     """Returns the positions of ``variables``, the one that was made first in front.

@@ -20,6 +20,7 @@ from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, gh
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.strategy import (
     devices_of,
+    is_chief,
     make_strategy,
     per_replica_batch_size,
     tpu_coordinates,
@@ -34,6 +35,7 @@ from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights, network_of
 from imagenet_fast.training.mix import Mixer
@@ -71,7 +73,12 @@ _DECAYED_ROLES = {
 }
 
 
-def build_model(config: Config, strategy: tf.distribute.Strategy | None = None) -> Classifier:
+def build_model(
+    config: Config,
+    strategy: tf.distribute.Strategy | None = None,
+    *,
+    fusion: Fusion | None = None,
+) -> Classifier:
     """Returns the model that ``config`` describes, compiled, made in its strategy's scope.
 
     The same seed gives the same weights, whatever the strategy; or they begin as
@@ -80,6 +87,8 @@ def build_model(config: Config, strategy: tf.distribute.Strategy | None = None) 
     Args:
       config: of the run.
       strategy: in whose scope it is made; None: the one that ``config`` asks for.
+      fusion: how gradients are joined, as an earlier part of the run has found; None: as ``config``
+        says.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or the model's options cannot be
@@ -98,9 +107,11 @@ def build_model(config: Config, strategy: tf.distribute.Strategy | None = None) 
         model.epochs = max(1, round(updates / model.steps_per_epoch))
         if config.lookahead_every:
             model.look_ahead(config.lookahead_decay, config.lookahead_every, updates)
-        model.all_reduce = build_all_reduce(config, model.pipeline)
-        model.all_reduce.fusion.check(len(model.trainable_variables))
         model.compile(optimizer=build_optimizer(config, model))
+        if config.fusion == "auto" and fusion is None:
+            fusion = _best_fusion(config, model)
+        model.all_reduce = build_all_reduce(config, model.pipeline, fusion)
+        model.all_reduce.fusion.check(len(model.trainable_variables))
     # Images are read last, when nothing else can be wrong.
     if not config.initial_weights:
         whiten(network_of(model), config, info)
@@ -238,8 +249,39 @@ def check_pipeline(config: Config) -> None:
             raise UserError(f"a pipeline cannot be with {name}: leave one of them out")
 
 
-def build_all_reduce(config: Config, pipeline: Pipeline | None = None) -> AllReduce | StageSums:
+def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
+    """Returns how gradients are joined best, by what is measured now; None: nothing is summed."""
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
+        return None
+    size = config.image_size
+    times = measured_fusion.measure(
+        model,
+        functools.partial(build_all_reduce, config, None),
+        (per_replica_batch_size(config, strategy), size, size, 3),
+    )
+    found = Fusion(bytes=0, segments=times.best())
+    others = Fusion(config.fusion_bytes).cuts(
+        [(size // 4,) for size in times.sizes], [tf.float32] * len(times.sizes)
+    )
+    if is_chief():
+        print(times.told(found.segments, others), file=sys.stderr, flush=True)
+    return found
+
+
+def build_all_reduce(
+    config: Config,
+    pipeline: Pipeline | None = None,
+    fusion: Fusion | None = None,
+    name: str = "gradients",
+) -> AllReduce | StageSums:
     """Returns how gradients are summed, under the strategy in scope.
+
+    Args:
+      config: of the run.
+      pipeline: of the model, if it has one.
+      fusion: how gradients are joined; None: as ``config`` says.
+      name: of the sums.
 
     Raises:
       UserError: if its replicas cannot sum as configured.
@@ -248,12 +290,12 @@ def build_all_reduce(config: Config, pipeline: Pipeline | None = None) -> AllRed
         AllReduce,
         algorithm=config.all_reduce,
         group_size=config.all_reduce_group,
-        fusion=Fusion(config.fusion_bytes, config.fusion_segments),
+        fusion=fusion or Fusion(config.fusion_bytes, config.fusion_segments),
         dtype=config.all_reduce_dtype,
         topology=tpu_coordinates(tf.distribute.get_strategy()),
     )
     if pipeline is None:
-        return make()
+        return make(name=name)
     return StageSums(
         [stage.device for stage in pipeline.stages],
         lambda place: make(place=place, name=f"stage_{place}"),

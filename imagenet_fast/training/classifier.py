@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -176,6 +176,24 @@ class Classifier(keras.Model):
         context = tf.distribute.get_replica_context()
         return images.batch(data["step"], context.replica_id_in_sync_group)
 
+    def gradients(self, data: Any) -> tuple[Tensors, tf.Tensor]:
+        """Returns the gradients of a replica's part of a step, and the sums of its metrics.
+
+        To be called in a replica, in whose batch norm it counts as a step.
+
+        Args:
+          data: as in :meth:`batch`.
+        """
+        context = tf.distribute.get_replica_context()
+        replica = context.replica_id_in_sync_group
+        batch = self.batch(data, "train")
+        images = tf.shape(batch[0])[0]
+        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
+        if self.mixer is not None:
+            step = self.optimizer.iterations.read_value()
+            batch = *batch, self.mixer.draw(images, step, replica)
+        return self._accumulate(global_batch, *batch)
+
     def update(self, gradients: Tensors) -> None:
         """Updates the weights, and the copies that follow them; to be called in a replica.
 
@@ -237,6 +255,18 @@ class Classifier(keras.Model):
             with self.weight_average.in_use():
                 self._average_statistics()
 
+    @contextlib.contextmanager
+    def statistics_kept(self) -> Iterator[None]:
+        """Whatever batch norm sees inside leaves no trace in its moving averages."""
+        strategy = self.distribute_strategy
+
+        def run(own: Callable[..., Any], *args: Any) -> Any:
+            return tf.function(lambda *args: strategy.run(own, args=args), autograph=False)(*args)
+
+        before = run(self._own_statistics)
+        yield
+        run(self._set_own_statistics, before)
+
     def keep_weight_average(self, decay: float, every: int = 1) -> None:
         """Keeps a moving average of the weights, with which ``evaluate`` then works.
 
@@ -273,15 +303,7 @@ class Classifier(keras.Model):
         return self.weight_average.in_use()
 
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group
-        batch = self.batch(data, "train")
-        images = tf.shape(batch[0])[0]
-        global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
-        if self.mixer is not None:
-            step = self.optimizer.iterations.read_value()
-            batch = *batch, self.mixer.draw(images, step, replica)
-        gradients, sums = self._accumulate(global_batch, *batch)
+        gradients, sums = self.gradients(data)
         *gradients, sums = self._sum_over_replicas(gradients, sums)
         self.update(gradients)
         self.totals.add(sums)
@@ -305,20 +327,28 @@ class Classifier(keras.Model):
 
     def _average_own_statistics(self) -> None:
         """One replica's part in averaging."""
-        statistics = [
+        values = self._own_statistics()
+        if not values:
+            return
+        context = tf.distribute.get_replica_context()
+        self._set_own_statistics(context.all_reduce(tf.distribute.ReduceOp.MEAN, values))
+
+    def _own_statistics(self) -> Tensors:
+        """Returns one replica's moving averages of batch norm."""
+        # Not converted to tensors: that would read all replicas' values.
+        return [variable.read_value() for variable in self._statistics()]
+
+    def _set_own_statistics(self, values: Tensors) -> None:
+        for variable, value in zip(self._statistics(), values):
+            variable.assign(value)
+
+    def _statistics(self) -> list[tf.Variable]:
+        return [
             variable
             for layer in self.submodules
             if isinstance(layer, keras.layers.BatchNormalization)
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
-        if not statistics:
-            return
-        context = tf.distribute.get_replica_context()
-        # Not converted to tensors: that would read all replicas' values.
-        values = [variable.read_value() for variable in statistics]
-        means = context.all_reduce(tf.distribute.ReduceOp.MEAN, values)
-        for variable, mean in zip(statistics, means):
-            variable.assign(mean)
 
     def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and sums of this replica's share, micro-batch by micro-batch."""

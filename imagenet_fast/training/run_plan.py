@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import matplotlib.style
 import numpy as np
+import tensorflow as tf
 from matplotlib.figure import Figure
 
 from imagenet_fast import environment
@@ -16,10 +17,11 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.errors import UserError
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Step
-from imagenet_fast.planning.fusion import best_segments, transfers
+from imagenet_fast.planning.fusion import few_segments
 from imagenet_fast.planning.published import STACKS, stack_for
 from imagenet_fast.planning.reliability import Conditions, Job, Times, best_interval, simulate_jobs
 from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
@@ -92,7 +94,19 @@ class RunPlan:
     @functools.cached_property
     def time(self) -> StepTime:
         """How long a step takes."""
-        return self._time(self.hardware.cluster, self.config.fusion_segments or None)
+        return self._time(self.hardware.cluster, self.cuts)
+
+    @functools.cached_property
+    def cuts(self) -> tuple[int, ...] | None:
+        """Where the run cuts gradients; None: where it is best."""
+        config = self.config
+        fusion = Fusion(config.fusion_bytes, config.fusion_segments)
+        torus = self.hardware.cluster.accelerator.torus
+        by_compiler = torus and config.all_reduce in ("auto", "builtin") and not fusion.segments
+        if by_compiler or config.fusion == "auto":
+            return None
+        shapes = [(own.elements,) for own in self.step.gradients]
+        return fusion.cuts(shapes, [tf.float32] * len(shapes))
 
     @property
     def images_per_second(self) -> float:
@@ -130,18 +144,10 @@ class RunPlan:
     def segments(self) -> tuple[int, ...]:
         """The fewest cuts of gradients that are as good as any."""
         sizes = [self._gradient_bytes * own.elements for own in self.step.gradients]
-        known = self.time.compute.known
         cost = self.hardware.cluster.sum_cost(self.config.all_reduce)
-
-        def end(cuts: Sequence[int]) -> float:
-            return transfers(known, sizes, cost, cuts)[-1].end
-
-        best = best_segments(known, sizes, cost)
-        for count in range(1, len(best) + 1):
-            cuts = best_segments(known, sizes, cost, count)
-            if end(cuts) <= end(best) + _AS_GOOD * self.time.total:
-                return cuts
-        return best
+        return few_segments(
+            self.time.compute.known, sizes, cost, _AS_GOOD * self.time.compute.total
+        )
 
     @functools.cached_property
     def times(self) -> Times:
@@ -241,7 +247,7 @@ class RunPlan:
         speeds = []
         for count in chips:
             cluster = dataclasses.replace(self.hardware.cluster, chips=count)
-            time = self._time(cluster, self.segments, groups=False)
+            time = self._time(cluster, self.cuts, groups=False)
             speeds.append(cluster.replicas * self.step.all_images / time.total)
         with matplotlib.style.context(FILE_STYLE):
             figure = Figure(figsize=(5.5, 3.2), layout="constrained")
@@ -288,8 +294,7 @@ class RunPlan:
         )
 
     def _by_algorithm(self) -> dict[str, StepTime]:
-        cuts = self.config.fusion_segments or None
-        return {name: self._time(self.hardware.cluster, cuts, name) for name in _ALGORITHMS}
+        return {name: self._time(self.hardware.cluster, self.cuts, name) for name in _ALGORITHMS}
 
     def _job(self) -> Job:
         time = self.time
@@ -334,9 +339,10 @@ class RunPlan:
         gain = 1 - by_algorithm[best].total / self.time.total
         if gain > _AS_GOOD:
             lines.append(f"advice      --all_reduce={best} saves {gain:.1%} of a step")
-        if self.segments:
+        gain = 1 - self._time(self.hardware.cluster, self.segments).total / self.time.total
+        if gain > _AS_GOOD:
             cuts = ",".join(map(str, self.segments))
-            lines.append(f"segments    --fusion_segments={cuts} are as good as any")
+            lines.append(f"advice      --fusion_segments={cuts} saves {gain:.1%} of a step")
         rate = self.hardware.conditions.failure_rate(self.hardware.chips)
         pause = self.hardware.conditions.checkpoint_seconds
         if rate and pause:

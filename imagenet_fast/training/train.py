@@ -31,7 +31,7 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import to_path
 from imagenet_fast.planning.large_batch import describe
-from imagenet_fast.training import report
+from imagenet_fast.training import measured_fusion, report
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
 from imagenet_fast.training.clock import Clock
@@ -70,8 +70,9 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     A run found there goes on from its last checkpoint, to the same weights as if it had never
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
     ``report.html``, ``checkpoints/`` and ``tensorboard/``, ``input_images.npz`` and
-    ``examination.npz`` unless ``examine`` is off, ``mlperf.log`` if that is asked for, and
-    ``bad_images.jsonl`` if there are images that cannot be read.
+    ``examination.npz`` unless ``examine`` is off, ``mlperf.log`` if that is asked for,
+    ``bad_images.jsonl`` if there are images that cannot be read, and ``fusion.json`` with
+    ``fusion=auto``.
 
     Args:
       config: what to train, and how.
@@ -113,9 +114,14 @@ class _Run:
         check_model_dir(config)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
-        self.model = build_model(config)
+        searched = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
+        fusion = measured_fusion.kept(strategy, config.model_dir) if searched else None
+        self.model = build_model(config, fusion=fusion)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
+        if searched and is_chief():
+            found = self.model.all_reduce.fusion
+            measured_fusion.keep(found, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
         shown = is_chief() and config.tensorboard
         self.board = TensorBoard(config.model_dir) if shown else None

@@ -52,6 +52,35 @@ def test_segments_are_few_and_good(pod):
     assert best.time.total <= 1.003 * pod.time.total
 
 
+def test_where_gradients_are_cut(pod):
+    """By the run's options; where they leave it to a compiler or a search, where it is best."""
+    sizes = [4 * own.elements for own in pod.step.gradients]
+
+    def cuts(**options):
+        return dataclasses.replace(pod, config=pod.config.replace(**options)).cuts
+
+    for size in (5 * 2**20, 25 * 2**20):
+        found = cuts(fusion_bytes=size)
+        edges = [0, *found, len(sizes)]
+        parts = [sum(sizes[a:b]) for a, b in zip(edges, edges[1:])]
+        assert max(parts) <= max(size, max(sizes))
+        assert len(parts) >= sum(sizes) / size
+    assert cuts(fusion_bytes=0) == ()
+    assert cuts(fusion_segments=(76,)) == (76,)
+    assert cuts(fusion="auto") is None
+    assert cuts(all_reduce="auto") is None  # XLA's
+
+
+def test_better_segments_are_advised():
+    config = CONFIG.replace(model="alexnet_bn", image_size=227, fusion_bytes=0)
+    one = plan_run(config, Hardware("p100", 64, network_gbits=10.0))
+    (line,) = (own for own in one.table().splitlines() if "--fusion_segments=" in own)
+    gain = float(line.partition("saves ")[2].partition("%")[0])
+    better = dataclasses.replace(one, config=config.replace(fusion_segments=one.segments))
+    assert gain == pytest.approx(100 * (1 - better.time.total / one.time.total), abs=0.06)
+    assert "--fusion_segments=" not in better.table()
+
+
 def test_what_happens_to_a_run(pod):
     """Checkpoints, failures and slow devices lengthen it; a good run is as short as counted."""
     assert pod.times.total == pytest.approx(pod.seconds)
