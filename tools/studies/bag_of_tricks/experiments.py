@@ -128,6 +128,7 @@ def timed() -> dict[str, Config]:
     for width in EPOCHS:
         baseline, *_, whole = fewer_epochs(width).settings
         own.update({f"{setting.method}, {width}": setting.config for setting in (baseline, whole)})
+        own[f"{FULL}, {width}, float32"] = whole.config.replace(precision="float32")
     return own
 
 
