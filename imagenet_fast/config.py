@@ -813,8 +813,8 @@ class Config:
     fusion: str = _option(
         "fixed",
         "what tells how gradients are joined for their sums; fixed: fusion_bytes, or "
-        "fusion_segments; auto: times measured before training, in which all gradients would be "
-        "summed earliest",
+        "fusion_segments; auto: times measured before training, at image_size, by which all would "
+        "be summed earliest; not for TPUs",
         group="hardware",
         choices=("fixed", "auto"),
     )
@@ -1018,6 +1018,11 @@ class Config:
             raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
         if self.fusion == "auto" and self.fusion_segments:
             raise UserError("fusion=auto finds fusion_segments itself: leave one of them out")
+        if self.fusion == "auto" and self.deterministic:
+            raise UserError(
+                "fusion=auto measures times, which are never the same: leave it or deterministic "
+                "out"
+            )
         if self.fusion == "auto" and self.pipeline_stages > 1:
             raise UserError(
                 "fusion=auto is not for pipelines, each of whose stages sums gradients of its own"

@@ -1,4 +1,4 @@
-"""Lengths of time in training: so many steps, epochs or examples."""
+"""Lengths of time: of training, in steps, epochs or examples, and of anything in milliseconds."""
 
 from __future__ import annotations
 
@@ -80,3 +80,9 @@ class Duration:
         # All digits: this is what a run is continued from.
         amount = int(self.amount) if self.amount == int(self.amount) else self.amount
         return f"{amount} {unit}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a time for people, to three digits or whole milliseconds."""
+    value = 1e3 * seconds
+    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"

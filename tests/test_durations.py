@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from imagenet_fast.durations import Duration
+from imagenet_fast.durations import Duration, milliseconds
 from imagenet_fast.errors import UserError
 
 
@@ -115,3 +115,17 @@ def test_text(amount, unit, text):
 def test_text_loses_nothing(amount):
     duration = Duration(amount, "examples")
     assert Duration.parse(str(duration)) == duration
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        (0, "0 ms"),
+        (1.234e-6, "0.00123 ms"),
+        (0.01234, "12.3 ms"),
+        (0.9, "900 ms"),
+        (2.48, "2,480 ms"),
+    ],
+)
+def test_milliseconds(seconds, told):
+    assert milliseconds(seconds) == told

@@ -45,7 +45,7 @@ _RUN_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "batch_norm_batch_size"),
     *("batch_size", "accumulation_steps", "duration", "optimizer"),
-    *("all_reduce", "all_reduce_dtype", "fusion_segments", "precision"),
+    *("all_reduce", "all_reduce_dtype", "fusion_bytes", "fusion_segments", "precision"),
 )
 
 

@@ -36,7 +36,8 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
         config.strategy,
         config.tpu,
         config.logical_cpus,
-        config.fusion_bytes,
+        # TensorFlow would join by them where a search has found that all is best summed at once.
+        0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
         config.pipeline_stages > 1,
     )

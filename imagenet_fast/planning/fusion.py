@@ -9,8 +9,7 @@ early, and the less there is in the last one, the less is left to wait for after
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,7 +87,7 @@ def best_segments(
       known: as in :func:`transfers`.
       sizes: as there.
       cost: as there.
-      count: of segments; None: with which they are summed earliest.
+      count: of segments; None: as few as are as good as any.
       aside: as there.
 
     Returns:
@@ -97,40 +96,12 @@ def best_segments(
     Raises:
       UserError: if there are more segments than gradients.
     """
-    tensors = len(sizes)
-    if count is not None and not 1 <= count <= tensors:
-        raise UserError(f"{tensors} gradients cannot be cut into {count} segments")
-    latest = _latest(known)
-    up_to = [0.0, *itertools.accumulate(sizes)]
-    # By the first tensor and the last one.
-    parts = [
-        [up_to[end] - up_to[first] for end in range(first + 1, tensors + 1)]
-        for first in range(tensors)
-    ]
-    ready = [[own + aside * size for size in row] for own, row in zip(latest, parts)]
-    costs = [[cost(size) for size in row] for row in parts]
-
-    def best(first: int, rests: Sequence[_Rest]) -> _Rest:
-        """The best of the tensors from ``first`` on, with a segment before one of the rests."""
-        return min(
-            _Rest(max(rests[end].seconds, begin) + own, rests[end].segments + 1, end)
-            for end, (begin, own) in enumerate(zip(ready[first], costs[first]), first + 1)
-        )
-
-    rests = [_Rest(math.inf, 0, 0)] * tensors + [_Rest(0.0, 0, 0)]
     if count is None:
-        for first in reversed(range(tensors)):
-            rests[first] = best(first, rests)
-        tables = [rests] * rests[0].segments
-    else:
-        tables = []
-        for _ in range(count):
-            rests = [*(best(first, rests) for first in range(tensors)), _Rest(math.inf, 0, 0)]
-            tables.append(rests)
-    ends = [0]
-    for table in reversed(tables):
-        ends.append(table[ends[-1]].end)
-    return tuple(ends[1:-1])
+        return few_segments(known, sizes, cost, 0.0, aside)
+    if not 1 <= count <= len(sizes):
+        raise UserError(f"{len(sizes)} gradients cannot be cut into {count} segments")
+    *_, (_, cuts) = itertools.islice(_by_count(_Parts.of(known, sizes, cost, aside)), count)
+    return cuts
 
 
 def few_segments(
@@ -149,16 +120,69 @@ def few_segments(
       waste: seconds by which they may be summed later than with the best cuts.
       aside: as there.
     """
+    parts = _Parts.of(known, sizes, cost, aside)
+    latest = _earliest(parts) + waste
+    return next(cuts for end, cuts in _by_count(parts) if end <= latest)
 
-    def end(cuts: Sequence[int]) -> float:
-        return transfers(known, sizes, cost, cuts, aside)[-1].end
 
-    best = best_segments(known, sizes, cost, None, aside)
-    for count in range(1, len(best) + 1):
-        cuts = best_segments(known, sizes, cost, count, aside)
-        if end(cuts) <= end(best) + waste:
-            return cuts
-    return best
+class _Parts(NamedTuple):
+    """All segments that there can be, by the first tensor and the last one.
+
+    Attributes:
+      ready: seconds at which each can be sent.
+      costs: seconds that it is on its way; infinite where the last one comes before the first.
+    """
+
+    ready: np.ndarray
+    costs: np.ndarray
+
+    @classmethod
+    def of(
+        cls,
+        known: Sequence[float],
+        sizes: Sequence[float],
+        cost: Callable[[float], float],
+        aside: float,
+    ) -> _Parts:
+        """Makes them."""
+        up_to = [0.0, *itertools.accumulate(sizes)]
+        latest = _latest(known)
+        shape = (len(sizes), len(sizes))
+        ready, costs = np.zeros(shape), np.full(shape, np.inf)
+        for first, last in itertools.combinations_with_replacement(range(len(sizes)), 2):
+            size = up_to[last + 1] - up_to[first]
+            ready[first, last] = latest[first] + aside * size
+            costs[first, last] = cost(size)
+        return cls(ready, costs)
+
+    def ends(self, first: int | slice, rests: np.ndarray) -> np.ndarray:
+        """Returns when segments from ``first`` on are summed, after the rests behind each."""
+        return np.maximum(rests, self.ready[first]) + self.costs[first]
+
+
+def _earliest(parts: _Parts) -> float:
+    """Returns when all gradients are summed with the best cuts."""
+    tensors = len(parts.costs)
+    ends = np.zeros(tensors + 1)
+    for first in reversed(range(tensors)):
+        ends[first] = parts.ends(first, ends[1:]).min()
+    return ends[0]
+
+
+def _by_count(parts: _Parts) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yields when all are summed, and with which cuts, in one segment, in two and so on."""
+    tensors = len(parts.costs)
+    # When the tensors from one on are summed, and the last one of the segment that begins with it.
+    ends = np.append(np.full(tensors, np.inf), 0.0)
+    lasts: list[np.ndarray] = []
+    for _ in range(tensors):
+        found = parts.ends(slice(None), ends[1:])
+        lasts.append(found.argmin(axis=1))
+        ends = np.append(found.min(axis=1), np.inf)
+        cuts = [0]
+        for table in reversed(lasts):
+            cuts.append(int(table[cuts[-1]]) + 1)
+        yield float(ends[0]), tuple(cuts[1:-1])
 
 
 class SumCost(NamedTuple):
@@ -197,20 +221,6 @@ def fitted_cost(sizes: Sequence[float], counts: Sequence[int], seconds: Sequence
             fits.append((float(np.sum((rows @ found - wanted) ** 2)), found.tolist()))
     _, best = min(fits)
     return SumCost(*best)
-
-
-class _Rest(NamedTuple):
-    """How the tensors from one on are best summed; the first of two of these is the better one.
-
-    Attributes:
-      seconds: when they are summed.
-      segments: of how many.
-      end: where the first of these ends.
-    """
-
-    seconds: float
-    segments: int
-    end: int
 
 
 def _latest(known: Sequence[float]) -> list[float]:

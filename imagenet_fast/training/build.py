@@ -260,7 +260,7 @@ def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
         functools.partial(build_all_reduce, config, None),
         (per_replica_batch_size(config, strategy), size, size, 3),
     )
-    found = Fusion(bytes=0, segments=times.best())
+    found = Fusion(bytes=0, segments=measured_fusion.same_for_all(strategy, times.best()))
     others = Fusion(config.fusion_bytes).cuts(
         [(size // 4,) for size in times.sizes], [tf.float32] * len(times.sizes)
     )

@@ -12,6 +12,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -179,7 +180,8 @@ class Classifier(keras.Model):
     def gradients(self, data: Any) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients of a replica's part of a step, and the sums of its metrics.
 
-        To be called in a replica, in whose batch norm it counts as a step.
+        To be called in a replica, of whose batch norm and dropout it changes the state, as each
+        step does.
 
         Args:
           data: as in :meth:`batch`.
@@ -256,16 +258,28 @@ class Classifier(keras.Model):
                 self._average_statistics()
 
     @contextlib.contextmanager
-    def statistics_kept(self) -> Iterator[None]:
-        """Whatever batch norm sees inside leaves no trace in its moving averages."""
+    def state_kept(self) -> Iterator[None]:
+        """What layers compute inside leaves no trace in batch norm's averages and dropout's counts.
+
+        To be used outside of replicas.
+        """
         strategy = self.distribute_strategy
+        states = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
+        variables = [*self._statistics(), *states]
 
-        def run(own: Callable[..., Any], *args: Any) -> Any:
-            return tf.function(lambda *args: strategy.run(own, args=args), autograph=False)(*args)
+        @tf.function(autograph=False)
+        def read() -> Any:
+            return strategy.run(lambda: _values(variables))
 
-        before = run(self._own_statistics)
-        yield
-        run(self._set_own_statistics, before)
+        @tf.function(autograph=False)
+        def restore(before: Any) -> None:
+            strategy.run(lambda values: _assign(variables, values), args=(before,))
+
+        before = read()
+        try:
+            yield
+        finally:
+            restore(before)
 
     def keep_weight_average(self, decay: float, every: int = 1) -> None:
         """Keeps a moving average of the weights, with which ``evaluate`` then works.
@@ -327,22 +341,14 @@ class Classifier(keras.Model):
 
     def _average_own_statistics(self) -> None:
         """One replica's part in averaging."""
-        values = self._own_statistics()
-        if not values:
+        statistics = self._statistics()
+        if not statistics:
             return
         context = tf.distribute.get_replica_context()
-        self._set_own_statistics(context.all_reduce(tf.distribute.ReduceOp.MEAN, values))
-
-    def _own_statistics(self) -> Tensors:
-        """Returns one replica's moving averages of batch norm."""
-        # Not converted to tensors: that would read all replicas' values.
-        return [variable.read_value() for variable in self._statistics()]
-
-    def _set_own_statistics(self, values: Tensors) -> None:
-        for variable, value in zip(self._statistics(), values):
-            variable.assign(value)
+        _assign(statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, _values(statistics)))
 
     def _statistics(self) -> list[tf.Variable]:
+        """Returns the moving averages of batch norm."""
         return [
             variable
             for layer in self.submodules
@@ -490,6 +496,17 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     compiled = tf.function(function, jit_compile=True, autograph=False)
     # Behind a plain function: a SavedModel traces attributes that are tf.functions.
     return lambda *args: compiled(*args)
+
+
+def _values(variables: Sequence[tf.Variable]) -> Tensors:
+    """Returns one replica's values."""
+    # Not converted to tensors: that would read all replicas' values.
+    return [variable.read_value() for variable in variables]
+
+
+def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values):
+        variable.assign(value)
 
 
 def _is_step(data: Any) -> bool:

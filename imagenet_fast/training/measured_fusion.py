@@ -16,6 +16,7 @@ from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion, creation_order
 from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import to_path
@@ -39,7 +40,7 @@ class Times(NamedTuple):
 
     Attributes:
       known: seconds at which each gradient is known, from the first one on, in the order in which
-        the model's variables were made, by the replica that is last.
+        the model's variables were made, by the process that is last.
       sizes: bytes of the gradients.
       passes: seconds of a step's passes forward and backward.
       cost: of the sums.
@@ -65,16 +66,16 @@ class Times(NamedTuple):
 
         Args:
           cuts: that were found.
-          others: those of the options, without the search.
+          others: those by ``fusion_bytes``.
         """
         after = f", after {', '.join(map(str, cuts))} of {len(self.sizes)}" if cuts else ""
-        waits = [f"{1e3 * self.waited(own):,.3g} ms" for own in (cuts, others)]
+        waits = [milliseconds(self.waited(own)) for own in (cuts, others)]
         sums = [f"{len(own) + 1} sum{'s' * bool(own)}" for own in (cuts, others)]
-        start, per_megabyte, aside = self.cost.start, self.cost.per_byte, self.cost.aside
+        start, sent, aside = self.cost.start, 1e6 * self.cost.per_byte, 1e6 * self.cost.aside
         return (
-            f"gradients in {sums[0]}{after}: {waits[0]} to wait for after a pass backward, with "
-            f"fusion=fixed, in {sums[1]}, {waits[1]}; a sum takes {1e3 * start:.3g} ms and "
-            f"{1e9 * per_megabyte:.3g} ms a MB, and {1e9 * aside:.3g} while others are summed"
+            f"gradients in {sums[0]}{after}: {waits[0]} to wait for after a pass backward; by "
+            f"fusion_bytes, in {sums[1]}, {waits[1]}. A sum takes {milliseconds(start)} and "
+            f"{milliseconds(sent)} a MB, and {milliseconds(aside)} while others are summed"
         )
 
     def _seconds(self, size: float) -> float:
@@ -96,7 +97,7 @@ def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> 
     if is_tpu(strategy):
         raise UserError(
             "fusion=auto measures when gradients are known, for which the programs of a TPU have "
-            "no clock: take fusion_segments from imagenet-fast plan"
+            "no clock: imagenet-fast plan --accelerator tells fusion_segments"
         )
     known, passes = _gradient_seconds(model, shape)
     variables = model.trainable_variables
@@ -138,12 +139,13 @@ def _gradient_seconds(
 
     run = tf.function(lambda: strategy.run(own), autograph=False)
     found, passes = [], []
-    with model.statistics_kept():
+    with model.state_kept():
         for _ in range(_WARMUP + _REPEATS):
             begin = time.perf_counter()
-            stamps = [stamp.numpy() for stamp in strategy.experimental_local_results(run())]
+            # Of the first replica: TensorFlow has the others read their clocks after it.
+            stamps = strategy.experimental_local_results(run())[0].numpy()
             passes.append(time.perf_counter() - begin)
-            found.append(np.max([stamp - stamp.min() for stamp in stamps], axis=0))
+            found.append(stamps - stamps.min())
     known = np.median(found[_WARMUP:], axis=0)
     return known.tolist(), statistics.median(passes[_WARMUP:])
 
@@ -177,6 +179,18 @@ def _sum_seconds(
             value.numpy()
         taken.append(time.perf_counter() - begin)
     return statistics.median(taken[_WARMUP:])
+
+
+def same_for_all(strategy: tf.distribute.Strategy, cuts: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the first worker's cuts, which rounding might make others than this one's.
+
+    Args:
+      strategy: of the workers, all of which must come here.
+      cuts: this worker's.
+    """
+    if workers_of(strategy) is None:
+        return cuts
+    return tuple(json.loads(texts_of_all(strategy, json.dumps(cuts))[0]))
 
 
 def keep(fusion: Fusion, replicas: int, directory: str) -> None:

@@ -18,6 +18,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Step
@@ -102,7 +103,7 @@ class RunPlan:
         config = self.config
         fusion = Fusion(config.fusion_bytes, config.fusion_segments)
         torus = self.hardware.cluster.accelerator.torus
-        by_compiler = torus and config.all_reduce in ("auto", "builtin") and not fusion.segments
+        by_compiler = torus and config.all_reduce != "torus_2d" and not fusion.segments
         if by_compiler or config.fusion == "auto":
             return None
         shapes = [(own.elements,) for own in self.step.gradients]
@@ -156,7 +157,7 @@ class RunPlan:
 
     def table(self) -> str:
         """Returns what there is to know, as text."""
-        config, cluster, time = self.config, self.hardware.cluster, self.time
+        config, cluster, time, ms = self.config, self.hardware.cluster, self.time, milliseconds
         chip, compute = cluster.accelerator, time.compute
         epochs = self.steps * config.batch_size / self.examples
         parts = f" in {self.step.micro_batches} parts" * (self.step.micro_batches > 1)
@@ -172,10 +173,10 @@ class RunPlan:
             f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs an image, "
             f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without those of padding, as "
             "XLA counts",
-            f"step        {_ms(time.total)}: forward {_ms(compute.forward)}, backward "
-            f"{_ms(compute.backward)}, update {_ms(compute.update)}",
-            f"sums        {_ms(time.sums)} of gradients, {_ms(time.exposed)} of them after the "
-            f"pass backward; {_ms(time.batch_norm)} of batch norm",
+            f"step        {ms(time.total)}: forward {ms(compute.forward)}, backward "
+            f"{ms(compute.backward)}, update {ms(compute.update)}",
+            f"sums        {ms(time.sums)} of gradients, {ms(time.exposed)} of them after the "
+            f"pass backward; {ms(time.batch_norm)} of batch norm",
             f"bound by    {_BOUNDS[time.bound]}",
             f"input       {need:,.0f} images/s from each host",
             f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of what the "
@@ -185,7 +186,7 @@ class RunPlan:
             "",
             "sums by     together   after the pass backward",
             *(
-                f"{name:11} {_ms(own.sums):>8}   {_ms(own.exposed)}"
+                f"{name:11} {milliseconds(own.sums):>8}   {milliseconds(own.exposed)}"
                 for name, own in self._by_algorithm().items()
             ),
             "",
@@ -340,9 +341,12 @@ class RunPlan:
         if gain > _AS_GOOD:
             lines.append(f"advice      --all_reduce={best} saves {gain:.1%} of a step")
         gain = 1 - self._time(self.hardware.cluster, self.segments).total / self.time.total
-        if gain > _AS_GOOD:
-            cuts = ",".join(map(str, self.segments))
-            lines.append(f"advice      --fusion_segments={cuts} saves {gain:.1%} of a step")
+        cuts = ",".join(map(str, self.segments))
+        flag = f"--fusion_segments={cuts}" if cuts else "--fusion_bytes=0"
+        if self.cuts is None:
+            lines.append(f"segments    {flag} is as good as any")
+        elif gain > _AS_GOOD:
+            lines.append(f"advice      {flag} saves {gain:.1%} of a step")
         rate = self.hardware.conditions.failure_rate(self.hardware.chips)
         pause = self.hardware.conditions.checkpoint_seconds
         if rate and pause:
@@ -373,6 +377,8 @@ def plan_run(config: Config, hardware: Hardware) -> RunPlan:
     """
     if config.pipeline_stages > 1:
         raise UserError("a run without pipeline is planned here: see plan --pipeline for others")
+    if config.fusion == "auto" and hardware.cluster.accelerator.torus:
+        raise UserError("fusion=auto is not for TPUs, whose programs have no clock: leave it out")
     info = read_info(config)
     replicas = hardware.cluster.replicas
     parts = replicas * config.accumulation_steps
@@ -407,16 +413,12 @@ def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
         price = "" if own.dollars is None else f"${own.dollars:,.2f}"
         fits = "" if own.fits else "  DOES NOT FIT"
         lines.append(
-            f"{label:{width}}  {own.step.all_images:>11,} {_ms(own.time.total):>9}  "
-            f"{_ms(own.time.exposed + own.time.batch_norm):>14}  {own.time.bound:8}  "
+            f"{label:{width}}  {own.step.all_images:>11,} {milliseconds(own.time.total):>9}  "
+            f"{milliseconds(own.time.exposed + own.time.batch_norm):>14}  {own.time.bound:8}  "
             f"{own.images_per_second:>12,.0f}  {own.scaling:>7.1%}  "
             f"{_duration(own.seconds):>10}  {price:>10}{fits}"
         )
     return "\n".join(lines)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.3g} ms"
 
 
 def _duration(seconds: float) -> str:

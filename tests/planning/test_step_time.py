@@ -43,7 +43,7 @@ def test_one_replica_only_computes():
 def test_sums_hide_behind_the_pass_backward():
     """All but the first layers', of which there are never less than one tensor."""
     time = time_of(256)
-    assert 0 < time.exposed < 0.2 * time.sums
+    assert 0 < time.exposed < 0.25 * time.sums
     assert time.sums >= 2 * 40e6 * 31 / 32 / 5e9
     whole = time_of(256, segments=())
     assert whole.exposed == pytest.approx(whole.sums)

@@ -18,19 +18,18 @@ from imagenet_fast.distribute.strategy import wait_for_all
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_all_reduce
 
-CONFIG = SMALL.replace(strategy="multi_worker", batch_size=32)
+# With fusion_bytes as a search has them, since a process can have one strategy of workers only.
+CONFIG = SMALL.replace(strategy="multi_worker", batch_size=32, fusion_bytes=0)
 
 
 def main():
     out = pathlib.Path(sys.argv[1])
     strategy = make_strategy(CONFIG)
     worker = strategy.cluster_resolver.task_id
-    plain = build_model(CONFIG)
-    searched = build_model(CONFIG.replace(fusion="auto"))
-    names = [weight.name for weight in plain.weights]
+    plain, searched = build_model(CONFIG), build_model(CONFIG.replace(fusion="auto"))
     changed = [
-        name
-        for name, own, other in zip(names, plain.weights, searched.weights)
+        own.name
+        for own, other in zip(plain.weights, searched.weights)
         if not np.array_equal(own.numpy(), other.numpy())
     ]
     with strategy.scope():

@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 from model_weights import assert_close, weights_of
 
+from imagenet_fast.layers import Dropout
 from imagenet_fast.training.classifier import Classifier
 
 IMAGES = np.random.default_rng(0).normal(size=(8, 6, 6, 3)).astype("float32")
@@ -101,6 +102,22 @@ def test_xla_takes_the_same_step():
     for _ in range(2):
         assert step(compiled) == pytest.approx(step(plain), rel=1e-5)
     assert_close(weights_of(compiled), weights_of(plain), 1e-5)
+
+
+def test_layers_keep_no_trace():
+    """Neither batch norm's averages nor dropout's count."""
+    images = keras.Input((6, 6, 3))
+    x = keras.layers.BatchNormalization()(images)
+    x = Dropout(0.5)(keras.layers.Flatten()(x))
+    model = Classifier(images, keras.layers.Dense(3)(x))
+    model.compile(keras.optimizers.SGD(0.0))
+    before = model.get_weights()
+    with model.state_kept():
+        step(model)
+        changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights())]
+        assert sum(changed) == 3
+    for own, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(own, other)
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
@@ -391,6 +408,17 @@ logits = x @ dense.kernel.numpy() + dense.bias.numpy()
 losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), labels]
 np.testing.assert_allclose(norm.moving_mean.numpy(), mean, atol=1e-6)
 np.testing.assert_allclose(told["loss"], losses.mean(), rtol=1e-4)
+
+# Each replica's own averages are as they were.
+own = lambda: [part.numpy() for part in model.distribute_strategy.experimental_local_results(
+    norm.moving_mean)]
+model.fit(data, epochs=1, verbose=0)
+before = own()
+assert not np.array_equal(*before)
+with model.state_kept():
+    model.fit(data, epochs=1, verbose=0)
+    assert not np.array_equal(own(), before)
+np.testing.assert_array_equal(own(), before)
 """
 
 

@@ -75,7 +75,7 @@ def test_what_is_told():
     assert TIMES.waited(()) == pytest.approx(0.13 + 0.66)
     told = TIMES.told((2,), ())
     assert told.startswith("gradients in 2 sums, after 2 of 3: 350 ms to wait for")
-    assert "with fusion=fixed, in 1 sum, 790 ms; a sum takes 10 ms and 50 ms a MB" in told
+    assert "by fusion_bytes, in 1 sum, 790 ms. A sum takes 10 ms and 50 ms a MB" in told
 
 
 def test_one_replica_has_nothing_to_search():
@@ -85,7 +85,7 @@ def test_one_replica_has_nothing_to_search():
 
 def test_tpus_have_no_clock(monkeypatch):
     monkeypatch.setattr(measured_fusion, "is_tpu", lambda _: True)
-    with pytest.raises(UserError, match="take fusion_segments from imagenet-fast plan"):
+    with pytest.raises(UserError, match="imagenet-fast plan --accelerator tells fusion_segm"):
         measured_fusion.measure(build_model(SMALL), None, (32, 16, 16, 3))
 
 

@@ -81,6 +81,20 @@ def test_better_segments_are_advised():
     assert "--fusion_segments=" not in better.table()
 
 
+def test_one_sum_may_be_best():
+    """Where each costs more than there is to hide."""
+    plan = plan_run(CONFIG.replace(fusion_bytes=1000, all_reduce="flat"), Hardware("p100", 64))
+    assert plan.segments == ()
+    assert len(plan.cuts) > 2
+    assert "--fusion_bytes=0 saves" in plan.table()
+
+
+def test_segments_for_those_who_cut_elsewhere(pod):
+    """On TPUs a compiler joins sums, unless it is told how."""
+    left = dataclasses.replace(pod, config=pod.config.replace(all_reduce="auto"))
+    assert f"--fusion_segments={left.segments[0]}" in left.table()
+
+
 def test_what_happens_to_a_run(pod):
     """Checkpoints, failures and slow devices lengthen it; a good run is as short as counted."""
     assert pod.times.total == pytest.approx(pod.seconds)
@@ -137,6 +151,8 @@ def test_plans_beside_each_other():
 def test_refusals():
     with pytest.raises(UserError, match="64 cannot be split evenly over 2,048 replicas"):
         plan_run(CONFIG, POD)
+    with pytest.raises(UserError, match="fusion=auto is not for TPUs"):
+        plan_run(CONFIG.replace(fusion="auto"), POD)
     with pytest.raises(UserError, match="see plan --pipeline"):
         plan_run(CONFIG.replace(pipeline_stages=2, accumulation_steps=2), Hardware("p100", 1))
     with pytest.raises(UserError, match="does not compute in mixed_bfloat16"):
