@@ -57,10 +57,7 @@ def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
         "ladder": _ladder_table(records, times),
         "epochs": _epochs_table(records, times),
         "ablation": _ablation_table(records),
-        "precisions": tables.markdown(
-            ["all tricks, 10 epochs", "accuracy"],
-            [[own.method, _accuracy(own, records)] for own in precisions().settings],
-        ),
+        "precisions": _precisions_table(records, times),
     }
     return page.fill(text, parts)
 
@@ -138,6 +135,18 @@ def _ablation_table(records: Mapping[Key, Record]) -> str:
             difference = f"{100 * (whole.mean - found.mean):+.2f}"
         rows.append([name, _accuracy(setting, records), difference])
     return tables.markdown(["", "accuracy", "difference"], rows)
+
+
+def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
+    rows = []
+    for setting in precisions().settings:
+        # All else is in bfloat16.
+        suffix = "" if setting.method == "mixed_bfloat16" else f", {setting.method}"
+        seconds = [_seconds(1, times.get(f"{FULL}, {width}{suffix}")) for width in EPOCHS]
+        rows.append([setting.method, _accuracy(setting, records), *seconds])
+    heading = ["all tricks, 10 epochs", "accuracy"]
+    heading += [f"seconds an epoch, {width} channels" for width in EPOCHS]
+    return tables.markdown(heading, rows)
 
 
 def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
