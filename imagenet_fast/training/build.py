@@ -262,7 +262,7 @@ def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
     )
     found = Fusion(bytes=0, segments=measured_fusion.same_for_all(strategy, times.best()))
     others = Fusion(config.fusion_bytes).cuts(
-        [(size // 4,) for size in times.sizes], [tf.float32] * len(times.sizes)
+        [(own // 4,) for own in times.sizes], [tf.float32] * len(times.sizes)
     )
     if is_chief():
         print(times.told(found.segments, others), file=sys.stderr, flush=True)
@@ -281,7 +281,7 @@ def build_all_reduce(
       config: of the run.
       pipeline: of the model, if it has one.
       fusion: how gradients are joined; None: as ``config`` says.
-      name: of the sums.
+      name: of the sums; a pipeline's have names of their own.
 
     Raises:
       UserError: if its replicas cannot sum as configured.

@@ -186,7 +186,7 @@ class RunPlan:
             "",
             "sums by     together   after the pass backward",
             *(
-                f"{name:11} {milliseconds(own.sums):>8}   {milliseconds(own.exposed)}"
+                f"{name:11} {ms(own.sums):>8}   {ms(own.exposed)}"
                 for name, own in self._by_algorithm().items()
             ),
             "",

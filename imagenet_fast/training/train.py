@@ -119,7 +119,7 @@ class _Run:
         self.model = build_model(config, fusion=fusion)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
-        if searched and is_chief():
+        if searched and fusion is None and is_chief():
             found = self.model.all_reduce.fusion
             measured_fusion.keep(found, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
