@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.addresses import unreachable
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import bucket_error
@@ -46,10 +47,9 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
             raise UserError(f"{told}; when that is mended, the same command {then}") from error
         if not isinstance(error, _LOST_WORKER):
             raise
-        server = re.search(r"/job:stage/replica:0/task:(\d+)", str(error))
-        if stage_servers and server:
+        if stage_servers:
             raise UserError(
-                f"stage server {stage_servers[int(server[1])]} has stopped or is out of reach "
+                f"{_lost_server(str(error), stage_servers)} has stopped or is out of reach "
                 f"({type(error).__name__}); when it runs again, the same command {then}"
             ) from error
         raise UserError(
@@ -57,6 +57,15 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
             f"({type(error).__name__}); see its output, then start all workers again: the same "
             f"command {then}"
         ) from error
+
+
+def _lost_server(error: str, servers: Sequence[str]) -> str:
+    """Returns which stage server an error is about, which not all errors say."""
+    named = re.search(r"/job:stage/replica:0/task:(\d+)", error)
+    lost = [servers[int(named[1])]] if named else [own for own in servers if unreachable(own)]
+    if not lost and len(servers) > 1:
+        return f"one of the stage servers {', '.join(servers)}"
+    return f"stage server {', '.join(lost or servers)}"
 
 
 def _lost_worker(error: str) -> str:

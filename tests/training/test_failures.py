@@ -1,6 +1,8 @@
 """Errors of TensorFlow's that a user can mend, and those that are none of the user's."""
 
+import contextlib
 import json
+import socket
 
 import pytest
 import tensorflow as tf
@@ -40,6 +42,35 @@ def test_another_worker_that_stopped(monkeypatch, error, message, worker):
     assert str(caught.value) == (
         f"{worker} has stopped, and without it this one cannot go on ({error.__name__}); see its "
         "output, then start all workers again: the same command begins anew"
+    )
+
+
+@pytest.fixture
+def stage_servers():
+    """Addresses of three, of which nothing answers at the second."""
+    with contextlib.ExitStack() as stack:
+        own = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in own]
+        own[1].close()
+        yield addresses
+
+
+@pytest.mark.parametrize(
+    ("message", "which", "told"),
+    [
+        ("from /job:stage/replica:0/task:2: Socket closed", [0, 1, 2], "stage server {2} has"),
+        ("Socket closed", [0, 1, 2], "stage server {1} has"),
+        ("Socket closed", [0], "stage server {0} has"),
+        ("Socket closed", [0, 2], "one of the stage servers {0}, {2} has"),
+    ],
+)
+def test_a_stage_server_that_stopped(stage_servers, message, which, told):
+    used = [stage_servers[place] for place in which]
+    with pytest.raises(UserError) as caught, errors_explained("goes on", used):
+        raise tf.errors.UnavailableError(None, None, message)
+    assert str(caught.value) == (
+        f"{told.format(*stage_servers)} stopped or is out of reach (UnavailableError); when it "
+        "runs again, the same command goes on"
     )
 
 
