@@ -61,6 +61,17 @@ def test_rates_of_the_steps_are_those_published():
         assert by_name[name].knots == rates
 
 
+def test_what_tables_show_is_timed_once():
+    timed = list(experiments.timed().values())
+    assert len(set(timed)) == len(timed)
+    shown = [setting.config for setting in experiments.ladder().settings]
+    for width in experiments.EPOCHS:
+        baseline, *_, whole = experiments.fewer_epochs(width).settings
+        shown += [baseline.config, whole.config]
+        shown += [own.config.replace(width=width) for own in experiments.precisions().settings]
+    assert set(shown) == set(timed)
+
+
 def test_page_is_what_the_log_says():
     text = (ROOT / "docs" / report.PAGE).read_text()
     times = report.read_step_times(FOLDER)

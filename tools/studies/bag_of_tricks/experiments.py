@@ -123,13 +123,23 @@ def fewer_epochs(width: int) -> Experiment:
 
 
 def timed() -> dict[str, Config]:
-    """Returns what gives the tables their seconds, by the names in ``step_times.json``."""
+    """Returns what gives the tables their seconds, by the names in ``step_times.json``.
+
+    Each configuration has one name: what several tables show is timed once.
+    """
     own = {setting.method: setting.config for setting in ladder().settings}
     for width in EPOCHS:
         baseline, *_, whole = fewer_epochs(width).settings
-        own.update({f"{setting.method}, {width}": setting.config for setting in (baseline, whole)})
-        own[f"{FULL}, {width}, float32"] = whole.config.replace(precision="float32")
+        for setting in (baseline, whole):
+            if setting.config not in own.values():
+                own[f"{setting.method}, {width}"] = setting.config
+        own[f"{FULL}, {width}, float32"] = in_float32(whole.config)
     return own
+
+
+def in_float32(config: Config) -> Config:
+    """Returns the configuration in float32; all else here is in bfloat16."""
+    return config.replace(precision="float32")
 
 
 def ablation() -> Experiment:
@@ -143,12 +153,10 @@ def ablation() -> Experiment:
 
 
 def precisions() -> Experiment:
-    """All tricks, in bfloat16 as all else here, and in float32."""
+    """All tricks, in bfloat16 and in float32."""
     whole = whole_recipe()
-    return Experiment(
-        "precisions",
-        tuple(Setting(p, whole.replace(precision=p)) for p in ("mixed_bfloat16", "float32")),
-    )
+    settings = (Setting("mixed_bfloat16", whole), Setting("float32", in_float32(whole)))
+    return Experiment("precisions", settings)
 
 
 def scheduled(config: Config, epochs: int) -> Config:

@@ -21,14 +21,16 @@ from bag_of_tricks.experiments import (
     fewer_epochs,
     ladder,
     precisions,
+    timed,
 )
+from imagenet_fast.config import Config
 from imagenet_fast.files import write_results
 
 PAGE, PICTURE, STEP_TIMES = "bag_of_tricks.md", "epochs.svg", "step_times.json"
 _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
 
-# Seconds of an epoch by the step of the ladder.
-Times = Mapping[str, float]
+# Seconds of an epoch.
+Times = Mapping[Config, float]
 
 
 def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None:
@@ -48,7 +50,7 @@ def read_step_times(directory: pathlib.Path) -> Times:
     if not file.exists():
         return {}
     measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
-    return {name: own["median"] for name, own in measured.items()}
+    return {config: measured[name]["median"] for name, config in timed().items()}
 
 
 def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
@@ -80,7 +82,7 @@ def _ladder_table(records: Mapping[Key, Record], times: Times) -> str:
     rows = []
     for step, setting in zip(STEPS, ladder().settings):
         published = "" if step.seconds is None else f"{step.seconds:g}"
-        own = _seconds(step.epochs, times.get(step.name))
+        own = _seconds(step.epochs, times.get(setting.config))
         rows.append([step.name, str(step.epochs), _accuracy(setting, records), own, published])
     heading = ["with all before it", "epochs", "accuracy", "seconds", "published, to 94%: seconds"]
     return tables.markdown(heading, rows)
@@ -90,8 +92,8 @@ def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
     first, last = STEPS[0], STEPS[-1]
     rows = []
     for width in EPOCHS:
-        base_time, time = (times.get(f"{name}, {width}") for name in (first.name, FULL))
         baseline, *whole = fewer_epochs(width).settings
+        base_time, time = (times.get(own.config) for own in (baseline, whole[-1]))
         for setting, own in ((baseline, base_time), *((setting, time) for setting in whole)):
             epochs = int(setting.config.duration.amount)
             share = ""
@@ -140,9 +142,7 @@ def _ablation_table(records: Mapping[Key, Record]) -> str:
 def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
     rows = []
     for setting in precisions().settings:
-        # All else is in bfloat16.
-        suffix = "" if setting.method == "mixed_bfloat16" else f", {setting.method}"
-        seconds = [_seconds(1, times.get(f"{FULL}, {width}{suffix}")) for width in EPOCHS]
+        seconds = [_seconds(1, times.get(setting.config.replace(width=width))) for width in EPOCHS]
         rows.append([setting.method, _accuracy(setting, records), *seconds])
     heading = ["all tricks, 10 epochs", "accuracy"]
     heading += [f"seconds an epoch, {width} channels" for width in EPOCHS]
