@@ -131,12 +131,17 @@ def _ablation_table(records: Mapping[Key, Record]) -> str:
     rows = []
     for setting in ablation().settings:
         found = tables.outcome(setting, records)
-        name = setting.method if setting.method == FULL else f"without {setting.method}"
+        name = setting.method if setting.method == FULL else _taken_away(setting.method)
         difference = ""
         if setting.method != FULL and found.errors and whole.errors:
             difference = f"{100 * (whole.mean - found.mean):+.2f}"
         rows.append([name, _accuracy(setting, records), difference])
     return tables.markdown(["", "accuracy", "difference"], rows)
+
+
+def _taken_away(trick: str) -> str:
+    kept = trick.removeprefix("no ")
+    return f"without {trick}" if kept == trick else f"with {kept}"
 
 
 def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
