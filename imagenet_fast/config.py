@@ -531,7 +531,9 @@ class Config:
         check=_fraction,
         must="be in [0, 1)",
     )
-    nesterov: bool = _option(True, "Nesterov's momentum, of sgd and lars", group="optimization")
+    nesterov: bool = _option(
+        True, "Nesterov's momentum, of sgd, lars and muon", group="optimization"
+    )
     weight_decay: float = _option(
         1e-4,
         "share of the weights that is added to their gradients (L2)",
@@ -556,6 +558,14 @@ class Config:
     lars_epsilon: float = _option(
         0.0,
         "added to the norm of the gradient in lars",
+        group="optimization",
+        check=_not_negative,
+        must="not be negative",
+    )
+    optimizer_epsilon: float = _option(
+        0.0,
+        "added to the denominators of Keras' and Addons' optimizers, as of rmsprop; 0: what the "
+        "optimizer has by itself",
         group="optimization",
         check=_not_negative,
         must="not be negative",
@@ -895,7 +905,8 @@ class Config:
     )
     eval_batch_size: int = _option(
         0,
-        "images in a step of evaluation, over all replicas; 0: batch_size",
+        "images in a step of evaluation, over all replicas; 0: as many as in a micro-batch of "
+        "training, batch_size / accumulation_steps",
         group="run",
         check=_not_negative,
         must="not be negative",

@@ -68,13 +68,18 @@ class BucketPath(pathlib.PurePosixPath):
     resolve = absolute
 
     def stat(self) -> os.stat_result:
-        """Returns ``st_mode``, that of a file or of a directory, and ``st_size``, in bytes."""
+        """Returns what a bucket has of it.
+
+        That is ``st_mode``, that of a file or of a directory, ``st_size``, in bytes, and
+        ``st_mtime``, in seconds.
+        """
         import tensorflow as tf
 
         with _explained(self):
             found = tf.io.gfile.stat(str(self))
         mode = stat.S_IFDIR if found.is_directory else stat.S_IFREG
-        return os.stat_result((mode, 0, 0, 0, 0, 0, found.length, 0, 0, 0))
+        changed = found.mtime_nsec // 10**9
+        return os.stat_result((mode, 0, 0, 0, 0, 0, found.length, 0, changed, 0))
 
     def exists(self) -> bool:
         """Returns whether there is such a file or folder."""

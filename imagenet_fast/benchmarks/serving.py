@@ -170,9 +170,7 @@ def _prepare(
     np.save(pathlib.Path(directory, PIXELS), pixels)
     model = build_for_evaluation(config)
     restore_weights(model, config.model_dir)
-    with model.averaged_weights():
-        probabilities = model.predict(pixels, batch_size=_EVALUATED_AT_ONCE, verbose=0)
-    return best_classes(probabilities)
+    return best_classes(model.predict(pixels, batch_size=_EVALUATED_AT_ONCE, verbose=0))
 
 
 def _serve(

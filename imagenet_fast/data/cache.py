@@ -1,7 +1,7 @@
 """Training images that a host holds in memory, or on a disk of its own.
 
 What is in memory is put into order by its indices, so that an epoch's order costs next to nothing
-and is the same with and without a cache. It is held until the process ends.
+and is the same with and without a cache. It is held until that of other data takes its place.
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ from imagenet_fast.data.order import Share, read_records
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
 
+# What images depend on before anything random is done to them.
+_PREPARATION = (
+    "data_dir",
+    "num_classes",
+    "label_offset",
+    "image_size",
+    "eval_crop_fraction",
+    "resize_method",
+    "resize_kernel",
+    "jpeg_dct",
+    "jpeg_scaling",
+    "jpeg_upsampling",
+)
 _DECODED_AT_ONCE = 256
 _COPIED_AT_ONCE = 16 * 2**20
 
@@ -93,7 +106,8 @@ def batches_from_memory(
     return made.map(lambda images, rest: (tf.ensure_shape(images, shape), *rest))
 
 
-@functools.cache
+# The last one, that runs after another in a process do not need the memory of all.
+@functools.lru_cache(maxsize=1)
 def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Tensor:
     """Returns all records of the share's shards, string [records]."""
 
@@ -105,13 +119,12 @@ def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Ten
         return shards.unbatch().batch(sum(share.counts)).get_single_element()
 
 
-@functools.cache
 def images_of(
     share: Share, split: str, config: Config, threads: int, bad_images: BadImages | None = None
 ) -> tuple[tf.Tensor, ...]:
     """Returns (images, labels, weights) of all records of the share's shards.
 
-    They are as evaluation sees them, and held until the process ends.
+    They are as evaluation sees them, and held until others are asked for.
 
     Args:
       share: whose shards.
@@ -120,6 +133,15 @@ def images_of(
       threads: that decode.
       bad_images: where to list those that cannot be read.
     """
+    prepared = Config(**{name: getattr(config, name) for name in _PREPARATION}, batch_size=1)
+    return _images_of(share, split, prepared, threads, bad_images)
+
+
+# Those of training and of validation.
+@functools.lru_cache(maxsize=2)
+def _images_of(
+    share: Share, split: str, config: Config, threads: int, bad_images: BadImages | None
+) -> tuple[tf.Tensor, ...]:
     count = sum(share.counts)
     read = functools.partial(read_records, bad_images=bad_images)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)

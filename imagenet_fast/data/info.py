@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 
@@ -121,13 +122,9 @@ def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
 
 
 def _from_shards(directory: Path, config: Config) -> DatasetInfo:
-    """Takes shards that another converter wrote: counts their records by their length headers."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(directory.iterdir()):
-        match = _SHARD_NAME.fullmatch(path.name)
-        if match:
-            found.setdefault(match[1], []).append(path)
-    if "train" not in found:
+    """Takes shards that another converter wrote."""
+    paths = [path for path in sorted(directory.iterdir()) if _SHARD_NAME.fullmatch(path.name)]
+    if not any(path.name.startswith("train") for path in paths):
         raise UserError(
             f"{directory} has neither {manifests.FILE} nor shards named "
             "train-00000-of-01024; `imagenet-fast prepare` makes both"
@@ -137,6 +134,30 @@ def _from_shards(directory: Path, config: Config) -> DatasetInfo:
             f"{directory} has no {manifests.FILE}: say how many classes there are, e.g. "
             "--num_classes=1000, and --label_offset=-1 if the first one is 1"
         )
+    stats = [path.stat() for path in paths]
+    shards = tuple((path, own.st_size, own.st_mtime) for path, own in zip(paths, stats))
+    labels = tuple(str(label) for label in range(config.num_classes))
+    splits = _count_records(shards, config.num_classes, config.label_offset)
+    return DatasetInfo(directory.name, labels, config.label_offset, dict(splits))
+
+
+@functools.lru_cache(maxsize=2)
+def _count_records(
+    shards: tuple[tuple[Path, int, float], ...], num_classes: int, label_offset: int
+) -> dict[str, SplitInfo]:
+    """Counts records by their length headers, and looks at some labels.
+
+    That is to read a good part of them, and is done once as long as they do not change.
+
+    Args:
+      shards: the path, the size in bytes and the time of the last change of each.
+      num_classes: of the data set.
+      label_offset: what to add to a label to get a class.
+    """
+    found: dict[str, list[Path]] = {}
+    for path, _, _ in shards:
+        found.setdefault(_SHARD_NAME.fullmatch(path.name)[1], []).append(path)
+    sizes = {path: size for path, size, _ in shards}
     splits = {}
     for name, paths in found.items():
         _check_complete(name, paths)
@@ -144,15 +165,14 @@ def _from_shards(directory: Path, config: Config) -> DatasetInfo:
         for path, count in zip(paths, counts):
             if not count:
                 raise UserError(f"{path} is empty: remove it or make it again")
-        _check_labels(paths, config)
+        _check_labels(paths, num_classes, label_offset)
         splits[name] = SplitInfo(
             paths=tuple(map(str, paths)),
             counts=counts,
-            bytes=sum(path.stat().st_size for path in paths),
+            bytes=sum(sizes[path] for path in paths),
             examples=sum(counts),
         )
-    labels = tuple(str(label) for label in range(config.num_classes))
-    return DatasetInfo(directory.name, labels, config.label_offset, splits)
+    return splits
 
 
 def _check_complete(split: str, paths: list[Path]) -> None:
@@ -172,28 +192,28 @@ def _check_complete(split: str, paths: list[Path]) -> None:
         raise UserError(f"{directory / missing[0]} is missing{more}")
 
 
-def _check_labels(paths: list[Path], config: Config) -> None:
+def _check_labels(paths: list[Path], num_classes: int, label_offset: int) -> None:
     """Checks some labels of each of the first, the middle and the last shard."""
     for path in dict.fromkeys((paths[0], paths[len(paths) // 2], paths[-1])):
         records = itertools.islice(read_records(path), _LABELS_CHECKED)
         try:
             for number, record in enumerate(records):
-                _check_label(f"{path}, record {number}", record, config)
+                _check_label(f"{path}, record {number}", record, num_classes, label_offset)
         except CorruptRecordError:
             continue  # Skipped and counted when its turn comes, as in any other place.
 
 
-def _check_label(place: str, record: bytes, config: Config) -> None:
+def _check_label(place: str, record: bytes, num_classes: int, label_offset: int) -> None:
     try:
         values = decode_example(record).get(LABEL)
     except ValueError as error:
         raise UserError(f"{place} is {error}") from None
     if not values or not isinstance(values[0], int):
         raise UserError(f"{place} has no number as {LABEL}")
-    label = values[0] + config.label_offset
-    if not 0 <= label < config.num_classes:
+    label = values[0] + label_offset
+    if not 0 <= label < num_classes:
         raise UserError(
-            f"{place} has label {values[0]}, which label_offset {config.label_offset} makes "
-            f"{label}: not in [0, {config.num_classes}). Shards of the TPU and Model Garden "
+            f"{place} has label {values[0]}, which label_offset {label_offset} makes "
+            f"{label}: not in [0, {num_classes}). Shards of the TPU and Model Garden "
             "converters start at 1: --label_offset=-1 --num_classes=1000"
         )

@@ -181,7 +181,8 @@ def evaluation_steps(info: DatasetInfo, config: Config, strategy: tf.distribute.
 
 
 def _evaluation_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:
-    return -(-(config.eval_batch_size or config.batch_size) // strategy.num_replicas_in_sync)
+    size = config.eval_batch_size or config.batch_size // config.accumulation_steps
+    return -(-size // strategy.num_replicas_in_sync)
 
 
 def _input_pipelines(strategy: tf.distribute.Strategy) -> int:

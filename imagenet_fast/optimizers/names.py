@@ -14,6 +14,8 @@ import tf_keras as keras
 from imagenet_fast.errors import UserError, how_to_install, nearest
 from imagenet_fast.optimizers.schedules import Schedule
 
+# This package's, which are made elsewhere.
+OWN = ("sgd", "lars", "muon")
 _ADDONS_NAME = re.compile(r"tfa:(\w+)(?:\((.+)\))?")
 # What is in Keras' module besides.
 _NO_OPTIMIZERS = ("optimizer", "lossscaleoptimizer")
@@ -27,6 +29,7 @@ def make_optimizer(
     weight_decay: float,
     undecayed: Sequence[tf.Variable],
     clip_norm: float | None,
+    epsilon: float | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer of Keras or of TensorFlow Addons.
 
@@ -41,19 +44,28 @@ def make_optimizer(
       weight_decay: in the form that the optimizer has it, which is mostly apart from the gradient.
       undecayed: variables that are not decayed.
       clip_norm: greatest norm of all gradients together.
+      epsilon: what the optimizer adds to its denominators; None: its own.
 
     Raises:
-      UserError: if there is no such optimizer, Addons are not installed, or it cannot be made.
+      UserError: if there is no such optimizer, Addons are not installed, it cannot be made, or it
+        is to have an epsilon and knows of none.
     """
     given: dict[str, Any] = {
         "learning_rate": learning_rate,
         "momentum": momentum,
         "weight_decay": weight_decay,
         "weight_decay_rate": weight_decay,
+        # On GPUs Keras would have XLA compile the update, which it cannot where the variables are
+        # on several devices, as in a pipeline.
+        "jit_compile": False,
     }
     if clip_norm:
         given["global_clipnorm"] = clip_norm
+    if epsilon is not None:
+        given["epsilon"] = epsilon
     if not name.startswith("tfa:"):
+        if name.lower() in OWN:
+            raise UserError(f"optimizer={name!r} does not exist; did you mean {name.lower()!r}?")
         optimizer = _call(name, _class_named(name, keras.optimizers), given)
         if weight_decay and undecayed:
             optimizer.exclude_from_weight_decay(var_list=list(undecayed))
@@ -81,6 +93,7 @@ def make_optimizer(
             weight_decay=weight_decay,
             undecayed=undecayed,
             clip_norm=clip_norm,
+            epsilon=epsilon,
         )
     else:  # Addons wrap optimizers of the kind that Keras had then
         inner = _call(wrapped, _class_named(wrapped, keras.optimizers.legacy), given)
@@ -90,6 +103,8 @@ def make_optimizer(
 def _call(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
     """Calls ``make`` with those of the arguments that it has."""
     parameters = inspect.signature(make).parameters
+    if "epsilon" in given and "epsilon" not in parameters:
+        raise UserError(f"optimizer={name} has no epsilon: leave out optimizer_epsilon")
     own = {key: value for key, value in given.items() if key in parameters}
     # Not in the signatures of those that hand their other arguments on.
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "global_clipnorm" in given:
@@ -109,7 +124,7 @@ def _class_named(name: str, module: ModuleType) -> Callable[..., keras.optimizer
         and key.lower() not in _NO_OPTIMIZERS
     }
     if name.lower() not in classes:
-        known = ["sgd", "lars", *sorted(classes)]
+        known = [*OWN, *sorted(classes)]
         hint = nearest(name.lower(), known) or f"; choose from {', '.join(known)}, or tfa:NAME"
         raise UserError(f"optimizer={name!r} does not exist{hint}")
     return classes[name.lower()]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +36,7 @@ class SlowCopies:
         self._variables = [v for v in variables if v.dtype.is_floating]
         self._every = every
         self._keep = decay**every
+        self._used = False
         # Each replica keeps its own copy: an update needs no communication.
         self.averages = [
             _copy(variable, f"average_{index}") for index, variable in enumerate(self._variables)
@@ -45,6 +47,30 @@ class SlowCopies:
         for average, variable in zip(self.averages, self._variables):
             for own, value in zip(copies(average), copies(variable)):
                 own.assign(value.read_value())
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The variables hold the copies inside, and afterwards, to the bit, what they held.
+
+        Outside of functions and replicas. Values change places, copy by copy: no arithmetic. Once
+        inside, being inside again changes nothing.
+        """
+        if self._used:
+            yield
+            return
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        self._used = not self._used
+        for average, variable in zip(self.averages, self._variables):
+            for one, other in zip(copies(average), copies(variable)):
+                value = one.read_value()
+                one.assign(other.read_value())
+                other.assign(value)
 
     def _follow(self, keep: tf.Tensor | float) -> None:
         """Makes each copy ``keep * copy + (1 - keep) * value``; in a replica."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.optimizers.slow_copies import SlowCopies, copies
+from imagenet_fast.optimizers.slow_copies import SlowCopies
 
 
 class WeightAverage(SlowCopies):
@@ -47,22 +46,3 @@ class WeightAverage(SlowCopies):
             return
         due = tf.equal(tf.cast(step, tf.int64) % self._every, 0)
         tf.cond(due, lambda: self._follow(self._keep), lambda: None)
-
-    @contextlib.contextmanager
-    def in_use(self) -> Iterator[None]:
-        """The variables hold the averages inside, and afterwards, to the bit, what they held.
-
-        Outside of functions and replicas. Values change places, copy by copy: no arithmetic.
-        """
-        self._swap()
-        try:
-            yield
-        finally:
-            self._swap()
-
-    def _swap(self) -> None:
-        for average, variable in zip(self.averages, self._variables):
-            for one, other in zip(copies(average), copies(variable)):
-                value = one.read_value()
-                one.assign(other.read_value())
-                other.assign(value)

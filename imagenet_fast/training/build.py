@@ -29,7 +29,7 @@ from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
-from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.names import OWN, make_optimizer
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -96,7 +96,9 @@ def build_model(
     """
     info = read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
-    model = _build_without_images(config, info, strategy or make_strategy(config))
+    strategy = strategy or make_strategy(config)
+    per_replica_batch_size(config, strategy)
+    model = _build_without_images(config, info, strategy)
     if config.initial_weights:
         print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
     with model.distribute_strategy.scope():
@@ -328,7 +330,7 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[kind] for role in roles]
     clip_norm = config.clip_norm or None
-    if config.optimizer not in ("sgd", "lars", "muon"):
+    if config.optimizer not in OWN:
         if config.bias_rate_factor != 1:
             raise UserError(
                 f"bias_rate_factor is for sgd, lars and muon, not for {config.optimizer}"
@@ -340,6 +342,12 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
             weight_decay=config.weight_decay,
             undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
             clip_norm=clip_norm,
+            epsilon=config.optimizer_epsilon or None,
+        )
+    if config.optimizer_epsilon:
+        raise UserError(
+            f"optimizer_epsilon is for optimizers of Keras and Addons, not for {config.optimizer}"
+            + ("; see lars_epsilon" if config.optimizer == "lars" else "")
         )
     rate_factors = _rate_factors(config, model, roles)
     shared = {
@@ -412,6 +420,8 @@ def _check_partners(config: Config) -> None:
 
 def _batch_norm_parts(config: Config) -> dict[str, int]:
     """Returns whose statistics batch norm takes together, as options of a model."""
+    if not config.batch_norm_batch_size:  # any batch will do
+        return {"batch_norm_group_size": 1, "ghost_batch_size": 0}
     strategy = tf.distribute.get_strategy()
     images = per_replica_batch_size(config, strategy) // config.accumulation_steps
     return {

@@ -31,7 +31,8 @@ class Classifier(keras.Model):
 
     * the loss is the sum over images divided by the *global* batch, in float32, so that one device
       and any number of replicas take the same step;
-    * micro-batches are accumulated inside the step: one sum over replicas, one update;
+    * micro-batches are accumulated inside the step: one sum over replicas, one update, also of
+      batch norm's moving averages;
     * gradients and metrics are summed together, before the optimizer clips or scales;
     * the loss reported is without loss scale, regularization or rounding to float16;
     * XLA compiles the whole step of one device; of several, each replica's forward and backward
@@ -150,6 +151,12 @@ class Classifier(keras.Model):
         with self.averaged_weights():
             return super().evaluate(x, *args, **kwargs)
 
+    def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``predict``, of the model that ``evaluate`` evaluates."""
+        self.average_batch_norm_statistics()
+        with self.averaged_weights():
+            return super().predict(x, *args, **kwargs)
+
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
         return self._step(data)
@@ -253,9 +260,10 @@ class Classifier(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return
         self._average_statistics()
-        if self.weight_average is not None:  # it has statistics of its own
-            with self.weight_average.in_use():
-                self._average_statistics()
+        for copies in (self.weight_average, self.lookahead):
+            if copies is not None:  # it has statistics of its own
+                with copies.in_use():
+                    self._average_statistics()
 
     @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:
@@ -363,17 +371,27 @@ class Classifier(keras.Model):
         if self.accumulation_steps == 1:
             return self._forward_backward(global_batch, *batch)
         parts = self._parts(batch)
+        statistics = self._statistics()
+        before = _values(statistics)
 
-        def add(step: tf.Tensor, gradients: Tensors, sums: tf.Tensor) -> tuple[Any, ...]:
+        def add(step: tf.Tensor, *so_far: Any) -> tuple[Any, ...]:
+            # Each moves them from where they were, as replicas do: the mean is what the step does.
+            _assign(statistics, before)
             new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
-            return step + 1, [a + b for a, b in zip(gradients, new)], sums + new_sums
+            moves = [value - own for value, own in zip(_values(statistics), before)]
+            return step + 1, *tf.nest.map_structure(tf.add, so_far, (new, new_sums, moves))
 
         zeros = [tf.zeros(variable.shape) for variable in self.trainable_variables]
-        _, gradients, sums = tf.while_loop(
+        none = [tf.zeros(variable.shape) for variable in statistics]
+        _, gradients, sums, moves = tf.while_loop(
             lambda step, *_: step < self.accumulation_steps,
             add,
-            (tf.constant(0), zeros, tf.zeros_like(self.totals.variable)),
+            (tf.constant(0), zeros, tf.zeros_like(self.totals.variable), none),
             parallel_iterations=1,
+        )
+        _assign(
+            statistics,
+            [own + move / self.accumulation_steps for own, move in zip(before, moves)],
         )
         return gradients, sums
 

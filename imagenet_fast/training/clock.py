@@ -14,9 +14,11 @@ class Clock:
     since TensorFlow returns before they have.
 
     Attributes:
-      train_seconds: spent in training steps other than the first of each process.
+      train_seconds: spent in training steps other than those that compile, which are the first of
+        each process and of each program.
       timed_images: images in those steps.
-      compile_seconds: spent until the end of the first step of each process.
+      compile_seconds: spent until the end of the first step of each process, and in the first steps
+        of further programs.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -26,6 +28,7 @@ class Clock:
         self.compile_seconds = 0.0
         self._earlier_wall_seconds = 0.0
         self._process_start = now()
+        self._compiling_since = self._process_start
         self._running_since: float | None = None
 
     @property
@@ -38,9 +41,14 @@ class Clock:
         """The mean over all timed steps; 0 before there are any."""
         return self.timed_images / self.train_seconds if self.train_seconds else 0.0
 
+    def compiling(self) -> None:
+        """A program is made anew, which the next step compiles."""
+        self.stop()
+        self._compiling_since = self._now()
+
     def compiled(self) -> None:
-        """The first step of this process has ended: from here on, time is training time."""
-        self.compile_seconds += self._now() - self._process_start
+        """The first step of a program has ended: from here on, time is training time."""
+        self.compile_seconds += self._now() - self._compiling_since
         self._running_since = self._now()
 
     def stop(self) -> None:

@@ -27,6 +27,8 @@ def evaluate(config: Config) -> dict[str, Any]:
         cannot be read any more, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
+        # How training splits a batch has no part in evaluation, which may be on other devices.
+        config = config.replace(batch_norm_batch_size=0)
         info = read_info(config)
         if "validation" not in info.splits:
             raise UserError(f"{info.name} has no validation shards")

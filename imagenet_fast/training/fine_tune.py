@@ -10,6 +10,7 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.layers import Dropout
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.checkpoint import (
@@ -103,7 +104,7 @@ def _of_run(
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a run's last checkpoint, averaged if it does so, and its classes."""
     config = read_config(str(path)).replace(
-        precision="float32", loss_scale=0.0, batch_norm_batch_size=0
+        precision="float32", loss_scale=0.0, batch_norm_batch_size=0, pipeline_stages=1
     )
     model = rebuild(config, read_labels(str(path)))
     restore_weights(model, str(path))
@@ -138,7 +139,8 @@ def _place(variable: tf.Variable) -> tuple[str, str]:
 
 
 def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
-    layers = [layer for layer in network.layers if layer.weights]
+    # What dropout keeps is for its random numbers; exports have none of it.
+    layers = [layer for layer in network.layers if layer.weights and not isinstance(layer, Dropout)]
     if not with_head:
         layers.remove(network.get_layer("logits"))
     values = []

@@ -98,6 +98,12 @@ class Recorder(keras.callbacks.Callback):
         if self._compiled:
             self._clock.start()
 
+    def recompile(self) -> None:
+        """The next step compiles a program of its own, as that of images of another size."""
+        if self._compiled:
+            self._clock.compiling()
+            self._compiled = False
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """The model has started to sum anew."""
         self._read_sums = dict.fromkeys(self._read_sums, 0.0)
@@ -204,8 +210,12 @@ class Recorder(keras.callbacks.Callback):
         return images / seconds if seconds > 0 else 0.0
 
     def _learning_rate(self) -> float:
-        optimizer = self.model.optimizer
-        return float(getattr(optimizer, "inner_optimizer", optimizer).learning_rate.numpy())
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        rate = optimizer.learning_rate
+        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+            # Those of TensorFlow Addons do not keep what the last step took.
+            rate = rate(optimizer.iterations - 1)
+        return float(rate)
 
     def _write(self, row: Row) -> None:
         for reader in self._readers:

@@ -167,6 +167,7 @@ class _Run:
                 if self.config.train_sizes:
                     # Else TensorFlow would make one program for images of any size.
                     self.model.make_train_function(force=True)
+                    recorder.recompile()
                 self.model.fit(
                     make_dataset(self.config, "train", first_step),
                     initial_epoch=first_epoch,

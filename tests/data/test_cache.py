@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast.config import option_names
 from imagenet_fast.data import cache
 from imagenet_fast.data.order import Share
 
@@ -66,6 +67,38 @@ def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     capsys.readouterr()
     assert_same(first, batches(3, **options))
     assert "reading" not in capsys.readouterr().err
+
+
+def test_what_does_not_change_the_images_does_not_have_them_read_again(numbered, capsys):
+    options = {"data_dir": numbered, "train_crop": "none", "cache": "decoded"}
+    first = batches(3, **options)
+    capsys.readouterr()
+    assert_same(first, batches(3, learning_rate=7.0, duration="3 steps", **options))
+    assert "reading" not in capsys.readouterr().err
+    batches(1, **{**options, "train_crop": "pad", "eval_crop_fraction": 0.5})
+    assert "reading" in capsys.readouterr().err
+
+
+class Watched(Config):
+    """Notes which options are asked for."""
+
+    def __getattribute__(self, name):
+        Watched.asked.add(name)
+        return super().__getattribute__(name)
+
+
+@pytest.mark.parametrize("crop", ["pad", "none"])
+def test_images_depend_on_no_other_options(numbered, crop):
+    Watched.asked = set()
+    config = Watched(data_dir=numbered, image_size=8, train_crop=crop, batch_size=1)
+    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    Watched.asked.clear()
+    cache._images_of.__wrapped__(share, "train", config, 1, None)
+    # For checks: whether there is data, and as much as a batch.
+    others = {"synthetic", "batch_size"}
+    asked = Watched.asked & set(option_names())
+    assert {"image_size", "eval_crop_fraction"} < asked
+    assert asked - others <= set(cache._PREPARATION)
 
 
 def test_random_windows_of_decoded_images_are_refused():

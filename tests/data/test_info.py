@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
+from imagenet_fast.data import info
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.info import read_info
 from imagenet_fast.errors import UserError
@@ -135,6 +136,22 @@ def test_shards_of_other_converters(without_manifest):
     assert train.bytes == sum(path.stat().st_size for path in directory.glob("train-*"))
     assert info.splits["validation"].examples == 3
     assert info.labels == ("0", "1", "2") and info.label_offset == -1
+
+
+def test_records_are_counted_once_as_long_as_they_do_not_change(
+    without_manifest, write_data, monkeypatch
+):
+    counted = []
+    count = info.index_shard
+    monkeypatch.setattr(info, "index_shard", lambda path: counted.append(path) or count(path))
+    for batch_size in (4, 2):
+        asked = config(without_manifest, num_classes=3, label_offset=-1, batch_size=batch_size)
+        assert read_info(asked).splits["train"].counts == (4, 5)
+    assert len(counted) == 3
+    examples = [foreign_example(1)] * 3
+    write_data(pathlib.Path(without_manifest), train=[examples, examples])
+    assert read_info(asked).splits["train"].counts == (3, 3)
+    assert "label 1" in problem(without_manifest, num_classes=3, label_offset=7)
 
 
 def test_other_files_do_not_matter(without_manifest):

@@ -5,13 +5,14 @@ other package's classes.
 """
 
 import importlib.util
+import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from small_config import SMALL
 
-from imagenet_fast import Config, UserError, build_model, make_dataset
+from imagenet_fast import Config, UserError, build_model, make_dataset, train
 from imagenet_fast.optimizers.names import make_optimizer
 from imagenet_fast.optimizers.schedules import StepDecay
 
@@ -72,6 +73,23 @@ def test_five_epochs_with_lamb(digits):
     assert len(history.history["loss"]) == 5
     assert history.history["val_examples"][-1] == 359
     assert history.history["val_top1"][-1] > 0.8
+
+
+@pytest.mark.parametrize("name", ["tfa:LAMB", "tfa:Lookahead(tfa:LAMB)"])
+def test_a_run_tells_the_rate_of_each_step(tmp_path, name):
+    config = RUN.replace(
+        optimizer=name,
+        model_dir=str(tmp_path),
+        schedule="polynomial",
+        decay_power=1.0,
+        duration="4 steps",
+        log_every="1 step",
+        tensorboard=False,
+    )
+    train(config)
+    rows = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    rates = [row["learning_rate"] for row in rows if row["kind"] == "train"]
+    np.testing.assert_allclose(rates, [0.01, 0.0075, 0.005, 0.0025], rtol=1e-5)
 
 
 def test_addons_decay_by_role():

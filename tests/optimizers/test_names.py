@@ -44,6 +44,19 @@ def test_decay_by_role():
     assert [v.numpy()[0] for v in variables] == [1.75, 2.0]
 
 
+def test_epsilon():
+    """With 1, RMSProp's first step is rate * gradient / sqrt(0.1 * gradient ** 2 + 1)."""
+    variable = tf.Variable([0.0])
+    make("rmsprop", momentum=0.0, epsilon=1.0).apply_gradients([(tf.constant([2.0]), variable)])
+    np.testing.assert_allclose(variable, [-0.25 * 2 / np.sqrt(0.1 * 4 + 1)], rtol=1e-6)
+
+
+def test_updates_are_not_compiled():
+    """Else those of a pipeline fail on GPUs: its variables are on several devices."""
+    assert not make("rmsprop").jit_compile
+    assert not make("adam").jit_compile
+
+
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_trains(precision):
     model = build_model(RUN.replace(optimizer="adam", precision=precision, clip_norm=1.0))
@@ -56,6 +69,8 @@ def test_trains(precision):
     ("name", "message"),
     [
         ("adan", "did you mean 'adam'"),
+        ("SGD", "did you mean 'sgd'"),
+        ("Muon", "did you mean 'muon'"),
         ("", "choose from"),
         ("Optimizer", "does not exist"),
         ("tfa:", "write tfa:NAME"),

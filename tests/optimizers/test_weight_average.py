@@ -120,6 +120,18 @@ def test_evaluation_is_of_the_average(trained):
     assert abs(other - loss) > 1e-4
 
 
+def test_prediction_is_of_the_average(trained):
+    model, config = trained
+    images = next(iter(make_dataset(config, "validation")))[0]
+    with model.averaged_weights():
+        expected = tf.nn.softmax(logits(model, images)).numpy()
+        # The average is in use already.
+        within = model.predict(images, verbose=0)
+    np.testing.assert_allclose(within, expected, atol=1e-6)
+    np.testing.assert_allclose(model.predict(images, verbose=0), expected, atol=1e-6)
+    assert np.abs(expected - tf.nn.softmax(logits(model, images))).max() > 1e-3
+
+
 def test_checkpoint_and_export_hold_it(trained, tmp_path):
     model, config = trained
     again = build_model(config.replace(seed=1))

@@ -54,6 +54,24 @@ def test_a_run():
     assert clock.wall_seconds == 20 + 5 + 0.5 + 30 + 4.5 + 7
 
 
+def test_a_second_program_is_no_training_time():
+    """As that for images of another size."""
+    time = Time()
+    clock = Clock(time)
+    time.passes(20)
+    clock.compiled()
+    time.passes(4)
+    clock.compiling()
+    time.passes(30)
+    clock.advance(0)
+    clock.compiled()
+    time.passes(1)
+    clock.advance(100)
+    assert (clock.train_seconds, clock.timed_images) == (5, 100)
+    assert clock.compile_seconds == 50
+    assert clock.wall_seconds == 55
+
+
 def test_wall_time_passes_by_itself():
     time = Time()
     clock = Clock(time)

@@ -129,8 +129,7 @@ def test_batch_norm_uses_the_statistics_of_each_part(results, digits, name):
     trained, moving = reference(digits, PARTS[name])
     found = weights(result, "normed_weight")
     assert_same_weights(found, trained, 1e-5)
-    if name not in ("micro_batches", "replicas_and_micro_batches"):
-        assert_same_weights(weights(result, "normed_moving"), moving, 5e-5)
+    assert_same_weights(weights(result, "normed_moving"), moving, 5e-5)
 
 
 def reference(data_dir, parts):

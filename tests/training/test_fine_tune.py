@@ -1,6 +1,7 @@
 """Training that starts from weights of before."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models
 from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import CONFIG_FILE, Checkpoints, claim_model_dir
 from imagenet_fast.training.fine_tune import freeze, network_of
 
 # Those of synthetic data.
@@ -115,6 +116,25 @@ def test_averaged_weights_are_taken_and_the_new_average_begins_with_them(tmp_pat
     assert_same(values(model), averaged)
     with model.averaged_weights():
         assert_same(values(model), averaged)
+
+
+def test_dropout_has_no_weights(tmp_path):
+    """An export is without what dropout keeps for its random numbers."""
+    config = SMALL.replace(model="alexnet_bn", image_size=64, model_dir=str(tmp_path / "run"))
+    before = values(make_run(config.model_dir, model="alexnet_bn", image_size=64))
+    exported = export(config, tmp_path / "exported")
+    for source in (config.model_dir, exported):
+        found = values(build_model(config.replace(initial_weights=source, model_dir="")))
+        weights = {name: value for name, value in found.items() if "dropout" not in name}
+        assert len(weights) < len(before)
+        assert_same(weights, {name: before[name] for name in weights})
+
+
+def test_a_run_in_a_pipeline_needs_none_to_begin_from(tmp_path):
+    before = values(make_run(tmp_path))
+    file = tmp_path / CONFIG_FILE
+    file.write_text(json.dumps({**json.loads(file.read_text()), "pipeline_stages": 2}))
+    assert_same(values(build_model(SMALL.replace(initial_weights=str(tmp_path)))), before)
 
 
 @pytest.mark.parametrize("through", ["stem", "stage1", "stage3"])

@@ -256,7 +256,11 @@ def test_gpipe_amoebanet():
     config = load("gpipe_amoebanet")
     assert (config.model, config.normal_cells, config.cell_filters) == ("amoebanet_b", 18, 512)
     assert (config.image_size, config.pipeline_stages) == (480, 4)
-    assert (config.optimizer, config.weight_decay, config.ema_decay) == ("rmsprop", 4e-5, 0.9999)
+    assert (config.optimizer, config.optimizer_epsilon, config.clip_norm) == ("rmsprop", 1.0, 10.0)
+    assert (config.ema_decay, config.label_smoothing) == (0.9999, 0.1)
+    assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (0.9997, 1e-3)
+    # Of 4e-5 in the gradient, as momentum adds it up over the steps.
+    np.testing.assert_allclose(config.weight_decay * (1 - config.momentum), 4e-5)
     steps = steps_around(15_012, 20_016, last=100_000)
     epochs = np.array(steps) / 5004
     expected = 0.64 * 0.9 ** np.floor(np.maximum(epochs, 3)) * np.minimum(1, epochs / 3)

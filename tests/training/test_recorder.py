@@ -204,6 +204,19 @@ def test_training_time_is_that_of_steps_but_the_first(model):
     assert speeds == [BATCH / SECONDS_A_STEP] * 4
 
 
+def test_the_first_step_of_a_further_program_is_no_training_time(model):
+    recorder = run(model, make_data(4))
+    clock = recorder.clock
+    assert (clock.compile_seconds, clock.train_seconds) == (100, 3 * SECONDS_A_STEP)
+    recorder.recompile()
+    data = tf.data.Dataset.from_tensor_slices(make_data(4))
+    model.fit(data, callbacks=[Steps(clock._now), recorder], verbose=0)
+    assert (clock.compile_seconds, clock.train_seconds) == (200, 6 * SECONDS_A_STEP)
+    assert clock.timed_images == 6 * BATCH
+    speeds = [row["images_per_second"] for row in recorder.rows]
+    assert speeds == [BATCH / SECONDS_A_STEP] * 4
+
+
 def test_speed_before_there_is_any(model):
     rows = run(model, make_data(2), every=1).rows
     assert [row["images_per_second"] for row in rows] == [0, BATCH / SECONDS_A_STEP]

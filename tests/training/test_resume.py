@@ -89,7 +89,7 @@ def run_until_killed(arguments, log_path, model_dir, step):
         process.wait()
 
 
-@pytest.mark.parametrize(("workers", "options"), [(0, OPTIONS), (2, OPTIONS), (0, TRICKS)])
+@pytest.mark.parametrize(("workers", "options"), [(0, OPTIONS), (2, OPTIONS), (2, TRICKS)])
 def test_killed_three_times_ends_with_the_same_bits(digits, tmp_path, workers, options):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_to_the_end(command(digits, whole, workers, options), tmp_path / "whole.log")
