@@ -215,7 +215,7 @@ class Recorder(keras.callbacks.Callback):
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             # Those of TensorFlow Addons do not keep what the last step took.
             rate = rate(optimizer.iterations - 1)
-        return float(rate)
+        return float(rate.numpy())
 
     def _write(self, row: Row) -> None:
         for reader in self._readers:
