@@ -66,8 +66,7 @@ def test_what_tables_show_is_timed_once():
     assert len(set(timed)) == len(timed)
     shown = [setting.config for setting in experiments.ladder().settings]
     for width in experiments.EPOCHS:
-        baseline, *_, whole = experiments.fewer_epochs(width).settings
-        shown += [baseline.config, whole.config]
+        shown.append(experiments.fewer_epochs(width).settings[0].config)
         shown += [own.config.replace(width=width) for own in experiments.precisions().settings]
     assert set(shown) == set(timed)
 

@@ -13,7 +13,7 @@ from imagenet_fast.config import Config
 _BASE = pathlib.Path(__file__).with_name("base.flags")
 FULL = "all tricks"
 # In how many epochs all tricks are trained, by the channels of the first convolution.
-EPOCHS = {8: (4, 6, 8, 10), 16: (6, 8, 10)}
+EPOCHS = {8: (4, 6, 8, 10, 12, 14), 16: (6, 8, 10, 12)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +128,13 @@ def timed() -> dict[str, Config]:
     Each configuration has one name: what several tables show is timed once.
     """
     own = {setting.method: setting.config for setting in ladder().settings}
+    baseline = own[STEPS[0].name]
     for width in EPOCHS:
-        baseline, *_, whole = fewer_epochs(width).settings
-        for setting in (baseline, whole):
-            if setting.config not in own.values():
-                own[f"{setting.method}, {width}"] = setting.config
-        own[f"{FULL}, {width}, float32"] = in_float32(whole.config)
+        whole = whole_recipe().replace(width=width)
+        for name, config in ((STEPS[0].name, baseline.replace(width=width)), (FULL, whole)):
+            if config not in own.values():
+                own[f"{name}, {width}"] = config
+        own[f"{FULL}, {width}, float32"] = in_float32(whole)
     return own
 
 

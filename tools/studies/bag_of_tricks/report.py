@@ -22,6 +22,7 @@ from bag_of_tricks.experiments import (
     ladder,
     precisions,
     timed,
+    whole_recipe,
 )
 from imagenet_fast.config import Config
 from imagenet_fast.files import write_results
@@ -93,7 +94,9 @@ def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
     rows = []
     for width in EPOCHS:
         baseline, *whole = fewer_epochs(width).settings
-        base_time, time = (times.get(own.config) for own in (baseline, whole[-1]))
+        base_time = times.get(baseline.config)
+        # Of an epoch, whatever their number.
+        time = times.get(whole_recipe().replace(width=width))
         for setting, own in ((baseline, base_time), *((setting, time) for setting in whole)):
             epochs = int(setting.config.duration.amount)
             share = ""
