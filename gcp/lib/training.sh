@@ -82,7 +82,7 @@ start() {
 train() {
   start
   until logs 0; do
-    [ "$(host_status)" = running ] ||
+    [ "$(answered_status)" = running ] ||
       die "training did not end well; the same command goes on from the last checkpoint; if the" \
         "TPU was taken away, gcp/tpu create and install first, or let gcp/tpu keep_running do all"
     say "the connection was lost, but training runs on"
@@ -95,6 +95,14 @@ train() {
 # How training is on host 0, see job.sh; nothing if the host does not answer.
 host_status() {
   ask_hosts "" 0 "$job status $(quoted "$RUN")" 2> /dev/null | grep -xE 'none|running|died|ended .*'
+}
+
+# The same; asked again some times while there is no answer: the network here may be away.
+answered_status() {
+  for _ in 1 2 3 4 5; do
+    if host_status; then return; fi
+    sleep "$POLL_SECONDS"
+  done
 }
 
 logs() { # [HOST]
@@ -130,12 +138,12 @@ keep_running() {
 # A process of its own: its failure does not end this one.
 step() { "$root/gcp/tpu" "--env=$env_file" --yes ${dry_run:+--dry_run} "$1"; }
 
-# Whether the TPU is gone. A host may be lost a little before Google Cloud says so.
+# Whether the TPU is gone. A host may be lost a little before Google Cloud says so, and where nothing
+# is found, that may be the network here.
 was_taken_away() {
   for _ in 1 2 3 4 5; do
     look
     if [ "$REQUEST" != NONE ] && is_gone; then return 0; fi
-    [ "$REQUEST" != NONE ] || return 1
     sleep "$POLL_SECONDS"
   done
   return 1

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tqdm import tqdm
@@ -309,7 +309,7 @@ def _servers(
         for own in cores:
             port = free_port()
             job = {"cores": list(own), "more_memory": more_memory, "port": port}
-            servers.append(stack.enter_context(start_worker(_MODULE, job, name="a stage")))
+            servers.append(stack.enter_context(_start(job, "a stage")))
             addresses.append(f"localhost:{port}")
         yield servers, addresses
 
@@ -329,4 +329,10 @@ def _trainer(
         "cores": list(cores),
         "more_memory": more_memory,
     }
-    return start_worker(_MODULE, job, name="training")
+    return _start(job, "training")
+
+
+def _start(job: Mapping[str, Any], name: str) -> contextlib.AbstractContextManager[Worker]:
+    # All is of processors: their cores, their memory.
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    return start_worker(_MODULE, job, name=name, environment=environment)

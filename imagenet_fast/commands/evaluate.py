@@ -35,8 +35,8 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.checkpoint import read_config
     from imagenet_fast.training.evaluate import evaluate
 
-    # A loss scale has no part in evaluation, and contradicts another precision.
-    config = read_config(flags["model_dir"]).replace(loss_scale=0.0, **flags.changes())
+    # These have no part in evaluation, and contradict another precision, TPUs or a pipeline.
+    config = read_config(flags["model_dir"]).replace(loss_scale=0.0, xla=False, **flags.changes())
     result = evaluate(config)
     if not is_chief():
         return 0

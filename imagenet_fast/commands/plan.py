@@ -76,9 +76,7 @@ def _run(arguments: list[str]) -> None:
             f"say what to plan: a run, by --accelerator=NAME and --chips=N, or one of {others}"
         )
     config = Config().replace(**flags.changes())
-    if not config.data_dir and not config.synthetic:
-        print("No --data_dir: planned for ImageNet's 1,281,167 images.\n")
-        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    config = _with_images(config, "1,281,167 images")
     hardware = {own: flags[own] for own in ("accelerator", "chips", "network_gbits", "host_images")}
 
     import_tensorflow()
@@ -143,14 +141,26 @@ def _compared(text: str) -> tuple[str, list[str]]:
     return name, values.split(",")
 
 
+def _with_images(config: Config, of_imagenet: str) -> Config:
+    """Returns what can be planned without data: as if for ImageNet, of which it tells."""
+    if config.data_dir or config.synthetic:
+        return config
+    if config.data_on_device:
+        raise UserError(
+            "data_on_device is for small data, so that there is nothing to plan for without: give "
+            "--data_dir, or --nodata_on_device to plan as if for ImageNet"
+        )
+    if of_imagenet:
+        print(f"No --data_dir: planned for ImageNet's {of_imagenet}.\n")
+    return config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+
+
 def _schedule(arguments: list[str]) -> None:
     flags = CommandFlags("plan --schedule", option_names())
     flags.define("output_dir", "", "where to write schedule.csv and schedule.svg; empty: nowhere")
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
-    if not config.data_dir and not config.synthetic:
-        print("No --data_dir: planned for ImageNet's 1,281,167 images.\n")
-        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    config = _with_images(config, "1,281,167 images")
 
     import_tensorflow()
     from imagenet_fast.training.schedule_plan import plan_schedule
@@ -182,10 +192,7 @@ def _pipeline(arguments: list[str]) -> None:
     if memory < 0:
         raise UserError(f"device_memory_gb is {memory:g}, but must not be negative")
     config = Config().replace(**flags.changes())
-    if not config.data_dir and not config.num_classes:
-        print("No --data_dir: planned for ImageNet's 1,000 classes.\n")
-    if not config.data_dir:
-        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    config = _with_images(config, "" if config.num_classes else "1,000 classes")
 
     import_tensorflow()
     from imagenet_fast.training.pipeline_plan import plan_pipeline

@@ -211,7 +211,9 @@ def _pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor
     count, size = tf.shape(images)[0], images.shape[1]
     starts = tf.range(count)[:, tf.newaxis, tf.newaxis] * size**2
     places = starts + rows[:, :, tf.newaxis] * size + columns[:, tf.newaxis, :]
-    return tf.gather(tf.reshape(images, [-1, images.shape[3]]), places)
+    # GPUs gather no bytes; as float32 they are what they were.
+    flat = tf.cast(tf.reshape(images, [-1, images.shape[3]]), tf.float32)
+    return tf.cast(tf.gather(flat, places), images.dtype)
 
 
 def _mirrored(places: tf.Tensor, size: int) -> tf.Tensor:

@@ -123,4 +123,6 @@ class _Extended(OneDeviceExtended):
         return tf.reshape(gathered, [-1, *value.shape[1:]])
 
     def _meet(self) -> Communicator:
-        return Communicator(range(self._count), self._index)
+        # A place of no stage: TensorFlow binds a group to the devices that meet in it first, and
+        # those of stages may be GPUs.
+        return Communicator(range(self._count), self._index, place=-1)

@@ -29,10 +29,9 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
     With pipelines, which put their weights on devices themselves, each worker is one replica.
 
     Raises:
-      UserError: if the hardware is not there, the cluster is malformed, or the batch cannot be
-        split evenly over the replicas.
+      UserError: if the hardware is not there, or the cluster is malformed.
     """
-    strategy = _make_strategy(
+    return _make_strategy(
         config.strategy,
         config.tpu,
         config.logical_cpus,
@@ -41,8 +40,6 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
         config.deterministic,
         config.pipeline_stages > 1,
     )
-    per_replica_batch_size(config, strategy)
-    return strategy
 
 
 def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:

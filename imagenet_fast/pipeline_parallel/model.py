@@ -91,6 +91,14 @@ class GPipe(keras.Model):
             tf.function(lambda own: self(own, training=False)).get_concrete_function(specs)
         self._pipeline.check_placement()
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``compile``."""
+        super().compile(*args, **kwargs)
+        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+        # On GPUs Keras would have XLA compile the update, which it cannot where the variables are
+        # on several devices.
+        optimizer.jit_compile = False
+
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on a batch, with the loss and the optimizer that ``compile`` was given."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)

@@ -15,7 +15,7 @@ _SERVERS, _TRAINER = "stage", "trainer"
 _PROTOCOL = "grpc"
 
 
-def stage_devices(stages: int, servers: Sequence[str] = ()) -> list[str]:
+def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
     """Returns the name of a device for each stage, in order.
 
     First this process' GPUs or, without any, its CPU, of which a process may have several
@@ -25,6 +25,7 @@ def stage_devices(stages: int, servers: Sequence[str] = ()) -> list[str]:
       stages: how many devices there must be.
       servers: ``host:port`` of each :func:`start_stage_server`, which must be reached before
         TensorFlow makes anything in this process.
+      on_cpus: to use this process' CPUs even if it has GPUs.
 
     Raises:
       UserError: if a server cannot be reached, or there are fewer devices than stages.
@@ -33,7 +34,7 @@ def stage_devices(stages: int, servers: Sequence[str] = ()) -> list[str]:
         _connect(tuple(servers))
     with tf.device("CPU:0"):
         here = tf.DeviceSpec.from_string(tf.zeros([]).device)
-    found = _devices(here.job, here.task)
+    found = _devices(here.job, here.task, ("CPU",) if on_cpus else ("GPU", "CPU"))
     for task in range(len(servers)):
         found += _devices(_SERVERS, task)
     if len(found) < stages:
@@ -85,9 +86,9 @@ def _connect(servers: tuple[str, ...]) -> None:
     )
 
 
-def _devices(job: str, task: int) -> list[str]:
-    """Returns a process' devices: its GPUs or, without any, its CPUs."""
-    for kind in ("GPU", "CPU"):
+def _devices(job: str, task: int, kinds: Sequence[str] = ("GPU", "CPU")) -> list[str]:
+    """Returns a process' devices, of the first of some kinds that it has."""
+    for kind in kinds:
         names = [
             tf.DeviceSpec.from_string(device.name)
             for device in tf.config.list_logical_devices(kind)

@@ -48,7 +48,9 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
         raise UserError("only a model from build_model can be exported: this one has no Config")
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
     # One device is to do for it.
-    config = config.replace(precision="float32", loss_scale=0.0, pipeline_stages=1)
+    config = config.replace(
+        precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
+    )
     model = build_classifier(config, labels)
     averaged = contextlib.nullcontext()
     if isinstance(source, Config):

@@ -215,7 +215,9 @@ def _network(
     check_pipeline(config)
     if config.pipeline_servers and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UserError("pipeline_servers is for one worker: of several, each has its own devices")
-    devices = stage_devices(config.pipeline_stages, config.pipeline_servers)
+    devices = stage_devices(
+        config.pipeline_stages, config.pipeline_servers, on_cpus=bool(config.logical_cpus)
+    )
     inputs = tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype)
     choose_balance = functools.partial(
         balance_for,

@@ -31,7 +31,6 @@ from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.step_costs import count_step, slots_of
 
 _GIB = 2**30
-_ALGORITHMS = ("flat", "hierarchical", "torus_2d")
 _GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Fewer segments are told if they cost no more of a step than this.
 _AS_GOOD = 0.002
@@ -192,7 +191,8 @@ class RunPlan:
             "",
             *self._advice(),
             f"constants   of {self.stack}; see plan --validate. Evaluation, start and compilation "
-            "are not counted.",
+            "are not counted"
+            + (", nor Muon's products of matrices." if self.config.optimizer == "muon" else "."),
         ]
         return "\n".join(lines)
 
@@ -287,7 +287,7 @@ class RunPlan:
             self.step,
             cluster,
             STACKS[self.stack],
-            algorithm=algorithm or self.config.all_reduce,
+            algorithm=algorithm or self._algorithm,
             gradient_bytes=self._gradient_bytes,
             segments=segments,
             batch_norm_group=group,
@@ -295,7 +295,16 @@ class RunPlan:
         )
 
     def _by_algorithm(self) -> dict[str, StepTime]:
-        return {name: self._time(self.hardware.cluster, self.cuts, name) for name in _ALGORITHMS}
+        times = {}
+        for name in _algorithms(self.hardware.cluster):
+            times[name] = self._time(self.hardware.cluster, self.cuts, name)
+        return times
+
+    @property
+    def _algorithm(self) -> str:
+        """By which the run sums: TPUs take their own way instead of those that they have not."""
+        asked, torus = self.config.all_reduce, self.hardware.cluster.accelerator.torus
+        return "builtin" if torus and asked not in _algorithms(self.hardware.cluster) else asked
 
     def _job(self) -> Job:
         time = self.time
@@ -354,6 +363,14 @@ class RunPlan:
             told = f"every {steps:,.0f} steps" if steps < self.steps else "at the end only"
             lines.append(f"checkpoints {told} lose the least time")
         return lines
+
+
+def _algorithms(cluster: Cluster) -> tuple[str, ...]:
+    """Returns the algorithms that training has for a cluster."""
+    if cluster.accelerator.torus:
+        return ("builtin", "torus_2d")
+    # One host's GPUs are one process', which has no network to sum over.
+    return ("builtin",) if cluster.hosts == 1 else ("flat", "hierarchical", "torus_2d")
 
 
 _BOUNDS = {

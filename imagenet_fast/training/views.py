@@ -25,7 +25,10 @@ def mean_over_views(function: Callable[[tf.Tensor], Any], images: tf.Tensor, vie
         return function(images)
     weighted = [(1.0, images)]
     if views == "flip_and_shift":
-        framed = tf.pad(images, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
+        # GPUs pad no bytes; as float32 they are what they were.
+        exact = tf.cast(images, tf.float32) if images.dtype == tf.uint8 else images
+        framed = tf.pad(exact, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
+        framed = tf.cast(framed, images.dtype)
         weighted = [(0.5, images), (0.25, framed[:, :-2, :-2]), (0.25, framed[:, 2:, 2:])]
     results = [
         tf.nest.map_structure(lambda value, share=share / 2: share * value, function(view))

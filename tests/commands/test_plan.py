@@ -173,6 +173,7 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
         (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
+        (["--schedule", "--flagfile=flags/airbench_cifar10.flags"], "data_on_device is for small"),
         (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
         (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
         (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),

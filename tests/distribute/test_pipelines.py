@@ -35,7 +35,7 @@ def test_each_worker_is_a_replica(found):
 def test_variables_stay_on_the_devices_of_their_stages(found):
     for worker, own in enumerate(found):
         one, other = own["devices"]
-        assert f"task:{worker}/device:CPU:0" in one and f"task:{worker}/device:CPU:1" in other
+        assert f"task:{worker}/device:CPU:1" in one and f"task:{worker}/device:CPU:2" in other
         assert own["places"] == [one, one, other, other]
 
 

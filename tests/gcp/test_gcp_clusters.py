@@ -93,7 +93,7 @@ def test_slurm_tasks_find_each_other(environment):
         check=True,
     )
     workers = ("gpu1:8888", "gpu1:8889")
-    given = "train --strategy=multi_worker --flagfile=flags/digits.flags --seed=2"
+    given = "train --flagfile=flags/digits.flags --seed=2"
     assert sorted(finished.stdout.splitlines()) == [
         f"{Cluster(workers, index)} {given}" for index in range(2)
     ]

@@ -544,9 +544,11 @@ def test_training_outlives_the_connection_and_is_not_started_twice(ready):
 
 def test_a_lost_connection_is_made_again(ready):
     (ready.cloud.folder / "hold").touch()
-    ready.cloud.set_faults(
-        {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
-    )
+    away = [
+        {"on": f"job.sh {command}", "worker": 0, "do": "fail", "message": "Broken pipe"}
+        for command in ("follow", "status", "status", "status")
+    ]
+    ready.cloud.set_faults(*away)
     process = ready.start("train")
     wait_for(lambda: (ready.cloud.folder / "faults.json").read_text() == "[]")
     wait_for(lambda: sum("follow" in call[6] for call in words(ready, "ssh")) == 2)

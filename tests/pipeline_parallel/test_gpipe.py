@@ -119,6 +119,13 @@ def test_optimizers_take_the_same_steps(optimizer):
     np.testing.assert_allclose(own, trained(plain(blocks()), optimizer()), rtol=1e-4, atol=1e-5)
 
 
+def test_updates_are_not_compiled():
+    """As Keras would have it on GPUs, where it fails if the variables are on several of them."""
+    optimizer = keras.optimizers.SGD(jit_compile=True)
+    GPipe(blocks(), devices=DEVICES[:2], num_micro_batches=2).compile(optimizer, SPARSE)
+    assert not optimizer.jit_compile
+
+
 def test_mixed_precision():
     def make():
         keras.mixed_precision.set_global_policy("mixed_bfloat16")

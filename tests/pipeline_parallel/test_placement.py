@@ -28,6 +28,16 @@ def test_more_stages_than_devices():
         stage_devices(count + 1)
 
 
+def test_cpus_are_taken_where_they_are_asked_for(monkeypatch):
+    asked = []
+    listed = tf.config.list_logical_devices
+    monkeypatch.setattr(
+        tf.config, "list_logical_devices", lambda kind: asked.append(kind) or listed(kind)
+    )
+    assert "CPU:0" in stage_devices(1, on_cpus=True)[0]
+    assert asked == ["CPU"]
+
+
 def test_a_server_that_is_not_there():
     server = f"{HOST}:{free_port()}"
     with pytest.raises(UserError, match=f"stage server {server} cannot be reached.*stage-server"):

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from imagenet_fast import UserError, commands, export, models
 from imagenet_fast.serving.module import NO_IMAGE, serving_module
-from imagenet_fast.training.checkpoint import claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
 from imagenet_fast.training.classifier import Classifier
 
 
@@ -48,6 +48,14 @@ def test_served_probabilities_are_those_of_evaluation(
     # It is float32 inside: rounding to bfloat16 is seen.
     assert 1e-4 < np.abs(served - evaluated_in_bfloat16).max() < 0.3
     assert evaluated.std(axis=0).min() > 0.01  # it has learnt something
+
+
+def test_a_run_whose_batch_norm_is_of_no_part_of_the_batch(config, trained, tmp_path):
+    """As several replicas may have trained it; one that has the batch alone could not."""
+    odd = config.replace(batch_norm_batch_size=24, model_dir=str(tmp_path / "run"))
+    claim_model_dir(odd, trained.labels)
+    Checkpoints(trained, odd).save(1, {})
+    assert export(odd, tmp_path / "exported")
 
 
 ALONE = """

@@ -118,6 +118,20 @@ def test_command_prints_a_table_and_json(config, saved, expected, capfd):
     assert printed["examples"] == 359
 
 
+def test_on_devices_over_which_training_could_not_split_its_batch(
+    config, saved, expected, run_python, tmp_path
+):
+    trained = config.replace(
+        model_dir=str(tmp_path), batch_norm_batch_size=16, accumulation_steps=2
+    )
+    claim_model_dir(trained, saved.labels)
+    Checkpoints(saved, trained).save(7, {"step": 7})
+    flags = ["--strategy=mirrored", "--logical_cpus=3", f"--model_dir={tmp_path}", "--json"]
+    told = json.loads(run_python(["-m", "imagenet_fast", "evaluate", *flags]).stdout)
+    assert told["examples"] == 359
+    assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_loss_scale_is_no_obstacle_to_other_precisions(config, saved, tmp_path, capfd):
     half = config.replace(model_dir=str(tmp_path), precision="mixed_float16", loss_scale=128.0)
     claim_model_dir(half, saved.labels)

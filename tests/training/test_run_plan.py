@@ -95,6 +95,24 @@ def test_segments_for_those_who_cut_elsewhere(pod):
     assert f"--fusion_segments={left.segments[0]}" in left.table()
 
 
+def test_only_sums_that_training_has_are_told(pod):
+    def told(plan):
+        lines = plan.table().split("sums by")[1].split("\n\n")[0].splitlines()
+        return [line.split()[0] for line in lines[1:]]
+
+    assert told(pod) == ["builtin", "torus_2d"]
+    one_host, two = (plan_run(CONFIG, Hardware("p100", chips)) for chips in (8, 16))
+    assert told(one_host) == ["builtin"]
+    assert "--all_reduce=" not in one_host.table()
+    assert told(two) == ["flat", "hierarchical", "torus_2d"]
+    # A TPU takes its own way where there is none by such a name.
+    builtin, other = (
+        dataclasses.replace(pod, config=pod.config.replace(all_reduce=name))
+        for name in ("builtin", "hierarchical")
+    )
+    assert other.time == builtin.time
+
+
 def test_what_happens_to_a_run(pod):
     """Checkpoints, failures and slow devices lengthen it; a good run is as short as counted."""
     assert pod.times.total == pytest.approx(pod.seconds)
