@@ -15,7 +15,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.checkpoint import read_labels, restore_weights
+from imagenet_fast.training.checkpoint import on_one_device, read_labels, restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import network_of
 from imagenet_fast.training.views import mean_over_views
@@ -47,10 +47,7 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
-    # One device is to do for it.
-    config = config.replace(
-        precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
-    )
+    config = on_one_device(config)
     model = build_classifier(config, labels)
     averaged = contextlib.nullcontext()
     if isinstance(source, Config):

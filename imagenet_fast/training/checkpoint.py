@@ -113,6 +113,16 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     return latest
 
 
+def on_one_device(config: Config) -> Config:
+    """Returns the configuration of the same network in float32, made whole on one device.
+
+    Its weights are those of the run, and so is what it computes, but for rounding.
+    """
+    return config.replace(
+        precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
+    )
+
+
 def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
     """Makes ``model_dir`` this configuration's, or checks that it is already.
 

@@ -15,6 +15,7 @@ from imagenet_fast.models.keras_applications import load_keras_applications_weig
 from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.checkpoint import (
     CONFIG_FILE,
+    on_one_device,
     read_config,
     read_labels,
     restore_weights,
@@ -103,10 +104,7 @@ def _of_run(
     path: Path, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a run's last checkpoint, averaged if it does so, and its classes."""
-    config = read_config(str(path)).replace(
-        precision="float32", loss_scale=0.0, batch_norm_batch_size=0, pipeline_stages=1
-    )
-    model = rebuild(config, read_labels(str(path)))
+    model = rebuild(on_one_device(read_config(str(path))), read_labels(str(path)))
     restore_weights(model, str(path))
     with model.averaged_weights():
         return _by_layer(network_of(model).variables), model.labels
