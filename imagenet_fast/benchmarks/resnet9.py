@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.benchmarks.step import stepper, title
-from imagenet_fast.benchmarks.timing import Comparison, Spread, Timed, take_turns, timed
+from imagenet_fast.benchmarks.step import on_new_iterators, stepper, title
+from imagenet_fast.benchmarks.timing import Comparison, Spread, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import read_info
@@ -76,7 +76,7 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
     times = take_turns(
         [
             timed(stepper(model, ours, steps)),
-            _on_new_iterators(theirs, batches, steps),
+            on_new_iterators(theirs, batches, steps),
             timed(_repeated(alone, steps)),
             timed(_repeated(_batch_maker(model, config.xla), steps)),
             timed(_repeated(_updater(model, config.xla), steps)),
@@ -216,18 +216,6 @@ def _arrays(config: Config) -> tuple[np.ndarray, np.ndarray]:
     # As the model has called it, whose images are still held.
     images, labels, _ = images_of(share, "train", config, thread_count(config), None)
     return images.numpy(), labels.numpy()
-
-
-def _on_new_iterators(model: keras.Model, batches: tf.data.Dataset, steps: int) -> Timed:
-    """Returns what takes steps on an iterator of which nothing goes on in the others' turns."""
-
-    def sample() -> tuple[float, float]:
-        iterator = iter(batches)
-        # Until as many batches are made ahead as will be at the end.
-        stepper(model, iterator, 1)()
-        return timed(stepper(model, iterator, steps))()
-
-    return sample
 
 
 def _batch_maker(model: Classifier, xla: bool) -> Callable[[], object]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
+from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
@@ -98,6 +98,21 @@ def stepper(model: keras.Model, batches: Iterator, steps: int) -> Callable[[], f
         return float(logs["loss"])
 
     return take_steps
+
+
+def on_new_iterators(model: keras.Model, batches: Iterable, steps: int) -> Timed:
+    """Returns what takes ``steps`` steps as ``fit`` does, each time on an iterator of its own.
+
+    So ``batches`` are not made ahead while others have their turn, for which these would pay.
+    """
+
+    def sample() -> tuple[float, float]:
+        iterator = iter(batches)
+        # Until as many batches are made ahead as will be at the end.
+        stepper(model, iterator, 1)()
+        return timed(stepper(model, iterator, steps))()
+
+    return sample
 
 
 def title(config: Config, steps: int) -> str:
