@@ -68,6 +68,8 @@ _BATCHES_AHEAD = 2
 _PADDING = -1
 
 
+# AutoGraph would find nothing to convert, and look for it longer than tracing takes.
+@tf.autograph.experimental.do_not_convert
 def make_dataset(
     config: Config, split: str, first_step: int = 0
 ) -> tf.distribute.DistributedDataset:
@@ -125,6 +127,7 @@ def make_dataset(
     return strategy.distribute_datasets_from_function(batches)
 
 
+@tf.autograph.experimental.do_not_convert
 def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
     """Returns the images of a split, for a model that makes its batches itself.
 

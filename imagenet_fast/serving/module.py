@@ -25,6 +25,8 @@ NO_IMAGE = "not a whole JPEG or PNG image"
 
 Tensors = dict[str, tf.Tensor]
 
+_IMAGES = (tf.TensorSpec([None], tf.string, name="images"),)
+
 
 @contextlib.contextmanager
 def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[ServingModule]:
@@ -94,12 +96,12 @@ class ServingModule(tf.Module):
         spec = tf.TensorSpec([None, *self._shape], tf.uint8, name="pixels")
         self.classify_pixels = tf.function(self._classify_pixels, input_signature=[spec])
 
-    @tf.function(input_signature=[])
+    @tf.function(input_signature=[], autograph=False)
     def labels(self) -> tf.Tensor:
         """Returns the name of each class, string [classes]: to be called on what was loaded."""
         return self._labels
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="images")])
+    @tf.function(input_signature=_IMAGES, autograph=False)
     def classify(self, images: tf.Tensor) -> Tensors:
         """Answers for encoded images, best class first.
 
@@ -121,7 +123,7 @@ class ServingModule(tf.Module):
             "error": error,
         }
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="images")])
+    @tf.function(input_signature=_IMAGES, autograph=False)
     def embed(self, images: tf.Tensor) -> Tensors:
         """Features of encoded images: what feeds the last dense layer.
 
@@ -139,7 +141,7 @@ class ServingModule(tf.Module):
             "error": error,
         }
 
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="images")])
+    @tf.function(input_signature=_IMAGES, autograph=False)
     def prepare(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Prepares encoded images as evaluation does.
 
@@ -189,7 +191,7 @@ class ServingModule(tf.Module):
         logits, features = self._network(pixels)
         return {"probabilities": tf.nn.softmax(logits), "features": features}
 
-    @tf.function(input_signature=[tf.TensorSpec([], tf.string)])
+    @tf.function(input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     def _decode_one(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return decode.evaluation_image(encoded, self._config), tf.constant("")
 

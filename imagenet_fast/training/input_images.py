@@ -42,6 +42,7 @@ class InputImages:
     shares: np.ndarray
 
 
+@tf.autograph.experimental.do_not_convert
 def make_input_images(
     config: Config, info: DatasetInfo, mixer: Mixer | None, step: int
 ) -> InputImages:

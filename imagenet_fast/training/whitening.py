@@ -36,6 +36,7 @@ def whiten(network: keras.Model, config: Config, info: DatasetInfo) -> None:
             layer.adapt(_first_images(config, info))
 
 
+@tf.autograph.experimental.do_not_convert
 def _first_images(config: Config, info: DatasetInfo) -> np.ndarray:
     """Returns normalized training images, float32 [images, image_size, image_size, 3]."""
     if config.synthetic:
