@@ -99,6 +99,21 @@ class GPipe(keras.Model):
         # on several devices.
         optimizer.jit_compile = False
 
+    def make_train_function(self, force: bool = False) -> Callable[..., Any]:
+        """Keras' ``make_train_function``."""
+        train = super().make_train_function(force)
+        if self.built:
+            return train
+
+        def built_first(batches: Any) -> Any:
+            # Variables that are made in the first step have it traced a second time.
+            self.build_on(keras.utils.unpack_x_y_sample_weight(batches.element_spec)[0])
+            if isinstance(self.optimizer, keras.optimizers.Optimizer):  # no legacy one
+                self.optimizer.build(self._pipeline.variables)
+            return train(batches)
+
+        return built_first
+
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on a batch, with the loss and the optimizer that ``compile`` was given."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)

@@ -16,7 +16,6 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.layers.dropout import Dropout
 from imagenet_fast.tpu_compile.lower import Step, variables_of
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.checkpoint import make_slots
 from imagenet_fast.training.classifier import Classifier
 
 # Each has a thread of its own here, and waits for the others.
@@ -164,7 +163,7 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
         ),
         device,
     )
-    make_slots(alone)
+    alone.make_slots()
     own, theirs = variables_of(alone), variables_of(model)
     for variable, other in zip(own, theirs):
         variable.assign(other.numpy())

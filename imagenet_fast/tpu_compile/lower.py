@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from imagenet_fast.errors import UserError
 from imagenet_fast.tpu_compile.module import Module, read_module
-from imagenet_fast.training.checkpoint import make_slots
 from imagenet_fast.training.classifier import Classifier
 
 # As TensorFlow tells what XLA has no kernel for.
@@ -45,7 +44,8 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> Step:
       UserError: if XLA has no kernel for an operation, or cannot make a program of it.
     """
     strategy = model.distribute_strategy
-    make_slots(model)  # Else TensorFlow would make them while it traces, where XLA does not follow.
+    # Else TensorFlow would make them while it traces, where XLA does not follow.
+    model.make_slots()
     specs = (
         tf.TensorSpec([batch, image_size, image_size, 3], tf.uint8, name="images"),
         tf.TensorSpec([batch], tf.int32, name="labels"),

@@ -73,8 +73,7 @@ class Checkpoints:
         if latest is None:
             return None
         # Slots exist only once the optimizer is built, and are then checked with all else.
-        with self._model.distribute_strategy.scope():
-            make_slots(self._model)
+        self._model.make_slots()
         try:
             status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
@@ -207,15 +206,6 @@ def _directory(model_dir: str) -> Path:
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
     return to_path(model_dir)
-
-
-def make_slots(model: Classifier) -> None:
-    """Makes the optimizer's variables, which it otherwise makes in its first step."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    if isinstance(optimizer, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
-        optimizer._create_all_weights(model.trainable_variables)
-    else:
-        model.optimizer.build(model.trainable_variables)
 
 
 @contextlib.contextmanager

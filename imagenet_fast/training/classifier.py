@@ -157,6 +157,21 @@ class Classifier(keras.Model):
         with self.averaged_weights():
             return super().predict(x, *args, **kwargs)
 
+    def make_train_function(self, force: bool = False) -> Callable[..., Any]:
+        """Keras' ``make_train_function``."""
+        # Made in the first step, they would have it traced a second time.
+        self.make_slots()
+        return super().make_train_function(force)
+
+    def make_slots(self) -> None:
+        """Makes the optimizer's variables, which it otherwise makes in its first step."""
+        with self.distribute_strategy.scope():
+            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
+            if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+                inner._create_all_weights(self.trainable_variables)
+            else:
+                self.optimizer.build(self.trainable_variables)
+
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""
         return self._step(data)

@@ -126,6 +126,16 @@ def test_updates_are_not_compiled():
     assert not optimizer.jit_compile
 
 
+def test_fit_traces_a_step_once(monkeypatch):
+    model, traced = GPipe(blocks(), DEVICES[:2], num_micro_batches=2), []
+    compute = model.pipeline.compute
+    monkeypatch.setattr(model.pipeline, "compute", lambda *args: traced.append(1) or compute(*args))
+    model.compile("adam", SPARSE)
+    for _ in range(2):
+        model.fit(IMAGES, LABELS, batch_size=25, verbose=0)
+    assert len(traced) == 1
+
+
 def test_mixed_precision():
     def make():
         keras.mixed_precision.set_global_policy("mixed_bfloat16")

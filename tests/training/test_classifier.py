@@ -104,6 +104,15 @@ def test_xla_takes_the_same_step():
     assert_close(weights_of(compiled), weights_of(plain), 1e-5)
 
 
+def test_fit_traces_a_step_once(monkeypatch):
+    model, traced = classifier(keras.optimizers.Adam()), []
+    gradients = model.gradients
+    monkeypatch.setattr(model, "gradients", lambda data: traced.append(1) or gradients(data))
+    for _ in range(2):
+        model.fit(IMAGES, LABELS, batch_size=4, verbose=0)
+    assert len(traced) == 1
+
+
 def test_layers_keep_no_trace():
     """Neither batch norm's averages nor dropout's count."""
     images = keras.Input((6, 6, 3))
