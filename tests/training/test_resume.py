@@ -32,10 +32,9 @@ OPTIONS = {
     "decay_at": "30 steps",
 }
 
-# What keeps a state of its own, or has none where others have; on two replicas.
+# What keeps a state of its own, or has none where others have.
 TRICKS = {
     **OPTIONS,
-    "logical_cpus": 2,
     "model": "resnet9",
     "width": 4,
     "whitening": True,
@@ -90,7 +89,7 @@ def run_until_killed(arguments, log_path, model_dir, step):
         process.wait()
 
 
-@pytest.mark.parametrize(("workers", "options"), [(0, TRICKS), (2, OPTIONS)])
+@pytest.mark.parametrize(("workers", "options"), [(0, OPTIONS), (2, OPTIONS), (2, TRICKS)])
 def test_killed_three_times_ends_with_the_same_bits(digits, tmp_path, workers, options):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_to_the_end(command(digits, whole, workers, options), tmp_path / "whole.log")
