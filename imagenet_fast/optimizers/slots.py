@@ -1,6 +1,8 @@
-"""How much an optimizer keeps."""
+"""What an optimizer keeps of each weight."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 import tf_keras as keras
@@ -22,3 +24,20 @@ def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
     # Others count steps.
     kept = [own.shape for own in optimizer.variables() if own.shape.rank]
     return sum(own.num_elements() for own in kept) / _SIZE**2
+
+
+def make_slots(
+    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
+    variables: Sequence[tf.Variable],
+) -> None:
+    """Makes an optimizer's variables, which it otherwise makes in its first step.
+
+    Args:
+      optimizer: of any kind, with a loss scale or without.
+      variables: the trained ones, in the order of the gradients that it will get.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+        inner._create_all_weights(variables)
+    else:
+        optimizer.build(variables)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 
 
@@ -102,14 +103,14 @@ class GPipe(keras.Model):
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""
         train = super().make_train_function(force)
+        # Variables that are made in the first step have it traced a second time.
         if self.built:
+            make_slots(self.optimizer, self._pipeline.variables)
             return train
 
         def built_first(batches: Any) -> Any:
-            # Variables that are made in the first step have it traced a second time.
             self.build_on(keras.utils.unpack_x_y_sample_weight(batches.element_spec)[0])
-            if isinstance(self.optimizer, keras.optimizers.Optimizer):  # no legacy one
-                self.optimizer.build(self._pipeline.variables)
+            make_slots(self.optimizer, self._pipeline.variables)
             return train(batches)
 
         return built_first

@@ -14,6 +14,7 @@ from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
@@ -166,11 +167,7 @@ class Classifier(keras.Model):
     def make_slots(self) -> None:
         """Makes the optimizer's variables, which it otherwise makes in its first step."""
         with self.distribute_strategy.scope():
-            inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-            if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
-                inner._create_all_weights(self.trainable_variables)
-            else:
-                self.optimizer.build(self.trainable_variables)
+            make_slots(self.optimizer, self.trainable_variables)
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's share of the global batch."""

@@ -126,8 +126,11 @@ def test_updates_are_not_compiled():
     assert not optimizer.jit_compile
 
 
-def test_fit_traces_a_step_once(monkeypatch):
+@pytest.mark.parametrize("built", [False, True])
+def test_fit_traces_a_step_once(monkeypatch, built):
     model, traced = GPipe(blocks(), DEVICES[:2], num_micro_batches=2), []
+    if built:
+        model.build_on(IMAGES)
     compute = model.pipeline.compute
     monkeypatch.setattr(model.pipeline, "compute", lambda *args: traced.append(1) or compute(*args))
     model.compile("adam", SPARSE)
