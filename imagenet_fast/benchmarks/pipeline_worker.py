@@ -131,14 +131,17 @@ class _Step:
         size = [4] if network.kind == "emulated" else [network.image_size] * 2 + [network.channels]
         with tf.device("CPU:0"):
             # Any batch has the same shape for TensorFlow: [None, ...].
-            inputs = tf.random.stateless_normal([case.batch, *size], seed=(0, 1))
-            aims = inputs if network.kind == "emulated" else tf.zeros([case.batch, 1])
-            self._examples = tf.data.Dataset.from_tensor_slices((inputs, aims)).cache()
+            self._inputs = tf.random.stateless_normal([case.batch, *size], seed=(0, 1))
+            aims = self._inputs if network.kind == "emulated" else tf.zeros([case.batch, 1])
+            self._examples = tf.data.Dataset.from_tensor_slices((self._inputs, aims)).cache()
 
     def first(self, examples: int) -> dict[str, Any]:
         """Traces it, and takes a step on so many examples."""
         batches = self._batches(examples)
         begin = time.perf_counter()
+        if self._case.stages:
+            # Otherwise its first step does, in which there is no graph of the whole step.
+            self._model.build_on(self._inputs)
         self._step = self._model.make_train_function()
         graph = self._step.get_concrete_function(batches).graph.as_graph_def()
         traced = time.perf_counter()
