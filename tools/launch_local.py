@@ -4,7 +4,7 @@ r"""Starts the workers of a multi-worker run on this machine, and ends them toge
 Two workers that share this machine's cores or GPUs:
 
     python tools/launch_local.py --workers 2 -- train --flagfile=flags/digits.flags \
-        --model_dir=runs/digits
+        --data_dir=data/digits --model_dir=runs/digits
 
 What follows ``--`` goes to ``python -m imagenet_fast`` in each worker. Each one gets a
 ``TF_CONFIG`` of its own and an equal share of the GPUs, or of the cores where there are none;

@@ -43,7 +43,8 @@ else
 fi
 
 step "Training with two worker processes"
-python tools/launch_local.py --workers 2 -- \
+# On the processor, where no GPUs are chosen: it may be that there is one, which two cannot share.
+CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-} python tools/launch_local.py --workers 2 -- \
   train --flagfile="flags/$data.flags" --data_dir="$shards" --model_dir="$run"
 
 step "Evaluating the checkpoint in one process"

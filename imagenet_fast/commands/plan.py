@@ -18,9 +18,11 @@ def main(arguments: list[str]) -> int:
     """Prints the plan that is asked for by a flag without a value, or that of the run."""
     # Not among absl's flags: --schedule=cosine is an option of Config.
     asked = [name for name in PLANS if f"--{name}" in arguments]
-    if not arguments or (not asked and {"--help", "-h"} & set(arguments)):
+    if not arguments:
         print(_help())
         return 0
+    if not asked and {"--help", "-h"} & set(arguments):
+        print(_help(), end="\n\n")  # and, below, the flags of a run's plan
     if len(asked) > 1:
         raise UserError(f"plan one thing at a time, not {' and '.join(f'--{n}' for n in asked)}")
     if asked:
@@ -240,6 +242,6 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "imagenet-fast plan --helpfull lists the flags of a run, plan --NAME --help others'.",
+            "imagenet-fast plan --help lists the flags of the first, plan --NAME --help others'.",
         ]
     )

@@ -64,6 +64,11 @@ class DatasetInfo:
         return len(self.labels)
 
 
+def numbered_labels(num_classes: int) -> tuple[str, ...]:
+    """Returns what classes are called of which only the number is known."""
+    return tuple(str(label) for label in range(num_classes))
+
+
 def read_info(config: Config) -> DatasetInfo:
     """Finds the data that ``config`` names and checks, without reading it all, that it is whole.
 
@@ -73,8 +78,7 @@ def read_info(config: Config) -> DatasetInfo:
     """
     if config.synthetic:
         train = SplitInfo((), (), 0, _SYNTHETIC_EXAMPLES)
-        labels = tuple(str(label) for label in range(config.num_classes))
-        return DatasetInfo("synthetic", labels, 0, {"train": train})
+        return DatasetInfo("synthetic", numbered_labels(config.num_classes), 0, {"train": train})
     if not config.data_dir:
         raise UserError(
             "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
@@ -85,15 +89,8 @@ def read_info(config: Config) -> DatasetInfo:
     if not directory.is_dir():
         raise UserError(f"data_dir {directory} is not a directory")
     if (directory / manifests.FILE).exists():
-        info = _from_manifest(directory, config)
-    else:
-        info = _from_shards(directory, config)
-    if info.splits["train"].examples < config.batch_size:
-        raise UserError(
-            f"batch_size {config.batch_size} is more than the {info.splits['train'].examples} "
-            f"training images in {directory}"
-        )
-    return info
+        return _from_manifest(directory, config)
+    return _from_shards(directory, config)
 
 
 def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
@@ -136,7 +133,7 @@ def _from_shards(directory: Path, config: Config) -> DatasetInfo:
         )
     stats = [path.stat() for path in paths]
     shards = tuple((path, own.st_size, own.st_mtime) for path, own in zip(paths, stats))
-    labels = tuple(str(label) for label in range(config.num_classes))
+    labels = numbered_labels(config.num_classes)
     splits = _count_records(shards, config.num_classes, config.label_offset)
     return DatasetInfo(directory.name, labels, config.label_offset, dict(splits))
 

@@ -159,8 +159,18 @@ def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
 
 
 def steps_per_epoch(info: DatasetInfo, config: Config) -> int:
-    """Returns the weight updates of an epoch; what does not fill a batch waits for the next."""
-    return info.splits["train"].examples // config.batch_size
+    """Returns the weight updates of an epoch; what does not fill a batch waits for the next.
+
+    Raises:
+      UserError: if there is not a single one.
+    """
+    examples = info.splits["train"].examples
+    if examples < config.batch_size:
+        raise UserError(
+            f"batch_size {config.batch_size} is more than the {examples} training images of "
+            f"{info.name}"
+        )
+    return examples // config.batch_size
 
 
 def training_image_size(config: Config, step: int, steps_per_epoch: int) -> int:

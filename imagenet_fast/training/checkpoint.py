@@ -16,6 +16,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config, option_text
+from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import is_chief
 from imagenet_fast.errors import UserError
@@ -130,24 +131,29 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
       labels: the name of each class, written beside it.
 
     Raises:
-      UserError: if it cannot be written, or holds a run with other options.
+      UserError: if it cannot be written, or holds a run with other options or classes.
     """
-    check_model_dir(config)
+    check_model_dir(config, labels)
     directory = to_path(config.model_dir)
     with _to_be_written(directory):
         (directory / _FOLDER).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
     if is_chief():
-        write_file(directory / CONFIG_FILE, config.to_json())
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
+        # Last: it says that the others are there.
+        write_file(directory / CONFIG_FILE, config.to_json())
 
 
-def check_model_dir(config: Config) -> None:
+def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     """Checks that ``model_dir`` holds no run, or one of this configuration; writes nothing.
 
+    Args:
+      config: gives ``model_dir`` and ``data_dir``.
+      labels: the name of each class of the data.
+
     Raises:
-      UserError: if it holds a run with other options, or cannot be used at all.
+      UserError: if it holds a run with other options or classes, or cannot be used at all.
     """
     directory = to_path(config.model_dir)
     with _to_be_written(directory):
@@ -171,6 +177,34 @@ def check_model_dir(config: Config) -> None:
             f"{directory} holds a run with other options ({told}); choose another "
             "--model_dir, or remove that one"
         )
+    check_labels(config, labels)
+
+
+def check_labels(config: Config, labels: Sequence[str]) -> None:
+    """Checks that data has the classes of the run in ``model_dir``: where both have names, these.
+
+    Args:
+      config: gives ``model_dir`` and ``data_dir``.
+      labels: the name of each class of the data.
+
+    Raises:
+      UserError: if it has others.
+    """
+    trained = read_labels(config.model_dir)
+    if len(labels) != len(trained):
+        difference = f"{len(labels)} classes, but the run in {config.model_dir} {len(trained)}"
+    elif numbered_labels(len(labels)) in (trained, tuple(labels)):
+        return
+    else:
+        pairs = enumerate(zip(labels, trained))
+        found = next((number for number, (here, there) in pairs if here != there), None)
+        if found is None:
+            return
+        difference = (
+            f"{labels[found]!r} as class {found}, which is {trained[found]!r} of the run in "
+            f"{config.model_dir}"
+        )
+    raise UserError(f"other classes: {config.data_dir} has {difference}")
 
 
 def read_config(model_dir: str) -> Config:

@@ -10,7 +10,7 @@ from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_for_evaluation
-from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.training.checkpoint import check_labels, restore_weights
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.recorder import check_evaluated
 
@@ -23,8 +23,8 @@ def evaluate(config: Config) -> dict[str, Any]:
       be read) and ``checkpoint``.
 
     Raises:
-      UserError: if there is no checkpoint, no validation data, or either cannot be used, a shard
-        cannot be read any more, or another worker stops.
+      UserError: if there is no checkpoint, no validation data, or either cannot be used, the data
+        has other classes, a shard cannot be read any more, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
         # How training splits a batch has no part in evaluation, which may be on other devices.
@@ -32,6 +32,7 @@ def evaluate(config: Config) -> dict[str, Any]:
         info = read_info(config)
         if "validation" not in info.splits:
             raise UserError(f"{info.name} has no validation shards")
+        check_labels(config, info.labels)
         model = build_for_evaluation(config)
         checkpoint = restore_weights(model, config.model_dir)
         result = model.evaluate(

@@ -11,7 +11,6 @@ import numpy as np
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training.charts import LEARNING_RATE, Row
@@ -148,10 +147,6 @@ def plan_schedule(config: Config) -> SchedulePlan:
     info = read_info(config)
     examples = info.splits["train"].examples
     steps = steps_per_epoch(info, config)
-    if not steps:
-        raise UserError(
-            f"batch_size {config.batch_size} is more than the {examples} training images"
-        )
     return SchedulePlan(
         config,
         examples,

@@ -111,7 +111,7 @@ class _Run:
                 f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
                 f"{self.total_steps} steps"
             )
-        check_model_dir(config)
+        check_model_dir(config, info.labels)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         searched = config.fusion == "auto" and strategy.num_replicas_in_sync > 1

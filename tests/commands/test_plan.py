@@ -209,12 +209,22 @@ def test_place_that_cannot_be_written_to(capsys, tmp_path):
     assert f"cannot write to {tmp_path}/file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_help_lists_the_plans(capsys, arguments):
-    assert run(["plan", *arguments]) == 0
+def test_without_arguments_it_lists_the_plans(capsys):
+    assert run(["plan"]) == 0
     page = capsys.readouterr().out
     assert "  --schedule " in page
     assert "  --pipeline " in page
+
+
+@pytest.mark.parametrize("argument", ["--help", "-h"])
+def test_help_lists_the_plans_and_the_flags_of_a_run(capsys, argument):
+    with pytest.raises(SystemExit, match="0"):
+        run(["plan", argument])
+    page = capsys.readouterr().out
+    assert "  --schedule " in page
+    assert all(f"  --{name}: " in page for name in ("accelerator", "chips", "compare", "model"))
+    assert "--warmup" not in page
+    assert "--helpfull lists" in page
 
 
 def test_help_of_a_plan(capsys):

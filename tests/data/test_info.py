@@ -264,12 +264,6 @@ def test_directory_without_shards(tmp_path):
     assert manifests.FILE in message and "prepare" in message
 
 
-def test_batch_larger_than_training_set(with_manifest):
-    message = problem(with_manifest, batch_size=13)
-    assert "13" in message and "12" in message
-    assert read_info(config(with_manifest, batch_size=12))
-
-
 def test_synthetic_data_is_as_large_as_imagenet():
     info = read_info(Config(synthetic=True, num_classes=7, data_dir="/no/such/directory"))
     assert info.num_classes == 7

@@ -130,6 +130,15 @@ def test_evaluation_of_prepared_digits_finds_the_images_of_the_manifest(digits):
 # --- Order ----------------------------------------------------------------------------------------
 
 
+def test_a_batch_of_more_images_than_there_are(numbered):
+    config = plain(numbered, batch_size=8)
+    info = read_info(config)
+    examples = info.splits["train"].examples
+    assert pipeline.steps_per_epoch(info, config.replace(batch_size=examples)) == 1
+    with pytest.raises(UserError, match=f"batch_size {examples + 1} is more than the {examples} "):
+        pipeline.steps_per_epoch(info, config.replace(batch_size=examples + 1))
+
+
 def test_an_epoch_has_each_image_once_and_another_order(numbered, evaluated, host_datasets):
     config = plain(numbered, batch_size=8)
     assert pipeline.steps_per_epoch(read_info(config), config) == 7

@@ -12,6 +12,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.training.checkpoint import (
     Checkpoints,
+    check_labels,
     check_model_dir,
     claim_model_dir,
     read_config,
@@ -196,12 +197,39 @@ def test_a_new_directory_is_claimed(config):
 
 
 def test_a_directory_is_checked_without_being_claimed(config):
-    check_model_dir(config)
+    check_model_dir(config, LABEL_NAMES)
     assert not pathlib.Path(config.model_dir).exists()
     claim_model_dir(config, LABEL_NAMES)
-    check_model_dir(config)
+    check_model_dir(config, LABEL_NAMES)
     with pytest.raises(UserError, match=r"other options \(seed is 0 there, 3 here"):
-        check_model_dir(config.replace(seed=3))
+        check_model_dir(config.replace(seed=3), LABEL_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (("cat", "horse", "dog"), "has 'horse' as class 1, which is 'dog' of the run in "),
+        (("cat", "dog"), "/other has 2 classes, but the run in "),
+        (("0", "1"), "/other has 2 classes, but the run in "),
+    ],
+)
+def test_data_of_other_classes(config, labels, message):
+    trained = ("cat", "dog", "horse")
+    claim_model_dir(config, trained)
+    other = config.replace(data_dir="/other")
+    for use in (claim_model_dir, check_model_dir, check_labels):
+        with pytest.raises(UserError, match=message):
+            use(other, labels)
+    assert read_labels(config.model_dir) == trained
+    assert read_config(config.model_dir) == config
+
+
+@pytest.mark.parametrize(
+    ("trained", "labels"), [(("cat", "dog"), ("0", "1")), (("0", "1"), ("cat", "dog"))]
+)
+def test_classes_that_have_no_names_are_only_counted(config, trained, labels):
+    claim_model_dir(config, trained)
+    check_labels(config, labels)
 
 
 def test_what_has_no_part_in_the_weights_may_change(config, tmp_path):

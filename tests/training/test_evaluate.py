@@ -144,9 +144,16 @@ def test_a_loss_scale_is_no_obstacle_to_other_precisions(config, saved, tmp_path
 # --- What cannot be evaluated
 
 
-def test_no_checkpoint(config, tmp_path):
-    with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint: train there first"):
+def test_no_run(config, tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path} holds no training run: "):
         evaluate(config.replace(model_dir=str(tmp_path)))
+
+
+def test_no_checkpoint(config, saved, tmp_path):
+    begun = config.replace(model_dir=str(tmp_path))
+    claim_model_dir(begun, saved.labels)
+    with pytest.raises(UserError, match=f"{tmp_path} holds no checkpoint: train there first"):
+        evaluate(begun)
 
 
 def test_no_model_dir(config):
@@ -165,8 +172,14 @@ def test_data_with_other_classes(config, saved, digits, tmp_path):
         if path.name != "manifest.json":
             (tmp_path / path.name).symlink_to(path)
     other = config.replace(data_dir=str(tmp_path), num_classes=12)
-    with pytest.raises(UserError, match="ckpt-7 is not of this model"):
+    message = f"other classes: {tmp_path} has 12 classes, but the run in {config.model_dir} 10"
+    with pytest.raises(UserError, match=message):
         evaluate(other)
+
+
+def test_data_with_fewer_training_images_than_the_trainings_batch(config, saved, expected):
+    large = config.replace(batch_size=1439)  # there are 1438
+    assert evaluate(large)["top1"] == pytest.approx(expected["top1"])
 
 
 def test_no_validation_images(config, saved):
