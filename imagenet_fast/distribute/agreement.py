@@ -23,7 +23,9 @@ def numbers_of_all(strategy: tf.distribute.Strategy, numbers: Sequence[float]) -
       numbers: this worker's, as many in all of them.
     """
     gathered = _gathering(strategy, len(numbers))(tf.constant([list(numbers)], tf.float32))
-    return strategy.experimental_local_results(gathered)[0].numpy()
+    rows = strategy.experimental_local_results(gathered)[0].numpy()
+    # TensorFlow gathers what is worker 10's before what is worker 9's.
+    return rows[np.argsort(rows[:, 0])][:, 1:]
 
 
 def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
@@ -64,14 +66,17 @@ def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> No
 
 @functools.cache
 def _gathering(strategy: tf.distribute.Strategy, width: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns what makes of each replica's row the rows of all.
+    """Returns what makes of each replica's row the rows of all, each behind its replica's number.
 
     A concrete function, which is not traced anew inside of a strategy's scope.
     """
 
     def own(row: tf.Tensor) -> tf.Tensor:
-        row = tf.identity(row)  # On the replica's device, which the argument does not know.
-        return tf.distribute.get_replica_context().all_gather(row, axis=0)
+        context = tf.distribute.get_replica_context()
+        replica = tf.fill([1, 1], tf.cast(context.replica_id_in_sync_group, tf.float32))
+        # On the replica's device, which the argument does not know.
+        row = tf.concat([replica, row], axis=1)
+        return context.all_gather(row, axis=0)
 
     signature = [tf.TensorSpec([1, width], tf.float32)]
     function = tf.function(lambda row: strategy.run(own, args=(row,)), signature, autograph=False)

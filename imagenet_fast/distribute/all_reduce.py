@@ -32,6 +32,7 @@ from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
 from imagenet_fast.errors import UserError, nearest
 
@@ -115,6 +116,10 @@ class AllReduce:
         groups = f" in groups of {self.rows.size}" if self.rows else ""
         told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
         check_agreement(strategy, "sum gradients", told)
+        if self.rows and not self._on_tpu:
+            self.rows = in_rank_order(strategy, self.rows)
+            # So that all members of a column have the same part of their rows' sums.
+            self._columns = columns(self.rows)
 
     def __call__(
         self,

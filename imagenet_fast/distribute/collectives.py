@@ -40,7 +40,9 @@ class Communicator:
     """One replica's end of a group.
 
     Args:
-      members: the replicas of the group, in its order.
+      members: the replicas of the group. The first one of these is who broadcasts. What is
+        exchanged and gathered has the order in which TensorFlow ranks them, which
+        :func:`~imagenet_fast.distribute.ranks.in_rank_order` tells.
       replica: this one.
       place: number of the device, of several on which the same replicas meet.
       hint: ``"auto"``, ``"ring"`` or ``"nccl"``.
@@ -96,7 +98,7 @@ class Communicator:
           stream: as in :meth:`all_reduce`.
 
         Returns:
-          [size, n]: the first member's is the first row.
+          [size, n]: the row of the first rank is the first.
         """
         parts = tf.reshape(tensor, [self.size, -1])
         if self.size == 1:
@@ -119,12 +121,12 @@ class Communicator:
           stream: as in :meth:`all_reduce`.
 
         Returns:
-          [n]: the first member's part comes first.
+          [n]: the first rank's part comes first.
         """
         return tf.reduce_sum(self.exchange(tensor, stream), axis=0)
 
     def all_gather(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
-        """Returns [size * n] from all members' [n], the first member's first."""
+        """Returns [size * n] from all members' [n], the first rank's first."""
         if self.size == 1:
             return tensor
         gathered = tf.raw_ops.CollectiveGatherV2(

@@ -1,6 +1,6 @@
 """Each of several workers trains small models, and sums tensors, by one algorithm after another.
 
-Arguments: the path of a JSON object with ``groups`` (sizes), ``cases`` ("all" or "few") and
+Arguments: the path of a JSON object with ``groups`` (sizes), ``trains`` (whether it does) and
 ``out``; each worker W writes ``outW.npz``.
 """
 
@@ -16,6 +16,7 @@ import tf_keras as keras
 
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.distribute import all_reduce
+from imagenet_fast.distribute.agreement import numbers_of_all
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.all_reduce_optimizer import with_all_reduce
 from imagenet_fast.distribute.fusion import Fusion
@@ -87,16 +88,15 @@ def flat(variables):
     return np.concatenate([variable.numpy().reshape(-1) for variable in variables])
 
 
-def train_all(strategy, groups, cases):
+def train_all(strategy, groups):
     """Returns the weights by model, optimizer and way to sum."""
     ways = {"flat": {"algorithm": "flat", "fusion": SMALL}}
     for size in groups:
         ways[f"hierarchical {size}"] = {"algorithm": "hierarchical", "group_size": size}
         ways[f"torus {size}"] = {"algorithm": "torus_2d", "group_size": size}
-    if cases == "all":
-        ways["builtin in segments"] = {"algorithm": "builtin", "fusion": SEGMENTS}
-        ways["hierarchical in segments"] = {"algorithm": "hierarchical", "fusion": SEGMENTS}
-        ways["torus in buckets"] = {"algorithm": "torus_2d", "fusion": SMALL}
+    ways["builtin in segments"] = {"algorithm": "builtin", "fusion": SEGMENTS}
+    ways["hierarchical in segments"] = {"algorithm": "hierarchical", "fusion": SEGMENTS}
+    ways["torus in buckets"] = {"algorithm": "torus_2d", "fusion": SMALL}
     ways = {
         way: functools.partial(AllReduce, timeout_seconds=TIMEOUT, **options)
         for way, options in ways.items()
@@ -111,8 +111,6 @@ def train_all(strategy, groups, cases):
     for way, make in ways.items():
         own = with_all_reduce(keras.optimizers.SGD)
         note(f"keras: {way}", train_keras(strategy, lambda: own(**momentum, all_reduce=make())))  # noqa: B023
-    if cases != "all":
-        return results
     note("keras: none", train_keras(strategy, lambda: NoSum(**momentum)))
     adam = {"learning_rate": 1e-3, "clipnorm": 0.5, "weight_decay": 0.01, "epsilon": 1e-3}
     note("adam: strategy", train_keras(strategy, lambda: keras.optimizers.Adam(**adam)))
@@ -228,11 +226,16 @@ def main():
     strategy = make_strategy(Config(strategy="multi_worker", batch_size=workers))
     results = {
         **sum_all(strategy, job["groups"]),
-        **train_all(strategy, job["groups"], job["cases"]),
-        **mistakes(strategy),
-        "auto": AllReduce(strategy).algorithm,
-        "awaited": gradients_awaited(strategy),
+        "numbers": numbers_of_all(strategy, [strategy.cluster_resolver.task_id, 7])[:, 0],
+        "rows": AllReduce(strategy, algorithm="torus_2d", group_size=4).rows.members,
     }
+    if job["trains"]:
+        results.update(
+            **train_all(strategy, job["groups"]),
+            **mistakes(strategy),
+            auto=AllReduce(strategy).algorithm,
+            awaited=gradients_awaited(strategy),
+        )
     np.savez(f"{job['out']}{strategy.cluster_resolver.task_id}.npz", **results)
     wait_for_all(strategy)
 
