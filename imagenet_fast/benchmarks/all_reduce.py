@@ -143,7 +143,7 @@ def compare_all_reduce(
         total=len(cases) * len(ways) * (warmup + repeats),
         unit=" sums",
         dynamic_ncols=True,
-        disable=not is_chief(),
+        disable=not is_chief(strategy),
     ) as bar:
         for number, case in enumerate(cases):
             tensors = [tf.random.stateless_normal(s, (0, i)) for i, s in enumerate(case.shapes)]

@@ -191,7 +191,7 @@ def _all_reduce(arguments: list[str]) -> None:
         timeout_seconds=flags["timeout"],
         **counts,
     )
-    if not is_chief():
+    if not is_chief(strategy):
         return
     replicas = strategy.num_replicas_in_sync
     print(all_reduce_report.table(results, replicas, group))

@@ -31,14 +31,14 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.distribute.strategy import is_chief
+    from imagenet_fast.distribute.strategy import is_chief, make_strategy
     from imagenet_fast.training.checkpoint import read_config
     from imagenet_fast.training.evaluate import evaluate
 
     # These have no part in evaluation, and contradict another precision, TPUs or a pipeline.
     config = read_config(flags["model_dir"]).replace(loss_scale=0.0, xla=False, **flags.changes())
     result = evaluate(config)
-    if not is_chief():
+    if not is_chief(make_strategy(config)):
         return 0
     if flags["json"]:
         print(json.dumps(result))

@@ -55,12 +55,12 @@ def main(arguments: list[str]) -> int:
         # Not found out when the run has ended.
         new_path(flags["saved_model"], "leave out --saved_model")
 
-    from imagenet_fast.distribute.strategy import is_chief
+    from imagenet_fast.distribute.strategy import is_chief, make_strategy
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.train import train
 
     summary = train(config)
-    if is_chief():
+    if is_chief(make_strategy(config)):
         if flags["saved_model"]:
             export(config, flags["saved_model"])
         accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "

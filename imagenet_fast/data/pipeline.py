@@ -154,7 +154,7 @@ def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
         strategy=strategy,
         threads=thread_count(config),
         # All hosts read the same images.
-        bad_images=list_bad_images(config, info, split, 0) if is_chief() else None,
+        bad_images=list_bad_images(config, info, split, 0) if is_chief(strategy) else None,
     )
 
 

@@ -42,13 +42,19 @@ def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     return [bytes(row.astype(int).tolist()).decode().rstrip() for row in rows]
 
 
-def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> None:
+def check_agreement(
+    strategy: tf.distribute.Strategy,
+    what: str,
+    how: str,
+    advice: str = "start all workers with the same options",
+) -> None:
     """Checks that all workers do something alike, where else they would wait for ever.
 
     Args:
       strategy: of the workers, all of which must come here; under others nothing is to be checked.
       what: the name of it, to complete "replicas would not ... alike".
       how: how this worker does it.
+      advice: what to do if others do it otherwise.
 
     Raises:
       UserError: in all workers, naming the first replica that differs from replica 0.
@@ -60,7 +66,7 @@ def check_agreement(strategy: tf.distribute.Strategy, what: str, how: str) -> No
         if text != texts[0]:
             raise UserError(
                 f"replicas would not {what} alike: replica {replica} by {text!r}, but replica 0 "
-                f"by {texts[0]!r}; start all workers with the same options"
+                f"by {texts[0]!r}; {advice}"
             )
 
 

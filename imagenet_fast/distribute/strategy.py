@@ -72,10 +72,12 @@ def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
     return _TPU_COORDINATES.get(strategy, [])
 
 
-def is_chief() -> bool:
-    """Whether this process is the one that writes for all."""
-    cluster = Cluster.from_environment()
-    return cluster is None or cluster.index == 0
+def is_chief(strategy: tf.distribute.Strategy) -> bool:
+    """Whether this process is the one that writes for all that train together.
+
+    One that trains by itself is, whatever job it was started in.
+    """
+    return workers_of(strategy) is None or Cluster.from_environment().index == 0
 
 
 def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
@@ -148,7 +150,8 @@ def _make_strategy(
                 f"a pipeline has devices of its own, and cannot be with strategy={kind}: leave one "
                 "of them out"
             )
-        several = kind == "multi_worker" or (cluster is not None and len(cluster.workers) > 1)
+        in_a_job = cluster is not None and len(cluster.workers) > 1
+        several = kind == "multi_worker" or (kind == "auto" and in_a_job)
         return PipelineStrategy(_multi_worker_strategy(cluster, fusion_bytes) if several else None)
     if kind == "auto":
         kind = _find_kind(tpu, cluster, logical_cpus)

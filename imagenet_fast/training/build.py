@@ -268,7 +268,7 @@ def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
     others = Fusion(config.fusion_bytes).cuts(
         [(own // 4,) for own in times.sizes], [tf.float32] * len(times.sizes)
     )
-    if is_chief():
+    if is_chief(strategy):
         print(times.told(found.segments, others), file=sys.stderr, flush=True)
     return found
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import zlib
@@ -18,7 +19,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config, option_text
 from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.strategy import is_chief, make_strategy
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, is_local, to_path
@@ -27,6 +28,8 @@ from imagenet_fast.training.classifier import Classifier
 CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
 _FOLDER = "checkpoints"
+_INDEX = re.compile(r"ckpt-(\d+)\.index")
+_UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 
 
 class Checkpoints:
@@ -47,7 +50,8 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
         self._folder = to_path(config.model_dir, _FOLDER)
         # A worker killed without notice leaves its files; the next one of its place removes them.
-        self._temporary = None if is_chief() else _temporary_folder(config.model_dir)
+        chief = is_chief(model.distribute_strategy)
+        self._temporary = None if chief else _temporary_folder(config.model_dir)
         own = self._temporary or self._folder
         self._manager = tf.train.CheckpointManager(
             self._checkpoint, str(own), max_to_keep=config.keep_checkpoints
@@ -68,9 +72,9 @@ class Checkpoints:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
 
         Raises:
-          UserError: if it is another model's.
+          UserError: if it is another model's, or damaged.
         """
-        latest = tf.train.latest_checkpoint(str(self._folder))
+        latest = _latest(self._folder)
         if latest is None:
             return None
         # Slots exist only once the optimizer is built, and are then checked with all else.
@@ -78,8 +82,8 @@ class Checkpoints:
         try:
             status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
-        except (AssertionError, ValueError, tf.errors.OpError) as error:
-            raise _foreign(latest, error) from error
+        except _UNREADABLE as error:
+            raise _unreadable(latest, error) from error
         return self._state.value
 
     def close(self) -> None:
@@ -97,9 +101,9 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
       The checkpoint's path.
 
     Raises:
-      UserError: if there is none, or it is another model's.
+      UserError: if there is none, or it is another model's, or damaged.
     """
-    latest = tf.train.latest_checkpoint(str(_directory(model_dir) / _FOLDER))
+    latest = _latest(_directory(model_dir) / _FOLDER)
     if latest is None:
         raise UserError(f"{model_dir} holds no checkpoint: train there first")
     # Without the optimizer, which is another one under another precision.
@@ -108,8 +112,8 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
         checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
         status = checkpoint.restore(latest, options=_options())
         status.expect_partial().assert_existing_objects_matched()
-    except (AssertionError, ValueError, tf.errors.OpError) as error:
-        raise _foreign(latest, error) from error
+    except _UNREADABLE as error:
+        raise _unreadable(latest, error) from error
     return latest
 
 
@@ -139,7 +143,7 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
         (directory / _FOLDER).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
-    if is_chief():
+    if is_chief(make_strategy(config)):
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
         # Last: it says that the others are there.
         write_file(directory / CONFIG_FILE, config.to_json())
@@ -159,7 +163,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     with _to_be_written(directory):
         exists = (directory / CONFIG_FILE).exists()
     if not exists:
-        if tf.train.latest_checkpoint(str(directory / _FOLDER)):
+        if _latest(directory / _FOLDER):
             raise UserError(
                 f"{directory} holds checkpoints but no {CONFIG_FILE} to tell whose they are; "
                 "choose another --model_dir"
@@ -265,8 +269,26 @@ def _averages(model: Classifier) -> dict[str, Any]:
     return {name: own.averages for name, own in copies.items() if own is not None}
 
 
-def _foreign(path: str, error: Exception) -> UserError:
+def _latest(folder: Path) -> str | None:
+    """Returns the path of the newest checkpoint, without an ending; None: there is none."""
+    latest = tf.train.latest_checkpoint(str(folder))
+    if latest is not None or not folder.is_dir():
+        return latest
+    # That tells only of the last one that was written, which may have been removed since.
+    found = [_INDEX.fullmatch(path.name) for path in folder.iterdir()]
+    steps = [int(match[1]) for match in found if match]
+    return str(folder / f"ckpt-{max(steps)}") if steps else None
+
+
+def _unreadable(path: str, error: Exception) -> UserError:
     reason = next((line for line in str(error).splitlines() if line.strip()), "")
+    cut_off = isinstance(error, (IndexError, tf.errors.OutOfRangeError, tf.errors.DataLossError))
+    # Of a wrong bit TensorFlow's reader says no more than by its message.
+    if cut_off or "Checksum does not match" in str(error):
+        return UserError(
+            f"checkpoint {path} is damaged ({reason[:200]}); remove its files, {path}.*, to go on "
+            "with the one before it"
+        )
     return UserError(
         f"checkpoint {path} is not of this model ({reason[:200]}); choose another --model_dir"
     )

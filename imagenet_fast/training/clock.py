@@ -1,9 +1,10 @@
-"""Training time as DAWNBench and MLPerf mean it: without compilation and without evaluation."""
+"""Training time as DAWNBench and MLPerf mean it: without compilation or evaluation, or saving."""
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -59,6 +60,15 @@ class Clock:
     def start(self) -> None:
         """Training goes on."""
         self._running_since = self._now()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done inside is not training, as writing a checkpoint."""
+        running = self._running_since is not None
+        self.stop()
+        yield
+        if running:
+            self.start()
 
     def advance(self, images: int) -> None:
         """Counts the time and the images since the last call."""

@@ -12,13 +12,6 @@ from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.examination import Examination
 from imagenet_fast.training.input_images import InputImages
-from imagenet_fast.training.pictures import (
-    confusion_png,
-    images_png,
-    input_captions,
-    mistake_captions,
-    most_confused,
-)
 from imagenet_fast.training.recorder import TensorBoard
 
 INPUTS_FILE = "input_images.npz"
@@ -50,6 +43,9 @@ def keep_inputs(
       board: where to show them; None: nowhere.
     """
     if board and len(inputs.images):
+        # With matplotlib, which takes longer to import than those need who draw nothing.
+        from imagenet_fast.training.pictures import images_png, input_captions
+
         captions = map("\n".join, input_captions(inputs, labels))
         picture = images_png(inputs.images, list(captions))
         board.show_picture("train", step, "images/input_images", picture)
@@ -68,6 +64,8 @@ def keep_examination(
       board: where to show it; None: nowhere.
     """
     if board:
+        from imagenet_fast.training.pictures import confusion_png, images_png, mistake_captions
+
         place = "validation", examination.step
         board.show_picture(*place, "images/confusion_matrix", confusion_png(examination, labels))
         if len(examination.images):
@@ -85,6 +83,8 @@ def forget_examination(model_dir: str) -> None:
 
 def _confused_table(examination: Examination, labels: Sequence[str]) -> str:
     """Returns the pairs of classes with the most mistakes as a table in Markdown."""
+    from imagenet_fast.training.pictures import most_confused
+
     lines = ["| true class | taken for | images |", "| --- | --- | --- |"]
     lines += [
         f"| {_cell(pair.label)} | {_cell(pair.answer)} | {pair.images} of {pair.of} |"

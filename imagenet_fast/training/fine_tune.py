@@ -125,8 +125,9 @@ def _of_export(path: Path) -> tuple[Weights, tuple[str, ...]]:
 def _by_layer(variables: Iterable[tf.Variable]) -> Weights:
     weights: dict[str, dict[str, np.ndarray]] = {}
     for variable in variables:
-        layer, role = _place(variable)
-        weights.setdefault(layer, {})[role] = variable.numpy()
+        if variable.dtype.is_floating:  # What dropout keeps is for its random numbers.
+            layer, role = _place(variable)
+            weights.setdefault(layer, {})[role] = variable.numpy()
     return weights
 
 
@@ -137,8 +138,14 @@ def _place(variable: tf.Variable) -> tuple[str, str]:
 
 
 def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool) -> None:
-    # What dropout keeps is for its random numbers; exports have none of it.
     layers = [layer for layer in network.layers if layer.weights and not isinstance(layer, Dropout)]
+    own = {_place(variable)[0] for layer in layers for variable in layer.weights}
+    others = [layer for layer in weights if layer not in own]
+    if others:
+        raise UserError(
+            f"initial_weights: {path} holds another network than {network.name}: it has "
+            f"{others[0]}, which {network.name} has not"
+        )
     if not with_head:
         layers.remove(network.get_layer("logits"))
     values = []

@@ -16,7 +16,7 @@ from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
-from imagenet_fast.distribute.agreement import texts_of_all
+from imagenet_fast.distribute.agreement import check_agreement, texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.strategy import (
@@ -31,7 +31,7 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import to_path
 from imagenet_fast.planning.large_batch import describe
-from imagenet_fast.training import measured_fusion, report
+from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
 from imagenet_fast.training.clock import Clock
@@ -104,6 +104,7 @@ class _Run:
 
     def __init__(self, config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy) -> None:
         self.config, self.info, self.strategy = config, info, strategy
+        self.chief = is_chief(strategy)
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = total_steps(config, self.steps_per_epoch)
         if config.profile_steps and config.profile_steps[-1] > self.total_steps:
@@ -119,11 +120,11 @@ class _Run:
         self.model = build_model(config, fusion=fusion)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
-        if searched and fusion is None and is_chief():
+        if searched and fusion is None and self.chief:
             found = self.model.all_reduce.fusion
             measured_fusion.keep(found, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
-        shown = is_chief() and config.tensorboard
+        shown = self.chief and config.tensorboard
         self.board = TensorBoard(config.model_dir) if shown else None
 
     def _steps(self, duration: Any) -> int:
@@ -133,7 +134,7 @@ class _Run:
         step, validation = self._restore()
         # A run that has been stopped at its target stays there.
         last_step = step if self._reached(validation) else self.total_steps
-        if is_chief():
+        if self.chief:
             told = self._headline(step) if step < last_step else self._nothing_left(step)
             print(told, file=sys.stderr, flush=True)
         rows, bar = self._readers(step, last_step)
@@ -200,6 +201,12 @@ class _Run:
     def _restore(self) -> tuple[int, Row]:
         """Returns the step from which the run goes on, and its last evaluation."""
         state = self.checkpoints.restore()
+        check_agreement(
+            self.strategy,
+            "begin",
+            f"going on from step {state['step']}" if state else "beginning anew",
+            f"--model_dir={self.config.model_dir} must be a directory that all workers share",
+        )
         if state is None:
             return 0, {}
         self.clock.restore(state["clock"])
@@ -207,7 +214,7 @@ class _Run:
 
     def _readers(self, step: int, last_step: int) -> tuple[JsonLines | None, ProgressBar | None]:
         """Only the chief tells, and where nothing is left to do there is no progress."""
-        if not is_chief():
+        if not self.chief:
             return None, None
         devices = self._device_count()
         rows = JsonLines(self.config.model_dir, step)
@@ -224,14 +231,14 @@ class _Run:
         return self.strategy.num_replicas_in_sync * stages
 
     def _profiler(self, recorder: Recorder) -> Profiler | None:
-        if not is_chief() or not self.config.profile_steps:
+        if not self.chief or not self.config.profile_steps:
             return None
         folder = tensorboard_folder(self.config.model_dir, "train")
         return Profiler(folder, *self.config.profile_steps, recorder)
 
     def _mlperf_log(self, recorder: Recorder, last_step: int) -> MLPerfLog | None:
         config = self.config
-        if not is_chief() or not config.mlperf_log:
+        if not self.chief or not config.mlperf_log:
             return None
         at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
         return MLPerfLog(
@@ -315,7 +322,7 @@ class _Run:
     def _before_training(self, step: int) -> None:
         """Keeps some input images, unless an earlier process has."""
         config, directory = self.config, self.config.model_dir
-        if not is_chief():
+        if not self.chief:
             return
         forget_examination(directory)  # It was of another step.
         if config.examine and not config.synthetic and load_inputs(directory) is None:
@@ -333,7 +340,7 @@ class _Run:
             missing = texts_of_all(self.strategy, str(missing))[0] == str(True)
         if missing:
             examination = examine(self.model, config, self.info, step)
-            if is_chief():
+            if self.chief:
                 keep_examination(directory, examination, self.info.labels, self.board)
 
     def _finish(self, step: int, trained: bool) -> dict[str, Any]:
@@ -343,10 +350,13 @@ class _Run:
             summary = json.loads((directory / SUMMARY_FILE).read_text())
         else:
             summary = self._summary(step)
-        if is_chief():
+        if self.chief:
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
         self._examine(step)
-        if is_chief():
+        if self.chief:
+            # With matplotlib, which other workers do not need.
+            from imagenet_fast.training import report
+
             page = report.render(
                 summary,
                 read_rows(self.config.model_dir),
@@ -364,8 +374,8 @@ class _Run:
         return summary
 
     def _summary(self, step: int) -> dict[str, Any]:
-        rows = read_rows(self.config.model_dir) if is_chief() else []
-        unreadable = bad_images.read_bad_images(self.config.model_dir) if is_chief() else []
+        rows = read_rows(self.config.model_dir) if self.chief else []
+        unreadable = bad_images.read_bad_images(self.config.model_dir) if self.chief else []
         validation = [row for row in rows if row["kind"] == "validation"]
         last = validation[-1] if validation else {}
         reached = next((row for row in validation if self._reached(row)), {})
@@ -421,9 +431,8 @@ class _Saver(keras.callbacks.Callback):
         self._saved = recorder.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves between evaluations."""
-        step = self._recorder.step
-        if step % self._run.eval_every and step != self._run.total_steps:
+        """Saves between evaluations, which are where an epoch of Keras' ends."""
+        if batch + 1 < self.params["steps"]:
             self._save_if_due()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -444,10 +453,11 @@ class _Saver(keras.callbacks.Callback):
         if step == self._saved:
             return
         self._recorder.read()
-        for log in self._logs:
-            log.flush()
-        state = {"step": step, "clock": self._run.clock.state()}
-        self._run.checkpoints.save(step, {**state, "validation": self._recorder.validation})
+        with self._run.clock.paused():
+            for log in self._logs:
+                log.flush()
+            state = {"step": step, "clock": self._run.clock.state()}
+            self._run.checkpoints.save(step, {**state, "validation": self._recorder.validation})
         self._saved = step
 
 

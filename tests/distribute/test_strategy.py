@@ -142,10 +142,20 @@ def test_variables_of_a_tpu_vm_ask_for_the_tpu(no_cluster, monkeypatch, variable
 
 
 def test_chief(no_cluster, monkeypatch):
-    assert is_chief()
+    workers = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)  # none are started
+    alone = tf.distribute.get_strategy()
+    assert is_chief(alone)
     for index, expected in enumerate([True, False]):
         monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), index).to_tf_config())
-        assert is_chief() == expected
+        assert is_chief(workers) == expected
+        assert is_chief(alone)
+
+
+def test_a_pipeline_of_ones_own_in_a_job(no_cluster, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    strategy = make_strategy(Config(strategy="one_device", pipeline_stages=2))
+    assert strategy.num_replicas_in_sync == 1
+    assert is_chief(strategy)
 
 
 def test_one_process_has_nothing_to_compare():

@@ -53,11 +53,11 @@ def main():
     model.fit(dataset(), epochs=2, verbose=0)
     loss = model.evaluate(dataset(), verbose=0)
     # All workers save, since they read variables together; each to a place of its own.
-    path = pathlib.Path(directory) if is_chief() else pathlib.Path(f"{directory}.{kind}")
+    path = pathlib.Path(directory) if is_chief(strategy) else pathlib.Path(f"{directory}.{kind}")
     model.save(path, save_format="tf")
     model.save(path.with_suffix(".keras"))
     weights = [variable.numpy() for variable in model.weights]
-    if is_chief():
+    if is_chief(strategy):
         np.savez(out, *weights, loss=loss)
     wait_for_all(strategy)
 

@@ -57,7 +57,7 @@ def main():
 
     for whole in gradients:
         step([tf.constant(g) for g in whole])
-    if is_chief():
+    if is_chief(strategy):
         np.savez(out, *[variable.numpy() for variable in variables])
 
 

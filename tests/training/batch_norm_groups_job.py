@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from imagenet_fast import Config, build_model, make_dataset
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.strategy import is_chief, make_strategy
 
 STEPS = 3
 
@@ -35,8 +35,9 @@ def train(config):
 
 def main():
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    results = train(Config(**job["config"]))
-    if is_chief():
+    config = Config(**job["config"])
+    results = train(config)
+    if is_chief(make_strategy(config)):
         np.savez(job["out"], **results)
 
 

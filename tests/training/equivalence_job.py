@@ -99,7 +99,7 @@ def main():
     config = config.replace(learning_rate=BATCH_NORM_RATE)
     normed = train(build_model(config), config, BATCH_NORM_STEPS)
     results.update({f"normed_{k}": v for k, v in normed.items()})
-    if is_chief():
+    if is_chief(make_strategy(config)):
         np.savez(job["out"], **results)
 
 

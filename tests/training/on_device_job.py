@@ -29,7 +29,7 @@ def main():
         verbose=0,
         return_dict=True,
     )
-    if is_chief():
+    if is_chief(model.distribute_strategy):
         np.savez(sys.argv[2], **results, **{f"told_{name}": value for name, value in told.items()})
 
 

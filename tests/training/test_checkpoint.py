@@ -10,6 +10,7 @@ import tf_keras as keras
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.training import checkpoint
 from imagenet_fast.training.checkpoint import (
     Checkpoints,
     check_labels,
@@ -130,6 +131,41 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_ignored(config, saved):
     assert_equal(variables_of(again), variables_of(other))
 
 
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def flip_a_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("spoil", [cut, flip_a_bit])
+def test_a_damaged_checkpoint_is_named_and_without_it_the_one_before_is_taken(config, spoil):
+    model = make_model()
+    checkpoints = Checkpoints(model, config)
+    take_steps(model)
+    checkpoints.save(4, {"step": 4})
+    weights = variables_of(model)
+    take_steps(model)
+    checkpoints.save(5, {"step": 5})
+    folder = pathlib.Path(config.model_dir, "checkpoints")
+    spoil(folder / "ckpt-5.data-00000-of-00001")
+    other = make_model(seed=1)
+    message = (
+        rf"checkpoint {folder}/ckpt-5 is damaged \(.+\); remove its files, {folder}/ckpt-5\.\*"
+    )
+    with pytest.raises(UserError, match=message):
+        Checkpoints(other, config).restore()
+    with pytest.raises(UserError, match=message):
+        restore_weights(other, config.model_dir)
+    for path in folder.glob("ckpt-5.*"):
+        path.unlink()
+    assert Checkpoints(other, config).restore() == {"step": 4}
+    assert_equal(variables_of(other), weights)
+
+
 def test_a_directory_may_be_moved(config, saved, tmp_path):
     shutil.move(config.model_dir, tmp_path / "elsewhere")
     other = make_model(seed=1)
@@ -149,6 +185,7 @@ def test_another_models_checkpoint(config, saved, other):
 
 def test_another_worker_keeps_nothing(config, saved, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    monkeypatch.setattr(checkpoint, "is_chief", lambda strategy: False)
     worker = make_model(seed=1)
     checkpoints = Checkpoints(worker, config)
     assert checkpoints.restore()["step"] == 2
@@ -293,7 +330,7 @@ def test_unwritable_directory(config, monkeypatch):
 
 
 def test_only_the_chief_writes(config, monkeypatch):
-    monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
+    monkeypatch.setattr(checkpoint, "is_chief", lambda strategy: False)
     claim_model_dir(config, LABEL_NAMES)
     assert not pathlib.Path(config.model_dir, "config.json").exists()
 

@@ -25,6 +25,25 @@ def test_nothing_yet():
     assert clock.images_per_second == 0
 
 
+def test_what_is_done_in_a_pause_is_no_training():
+    time = Time()
+    clock = Clock(time)
+    clock.compiled()
+    time.passes(3)
+    with clock.paused():
+        time.passes(20)
+    time.passes(4)
+    clock.advance(70)
+    assert (clock.train_seconds, clock.images_per_second) == (7, 10)
+    clock.stop()
+    with clock.paused():  # as after an evaluation
+        time.passes(20)
+    time.passes(20)
+    clock.advance(0)
+    assert clock.train_seconds == 7
+    assert clock.wall_seconds == 67
+
+
 def test_a_run():
     """Compilation and evaluation are no training time; all is wall time."""
     time = Time()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models
+from imagenet_fast.training import fine_tune
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.checkpoint import CONFIG_FILE, Checkpoints, claim_model_dir
 from imagenet_fast.training.fine_tune import freeze, network_of
@@ -197,6 +199,16 @@ def test_another_network_is_an_error_and_nothing_is_set(run):
     config = SMALL.replace(initial_weights=run.path, model="resnet14")
     with pytest.raises(UserError, match="another network than resnet14: kernel of stage1_block2"):
         build_model(config)
+
+
+def test_weights_of_a_deeper_network_are_an_error():
+    """All layers of the network are there, with the same shapes, and others between them."""
+    config = SMALL.replace(synthetic=True, num_classes=10)
+    deeper = network_of(build_classifier(config.replace(model="resnet14"), CLASSES))
+    network = network_of(build_classifier(config, CLASSES))
+    weights = fine_tune._by_layer(deeper.variables)
+    with pytest.raises(UserError, match="another network than resnet8: it has stage1_block2_conv1"):
+        fine_tune._set(network, weights, pathlib.Path("runs/deeper"), with_head=True)
 
 
 # --- Keras applications

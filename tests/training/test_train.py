@@ -21,10 +21,12 @@ from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
+from imagenet_fast.distribute import agreement
+from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.exhibits import load_examination, load_inputs
 from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.recorder import read_rows
-from imagenet_fast.training.train import _Run, _stretches
+from imagenet_fast.training.train import _Run, _Saver, _stretches
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -344,6 +346,39 @@ def training_shards(digits, tmp_path_factory):
     for path in pathlib.Path(digits).glob("train-*"):
         shutil.copy(path, directory)
     return str(directory)
+
+
+def test_no_checkpoint_is_older_than_the_evaluation_of_its_step():
+    """Else a run that reached its target would, when started again, not know that it had."""
+    time, saved = iter(range(0, 1000, 10)), []
+    clock = Clock(lambda: next(time))
+    clock.start()
+    checkpoints = types.SimpleNamespace(save=lambda step, state: saved.append((step, state)))
+    run = types.SimpleNamespace(clock=clock, checkpoints=checkpoints, total_steps=100)
+    recorder = types.SimpleNamespace(step=0, read=lambda: None, validation={"step": 0})
+    saver = _Saver(run, recorder, [], every=2)
+    saver.set_params({"steps": 3})
+    for epoch in range(2):
+        for batch in range(3):
+            recorder.step += 1
+            saver.on_train_batch_end(batch)
+        recorder.validation = {"step": recorder.step}
+        saver.on_epoch_end(epoch)
+    told = [(step, state["step"], state["validation"]["step"]) for step, state in saved]
+    assert told == [(2, 2, 0), (4, 4, 3), (6, 6, 6)]
+
+
+def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monkeypatch):
+    """As where model_dir is a disk of each machine's own."""
+    monkeypatch.setattr(agreement, "workers_of", lambda strategy: "workers")
+    tell = {"beginning anew": "going on from step 20"}
+    monkeypatch.setattr(agreement, "texts_of_all", lambda _, own: [tell.get(own, own), own])
+    message = (
+        "replicas would not begin alike: replica 1 by 'beginning anew', but replica 0 by 'going on "
+        f"from step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
+    )
+    with pytest.raises(UserError, match=re.escape(message)):
+        train(config.replace(model_dir=str(tmp_path / "run")))
 
 
 def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
