@@ -57,7 +57,7 @@ class AllReduce:
         them; else the divisor of the number of replicas that is nearest to its square root.
       fusion: how gradients are joined.
       dtype: in which float32 gradients travel: ``"float32"``, ``"float16"`` or ``"bfloat16"``. The
-        sums are float32 again, and except in ``builtin`` they are made in float32 as well.
+        sums are float32 again. They are made in float32, too, but for ``builtin`` and on TPUs.
       topology: the coordinates (x, y, ...) of each replica's core on a TPU.
       place: number of the device on which it will be called, where replicas have several.
       timeout_seconds: after which a sum gives up that not all replicas come to; 0: never.

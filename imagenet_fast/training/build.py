@@ -18,6 +18,7 @@ from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device,
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.pipelines import PipelineStrategy
 from imagenet_fast.distribute.strategy import (
     devices_of,
     is_chief,
@@ -441,6 +442,11 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
     if size == 1 or is_tpu(strategy):
         return size
     groups = f"batch_norm_batch_size={config.batch_norm_batch_size} is {size} replicas together"
+    if isinstance(strategy, PipelineStrategy):
+        raise UserError(
+            f"{groups}, which pipelines do not sum over: use at most {images}, the images of a "
+            "micro-batch, or larger micro-batches"
+        )
     if config.xla:
         raise UserError(f"{groups}, which XLA can compile on TPUs only; leave out xla")
     # In the loop over micro-batches, replicas of one process would not find each other.

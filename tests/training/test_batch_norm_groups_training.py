@@ -9,7 +9,9 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import Config, UserError, build_model
+from imagenet_fast.distribute.pipelines import PipelineStrategy
 from imagenet_fast.layers import GroupedBatchNormalization
+from imagenet_fast.training.build import build_classifier
 
 JOB = pathlib.Path(__file__).with_name("batch_norm_groups_job.py")
 OPTIONS = {
@@ -83,6 +85,15 @@ def test_one_replica_has_keras_own_layer(model):
     ]
     assert norms
     assert not any(isinstance(layer, GroupedBatchNormalization) for layer in norms)
+
+
+def test_pipelines_do_not_sum_statistics(monkeypatch):
+    strategy = PipelineStrategy()
+    monkeypatch.setattr(strategy.extended, "_count", 2)
+    config = Config(**SYNTHETIC, model="resnet8", accumulation_steps=2, batch_norm_batch_size=16)
+    message = "is 2 replicas together, which pipelines do not sum over: use at most 8, the images"
+    with strategy.scope(), pytest.raises(UserError, match=message):
+        build_classifier(config, list(map(str, range(10))))
 
 
 def test_batch_norm_batch_size_must_not_be_negative():
