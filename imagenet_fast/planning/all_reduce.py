@@ -95,7 +95,7 @@ def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
         raise UserError(f"{replicas} replicas cannot be split into groups of {group}")
     groups = replicas // group
     if algorithm == "flat":
-        return (_ring("ring", replicas, groups),)
+        return (ring("ring", replicas, groups),)
     if algorithm == "halving_doubling":
         steps = math.ceil(math.log2(replicas))
         within = min(steps, math.ceil(math.log2(group)))
@@ -110,20 +110,26 @@ def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
     gather = Stage("all-gather in the group", group - 1, 0, part, replicas * part)
     if algorithm == "torus_2d":
         # One ring for each replica of a group, with its part.
-        across = _ring("ring across groups", groups, groups)
+        across = ring("ring across groups", groups, groups)
         return scatter, dataclasses.replace(across, share=across.share / group), gather
     if algorithm == "hierarchical":
         collect = Stage("parts to the master", min(1, group - 1), 0, part, groups * part)
         give = Stage("parts from the master", min(1, group - 1), 0, part, groups * part)
-        return scatter, collect, _ring("ring of the masters", groups, groups), give, gather
+        return scatter, collect, ring("ring of the masters", groups, groups), give, gather
     raise UserError(
         f"there is no cost of all_reduce={algorithm!r}; there is of flat, hierarchical, torus_2d "
         "and halving_doubling"
     )
 
 
-def _ring(name: str, members: int, groups: int) -> Stage:
-    """A ring of all-reduce: each part goes around it twice, less two steps."""
+def ring(name: str, members: int, groups: int) -> Stage:
+    """Returns a ring of all-reduce: each part goes around it twice, less two steps.
+
+    Args:
+      name: of the stage.
+      members: replicas in the ring.
+      groups: of neighbours in the ring, alike or not, between which it goes once around.
+    """
     steps = 2 * (members - 1)
     between = min(steps, 2 * groups) if groups > 1 else 0
     return Stage(name, steps - between, between, steps / members, steps)

@@ -106,7 +106,7 @@ class Cluster:
         return lambda size: latency + per_byte * size
 
     def group_seconds(self, replicas: int, size: float) -> float:
-        """Returns the time of a sum over neighbouring replicas.
+        """Returns the time of sums over neighbouring replicas, in all groups of so many at once.
 
         Args:
           replicas: that have a sum together.
@@ -115,8 +115,11 @@ class Cluster:
         chips = math.ceil(replicas / self.accelerator.replicas)
         if chips == 1:
             return 0.0
-        inside = min(chips, self.rows)
-        return all_reduce.seconds("flat", chips, size, self._network("flat"), group=inside)
+        # Where rows are no multiple of a group, some groups begin within a row, at the latest so
+        # many chips after its first one, and reach into one row more. All wait for these.
+        begin = self.rows - math.gcd(chips, self.rows)
+        rows = math.ceil((begin + chips) / self.rows)
+        return all_reduce.ring("ring", chips, rows).seconds(size, self._network("flat"))
 
     def _network(self, algorithm: str) -> Network:
         """Returns what an algorithm has of the links."""
