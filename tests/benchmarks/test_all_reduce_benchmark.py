@@ -84,10 +84,11 @@ def test_one_process_has_nothing_to_sum_over():
 
 @pytest.mark.slow
 def test_two_workers(tmp_path, run_python):
+    """Of which auto is flat, and told as that."""
     flags = [
         "--sizes=1024,65536",
         "--gradients=",
-        "--algorithms=builtin,flat,torus_2d",
+        "--algorithms=builtin,auto,torus_2d",
         "--fusion_bytes=1048576",
         "--repeats=2",
         "--warmup=1",
