@@ -232,8 +232,9 @@ def _predicted(
 ) -> float | None:
     if network is None or way.algorithm == "builtin":
         return None
-    size = case.bytes if way.dtype == "float32" else case.bytes / 2
-    return seconds(way.algorithm, replicas, size, network, group)
+    half = way.dtype != "float32"
+    size = case.bytes / 2 if half else case.bytes
+    return seconds(way.algorithm, replicas, size, network, group, exchange=half)
 
 
 def expected_bytes(result: Result, replicas: int, group: int) -> float | None:

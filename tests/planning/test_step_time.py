@@ -116,6 +116,22 @@ def test_hosts_share_their_network():
     assert ring == pytest.approx(across, rel=0.15)
 
 
+def test_sums_of_exchanged_halves():
+    """By this package's algorithms; XLA's and NCCL's own sums are the same in any type."""
+    for own, name in ((Cluster(GPU, 64), "builtin"), (Cluster(TPU, 64), "torus_2d")):
+        assert own.sum_seconds(name, 1e6, exchange=True) == own.sum_seconds(name, 1e6)
+    cluster = Cluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
+    # Each of a host's 8 chips sends 56 of 64 parts out; then the sums go around once.
+    assert cluster.sum_cost("flat", exchange=True)(80e6) == pytest.approx(
+        (8 * 56 / 64 + 63 / 64) * 80e6 / 5e9, rel=0.02
+    )
+    ring, exchanged = (
+        time_of(64, algorithm="hierarchical", gradient_bytes=2, exchange=exchange).sums
+        for exchange in (False, True)
+    )
+    assert exchanged < ring  # fewer steps, as many bytes
+
+
 def test_rows():
     assert Cluster(TPU, 1024).rows == 32
     assert Cluster(TPU, 512).rows in (16, 32)
