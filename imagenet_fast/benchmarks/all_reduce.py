@@ -73,7 +73,7 @@ class Result:
 
     Attributes:
       case: what.
-      way: how.
+      way: how; its algorithm is the one that was used, not ``auto``.
       times: of each sum.
       sent_bytes: that each worker sent in a sum, by the counters of its network interfaces; None:
         there are none.
@@ -147,10 +147,11 @@ def compare_all_reduce(
     ) as bar:
         for number, case in enumerate(cases):
             tensors = [tf.random.stateless_normal(s, (0, i)) for i, s in enumerate(case.shapes)]
-            calls = [
-                _summing(strategy, way, tensors, group, f"case{number}_way{i}", timeout_seconds)
+            sums = [
+                _all_reduce(strategy, way, group, f"case{number}_way{i}", timeout_seconds)
                 for i, way in enumerate(ways)
             ]
+            calls = [_summing(strategy, own, tensors) for own in sums]
             taken: list[list[tuple[float, float]]] = [[] for _ in ways]
             sent = [0.0 for _ in ways]
             for turn in range(warmup + repeats):
@@ -166,7 +167,8 @@ def compare_all_reduce(
                     if turn >= warmup:
                         sent[i] += (_sent() or 0) - (before or 0)
                     bar.update()
-            for way, times, total in zip(ways, taken, sent):
+            for asked, own, times, total in zip(ways, sums, taken, sent):
+                way = dataclasses.replace(asked, algorithm=own.algorithm)
                 results.append(
                     Result(
                         case,
@@ -179,17 +181,12 @@ def compare_all_reduce(
     return results
 
 
-def _summing(
-    strategy: tf.distribute.Strategy,
-    way: Way,
-    tensors: Sequence[tf.Tensor],
-    group: int,
-    name: str,
-    timeout_seconds: float,
-) -> Callable[[], None]:
-    """Returns what sums the tensors once and returns when this worker has the sums."""
+def _all_reduce(
+    strategy: tf.distribute.Strategy, way: Way, group: int, name: str, timeout_seconds: float
+) -> AllReduce:
+    """Returns what sums in a way."""
     staged = way.algorithm in ("hierarchical", "torus_2d")
-    all_reduce = AllReduce(
+    return AllReduce(
         strategy,
         algorithm=way.algorithm,
         group_size=group if staged else 0,
@@ -198,6 +195,12 @@ def _summing(
         timeout_seconds=timeout_seconds,
         name=name,
     )
+
+
+def _summing(
+    strategy: tf.distribute.Strategy, all_reduce: AllReduce, tensors: Sequence[tf.Tensor]
+) -> Callable[[], None]:
+    """Returns what sums the tensors once and returns when this worker has the sums."""
 
     def own() -> tf.Tensor:
         sums = all_reduce(tensors)
@@ -229,8 +232,9 @@ def _predicted(
 ) -> float | None:
     if network is None or way.algorithm == "builtin":
         return None
-    size = case.bytes if way.dtype == "float32" else case.bytes / 2
-    return seconds(way.algorithm, replicas, size, network, group)
+    half = way.dtype != "float32"
+    size = case.bytes / 2 if half else case.bytes
+    return seconds(way.algorithm, replicas, size, network, group, exchange=half)
 
 
 def expected_bytes(result: Result, replicas: int, group: int) -> float | None:

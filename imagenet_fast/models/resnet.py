@@ -132,7 +132,7 @@ def cifar_resnet(
     channels. Shortcuts have no parameters, the paper's option A.
 
     Args:
-        depth: 20, 32 or 56.
+        depth: 8, 14, 20, 32 or 56.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         zero_gamma: start the last batch norm of each block with gamma 0; otherwise gamma is 1.

@@ -47,8 +47,8 @@ def make_optimizer(
       epsilon: what the optimizer adds to its denominators; None: its own.
 
     Raises:
-      UserError: if there is no such optimizer, Addons are not installed, it cannot be made, or it
-        is to have an epsilon and knows of none.
+      UserError: if there is no such optimizer, Addons are not installed, it cannot be made, it
+        decays variables that it is not to decay, or is to have an epsilon and knows of none.
     """
     given: dict[str, Any] = {
         "learning_rate": learning_rate,
@@ -74,8 +74,7 @@ def make_optimizer(
     if not match:
         raise UserError(f"optimizer={name!r} is none: write tfa:NAME or tfa:WRAPPER(name)")
     make, wrapped = _addons_class(match[1]), match[2]
-    # Addons exclude by patterns of names; these are whole names, found by the variables' roles.
-    given["exclude_from_weight_decay"] = [f"^{re.escape(v.name)}$" for v in undecayed]
+    given["exclude_from_weight_decay"] = [_pattern_of(variable) for variable in undecayed]
     needs_one = "optimizer" in inspect.signature(make).parameters
     if needs_one != bool(wrapped):
         raise UserError(
@@ -84,6 +83,8 @@ def make_optimizer(
             else f"tfa:{match[1]} wraps no other optimizer: write tfa:{match[1]}"
         )
     if not wrapped:
+        if weight_decay and undecayed:
+            _check_exclusion(name, make)
         return _call(name, make, given)
     if wrapped.startswith("tfa:"):
         inner = make_optimizer(
@@ -98,6 +99,24 @@ def make_optimizer(
     else:  # Addons wrap optimizers of the kind that Keras had then
         inner = _call(wrapped, _class_named(wrapped, keras.optimizers.legacy), given)
     return _call(name, make, {"optimizer": inner})
+
+
+def _pattern_of(variable: tf.Variable) -> str:
+    """Returns the pattern by which Addons know a variable, and other replicas' copies of it."""
+    name, _, number = variable.name.rpartition(":")
+    return rf"^{re.escape(name)}(/replica_\d+)?:{number}$"
+
+
+def _check_exclusion(name: str, make: Callable[..., Any]) -> None:
+    """Raises a UserError if an optimizer of Addons decays weights, but all of them alike."""
+    parameters = inspect.signature(make).parameters
+    # AdamW and SGDW hand this option on to a part of theirs that, under a strategy, takes none of
+    # the variables for one to be decayed.
+    if "weight_decay" in parameters and "exclude_from_weight_decay" not in parameters:
+        raise UserError(
+            f"optimizer={name} cannot leave variables out of its weight decay: say "
+            "weight_decay_on=all, or choose adamw, which is Keras', or tfa:LAMB"
+        )
 
 
 def _call(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:

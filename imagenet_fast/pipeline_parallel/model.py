@@ -93,8 +93,17 @@ class GPipe(keras.Model):
         self._pipeline.check_placement()
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' ``compile``."""
+        """Keras' ``compile``.
+
+        Raises:
+          UserError: if XLA is to compile the step.
+        """
         super().compile(*args, **kwargs)
+        if self.jit_compile:
+            raise UserError(
+                "XLA cannot compile the step of a pipeline, whose stages are on devices of their "
+                "own: leave jit_compile out of compile"
+            )
         optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # On GPUs Keras would have XLA compile the update, which it cannot where the variables are
         # on several devices.
@@ -153,7 +162,7 @@ def _loss(loss: Any) -> keras.losses.Loss:
     """Returns what ``compile`` was given as Keras applies it.
 
     Raises:
-      UserError: if it is not one loss.
+      UserError: if it is not one loss, or not one number of a batch.
     """
     if loss is None or isinstance(loss, (list, tuple, Mapping)):
         raise UserError(
@@ -161,7 +170,15 @@ def _loss(loss: Any) -> keras.losses.Loss:
             "function of labels and outputs"
         )
     loss = keras.losses.get(loss)
-    return loss if isinstance(loss, keras.losses.Loss) else _FunctionLoss(loss)
+    if not isinstance(loss, keras.losses.Loss):
+        return _FunctionLoss(loss)
+    if loss.reduction == keras.losses.Reduction.NONE:
+        raise UserError(
+            f"the loss {loss.name} has reduction='none', but a pipeline trains with one number for "
+            "a batch: leave reduction out for the mean, or give reduction='sum', by which a Keras "
+            "model takes the same steps as by 'none'"
+        )
+    return loss
 
 
 class _FunctionLoss(keras.losses.Loss):

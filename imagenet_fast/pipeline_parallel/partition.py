@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Sequence
 
 from imagenet_fast.errors import UserError
@@ -71,36 +72,60 @@ def partition(
 
 
 def _best(cost: Callable[[int, int, int], float], stages: int, blocks: int) -> list[int]:
-    """Returns the partition with the least largest cost; nothing if no partition has a finite one.
+    """Returns the best partition, as :func:`partition` says; nothing if none has finite costs.
 
     Args:
       cost: of a stage, from its number, that of its first block, and that after its last one.
       stages: how many there are to be.
       blocks: how many there are.
     """
-    nothing = (math.inf, math.inf)
-    # Of the first blocks in a number of stages: the best scores, and where the last stage begins.
-    best = [(0.0, 0.0), *[nothing] * blocks]
+    largest, _ = _least(cost, max, stages, blocks)
+    if largest == math.inf:
+        return []
+
+    # Not along with the largest cost: of the first blocks, a partition that is worse by that may be
+    # the better one where a later stage costs more.
+    def squared(stage: int, first: int, end: int) -> float:
+        own = cost(stage, first, end)
+        return own**2 if own <= largest else math.inf
+
+    return _least(squared, operator.add, stages, blocks)[1]
+
+
+def _least(
+    cost: Callable[[int, int, int], float],
+    join: Callable[[float, float], float],
+    stages: int,
+    blocks: int,
+) -> tuple[float, list[int]]:
+    """Returns the least that stages cost together, and the partition in which they do.
+
+    Args:
+      cost: of a stage, from its number, that of its first block, and that after its last one.
+      join: the cost of some stages and that of the next one; not less than before where either is
+        more.
+      stages: how many there are to be.
+      blocks: how many there are.
+    """
+    # Of the first blocks in a number of stages: the least cost, and where the last stage begins.
+    best = [0.0, *[math.inf] * blocks]
     begins: list[list[int]] = []
     for stage in range(stages):
-        scores, starts = [nothing] * (blocks + 1), [0] * (blocks + 1)
+        costs, starts = [math.inf] * (blocks + 1), [0] * (blocks + 1)
         for end in range(stage + 1, blocks + 1):
             for first in range(stage, end):
-                if best[first] == nothing:
+                if best[first] == math.inf:
                     continue
-                own = cost(stage, first, end)
-                candidate = (max(best[first][0], own), best[first][1] + own**2)
-                if candidate < scores[end]:
-                    scores[end], starts[end] = candidate, first
-        best = scores
+                own = join(best[first], cost(stage, first, end))
+                if own < costs[end]:
+                    costs[end], starts[end] = own, first
+        best = costs
         begins.append(starts)
-    if best[blocks] == nothing:
-        return []
     ends = [blocks]
     for starts in reversed(begins):
         ends.append(starts[ends[-1]])
     ends.reverse()
-    return [end - first for first, end in zip(ends, ends[1:])]
+    return best[blocks], [end - first for first, end in zip(ends, ends[1:])]
 
 
 def check_balance(balance: Sequence[int], blocks: int) -> None:

@@ -5,7 +5,9 @@ inverse of a bandwidth, and adding and copying it ``gamma * n``. Here there are 
 beta, within a group of replicas and between groups, and processors work while the wire does.
 
 Steps and bytes are of the algorithms as ``distribute/all_reduce.py`` has them, except for those of
-Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison.
+Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison. Numbers that travel in 16
+bits and are summed in 32, as by ``distribute/half_precision.py``, are exchanged and gathered where
+others go around a ring; the published systems that summed in 16 bits had rings for these, too.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ class Network:
       start: seconds that a stage takes besides: of the program, not of the wire.
       gamma: seconds that processors need to send, receive and add a byte; those of all replicas
         are one machine's. 0: more than enough processors.
+      bandwidth_of_group: bytes a second that all replicas of a group together send to other groups,
+        as through their host's network. Infinite: each has a link of its own.
     """
 
     latency_within: float
@@ -37,6 +41,7 @@ class Network:
     bandwidth_between: float
     start: float = 0.0
     gamma: float = 0.0
+    bandwidth_of_group: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Stage:
       steps_within: messages one after the other, on the longest path, within a group.
       steps_between: the same between groups.
       share: bytes that the busiest replica sends, or receives, as a share of the tensor's.
+      leaving: bytes that all replicas of a group together send to other groups, in the same way.
       traffic: bytes that all replicas together send, in the same way.
     """
 
@@ -55,6 +61,7 @@ class Stage:
     steps_within: int
     steps_between: int
     share: float
+    leaving: float
     traffic: float
 
     @property
@@ -73,11 +80,17 @@ class Stage:
             network.start
             + self.steps_within * network.latency_within
             + self.steps_between * network.latency_between
-            + max(self.share * size / min(bandwidths), self.traffic * size * network.gamma)
+            + max(
+                self.share * size / min(bandwidths),
+                self.leaving * size / network.bandwidth_of_group,
+                self.traffic * size * network.gamma,
+            )
         )
 
 
-def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
+def stages(
+    algorithm: str, replicas: int, group: int = 1, *, exchange: bool = False
+) -> tuple[Stage, ...]:
     """Returns the stages of a sum over replicas in groups of consecutive ones.
 
     Args:
@@ -87,6 +100,8 @@ def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
         ``"halving_doubling"``: recursive halving and doubling (Goyal et al. 2017).
       replicas: how many there are.
       group: replicas in a group.
+      exchange: in place of each ring all send each other their parts, which each sums on its own,
+        and gather the sums, as ``distribute/half_precision.py`` does.
 
     Raises:
       UserError: if there is no such algorithm, or the groups do not fit.
@@ -94,51 +109,96 @@ def stages(algorithm: str, replicas: int, group: int = 1) -> tuple[Stage, ...]:
     if group < 1 or replicas % group:
         raise UserError(f"{replicas} replicas cannot be split into groups of {group}")
     groups = replicas // group
-    if algorithm == "flat":
-        return (_ring("ring", replicas, groups),)
     if algorithm == "halving_doubling":
         steps = math.ceil(math.log2(replicas))
         within = min(steps, math.ceil(math.log2(group)))
-        share = 2 * (replicas - 1) / replicas
+        share, leaving = (2 * (own - 1) / own for own in (replicas, groups))
         return (
             Stage(
-                "halving and doubling", 2 * within, 2 * (steps - within), share, replicas * share
+                "halving and doubling",
+                2 * within,
+                2 * (steps - within),
+                share,
+                leaving,
+                replicas * share,
             ),
         )
+    whole = _exchange_and_gather if exchange else _ring_alone
+    if algorithm == "flat":
+        return whole("", replicas, groups)
     part = (group - 1) / group
-    scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part, replicas * part)
-    gather = Stage("all-gather in the group", group - 1, 0, part, replicas * part)
+    scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part, 0.0, replicas * part)
+    gather = Stage("all-gather in the group", group - 1, 0, part, 0.0, replicas * part)
     if algorithm == "torus_2d":
-        # One ring for each replica of a group, with its part.
-        across = _ring("ring across groups", groups, groups)
-        return scatter, dataclasses.replace(across, share=across.share / group), gather
+        # One for each replica of a group, with its part.
+        across = [
+            dataclasses.replace(own, share=own.share / group)
+            for own in whole(" across groups", groups, groups)
+        ]
+        return scatter, *across, gather
     if algorithm == "hierarchical":
-        collect = Stage("parts to the master", min(1, group - 1), 0, part, groups * part)
-        give = Stage("parts from the master", min(1, group - 1), 0, part, groups * part)
-        return scatter, collect, _ring("ring of the masters", groups, groups), give, gather
+        collect = Stage("parts to the master", min(1, group - 1), 0, part, 0.0, groups * part)
+        give = Stage("parts from the master", min(1, group - 1), 0, part, 0.0, groups * part)
+        return scatter, collect, *whole(" of the masters", groups, groups), give, gather
     raise UserError(
         f"there is no cost of all_reduce={algorithm!r}; there is of flat, hierarchical, torus_2d "
         "and halving_doubling"
     )
 
 
-def _ring(name: str, members: int, groups: int) -> Stage:
-    """A ring of all-reduce: each part goes around it twice, less two steps."""
+def ring(name: str, members: int, groups: int) -> Stage:
+    """Returns a ring of all-reduce: each part goes around it twice, less two steps.
+
+    Args:
+      name: of the stage.
+      members: replicas in the ring.
+      groups: of neighbours in the ring, alike or not, between which it goes once around.
+    """
     steps = 2 * (members - 1)
     between = min(steps, 2 * groups) if groups > 1 else 0
-    return Stage(name, steps - between, between, steps / members, steps)
+    share = steps / members
+    return Stage(name, steps - between, between, share, share * (groups > 1), steps)
+
+
+def _ring_alone(what: str, members: int, groups: int) -> tuple[Stage, ...]:
+    return (ring(f"ring{what}", members, groups),)
+
+
+def _exchange_and_gather(what: str, members: int, groups: int) -> tuple[Stage, ...]:
+    """Returns the stages of members in groups of as many, who all send each other a part at once.
+
+    Their sums go once around a ring.
+    """
+    apart = groups > 1
+    once, around = min(1, members - 1), members - 1
+    between = min(around, groups) * apart
+    part = (members - 1) / members
+    # A group's members all send to others' in an exchange, but only one of them does in a ring.
+    leaving = (members - members // groups) / groups
+    return (
+        Stage(f"exchange{what}", once * (not apart), once * apart, part, leaving, around),
+        Stage(f"all-gather{what}", around - between, between, part, part * apart, around),
+    )
 
 
 def wire_share(algorithm: str, replicas: int, group: int = 1) -> float:
     """Returns the bytes that the busiest replica sends, or receives, as a share of the tensor's.
 
     No algorithm has less than ``2 (replicas - 1) / replicas`` for the sum of all replicas' sends
-    over their number.
+    over their number. An exchange has as much as a ring.
     """
     return sum(stage.share for stage in stages(algorithm, replicas, group))
 
 
-def seconds(algorithm: str, replicas: int, size: float, network: Network, group: int = 1) -> float:
+def seconds(
+    algorithm: str,
+    replicas: int,
+    size: float,
+    network: Network,
+    group: int = 1,
+    *,
+    exchange: bool = False,
+) -> float:
     """Returns the time of one sum.
 
     Args:
@@ -147,8 +207,10 @@ def seconds(algorithm: str, replicas: int, size: float, network: Network, group:
       size: of the tensor, in bytes.
       network: between them.
       group: replicas in a group.
+      exchange: see :func:`stages`.
     """
-    return sum(stage.seconds(size, network) for stage in stages(algorithm, replicas, group))
+    found = stages(algorithm, replicas, group, exchange=exchange)
+    return sum(stage.seconds(size, network) for stage in found)
 
 
 def published_steps(replicas: int, group: int) -> int:

@@ -121,36 +121,44 @@ def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int =
       seed: of all that is drawn.
 
     Raises:
-      UserError: if devices fail so often that the job would hardly ever end.
+      UserError: if devices fail so often, or are so slow, that a job would hardly ever end.
     """
-    rate = conditions.failure_rate(job.devices)
-    interval = min(job.checkpoint_steps, job.steps) * (job.device_seconds + job.other_seconds)
-    for seconds, what in (
-        (interval + conditions.checkpoint_seconds, "from one checkpoint to the next"),
-        (conditions.restart_seconds, "to start again"),
-    ):
-        if rate * seconds > _MOST_FAILURES:
-            raise UserError(
-                f"one of {job.devices:,} devices fails every {1 / rate:,.0f} s, and it takes "
-                f"{seconds:,.0f} s {what}: hardly ever would that be reached"
-            )
+    _check_reached(job, conditions, conditions.restart_seconds, "to start again")
     seeds = np.random.SeedSequence(seed).spawn(jobs)
     rows = [_simulate(job, conditions, np.random.default_rng(own)) for own in seeds]
     return Times(*np.array(rows, np.float64).T)
+
+
+def _check_reached(job: Job, conditions: Conditions, seconds: float, what: str) -> None:
+    """Raises UserError if so many seconds hardly ever pass without a failure."""
+    rate = conditions.failure_rate(job.devices)
+    if rate * seconds > _MOST_FAILURES:
+        raise UserError(
+            f"one of {job.devices:,} devices fails every {1 / rate:,.0f} s, and it takes "
+            f"{seconds:,.0f} s {what}: hardly ever would that be reached"
+        )
 
 
 def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tuple[float, ...]:
     """Returns the fields of :class:`Times` of one job."""
     rate = conditions.failure_rate(job.devices)
     slow = rng.binomial(job.devices, conditions.slow_share)
+    # Of the slowest device, by draws that leave those of the job as they are.
+    factor = _slowest_of_all(job, conditions, slow, _QUANTILES, np.random.default_rng(0)).mean()
+    interval = min(job.checkpoint_steps, job.steps) * (
+        job.device_seconds * float(factor) + job.other_seconds
+    )
+    _check_reached(
+        job,
+        conditions,
+        interval + conditions.checkpoint_seconds,
+        "from one checkpoint to the next at the pace of the slowest",
+    )
     waiting = checkpoints = lost = restarts = 0.0
     failures = done = 0
     while done < job.steps:
         count = min(job.checkpoint_steps, job.steps - done)
-        factors = _slowest(job.devices - slow, conditions.jitter, count, rng)
-        if slow:
-            of_slow = _slowest(slow, conditions.jitter, count, rng)
-            factors = np.maximum(factors, conditions.slow_factor * of_slow)
+        factors = _slowest_of_all(job, conditions, slow, count, rng)
         own = job.device_seconds * float(factors.sum()) + job.other_seconds * count
         # Failures know no past: each attempt may draw the time of the next one anew.
         until_failure = rng.exponential(1 / rate) if rate else math.inf
@@ -166,6 +174,17 @@ def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tup
         checkpoints += conditions.checkpoint_seconds
         done += count
     return job.seconds, waiting, checkpoints, lost, restarts, failures
+
+
+def _slowest_of_all(
+    job: Job, conditions: Conditions, slow: int, steps: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Returns as :func:`_slowest` of all devices, so many of which are slow throughout."""
+    factors = _slowest(job.devices - slow, conditions.jitter, steps, rng)
+    if slow:
+        of_slow = _slowest(slow, conditions.jitter, steps, rng)
+        factors = np.maximum(factors, conditions.slow_factor * of_slow)
+    return factors
 
 
 def _slowest(devices: int, jitter: float, steps: int, rng: np.random.Generator) -> np.ndarray:

@@ -97,8 +97,6 @@ def compile_recipe(config: Config, topology: str, steps_on_cpu: int = 0) -> Comp
     packages = require_packages()
     _require_compilable(config)
     config = config.replace(strategy="tpu", xla=False)
-    if not config.data_dir and config.data_on_device:
-        raise UserError("data_on_device needs the data: give --data_dir")
     if not config.data_dir:
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
     with start_compiler() as compiler:

@@ -390,15 +390,15 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
 
 def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
     """Returns the rate of each trainable variable as a multiple of the schedule's."""
-    of_weights = [
-        1.0 if config.optimizer != "muon" or is_filter else config.muon_head_rate_factor
-        for is_filter in _filters(model)
-    ]
-    biases = (Role.BIAS, Role.SHIFT)
-    return [
-        config.bias_rate_factor if role in biases else of_weight
-        for role, of_weight in zip(roles, of_weights)
-    ]
+    head = network_of(model).get_layer("logits").kernel
+    of_head = config.muon_head_rate_factor if config.optimizer == "muon" else 1.0
+
+    def factor(variable: tf.Variable, role: Role) -> float:
+        if role in (Role.BIAS, Role.SHIFT):
+            return config.bias_rate_factor
+        return of_head if variable is head else 1.0
+
+    return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
 
 
 def _filters(model: Classifier) -> list[bool]:

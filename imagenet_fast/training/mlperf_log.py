@@ -20,7 +20,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.files import LineFile, whole_lines
 from imagenet_fast.paths import to_path
 from imagenet_fast.training.recorder import Recorder
-from imagenet_fast.training.schedule import decay_boundaries, total_steps, warmup_steps
+from imagenet_fast.training.schedule import decay_boundaries, decay_steps, warmup_steps
 
 FILE = "mlperf.log"
 _MARK = ":::MLLOG "
@@ -178,7 +178,7 @@ def _is_done(line: dict[str, Any], step: int) -> bool:
 def _hyperparameters(config: Config, steps_per_epoch: int) -> dict[str, Any]:
     """Returns what the log tells of the options, under MLPerf's names for them."""
     prefix = f"{config.optimizer}_opt" if config.optimizer in ("sgd", "lars") else "opt"
-    total, warmup = total_steps(config, steps_per_epoch), warmup_steps(config, steps_per_epoch)
+    warmup = warmup_steps(config, steps_per_epoch)
     warmup_prefix = "lars_opt" if config.optimizer == "lars" else "opt"
     values = {
         "global_batch_size": config.batch_size,
@@ -193,7 +193,7 @@ def _hyperparameters(config: Config, steps_per_epoch: int) -> dict[str, Any]:
         values["lars_epsilon"] = config.lars_epsilon
     if config.schedule in ("polynomial", "cosine"):
         values[f"{prefix}_end_learning_rate"] = config.end_learning_rate
-        values[f"{prefix}_learning_rate_decay_steps"] = total - math.floor(warmup)
+        values[f"{prefix}_learning_rate_decay_steps"] = decay_steps(config, steps_per_epoch)
     if config.schedule == "polynomial":
         values[f"{prefix}_learning_rate_decay_poly_power"] = config.decay_power
     if config.schedule == "steps":

@@ -27,11 +27,13 @@ _PAIRS = 15
 _NAME_LENGTH = 18
 _COLUMNS = 8
 
+# Names of classes are no formulas, though two dollars may be in one.
+_STYLE = {**STYLE, "text.parse_math": False}
 # For PNG files, which a page cannot give its colors.
 _LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
 _PNG_STYLE = {
     name: _LIGHT.get(value, value) if isinstance(value, str) else value
-    for name, value in STYLE.items()
+    for name, value in _STYLE.items()
 }
 
 # Red, green and blue of right and wrong answers, which must do on light and on dark pages.
@@ -96,7 +98,7 @@ def classes_in_a_cell(classes: int) -> int:
 
 def confusion_svg(examination: Examination, labels: Sequence[str]) -> str:
     """Returns the confusion matrix as an SVG element for a page, in the page's colors."""
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(["default", _STYLE]):
         return page_svg(_confusion(examination.confusion, labels))
 
 

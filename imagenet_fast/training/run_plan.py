@@ -144,7 +144,7 @@ class RunPlan:
     def segments(self) -> tuple[int, ...]:
         """The fewest cuts of gradients that are as good as any."""
         sizes = [self._gradient_bytes * own.elements for own in self.step.gradients]
-        cost = self.hardware.cluster.sum_cost(self.config.all_reduce)
+        cost = self.hardware.cluster.sum_cost(self._algorithm, exchange=self._exchange)
         return few_segments(
             self.time.compute.known, sizes, cost, _AS_GOOD * self.time.compute.total
         )
@@ -273,6 +273,11 @@ class RunPlan:
     def _gradient_bytes(self) -> int:
         return _GRADIENT_BYTES[self.config.all_reduce_dtype]
 
+    @property
+    def _exchange(self) -> bool:
+        """Whether training sums as ``distribute/half_precision.py`` does."""
+        return self.config.all_reduce_dtype != "float32"
+
     def _time(
         self,
         cluster: Cluster,
@@ -289,16 +294,19 @@ class RunPlan:
             STACKS[self.stack],
             algorithm=algorithm or self._algorithm,
             gradient_bytes=self._gradient_bytes,
+            exchange=self._exchange,
             segments=segments,
             batch_norm_group=group,
             host_images=self.hardware.host_images or float("inf"),
         )
 
     def _by_algorithm(self) -> dict[str, StepTime]:
-        times = {}
-        for name in _algorithms(self.hardware.cluster):
-            times[name] = self._time(self.hardware.cluster, self.cuts, name)
-        return times
+        cluster = self.hardware.cluster
+        names = _algorithms(cluster)
+        # Else flat is the same ring.
+        if self._exchange and "flat" in names:
+            names = ("builtin", *names)
+        return {name: self._time(cluster, self.cuts, name) for name in names}
 
     @property
     def _algorithm(self) -> str:

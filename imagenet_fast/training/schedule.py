@@ -20,10 +20,8 @@ from imagenet_fast.optimizers.schedules import Schedule
 def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
     """Returns the learning rate by the step.
 
-    Decay in steps, and warmup from the reference rate: Goyal et al. 2017. Polynomial decay after a
-    warmup takes one step more than the run has left, as in Google's and MLPerf's reference code;
-    without one it takes the whole run, as in You et al. 2017. Cosine decay takes as long as
-    polynomial decay.
+    Decay in steps, and warmup from the reference rate: Goyal et al. 2017. Polynomial and cosine
+    decay take :func:`decay_steps`.
 
     Piecewise linear is Page's: he counts steps from 1, so that no update is lost to a first knot
     of rate 0, and the update that ends epoch 5 has the rate of a knot there.
@@ -95,6 +93,17 @@ def decay_boundaries(config: Config, steps_per_epoch: int) -> list[int]:
     return [round(number * every) for number in range(1, math.ceil(total / every))]
 
 
+def decay_steps(config: Config, steps_per_epoch: int) -> int:
+    """Returns the steps in which polynomial and cosine decay reach the end rate.
+
+    After a warmup it is one step more than the run has left, as in Google's and MLPerf's reference
+    code; without one it is the whole run, as in You et al. 2017.
+    """
+    total = total_steps(config, steps_per_epoch)
+    warmup = warmup_steps(config, steps_per_epoch)
+    return total - math.floor(warmup) + 1 if warmup else total
+
+
 def _after_warmup(config: Config, steps_per_epoch: int, total: int, warmup: float) -> Schedule:
     """Returns the rates from the end of the warmup on."""
     rate = config.scaled_learning_rate
@@ -104,8 +113,7 @@ def _after_warmup(config: Config, steps_per_epoch: int, total: int, warmup: floa
         return StepDecay(rate, decay_boundaries(config, steps_per_epoch), config.decay_factor)
     if config.schedule == "piecewise_linear":
         return _piecewise_linear(config, steps_per_epoch, total)
-    first = math.floor(warmup)
-    steps = total - first + 1 if warmup else total
+    first, steps = math.floor(warmup), decay_steps(config, steps_per_epoch)
     if config.schedule == "cosine":
         return CosineDecay(rate, config.end_learning_rate, steps, first)
     return PolynomialDecay(rate, config.end_learning_rate, steps, first, config.decay_power)

@@ -84,10 +84,11 @@ def test_one_process_has_nothing_to_sum_over():
 
 @pytest.mark.slow
 def test_two_workers(tmp_path, run_python):
+    """Of which auto is flat, and told as that."""
     flags = [
         "--sizes=1024,65536",
         "--gradients=",
-        "--algorithms=builtin,flat,torus_2d",
+        "--algorithms=builtin,auto,torus_2d",
         "--fusion_bytes=1048576",
         "--repeats=2",
         "--warmup=1",
@@ -115,8 +116,8 @@ def test_two_workers(tmp_path, run_python):
         assert (found["predicted_seconds"] is None) == (found["algorithm"] == "builtin")
     flat = values["results"][4]
     assert flat["dtype"] == "bfloat16"
-    # A ring of two sends each byte once; both workers count the same interface.
+    # Of two, each sends each byte once; both workers count the same interface.
     assert flat["expected_bytes"] == 32768
-    # Two steps, and none leaves the group.
-    assert flat["predicted_seconds"] == pytest.approx(0.005 + 2 * 0.01 + 32768 / 125e6)
+    # An exchange and a gathering of a step each, and none leaves the group.
+    assert flat["predicted_seconds"] == pytest.approx(2 * (0.005 + 0.01) + 32768 / 125e6)
     assert 2 * 32768 < flat["sent_bytes"] < 4 * 32768

@@ -6,6 +6,7 @@ other package's classes.
 
 import importlib.util
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ pytestmark = [
     ),
 ]
 
+JOB = pathlib.Path(__file__).with_name("addons_job.py")
 RUN = SMALL.replace(learning_rate=0.01, rate_scaling="none", warmup="0 epochs")
 
 
@@ -43,7 +45,7 @@ def make(name, **changes):
     ],
 )
 def test_addons_train(name):
-    model = build_model(RUN.replace(optimizer=name))
+    model = build_model(RUN.replace(optimizer=name, weight_decay_on="all"))
     before = [v.numpy() for v in model.trainable_variables]
     model.fit(make_dataset(RUN, "train"), epochs=1, steps_per_epoch=2, verbose=0)
     moved = [np.abs(v.numpy() - b).max() for v, b in zip(model.trainable_variables, before)]
@@ -98,6 +100,27 @@ def test_addons_decay_by_role():
     optimizer.apply_gradients([(tf.constant([0.0]), v) for v in variables])
     assert variables[0].numpy()[0] < 2.0
     assert variables[1].numpy()[0] == 2.0
+
+
+def test_addons_decay_by_role_on_all_replicas(run_python):
+    """Of whose copies each has a name of its own."""
+    kernel, bias = json.loads(run_python([JOB, "tfa:LAMB"]).stdout.splitlines()[-1])
+    assert kernel[0] == kernel[1] < 2.0
+    assert bias == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["tfa:AdamW", "tfa:SGDW", "tfa:NovoGrad", "tfa:RectifiedAdam"])
+def test_addons_that_decay_all_alike(name):
+    variable = tf.Variable([2.0], name="a/bias")
+    for own in (name, f"tfa:Lookahead({name})"):
+        with pytest.raises(UserError, match=rf"optimizer={name} cannot .* weight_decay_on=all, or"):
+            make(own, weight_decay=0.5, undecayed=[variable])
+    assert make(name, weight_decay=0.5)
+    assert make(name, undecayed=[variable])
+
+
+def test_addons_without_decay_need_not_exclude():
+    assert make("tfa:Yogi", weight_decay=0.5, undecayed=[tf.Variable([2.0])])
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,31 @@ def test_there_is_one_loss(loss):
         model.train_on_batch(IMAGES, LABELS)
 
 
+def test_a_loss_of_each_example_is_refused():
+    model = GPipe(blocks(), DEVICES[:2])
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="none"))
+    with pytest.raises(UserError, match=r"has reduction='none'.* leave reduction out"):
+        model.train_on_batch(IMAGES, one_hot(LABELS))
+
+
+def test_a_loss_of_each_example_trains_a_plain_model_as_their_sum():
+    """What the refusal of such a loss says."""
+    summed, each = (plain(blocks()) for _ in range(2))
+    for model, reduction in ((summed, "sum"), (each, "none")):
+        model.compile(
+            keras.optimizers.SGD(1e-3), keras.losses.MeanSquaredError(reduction=reduction)
+        )
+        model.train_on_batch(IMAGES, one_hot(LABELS), sample_weight=WEIGHTS)
+    for own, other in zip(each.get_weights(), summed.get_weights()):
+        np.testing.assert_allclose(own, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_step_is_not_compiled():
+    model = GPipe(blocks(), DEVICES[:2])
+    with pytest.raises(UserError, match="leave jit_compile out"):
+        model.compile("sgd", SPARSE, jit_compile=True)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -74,6 +74,14 @@ def test_of_equally_slow_ones_the_more_even():
     assert partition([5, 1, 2, 2], 3) == [1, 2, 1]
 
 
+def test_of_equally_slow_ones_the_most_even_though_it_begins_worse():
+    """5, 3 and 9, before the 9 that cannot be helped, in place of 8, 8 and 1."""
+    assert partition([5, 3, 8, 1, 9], 4) == [1, 1, 2, 1]
+    for costs in itertools.product((1, 3, 5, 8, 9), repeat=5):
+        found = score(costs, partition(costs, 4))
+        assert found == min(score(costs, own) for own in all_balances(5, 4))
+
+
 def test_a_limit_moves_the_cut():
     sizes = [1, 9, 1, 1]
 

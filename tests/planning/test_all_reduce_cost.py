@@ -56,6 +56,48 @@ def test_steps_between_groups():
     assert sum(stage.steps_between for stage in stages("flat", 8, 8)) == 0
 
 
+@pytest.mark.parametrize(("replicas", "group"), [(8, 4), (8, 2), (64, 8), (16, 1), (16, 16)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_exchange_sends_as_much_as_a_ring_in_fewer_steps(algorithm, replicas, group):
+    """Once to all at the same time, and once around for the sums."""
+    rings = stages(algorithm, replicas, group)
+    exchanged = stages(algorithm, replicas, group, exchange=True)
+    for what in ("share", "traffic"):
+        found, expected = (sum(getattr(own, what) for own in all_) for all_ in (exchanged, rings))
+        assert found == pytest.approx(expected)
+    members = replicas if algorithm == "flat" else replicas // group
+    saved = max(0, 2 * (members - 1) - (1 + members - 1))
+    assert sum(own.steps for own in rings) - sum(own.steps for own in exchanged) == saved
+
+
+def test_stages_of_an_exchange():
+    """As of reduce-scatter and all-gather in a group, but through two of them."""
+    exchange, gather = stages("flat", 8, 4, exchange=True)
+    assert (exchange.steps_within, exchange.steps_between) == (0, 1)
+    assert (gather.steps_within, gather.steps_between) == (5, 2)
+    names = [own.name for own in stages("hierarchical", 8, 4, exchange=True)]
+    assert names[2:4] == ["exchange of the masters", "all-gather of the masters"]
+    scatter, gather = stages("torus_2d", 8, 8)[0], stages("torus_2d", 8, 8)[2]
+    assert [dataclasses.replace(own, name="") for own in stages("flat", 8, 8, exchange=True)] == [
+        dataclasses.replace(own, name="") for own in (scatter, gather)
+    ]
+
+
+def test_replicas_of_a_group_share_its_network():
+    """Of 8 in 2 groups of 4: what leaves a group, as a share of the tensor."""
+    shared = Network(0.0, 0.0, 1e12, 1e12, bandwidth_of_group=25e6)
+    for algorithm, exchange, leaving in (
+        ("flat", False, 2 * 7 / 8),
+        ("flat", True, 4 * 4 / 8 + 7 / 8),  # four send half of their tensors; then a ring
+        ("torus_2d", False, 1.0),
+        ("torus_2d", True, 1.0),
+        ("hierarchical", True, 1.0),
+        ("halving_doubling", False, 1.0),
+    ):
+        found = seconds(algorithm, 8, 25e6, shared, 4, exchange=exchange)
+        assert found == pytest.approx(leaving, rel=1e-3)
+
+
 def test_small_tensors_cost_latency():
     network = Network(0.0, 0.04, 1e9, 1e9)
     assert seconds("flat", 8, 0, network, 4) == pytest.approx(0.16)

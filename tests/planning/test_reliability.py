@@ -1,5 +1,6 @@
 """Simulated jobs, against what probability theory says of them."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -127,3 +128,22 @@ def test_what_would_never_end_is_refused():
         simulate_jobs(job, Conditions(hours_between_failures=100))
     with pytest.raises(UserError, match="9,000 s to start again"):
         simulate_jobs(job, Conditions(hours_between_failures=1000, restart_seconds=9000))
+
+
+@pytest.mark.parametrize(
+    ("trouble", "seconds"),
+    [
+        ({"slow_share": 0.5, "slow_factor": 15.0}, r"54,000"),
+        ({"jitter": 1.0}, r"\d\d,\d\d\d"),
+        ({"jitter": 1.0, "slow_share": 0.01, "slow_factor": 15.0}, r"\d\d\d,\d\d\d"),
+    ],
+)
+def test_slow_devices_that_would_never_end_are_refused(trouble, seconds):
+    """Alike, they would reach the end of an hour in every third attempt or so."""
+    job = Job(
+        devices=1024, steps=3600, device_seconds=1.0, other_seconds=0.0, checkpoint_steps=3600
+    )
+    conditions = Conditions(hours_between_failures=1024, restart_seconds=0.0)
+    assert simulate_jobs(job, conditions, jobs=3).failures.mean() < 20
+    with pytest.raises(UserError, match=f"fails every 3,600 s, and it takes {seconds} s from one"):
+        simulate_jobs(job, dataclasses.replace(conditions, **trouble), jobs=3)

@@ -75,6 +75,25 @@ def test_statistics_over_groups_cost_time():
     assert time_of(256, kind=TPU, batch_norm_group=2).batch_norm == 0  # the cores of a chip
 
 
+@pytest.mark.parametrize(
+    ("kind", "chips", "group", "within", "between"),
+    [
+        (GPU, 24, 12, 18, 4),  # hosts of 8: each group has one of its own and half of another
+        (GPU, 24, 6, 6, 4),  # the second group is in two hosts
+        (GPU, 24, 8, 14, 0),
+        (GPU, 48, 16, 26, 4),
+        (TPU, 12, 8, 2, 4),  # rows of 3, groups of 4 chips
+    ],
+)
+def test_groups_need_not_fit_rows(kind, chips, group, within, between):
+    """Messages through links of a host or a row, and through others, by the group with most."""
+    cluster = Cluster(kind, chips, latency=1e-3)
+    # The same on a torus.
+    far = 1e-6 if kind.torus else 1e-3
+    near = 1e-6 if kind.torus else 5e-6
+    assert cluster.group_seconds(group, 0) == pytest.approx(within * near + between * far)
+
+
 def test_a_torus_sums_as_fast_at_any_size():
     """Its bandwidth grows with it; only the steps along its axes grow."""
     times = [Cluster(TPU, chips).sum_seconds("torus_2d", 100e6) for chips in (16, 64, 256, 1024)]
@@ -95,6 +114,22 @@ def test_hosts_share_their_network():
     assert parts == pytest.approx(across, rel=0.15)
     assert whole == pytest.approx(across + 4 * 7 / 8 * 80e6 / GPU.link, rel=0.05)
     assert ring == pytest.approx(across, rel=0.15)
+
+
+def test_sums_of_exchanged_halves():
+    """By this package's algorithms; XLA's and NCCL's own sums are the same in any type."""
+    for own, name in ((Cluster(GPU, 64), "builtin"), (Cluster(TPU, 64), "torus_2d")):
+        assert own.sum_seconds(name, 1e6, exchange=True) == own.sum_seconds(name, 1e6)
+    cluster = Cluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
+    # Each of a host's 8 chips sends 56 of 64 parts out; then the sums go around once.
+    assert cluster.sum_cost("flat", exchange=True)(80e6) == pytest.approx(
+        (8 * 56 / 64 + 63 / 64) * 80e6 / 5e9, rel=0.02
+    )
+    ring, exchanged = (
+        time_of(64, algorithm="hierarchical", gradient_bytes=2, exchange=exchange).sums
+        for exchange in (False, True)
+    )
+    assert exchanged < ring  # fewer steps, as many bytes
 
 
 def test_rows():

@@ -235,3 +235,19 @@ def test_loss_scale():
     assert adapted.dynamic
     assert type(adapted.inner_optimizer) is type(fixed.inner_optimizer) is SGD
     assert type(build_model(SMALL.replace(precision="mixed_bfloat16")).optimizer) is SGD
+
+
+@pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
+def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
+    """Not of gammas, and in no other optimizer."""
+    options = {"optimizer": "muon", "muon_head_rate_factor": 7.0, "bias_rate_factor": 3.0}
+    model = build_model(SMALL.replace(strategy=strategy, **options))
+    found = {
+        variable.name.split(":")[0]: factor
+        for variable, factor in zip(model.trainable_variables, model.optimizer.rate_factors)
+    }
+    assert found.pop("logits/kernel") == 7.0
+    for name, factor in found.items():
+        assert factor == (3.0 if name.endswith(("bias", "beta")) else 1.0)
+    others = build_model(SMALL.replace(**{**options, "optimizer": "sgd"})).optimizer.rate_factors
+    assert set(others) == {1.0, 3.0}

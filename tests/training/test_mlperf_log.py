@@ -147,7 +147,7 @@ def test_hyperparameters_of_lars(tmp_path):
         "lars_opt_base_learning_rate": 9.0,
         "lars_opt_end_learning_rate": 1e-4,
         "lars_opt_learning_rate_decay_poly_power": 2.0,
-        "lars_opt_learning_rate_decay_steps": 8,
+        "lars_opt_learning_rate_decay_steps": 9,
         "lars_epsilon": 0.0,
         "lars_opt_learning_rate_warmup_epochs": 1.0,
         "lars_opt_momentum": 0.9,

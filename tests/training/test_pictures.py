@@ -155,3 +155,11 @@ def test_names_that_are_too_long_are_cut():
     long = "a name that is far too long for a column"
     found = texts(confusion_svg(examination(np.eye(2, dtype=int)), [long, "b"]))
     assert "a name that is fa\u2026" in found
+
+
+def test_names_are_no_formulas():
+    labels = ["$5_to_$10", r"$\no$", "100% $"]
+    found = examination(np.eye(3, dtype=int), [0], [1])
+    assert all(texts(confusion_svg(found, labels)).count(label) == 2 for label in labels)
+    assert confusion_png(found, labels)
+    assert images_png(found.images, ["\n".join(labels)])

@@ -105,12 +105,28 @@ def test_only_sums_that_training_has_are_told(pod):
     assert told(one_host) == ["builtin"]
     assert "--all_reduce=" not in one_host.table()
     assert told(two) == ["flat", "hierarchical", "torus_2d"]
+    half = two.config.replace(all_reduce_dtype="float16")
+    assert told(dataclasses.replace(two, config=half)) == ["builtin", *told(two)]
     # A TPU takes its own way where there is none by such a name.
     builtin, other = (
         dataclasses.replace(pod, config=pod.config.replace(all_reduce=name))
         for name in ("builtin", "hierarchical")
     )
     assert other.time == builtin.time
+
+
+def test_sums_in_16_bits():
+    """Half of the bytes; an exchange of them takes other steps than a ring."""
+    config = CONFIG.replace(fusion_bytes=0)
+    flat, half, ring = (
+        plan_run(config.replace(all_reduce=name, all_reduce_dtype=dtype), Hardware("p100", 64))
+        for name, dtype in (("flat", "float32"), ("flat", "float16"), ("builtin", "float16"))
+    )
+    size = 2 * flat.step.parameters
+    cluster = flat.hardware.cluster
+    assert half.time.sums == pytest.approx(cluster.sum_seconds("flat", size, exchange=True))
+    assert ring.time.sums == pytest.approx(cluster.sum_seconds("flat", size))
+    assert flat.time.sums == pytest.approx(cluster.sum_seconds("flat", 2 * size))
 
 
 def test_what_happens_to_a_run(pod):
