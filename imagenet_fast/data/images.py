@@ -16,6 +16,9 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 # A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
 _JPEG = ("JPEG", "MPO")
 
+# The first bytes of each PNG.
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {
     "jpeg": {"quality": 95, "subsampling": 0},
@@ -73,7 +76,19 @@ def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
     if image.format in _JPEG and image.mode in ("L", "RGB"):
         return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
-    return _encode(_to_grey_or_rgb(image), encoding, kind)
+    return _encode(to_grey_or_rgb(image), encoding, kind)
+
+
+def to_grey_or_rgb(image: Image.Image) -> Image.Image:
+    """Returns an image in the mode ``L`` if it is grey, else ``RGB``, on white if it has alpha."""
+    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        grey = image.mode in ("LA", "L", "1")
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
@@ -93,17 +108,6 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
     return _encode(Image.fromarray(pixels), encoding, "pixels")
-
-
-def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        grey = image.mode in ("LA", "L", "1")
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
