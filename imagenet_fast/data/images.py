@@ -62,7 +62,7 @@ def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
         chroma subsampling, or ``png``, which keeps each pixel.
 
     Raises:
-      BadImageError: The format is none of these, or the pixels cannot all be decoded.
+      BadImageError: The format is none of these, or the pixels cannot all be decoded or encoded.
     """
     if not data:
         raise BadImageError("empty")
@@ -99,6 +99,7 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
       encoding: As ``normalise_encoding``.
 
     Raises:
+      BadImageError: They cannot be encoded.
       ValueError: Another shape or dtype.
     """
     grey_or_rgb = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
@@ -112,6 +113,11 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
 
 def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
     buffer = io.BytesIO()
-    image.save(buffer, encoding, **ENCODINGS[encoding])
+    try:
+        image.save(buffer, encoding, **ENCODINGS[encoding])
+    except OSError as error:  # a JPEG has at most 65500 pixels each way
+        raise BadImageError(
+            f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: {error}"
+        ) from error
     channels = len(image.getbands())
     return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)
