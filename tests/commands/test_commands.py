@@ -1,10 +1,13 @@
 """The command line, up to where the work begins."""
 
+import io
 import re
+import sys
 
 import pytest
 
 from imagenet_fast import commands
+from imagenet_fast.__main__ import main
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import option_names
 
@@ -106,3 +109,13 @@ def test_bugs_are_not_hidden(monkeypatch):
     monkeypatch.setattr("imagenet_fast.commands.train.main", main)
     with pytest.raises(ValueError, match="a bug"):
         commands.run(["train"])
+
+
+def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["imagenet-fast", "predict", "caf\udce9.jpg"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    monkeypatch.setattr("imagenet_fast.commands.predict.main", lambda names: print(*names))
+    with pytest.raises(SystemExit):
+        main()
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"caf\\udce9.jpg\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -39,12 +39,16 @@ class FolderSource(Source):
           labels: As ``Source``.
           files: For each split the images' names and labels.
           warnings: As ``Source``.
+
+        Raises:
+          UserError: A file is not there, as one that a link leads to.
         """
         digest = hashlib.sha256()
         for split, members in files.items():
             for file, _ in members:
                 # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
-                digest.update(f"{split}\0{file}\0{(root / file).stat().st_size}\n".encode())
+                line = f"{split}\0{file}\0{_size(root / file)}\n"
+                digest.update(line.encode(errors="surrogateescape"))
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__("folders", name, labels, sizes, digest.hexdigest(), warnings=warnings)
         self._root = root
@@ -53,7 +57,19 @@ class FolderSource(Source):
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
         file, label = self._files[split][index]
-        return Item((self._root / file).read_bytes(), label, file)
+        return Item((self._root / file).read_bytes(), label, _printable(file))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
+
+
+def _printable(name: str) -> str:
+    """Returns a file's name as text, which its bytes need not be."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def open_folders(
@@ -61,9 +77,9 @@ def open_folders(
 ) -> FolderSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    Classes are numbered in alphabetical order. Images may lie deeper within their class folder;
-    files that are not named like an image, and hidden ones, are ignored. Classes without validation
-    images are warned of.
+    Classes are numbered in alphabetical order. Images may lie deeper within their class folder,
+    also behind links, but no folder counts twice; files that are not named like an image, and
+    hidden ones, are ignored. Classes without validation images are warned of.
 
     Args:
       path: The directory. Its validation folder may be named ``validation``, ``val`` or ``test``;
@@ -73,8 +89,9 @@ def open_folders(
       seed: Which images are held out.
 
     Raises:
-      UserError: There is no such directory, a class folder for training holds no image, or the
-        validation folder has a class that the training folder has not.
+      UserError: There is no such directory, something in it cannot be read, a class folder for
+        training holds no image, a class' name is no text, or the validation folder has a class that
+        the training folder has not.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -107,7 +124,7 @@ def open_folders(
             f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
         )
     warnings = _warnings(labels, splits["validation"], advice)
-    return FolderSource(name or path.name, path, labels, splits, warnings)
+    return FolderSource(name or _printable(path.name), path, labels, splits, warnings)
 
 
 def _warnings(labels: tuple[str, ...], validation: _Files, advice: str) -> tuple[str, ...]:
@@ -134,6 +151,11 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     )
     if not names:
         raise UserError(f"{folder}: has no class folders in it")
+    for name in names:
+        if name != _printable(name):
+            raise UserError(
+                f"{folder / name}: the name of a class must be UTF-8; rename the folder"
+            )
     return tuple(names)
 
 
@@ -141,10 +163,29 @@ def _list_images(root: Path, folder: Path, labels: tuple[str, ...]) -> _Files:
     """Returns the images in the class folders in ``folder``, always in the same order."""
     files = []
     for label, name in enumerate(labels):
-        for directory, _, members in os.walk(folder / name, followlinks=True):
-            files += [
-                ((Path(directory) / member).relative_to(root).as_posix(), label)
-                for member in members
-                if member.lower().endswith(_SUFFIXES) and not member.startswith(".")
-            ]
+        if not (folder / name).is_dir():
+            continue  # There need not be validation images of each class.
+        files += [
+            (path.relative_to(root).as_posix(), label)
+            for path in _walk(folder / name)
+            if path.name.lower().endswith(_SUFFIXES) and not path.name.startswith(".")
+        ]
     return sorted(files)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and those below, each once where links lead in circles."""
+
+    def stop(error: OSError) -> None:
+        raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    walked = set()
+    for name, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        directory = Path(name)
+        place = directory.resolve()
+        if place in walked:
+            folders.clear()
+            continue
+        walked.add(place)
+        folders.sort()  # Of two ways to the same folder, always the same one is taken.
+        yield from (directory / file for file in files)

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from imagenet_fast.data.sources import open_source
@@ -128,3 +130,58 @@ def test_an_impossible_fraction(tmp_path, holdout):
     write(tmp_path, "a/1.jpg")
     with pytest.raises(UserError, match="between 0 and 1"):
         open_source("folders", tmp_path, holdout=holdout)
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    (tmp_path / "a/2.jpg").symlink_to("moved.jpg")
+    with pytest.raises(UserError, match=r"a/2\.jpg: cannot be read: No such file or directory"):
+        open_source("folders", tmp_path)
+
+
+def test_links_that_lead_in_circles(tmp_path):
+    write(tmp_path, *(f"a/z/{index}.jpg" for index in range(10)), "b/1.jpg")
+    (tmp_path / "a/self").symlink_to(".")
+    (tmp_path / "a/again").symlink_to("z")
+    (tmp_path / "a/other").symlink_to("../b")
+    source = open_source("folders", tmp_path)
+    names = [item.filename for split in source.splits for item in items(source, split)]
+    expected = ["a/other/1.jpg", "b/1.jpg", *(f"a/again/{index}.jpg" for index in range(10))]
+    assert sorted(names) == sorted(expected)
+
+
+def test_names_of_files_that_are_no_text(tmp_path):
+    for place, name in (("here", b"caf\xe9.jpg"), ("there", b"caf\xe8.jpg")):
+        write(tmp_path / place / "set", "a/1.jpg")
+        (tmp_path / place / "set/a" / os.fsdecode(name)).write_bytes(b"an image")
+    here, there = (open_source("folders", tmp_path / place / "set") for place in ("here", "there"))
+    assert here.describe() != there.describe()
+    found = {item.filename: item.image for item in items(here, "train")}
+    assert found == {"a/1.jpg": b"a/1.jpg", "a/caf\N{REPLACEMENT CHARACTER}.jpg": b"an image"}
+
+
+def test_the_name_of_a_class_that_is_no_text(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(UserError, match="name of a class must be UTF-8; rename the folder"):
+        open_source("folders", tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    write(tmp_path, "a/1.jpg", "a/closed/2.jpg")
+    scan = os.scandir
+
+    def closed(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(UserError, match="a/closed: cannot be read: Permission denied"):
+        open_source("folders", tmp_path)
+
+
+def test_the_fingerprint_of_old(tmp_path):
+    """Data sets that were begun before can be gone on with."""
+    write(tmp_path / "set", "ä/1.jpg", "b/2.jpg")
+    fingerprint = open_source("folders", tmp_path / "set").describe()["fingerprint"]
+    assert fingerprint == "3734ec24122b5ff2a4a760240bc3aaf1a6403e51c8ad8a3db4710f85762950de"
