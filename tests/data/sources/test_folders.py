@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
         tmp_path,
         "train/dog/b.jpg",
         "train/dog/a.JPEG",
+        "train/dog/c.JFIF",
         "train/ant/x.png",
         "train/ant/deeper/y.webp",
         "train/ant/notes.txt",
@@ -36,6 +38,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
         (b"train/ant/x.png", 0, "train/ant/x.png"),
         (b"train/dog/a.JPEG", 1, "train/dog/a.JPEG"),
         (b"train/dog/b.jpg", 1, "train/dog/b.jpg"),
+        (b"train/dog/c.JFIF", 1, "train/dog/c.JFIF"),
     ]
     assert items(source, "validation") == [
         (f"{folder}/dog/c.bmp".encode(), 1, f"{folder}/dog/c.bmp")
@@ -103,6 +106,52 @@ def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
     assert here == there != other
     (tmp_path / "here/set/train/a/1.jpg").write_bytes(b"longer than it was")
     assert open_source("folders", tmp_path / "here/set").describe() != here
+
+
+def test_files_that_are_left_out_are_warned_of(tmp_path):
+    write(
+        tmp_path,
+        *("train/a/1.jpg", "val/a/2.jpg"),
+        *(
+            "train/a/3.TIF",
+            "train/a/deeper/4.tif",
+            "val/a/5.tif",
+            "val/a/6.heic",
+            "train/a/read_me",
+        ),
+        *("train/a/.DS_Store", "train/a/Thumbs.db", "train/a/desktop.ini", "train/notes.txt"),
+    )
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert re.fullmatch(
+        r"files that are not named like images \(\.jpg, .*\) are left out: \.tif 3, "
+        r"without a suffix 1, \.heic 1",
+        warning,
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["Train/a/1.jpg", "Validation/a/1.jpg"], "Train"),
+        (["training/a/1.jpg"], "training"),
+        (["a/1.jpg", "b/1.jpg", "val/a/1.jpg"], "val"),
+        (["train/a/1.jpg", "Test/a/1.jpg"], "Test"),
+    ],
+)
+def test_folders_of_splits_that_are_named_otherwise(tmp_path, names, told):
+    write(tmp_path, *names)
+    with pytest.raises(UserError) as caught:
+        open_source("folders", tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/{told}: is no class by its name; put the class folders for training into "
+        f"{tmp_path}/train, and those for validation, if there are any, into {tmp_path}/validation "
+        "(or val, or test)"
+    )
+
+
+def test_classes_within_a_folder_for_training_may_have_any_name(tmp_path):
+    write(tmp_path, "train/test/1.jpg", "train/Val/1.jpg", "val/test/1.jpg", "Test/x/1.jpg")
+    assert open_source("folders", tmp_path).labels == ("Val", "test")
 
 
 def test_a_validation_class_that_training_has_not(tmp_path):
