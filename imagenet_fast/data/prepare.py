@@ -35,8 +35,8 @@ from imagenet_fast.paths import to_local_path
 
 JOURNAL = "prepare.journal"
 
-# Raised whenever the same source begins to give other shards.
-_CONVERTER_VERSION = 1
+# By encoding; raised whenever the same source begins to give other shards.
+_CONVERTER_VERSIONS = {"jpeg": 1, "png": 2}
 
 _SPLITS = ("train", "validation")
 _BAD_IMAGES_SHOWN = 5
@@ -107,7 +107,7 @@ def prepare(
         "shards": shards,
         "seed": seed,
         "encoding": encoding,
-        "converter_version": _CONVERTER_VERSION,
+        "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     tasks = _plan(source, shards, seed)
     converter = _Converter(
