@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalise_encoding
@@ -81,7 +82,7 @@ def prepare(
       seed: Of the shuffle.
       encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
         of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
-      threads: Number of shards that are written at the same time; by default that of processors.
+      threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error.
       progress: Show a progress bar.
@@ -111,7 +112,7 @@ def prepare(
     }
     tasks = _plan(source, shards, seed)
     converter = _Converter(
-        source, directory, encoding, threads or os.cpu_count() or 1, max_bad_images, progress
+        source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, tasks, job, directory)
