@@ -119,6 +119,14 @@ def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
     assert_same(plain, batches(9, cache_dir=str(local), **options))
 
 
+def test_copies_in_the_users_home(numbered, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    (copy,) = cache.copy_shards(share, "~/local").paths
+    assert copy.startswith(f"{tmp_path}/local/")
+
+
 def test_shards_of_the_same_name_are_kept_apart(tmp_path):
     shares = []
     for name in ("one", "two"):
