@@ -114,7 +114,9 @@ def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Ten
     def read(*shard: tf.Tensor) -> tf.Tensor:
         return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
 
-    shards = share.shards().map(read, num_parallel_calls=threads, deterministic=True)
+    # Nothing makes a batch of no records, which is what a shard has whose images were all bad.
+    shards = share.shards().filter(lambda path, count, start: count > 0)
+    shards = shards.map(read, num_parallel_calls=threads, deterministic=True)
     with _announced(f"{sum(share.counts)} train records"):
         return shards.unbatch().batch(sum(share.counts)).get_single_element()
 

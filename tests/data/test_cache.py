@@ -59,6 +59,14 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, firs
 
 
 @pytest.mark.parametrize("kind", ["encoded", "decoded"])
+def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
+    shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
+    data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
+    options = {"data_dir": data, "train_crop": "none"}
+    assert_same(batches(8, **options), batches(8, cache=kind, **options))
+
+
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
     first = batches(3, **options)
