@@ -105,12 +105,23 @@ def test_status_and_arguments_are_passed_on(monkeypatch):
     assert commands.run(("train", "a", "b", "c")) == 3
 
 
-def test_bugs_are_not_hidden(monkeypatch):
+def test_a_file_that_cannot_be_used_is_told_in_a_line(monkeypatch, capsys):
     def main(arguments):
-        raise ValueError("a bug")
+        raise PermissionError(13, "Permission denied", "closed/data")
 
     monkeypatch.setattr("imagenet_fast.commands.train.main", main)
-    with pytest.raises(ValueError, match="a bug"):
+    assert commands.run(["train"]) == 2
+    message = "imagenet-fast train: error: closed/data: Permission denied\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError(5, "a bug")])
+def test_bugs_are_not_hidden(monkeypatch, error):
+    def main(arguments):
+        raise error
+
+    monkeypatch.setattr("imagenet_fast.commands.train.main", main)
+    with pytest.raises(type(error), match="a bug"):
         commands.run(["train"])
 
 
