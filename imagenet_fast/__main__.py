@@ -9,6 +9,8 @@ from imagenet_fast.commands import run
 
 def main() -> None:
     """Runs the command line and exits with its status."""
+    # As stderr has it: names of files need not be text.
+    sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import pathlib
 import platform
 import re
@@ -16,6 +15,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import imagenet_fast
+from imagenet_fast.cores import cpu_cores
 
 # Instructions that decide how fast a CPU multiplies matrices.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")
@@ -42,7 +42,7 @@ def hardware() -> dict[str, Any]:
     return {
         "cpu": name,
         "cpu_features": [feature for feature in _CPU_FEATURES if feature in features],
-        "cores": os.cpu_count(),
+        "cores": cpu_cores(),
         "gpus": [gpu.get("device_name", "GPU") for gpu in gpus],
     }
 

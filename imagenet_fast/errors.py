@@ -1,7 +1,7 @@
 """The error that a user can mend.
 
-Everything else that the package raises is a bug in the package. The commands print a ``UserError``
-as one line, without a traceback, and exit with status 2.
+Everything else that the package raises is a bug in the package, but for an ``OSError`` that names a
+file. The commands print both as one line, without a traceback, and exit with status 2.
 """
 
 from __future__ import annotations

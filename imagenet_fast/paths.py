@@ -173,9 +173,15 @@ Path = Union[pathlib.Path, BucketPath]
 
 
 def to_path(*parts: str | os.PathLike[str]) -> Path:
-    """Returns the path that the parts make together."""
+    """Returns the path that the parts make together.
+
+    On this machine ``~`` is the user's home: shells see to that, but not behind ``--flag=``.
+    """
     first = os.fspath(parts[0])
-    return BucketPath(*parts) if first.startswith(_SCHEME) else pathlib.Path(*parts)
+    if first.startswith(_SCHEME):
+        return BucketPath(*parts)
+    # pathlib would raise an error for ~name where there is no such user, and expand ./~, too.
+    return pathlib.Path(os.path.expanduser(first), *parts[1:])  # noqa: PTH111
 
 
 def is_local(path: str | os.PathLike[str]) -> bool:
@@ -194,8 +200,9 @@ def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> 
     Raises:
       UserError: if it is in a bucket.
     """
-    if is_local(path):
-        return pathlib.Path(path)
+    path = to_path(path)
+    if isinstance(path, pathlib.Path):
+        return path
     raise UserError(f"{name} is {path}, but must be on a disk of this machine" + advice)
 
 

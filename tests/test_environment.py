@@ -1,11 +1,11 @@
 import datetime
-import os
 import sys
 import time
 
 import pytest
 
 from imagenet_fast import environment
+from imagenet_fast.cores import cpu_cores
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_command_can_be_pasted_into_a_shell(monkeypatch, program, shown):
 def test_hardware():
     hardware = environment.hardware()
     assert hardware["cpu"]
-    assert hardware["cores"] == os.cpu_count()
+    assert hardware["cores"] == cpu_cores()
     assert isinstance(hardware["gpus"], list)
 
 

@@ -28,6 +28,17 @@ def test_paths_of_this_machine_are_pathlib_s(name):
     assert is_local(name) and seconds_between_writes(to_path(name)) == 0
 
 
+def test_home(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    home = pathlib.Path("/home/me")
+    assert to_path("~") == home and to_path("~/data", "a") == home / "data" / "a"
+    assert to_local_path("~/data", "data_dir") == home / "data"
+    for name in ("~nobody-of-this-name/x", "./~", "data/~"):
+        assert to_path(name) == pathlib.Path(name)
+    assert to_path("data", "~") == pathlib.Path("data", "~")
+    assert str(to_path("gs://bucket/~", "~")) == "gs://bucket/~/~"
+
+
 def test_names_in_a_bucket():
     path = to_path("gs://bucket/runs/", "a")
     assert isinstance(path, BucketPath) and not is_local(path) and not is_local(str(path))

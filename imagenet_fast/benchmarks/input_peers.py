@@ -19,7 +19,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
-from imagenet_fast.paths import to_path
+from imagenet_fast.paths import to_local_path, to_path
 
 # By the pipeline's name in input_worker.py, that for people.
 PEERS = {
@@ -86,7 +86,7 @@ def _start(
 ) -> contextlib.AbstractContextManager[Worker]:
     python, advice = sys.executable, ""
     if environment:
-        python = str(pathlib.Path(environment, "bin", "python"))
+        python = str(to_local_path(environment, name) / "bin" / "python")
         advice = f"`tools/input_peers.sh DIRECTORY {name}` makes an environment in which it works"
     if name == "own":
         command = ["-m", "imagenet_fast.benchmarks.input_worker"]

@@ -13,6 +13,7 @@ from typing import Any
 
 from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 
 _WORKER = pathlib.Path(__file__).with_name("model_garden_worker.py")
 
@@ -36,7 +37,7 @@ def start_lars(
     Raises:
       UserError: if the environment does not have what is needed.
     """
-    python = pathlib.Path(directory, "bin", "python")
+    python = to_local_path(directory, "model_garden") / "bin" / "python"
     if not python.exists():
         raise UserError(
             f"model_garden={directory!r} is no virtual environment (there is no {python}); make "

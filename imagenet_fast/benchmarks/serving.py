@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import os
 import pathlib
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from imagenet_fast.benchmarks.serving_worker import ENCODED, PIXELS, best_classe
 from imagenet_fast.benchmarks.timing import Comparison, take_turns
 from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.config import Config
+from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
@@ -121,7 +121,7 @@ def compare_serving(
         job = {
             "images": directory,
             "count": len(answers[0]),
-            "threads": threads or os.cpu_count() or 1,
+            "threads": threads or cpu_cores(),
         }
         paths = _export(config, directory)
         jobs = {name: {"runtime": name, "path": paths[name], **job} for name in WAYS}

@@ -23,7 +23,10 @@ COMMANDS = {
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns its exit status: 0, or 2 after an error of the user's."""
+    """Runs a command line and returns its exit status: 0, or 2 after an error of the user's.
+
+    An error of the system's about a file counts as one.
+    """
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "--helpfull", "help"):
         print(_help())
@@ -38,6 +41,13 @@ def run(arguments: Sequence[str]) -> int:
         return module.main(list(arguments[1:]))
     except UserError as error:
         print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if not error.filename:
+            raise
+        # As of a file in a folder that one may not look into.
+        reason = f"{error.filename}: {error.strerror}"
+        print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"imagenet-fast {name}: interrupted", file=sys.stderr)

@@ -57,6 +57,11 @@ def main(arguments: list[str]) -> int:
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
+    if not 0 <= flags["seed"] < 2**32:
+        raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
+    for name in ("train_shards", "validation_shards", "threads", "max_bad_images"):
+        if flags[name] < 0:
+            raise UserError(f"{name} is {flags[name]}, but must not be negative")
     import_tensorflow()
     return _verify(directory) if flags["verify"] else _prepare(flags, directory)
 

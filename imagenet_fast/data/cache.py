@@ -26,7 +26,7 @@ from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.order import Share, read_records
 from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.paths import Path, to_local_path, to_path
 
 # What images depend on before anything random is done to them.
 _PREPARATION = (
@@ -114,7 +114,9 @@ def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Ten
     def read(*shard: tf.Tensor) -> tf.Tensor:
         return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
 
-    shards = share.shards().map(read, num_parallel_calls=threads, deterministic=True)
+    # Nothing makes a batch of no records, which is what a shard has whose images were all bad.
+    shards = share.shards().filter(lambda path, count, start: count > 0)
+    shards = shards.map(read, num_parallel_calls=threads, deterministic=True)
     with _announced(f"{sum(share.counts)} train records"):
         return shards.unbatch().batch(sum(share.counts)).get_single_element()
 
@@ -193,7 +195,7 @@ def _copy_path(path: Path, directory: str) -> pathlib.Path:
     """Returns where a shard's copy is: apart from those of other data sets of the same names."""
     source = path.resolve().parent
     folder = f"{source.name}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
-    return pathlib.Path(directory, folder, path.name)
+    return to_local_path(directory, "cache_dir") / folder / path.name
 
 
 def _copy(path: Path, copy: pathlib.Path, bar: tqdm) -> None:

@@ -15,6 +15,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data import draws, resize_op
 from imagenet_fast.data.augment import mirror
+from imagenet_fast.data.images import PNG_SIGNATURE
 
 # Width by height: of a random_resized crop the root of this, of an inception crop this itself.
 _RATIOS = (3 / 4, 4 / 3)
@@ -69,6 +70,9 @@ def window_image(
 def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
     """Decodes an image and takes its centre, as evaluation does, but by TensorFlow's ops alone.
 
+    The image may come from anywhere: what is transparent in a PNG becomes white, as it does in
+    ``imagenet-fast prepare``, for which reason training need not look for it.
+
     Args:
       encoded: bytes of the image, a string scalar.
       config: gives ``eval_crop_fraction``, ``image_size`` and ``resize_method``.
@@ -76,8 +80,23 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    windows = evaluation_windows(image_size(encoded)[tf.newaxis], config)
-    return window_image(encoded, windows[0], config.replace(resize_kernel="tensorflow"))
+
+    def centre(size: tf.Tensor) -> tf.Tensor:
+        return evaluation_windows(size[tf.newaxis, :2], config)[0]
+
+    def jpeg() -> tf.Tensor:
+        return _decode_jpeg(encoded, centre(tf.image.extract_jpeg_shape(encoded)), config)
+
+    def other() -> tf.Tensor:
+        image = tf.cond(
+            tf.strings.substr(encoded, 0, len(PNG_SIGNATURE)) == PNG_SIGNATURE,
+            lambda: _decode_png_on_white(encoded),
+            lambda: _decode_whole(encoded),
+        )
+        return _cut(image, centre(tf.shape(image)))
+
+    image = tf.cond(_is_jpeg(encoded), jpeg, other)
+    return resize(image, config.replace(resize_kernel="tensorflow"))
 
 
 def image_size(encoded: tf.Tensor) -> tf.Tensor:
@@ -85,7 +104,7 @@ def image_size(encoded: tf.Tensor) -> tf.Tensor:
     size = tf.cond(
         _is_jpeg(encoded),
         lambda: tf.image.extract_jpeg_shape(encoded)[:2],
-        lambda: tf.shape(tf.io.decode_image(encoded, channels=3, expand_animations=False))[:2],
+        lambda: tf.shape(_decode_whole(encoded))[:2],
     )
     return tf.ensure_shape(size, [2])
 
@@ -96,16 +115,30 @@ def _is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 
 def decode_window(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
     """Returns uint8 [height, width, 3] of ``window``, or a fraction of it that is large enough."""
-
-    def other() -> tf.Tensor:
-        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
-        return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
-
     return tf.cond(
         _is_jpeg(encoded),
         lambda: _decode_jpeg(encoded, window, config),
-        other,
+        lambda: _cut(_decode_whole(encoded), window),
     )
+
+
+def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
+    return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+
+
+def _decode_png_on_white(encoded: tf.Tensor) -> tf.Tensor:
+    pixels = tf.cast(tf.io.decode_png(encoded, channels=4), tf.int32)
+    colours, alpha = pixels[..., :3], pixels[..., 3:]
+    # The alpha that TensorFlow adds to pixels of 1, 2 or 4 bits is the greatest of so many bits.
+    bits = tf.io.decode_raw(tf.strings.substr(encoded, 24, 1), tf.uint8)[0]
+    opaque = tf.reduce_all(alpha == 2 ** tf.cast(bits, tf.int32) - 1)
+    alpha = tf.where(opaque, 255, alpha)
+    # To the nearest, as Pillow does.
+    return tf.cast((colours * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
+
+
+def _cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
 
 
 def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:

@@ -16,6 +16,9 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 # A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
 _JPEG = ("JPEG", "MPO")
 
+# The first bytes of each PNG.
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {
     "jpeg": {"quality": 95, "subsampling": 0},
@@ -59,7 +62,7 @@ def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
         chroma subsampling, or ``png``, which keeps each pixel.
 
     Raises:
-      BadImageError: The format is none of these, or the pixels cannot all be decoded.
+      BadImageError: The format is none of these, or the pixels cannot all be decoded or encoded.
     """
     if not data:
         raise BadImageError("empty")
@@ -73,7 +76,19 @@ def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
     if image.format in _JPEG and image.mode in ("L", "RGB"):
         return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
-    return _encode(_to_grey_or_rgb(image), encoding, kind)
+    return _encode(to_grey_or_rgb(image), encoding, kind)
+
+
+def to_grey_or_rgb(image: Image.Image) -> Image.Image:
+    """Returns an image in the mode ``L`` if it is grey, else ``RGB``, on white if it has alpha."""
+    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        grey = image.mode in ("LA", "L", "1")
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
+    return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
 def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
@@ -84,6 +99,7 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
       encoding: As ``normalise_encoding``.
 
     Raises:
+      BadImageError: They cannot be encoded.
       ValueError: Another shape or dtype.
     """
     grey_or_rgb = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] == 3)
@@ -95,19 +111,13 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
     return _encode(Image.fromarray(pixels), encoding, "pixels")
 
 
-def _to_grey_or_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        grey = image.mode in ("LA", "L", "1")
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
-    return image.convert("L" if image.mode in ("1", "L") else "RGB")
-
-
 def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
     buffer = io.BytesIO()
-    image.save(buffer, encoding, **ENCODINGS[encoding])
+    try:
+        image.save(buffer, encoding, **ENCODINGS[encoding])
+    except OSError as error:  # a JPEG has at most 65500 pixels each way
+        raise BadImageError(
+            f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: {error}"
+        ) from error
     channels = len(image.getbands())
     return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)

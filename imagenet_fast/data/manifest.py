@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
+from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import records
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import Path, to_path
@@ -197,7 +198,7 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     manifest = read_manifest(directory)
     problems = []
     total = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
-    pool = ThreadPoolExecutor(os.cpu_count())
+    pool = ThreadPoolExecutor(cpu_cores())
     try:
         with tqdm(
             total=total, desc="verify", unit="B", unit_scale=True, disable=not progress

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.bad_images import BadImages, list_bad_images
 from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
 from imagenet_fast.data.cache import (
@@ -258,7 +258,7 @@ def _tell_without_python(config: Config, split: str, here: bool) -> None:
 
 def thread_count(config: Config) -> int:
     """Returns the threads that read and decode in each process."""
-    return config.data_threads or os.cpu_count() or 1
+    return config.data_threads or cpu_cores()
 
 
 def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:

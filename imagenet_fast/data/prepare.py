@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalise_encoding
@@ -35,8 +36,8 @@ from imagenet_fast.paths import to_local_path
 
 JOURNAL = "prepare.journal"
 
-# Raised whenever the same source begins to give other shards.
-_CONVERTER_VERSION = 1
+# By encoding; raised whenever the same source begins to give other shards.
+_CONVERTER_VERSIONS = {"jpeg": 1, "png": 2}
 
 _SPLITS = ("train", "validation")
 _BAD_IMAGES_SHOWN = 5
@@ -81,7 +82,7 @@ def prepare(
       seed: Of the shuffle.
       encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
         of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
-      threads: Number of shards that are written at the same time; by default that of processors.
+      threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error.
       progress: Show a progress bar.
@@ -107,11 +108,11 @@ def prepare(
         "shards": shards,
         "seed": seed,
         "encoding": encoding,
-        "converter_version": _CONVERTER_VERSION,
+        "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     tasks = _plan(source, shards, seed)
     converter = _Converter(
-        source, directory, encoding, threads or os.cpu_count() or 1, max_bad_images, progress
+        source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, tasks, job, directory)

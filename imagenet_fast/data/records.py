@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 
+from imagenet_fast.data.images import PNG_SIGNATURE
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
 
@@ -82,7 +83,7 @@ class Written(NamedTuple):
 
 
 def encode_example(
-    jpeg: bytes,
+    encoded: bytes,
     *,
     label: int,
     text: str,
@@ -95,13 +96,13 @@ def encode_example(
     """Returns a serialised ``tf.train.Example`` of one image.
 
     Args:
-      jpeg: The image as a JPEG file, ``height`` x ``width`` pixels, ``channels`` 1 (grey) or 3.
+      encoded: The image as a JPEG or PNG file, which its first bytes tell.
       label: The class, from 0.
       text: The class's name.
       filename: The name that the image had in its source, for people who look for it.
       height: In pixels.
       width: In pixels.
-      channels: 1 or 3.
+      channels: 1 (grey) or 3 (RGB).
       synset: The class's WordNet id; the field is left out when None.
 
     Returns:
@@ -119,7 +120,7 @@ def encode_example(
     ):
         fields[name].int64_list.value.append(number)
     strings = {
-        FORMAT: "JPEG",
+        FORMAT: "PNG" if encoded.startswith(PNG_SIGNATURE) else "JPEG",
         TEXT: text,
         COLORSPACE: "Grayscale" if channels == 1 else "RGB",
         FILENAME: filename,
@@ -128,7 +129,7 @@ def encode_example(
         strings[SYNSET] = synset
     for name, string in strings.items():
         fields[name].bytes_list.value.append(string.encode())
-    fields[ENCODED].bytes_list.value.append(jpeg)
+    fields[ENCODED].bytes_list.value.append(encoded)
     # Deterministic: the order of a protobuf map is otherwise a matter of hashing.
     return example.SerializeToString(deterministic=True)
 

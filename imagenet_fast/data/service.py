@@ -49,6 +49,8 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
     Raises:
       UserError: if a port cannot be used.
     """
+    if port == worker_port:
+        raise UserError(f"port and worker_port are both {port}: choose another for one of them")
     for name, number in (("port", port), ("worker_port", worker_port)):
         check_free(name, number)
     keep_freed_memory()

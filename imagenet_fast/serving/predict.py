@@ -36,14 +36,15 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 def _load(directory: str) -> Any:
     if not directory:
         raise UserError("no model: give --saved_model, a directory that `export` wrote")
-    if not to_path(directory).exists():
+    path = to_path(directory)
+    if not path.exists():
         raise UserError(f"saved_model {directory} does not exist")
-    if not tf.saved_model.contains_saved_model(directory):
+    if not tf.saved_model.contains_saved_model(str(path)):
         raise UserError(
             f"saved_model {directory} is no SavedModel; of a run, `imagenet-fast export` makes one"
         )
     try:
-        signatures = tf.saved_model.load(directory).signatures
+        signatures = tf.saved_model.load(str(path)).signatures
     except (OSError, ValueError, tf.errors.OpError) as error:
         raise UserError(f"cannot load {directory}: {error}") from error
     signature = signatures.get("serving_default")

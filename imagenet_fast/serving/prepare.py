@@ -11,6 +11,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from imagenet_fast.data.images import to_grey_or_rgb
 from imagenet_fast.errors import UserError
 
 # TensorFlow looks the cubic kernel up in a table of so many entries for each pixel.
@@ -21,6 +22,8 @@ def prepare_image(
     encoded: bytes, size: int, crop_fraction: float = 0.875, resize_method: str = "bilinear"
 ) -> np.ndarray:
     """Decodes an image, takes the square in its middle and resizes it.
+
+    What is transparent becomes white, and 16 bits 8, as in what ``imagenet-fast prepare`` writes.
 
     Pixels are those of evaluation with ``jpeg_dct=accurate``, ``jpeg_upsampling=smooth`` and no
     ``jpeg_scaling``, which are the defaults. A few differ by 1 of 255 where a rounding is close;
@@ -39,7 +42,7 @@ def prepare_image(
       UserError: if it is no image that Pillow can read.
     """
     try:
-        image = Image.open(io.BytesIO(encoded)).convert("RGB")
+        image = to_grey_or_rgb(Image.open(io.BytesIO(encoded))).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise UserError(f"not a whole image: {error}") from None
     side = max(int(np.rint(np.float32(crop_fraction) * np.float32(min(image.size)))), 1)

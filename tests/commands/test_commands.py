@@ -1,10 +1,13 @@
 """The command line, up to where the work begins."""
 
+import io
 import re
+import sys
 
 import pytest
 
 from imagenet_fast import commands
+from imagenet_fast.__main__ import main
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import option_names
 
@@ -71,6 +74,9 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["export"], "give --saved_model"),
         (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
         (["prepare"], "give --data_dir"),
+        (["prepare", "--data_dir=x", "--seed=-1"], "seed is -1, but must be in [0, 2**32)"),
+        (["prepare", "--data_dir=x", "--seed=4294967296"], "seed is 4294967296, but must be in ["),
+        (["prepare", "--data_dir=x", "--threads=-2"], "threads is -2, but must not be negative"),
         (["prepare", "--data_dir=x", "image.jpg"], "unexpected argument 'image.jpg'"),
         (["predict", "--job=3"], "there is no flag --job"),
     ],
@@ -99,10 +105,31 @@ def test_status_and_arguments_are_passed_on(monkeypatch):
     assert commands.run(("train", "a", "b", "c")) == 3
 
 
-def test_bugs_are_not_hidden(monkeypatch):
+def test_a_file_that_cannot_be_used_is_told_in_a_line(monkeypatch, capsys):
     def main(arguments):
-        raise ValueError("a bug")
+        raise PermissionError(13, "Permission denied", "closed/data")
 
     monkeypatch.setattr("imagenet_fast.commands.train.main", main)
-    with pytest.raises(ValueError, match="a bug"):
+    assert commands.run(["train"]) == 2
+    message = "imagenet-fast train: error: closed/data: Permission denied\n"
+    assert capsys.readouterr().err == message
+
+
+@pytest.mark.parametrize("error", [ValueError("a bug"), OSError(5, "a bug")])
+def test_bugs_are_not_hidden(monkeypatch, error):
+    def main(arguments):
+        raise error
+
+    monkeypatch.setattr("imagenet_fast.commands.train.main", main)
+    with pytest.raises(type(error), match="a bug"):
         commands.run(["train"])
+
+
+def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["imagenet-fast", "predict", "caf\udce9.jpg"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    monkeypatch.setattr("imagenet_fast.commands.predict.main", lambda names: print(*names))
+    with pytest.raises(SystemExit):
+        main()
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"caf\\udce9.jpg\n"

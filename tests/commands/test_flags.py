@@ -144,6 +144,14 @@ def test_flagfile_in_its_place(flags, tmp_path):
     }
 
 
+def test_flagfile_in_the_users_home(flags, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.flags").write_text("--flagfile=~/b.flags\n")
+    (tmp_path / "b.flags").write_text("--seed=3\n")
+    flags.parse(["--flagfile=~/a.flags"])
+    assert flags.changes() == {"seed": 3}
+
+
 def test_flagfile_with_an_unknown_option_names_the_line(flags, tmp_path):
     path = tmp_path / "a.flags"
     path.write_text("--seed=1\n--bach_size=3\n")

@@ -59,6 +59,14 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, firs
 
 
 @pytest.mark.parametrize("kind", ["encoded", "decoded"])
+def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
+    shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
+    data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
+    options = {"data_dir": data, "train_crop": "none"}
+    assert_same(batches(8, **options), batches(8, cache=kind, **options))
+
+
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
     first = batches(3, **options)
@@ -117,6 +125,14 @@ def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
     )
     monkeypatch.setattr(cache, "_copy", lambda *_: pytest.fail("copied again"))
     assert_same(plain, batches(9, cache_dir=str(local), **options))
+
+
+def test_copies_in_the_users_home(numbered, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    (copy,) = cache.copy_shards(share, "~/local").paths
+    assert copy.startswith(f"{tmp_path}/local/")
 
 
 def test_shards_of_the_same_name_are_kept_apart(tmp_path):

@@ -189,6 +189,30 @@ def test_transparent_png_and_palette_png_decode():
     np.testing.assert_array_equal(image, np.asarray(palette.convert("RGB")))
 
 
+def test_what_is_transparent_in_a_png_is_white():
+    colours = np.array([[0, 0, 0], [200, 10, 99], [0, 0, 0], [7, 77, 177]], np.uint8)
+    alpha = np.array([0, 255, 128, 1], np.uint8)
+    pixels = np.tile(np.column_stack([colours, alpha]), (4, 1, 1))
+    config = Config(image_size=4, eval_crop_fraction=1.0)
+    image = evaluation_image(encode(pixels, "PNG"), config).numpy()
+    expected = [[255, 255, 255], [200, 10, 99], [127, 127, 127], [254, 254, 255]]
+    np.testing.assert_array_equal(image, np.tile(np.array(expected, np.uint8), (4, 1, 1)))
+
+
+@pytest.mark.parametrize("transparency", [None, 1])
+@pytest.mark.parametrize("colours", [2, 4, 16, 256])
+def test_palettes_of_few_bits(colours, transparency):
+    image = Image.fromarray(np.random.RandomState(0).randint(0, colours, (8, 8), np.uint8), "P")
+    image.putpalette(noise(colours, 1).tobytes())
+    options = {} if transparency is None else {"transparency": transparency}
+    encoded = encode(image, "PNG", **options)
+    white = Image.new("RGBA", image.size, "white")
+    own = Image.open(io.BytesIO(encoded)).convert("RGBA")
+    expected = np.asarray(Image.alpha_composite(white, own))[..., :3]
+    config = Config(image_size=8, eval_crop_fraction=1.0)
+    np.testing.assert_array_equal(evaluation_image(encoded, config), expected)
+
+
 def test_cmyk_jpeg_decodes_to_its_colours():
     pixels = smooth(32, 32)
     encoded = encode(Image.fromarray(pixels).convert("CMYK"))

@@ -145,6 +145,15 @@ def test_other_arrays_are_refused(pixels):
         encode_pixels(pixels)
 
 
+def test_what_is_too_wide_for_a_jpeg_is_bad():
+    wide = np.zeros((4, 70000), np.uint8)
+    data = encoded(Image.fromarray(wide), "PNG")
+    for encode in (lambda: normalise_encoding(data), lambda: encode_pixels(wide)):
+        with pytest.raises(BadImageError, match=r"^70000 x 4 pixels cannot be encoded as jpeg: "):
+            encode()
+    assert normalise_encoding(data, "png").width == 70000
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_truncated_images_are_bad(kind):
     data = encoded(Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)), kind)

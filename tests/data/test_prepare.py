@@ -457,6 +457,7 @@ def test_odd_images_become_pngs(mixed, tmp_path):
     for example in read(tmp_path / "out", "train"):
         image = Image.open(io.BytesIO(example[records.ENCODED][0]))
         kinds[Path(example[records.FILENAME][0].decode()).name] = image.format, image.mode
+        assert example[records.FORMAT] == [image.format.encode()]
     assert kinds == {
         "cmyk.jpg": ("PNG", "RGB"),
         "good.jpg": ("JPEG", "RGB"),

@@ -200,7 +200,7 @@ def test_a_missing_file_is_the_users_error(tmp_path):
             next(read(tmp_path / "nowhere"))
 
 
-def example(**changes):
+def example(encoded=b"\xff\xd8jpeg", **changes):
     arguments = {
         "label": 7,
         "text": "tench, Tinca tinca",
@@ -210,7 +210,7 @@ def example(**changes):
         "channels": 3,
         **changes,
     }
-    return records.encode_example(b"\xff\xd8jpeg", **arguments)
+    return records.encode_example(encoded, **arguments)
 
 
 def test_examples_have_the_fields_of_the_imagenet_converters():
@@ -226,6 +226,12 @@ def test_examples_have_the_fields_of_the_imagenet_converters():
         "image/colorspace": [b"RGB"],
         "image/filename": [b"n01440764_1.JPEG"],
     }
+
+
+def test_a_png_is_told_by_its_first_bytes():
+    png = b"\x89PNG\r\n\x1a\n and more"
+    fields = records.decode_example(example(png))
+    assert (fields["image/encoded"], fields["image/format"]) == ([png], [b"PNG"])
 
 
 def test_grey_and_no_synset():

@@ -111,6 +111,15 @@ def test_hosts_share_the_servers(pipelines, shares):
     assert ["".join(share) for share in found] == shares
 
 
+def test_both_servers_on_one_port_are_refused():
+    port = free_port()
+    with (
+        pytest.raises(UserError, match=f"port and worker_port are both {port}: choose another"),
+        service.input_server(port, HOST, port),
+    ):
+        pass
+
+
 def test_a_server_that_is_not_there_is_named(data):
     address = f"{HOST}:{free_port()}"
     config = Config(

@@ -145,6 +145,12 @@ def test_json(model, images, answers, capfd):
     assert flat(map(json.loads, finished.out)) == flat(answers[:2])
 
 
+def test_in_the_users_home(model, images, answers, capfd, monkeypatch):
+    monkeypatch.setenv("HOME", str(pathlib.Path(model).parent))
+    finished = run(capfd, "--saved_model=~/model", "--json", images[0])
+    assert flat(map(json.loads, finished.out)) == flat(answers[:1])
+
+
 def test_bad_files_are_listed_and_give_status_2(model, images, bad, capfd):
     for form in ("--nojson", "--json"):
         finished = run(capfd, form, f"--saved_model={model}", *bad, images[0])

@@ -10,6 +10,7 @@ from PIL import Image
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.decode import evaluation_image
+from imagenet_fast.data.images import normalise_encoding
 from imagenet_fast.serving.prepare import prepare_image
 
 
@@ -62,6 +63,29 @@ def test_kinds(form, options):
     )
     assert np.abs(found - expected).max() <= 1
     assert (found != expected).mean() < 1e-3
+
+
+def random_pixels(*shape, below=256, dtype=np.uint8):
+    return np.random.default_rng(0).integers(0, below, shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("pixels", "mode", "options"),
+    [
+        (random_pixels(32, 32, 4), "RGBA", {}),
+        (random_pixels(32, 32, 2), "LA", {}),
+        (random_pixels(32, 32), "L", {"transparency": 9}),
+        (random_pixels(32, 32), "1", {}),
+        (random_pixels(32, 32, below=2**16, dtype=np.uint16), "I;16", {}),
+    ],
+)
+def test_pngs_that_shards_do_not_hold_are_prepared_as_for_shards(pixels, mode, options):
+    file = io.BytesIO()
+    Image.fromarray(pixels).convert(mode).save(file, "PNG", **options)
+    in_shard = Image.open(io.BytesIO(normalise_encoding(file.getvalue(), "png").data))
+    expected = np.asarray(in_shard.convert("RGB")).astype(int)
+    for image in both(file.getvalue(), size=32, crop_fraction=1.0, resize_method="bilinear"):
+        np.testing.assert_array_equal(image, expected)
 
 
 def test_only_the_edges_of_coarse_colours_differ():

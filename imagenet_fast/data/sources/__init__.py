@@ -45,7 +45,7 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
         raise UserError(f"no source {kind!r}; there are {', '.join(KINDS)}{nearest(kind, KINDS)}")
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
-        given["path"] = to_local_path(path, "source_path").expanduser()
+        given["path"] = to_local_path(path, "source_path")
     parameters = inspect.signature(KINDS[kind]).parameters
     unknown = sorted(given.keys() - parameters.keys())
     if unknown:

@@ -69,7 +69,9 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
         name = next((known for known, labels in _FIRST_LABELS.items() if labels == first), None)
         if name is None:
             raise UserError(
-                f"{path}: neither MNIST's labels nor Fashion-MNIST's; say which by name"
+                f"{path}: neither MNIST's labels nor Fashion-MNIST's, the sets whose classes are "
+                "known here; take other images from class folders, with --source=folders, or say "
+                "in Python which of the two it is: open_source('idx', path, name='mnist')"
             )
     if name not in _LABELS:
         raise UserError(

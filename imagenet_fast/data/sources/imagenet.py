@@ -158,7 +158,7 @@ def _given_or_found(
     given: str | os.PathLike[str] | None, directory: Path, names: tuple[str, ...]
 ) -> Path | None:
     if given is not None:
-        return to_local_path(given, "the list of classes or labels").expanduser()
+        return to_local_path(given, "the list of classes or labels")
     return next((directory / name for name in names if (directory / name).is_file()), None)
 
 

@@ -1,3 +1,6 @@
+import os
+import re
+
 import pytest
 
 from imagenet_fast.data.sources import open_source
@@ -20,6 +23,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
         tmp_path,
         "train/dog/b.jpg",
         "train/dog/a.JPEG",
+        "train/dog/c.JFIF",
         "train/ant/x.png",
         "train/ant/deeper/y.webp",
         "train/ant/notes.txt",
@@ -34,6 +38,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
         (b"train/ant/x.png", 0, "train/ant/x.png"),
         (b"train/dog/a.JPEG", 1, "train/dog/a.JPEG"),
         (b"train/dog/b.jpg", 1, "train/dog/b.jpg"),
+        (b"train/dog/c.JFIF", 1, "train/dog/c.JFIF"),
     ]
     assert items(source, "validation") == [
         (f"{folder}/dog/c.bmp".encode(), 1, f"{folder}/dog/c.bmp")
@@ -103,6 +108,52 @@ def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
     assert open_source("folders", tmp_path / "here/set").describe() != here
 
 
+def test_files_that_are_left_out_are_warned_of(tmp_path):
+    write(
+        tmp_path,
+        *("train/a/1.jpg", "val/a/2.jpg"),
+        *(
+            "train/a/3.TIF",
+            "train/a/deeper/4.tif",
+            "val/a/5.tif",
+            "val/a/6.heic",
+            "train/a/read_me",
+        ),
+        *("train/a/.DS_Store", "train/a/Thumbs.db", "train/a/desktop.ini", "train/notes.txt"),
+    )
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert re.fullmatch(
+        r"files that are not named like images \(\.jpg, .*\) are left out: \.tif 3, "
+        r"without a suffix 1, \.heic 1",
+        warning,
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["Train/a/1.jpg", "Validation/a/1.jpg"], "Train"),
+        (["training/a/1.jpg"], "training"),
+        (["a/1.jpg", "b/1.jpg", "val/a/1.jpg"], "val"),
+        (["train/a/1.jpg", "Test/a/1.jpg"], "Test"),
+    ],
+)
+def test_folders_of_splits_that_are_named_otherwise(tmp_path, names, told):
+    write(tmp_path, *names)
+    with pytest.raises(UserError) as caught:
+        open_source("folders", tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}/{told}: is no class by its name; put the class folders for training into "
+        f"{tmp_path}/train, and those for validation, if there are any, into {tmp_path}/validation "
+        "(or val, or test)"
+    )
+
+
+def test_classes_within_a_folder_for_training_may_have_any_name(tmp_path):
+    write(tmp_path, "train/test/1.jpg", "train/Val/1.jpg", "val/test/1.jpg", "Test/x/1.jpg")
+    assert open_source("folders", tmp_path).labels == ("Val", "test")
+
+
 def test_a_validation_class_that_training_has_not(tmp_path):
     write(tmp_path, "train/zebra/1.jpg", "val/zebra/2.jpg", "val/zebras/3.jpg")
     with pytest.raises(
@@ -128,3 +179,58 @@ def test_an_impossible_fraction(tmp_path, holdout):
     write(tmp_path, "a/1.jpg")
     with pytest.raises(UserError, match="between 0 and 1"):
         open_source("folders", tmp_path, holdout=holdout)
+
+
+def test_a_link_to_nothing_is_named(tmp_path):
+    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    (tmp_path / "a/2.jpg").symlink_to("moved.jpg")
+    with pytest.raises(UserError, match=r"a/2\.jpg: cannot be read: No such file or directory"):
+        open_source("folders", tmp_path)
+
+
+def test_links_that_lead_in_circles(tmp_path):
+    write(tmp_path, *(f"a/z/{index}.jpg" for index in range(10)), "b/1.jpg")
+    (tmp_path / "a/self").symlink_to(".")
+    (tmp_path / "a/again").symlink_to("z")
+    (tmp_path / "a/other").symlink_to("../b")
+    source = open_source("folders", tmp_path)
+    names = [item.filename for split in source.splits for item in items(source, split)]
+    expected = ["a/other/1.jpg", "b/1.jpg", *(f"a/again/{index}.jpg" for index in range(10))]
+    assert sorted(names) == sorted(expected)
+
+
+def test_names_of_files_that_are_no_text(tmp_path):
+    for place, name in (("here", b"caf\xe9.jpg"), ("there", b"caf\xe8.jpg")):
+        write(tmp_path / place / "set", "a/1.jpg")
+        (tmp_path / place / "set/a" / os.fsdecode(name)).write_bytes(b"an image")
+    here, there = (open_source("folders", tmp_path / place / "set") for place in ("here", "there"))
+    assert here.describe() != there.describe()
+    found = {item.filename: item.image for item in items(here, "train")}
+    assert found == {"a/1.jpg": b"a/1.jpg", "a/caf\N{REPLACEMENT CHARACTER}.jpg": b"an image"}
+
+
+def test_the_name_of_a_class_that_is_no_text(tmp_path):
+    (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
+    with pytest.raises(UserError, match="name of a class must be UTF-8; rename the folder"):
+        open_source("folders", tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    write(tmp_path, "a/1.jpg", "a/closed/2.jpg")
+    scan = os.scandir
+
+    def closed(path):
+        if str(path).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(UserError, match="a/closed: cannot be read: Permission denied"):
+        open_source("folders", tmp_path)
+
+
+def test_the_fingerprint_of_old(tmp_path):
+    """Data sets that were begun before can be gone on with."""
+    write(tmp_path / "set", "ä/1.jpg", "b/2.jpg")
+    fingerprint = open_source("folders", tmp_path / "set").describe()["fingerprint"]
+    assert fingerprint == "3734ec24122b5ff2a4a760240bc3aaf1a6403e51c8ad8a3db4710f85762950de"

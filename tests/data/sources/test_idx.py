@@ -49,7 +49,7 @@ def test_which_set_it_is_told_by_the_labels_or_by_name(tmp_path):
     write(tmp_path, [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [0])
     assert open_source("idx", tmp_path).labels == tuple("0123456789")
     write(tmp_path, [1, 2, 3], [0])
-    with pytest.raises(UserError, match="say which by name"):
+    with pytest.raises(UserError, match="with --source=folders, or say in Python which"):
         open_source("idx", tmp_path)
     assert open_source("idx", tmp_path, name="mnist").name == "mnist"
     with pytest.raises(UserError, match="did you mean 'fashion_mnist'"):

@@ -1,0 +1,43 @@
+"""What is shown of what TensorFlow says at its start: a module of its name stands for it."""
+
+import signal
+
+import pytest
+
+SAYS = "import os, resource\nos.write(2, b'last words\\n')\n"
+FINDS_NOTHING = """
+class config:
+    list_physical_devices = staticmethod(lambda kind: [])
+"""
+NO_CORE = "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+
+
+@pytest.fixture
+def start(tmp_path, run_python):
+    """Imports a module instead of TensorFlow, and returns the process."""
+
+    def start(module):
+        (tmp_path / "tensorflow.py").write_text(module)
+        code = "from imagenet_fast.commands.quiet import import_tensorflow as f; f(); print('on')"
+        # The package is found in the working directory.
+        return run_python(["-c", code], check=False, environment={"PYTHONPATH": str(tmp_path)})
+
+    return start
+
+
+def test_nothing_is_shown_of_a_good_start(start):
+    finished = start(SAYS + FINDS_NOTHING)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (0, "on\n", "")
+
+
+def test_all_is_shown_if_it_cannot_be_imported(start):
+    finished = start(SAYS + "raise ImportError('no such library')")
+    assert (finished.returncode, finished.stdout) == (1, "")
+    assert finished.stderr.startswith("last words\n")
+    assert finished.stderr.endswith("ImportError: no such library\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGILL, signal.SIGKILL])
+def test_all_is_shown_if_it_ends_the_process(start, number):
+    finished = start(f"{SAYS}{NO_CORE}os.kill(os.getpid(), {number})")
+    assert (finished.returncode, finished.stdout, finished.stderr) == (-number, "", "last words\n")
