@@ -1,5 +1,6 @@
 """What several tests need: small data sets, and processes that train together."""
 
+import functools
 import os
 import pathlib
 import signal
@@ -7,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from forking import Forks
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -32,28 +34,46 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture
-def run_python():
+def run_python(run_python_session):
     """Runs Python in a process of its own: run_python(arguments, workers=0, timeout=...)."""
-    return _run_python
+    return run_python_session
 
 
 @pytest.fixture(scope="session")
 def run_python_session():
     """The same, for fixtures that live as long as the session."""
-    return _run_python
+    forks = Forks()
+    yield functools.partial(_run_python, forks)
+    forks.close()
 
 
-def _run_python(arguments, workers=0, timeout=300, check=True, environment=None):
+def _run_python(
+    forks, arguments, workers=0, timeout=300, check=True, environment=None, fresh=False
+):
     """Returns the finished process; with workers, as many run together and prefix their lines.
 
     Args:
-      arguments: what follows ``python``: a script or ``-m module``, and its arguments.
-      workers: processes under tools/launch_local.py; 0: one process, without TF_CONFIG.
+      forks: of the process that has imported TensorFlow.
+      arguments: what follows ``python``: a script, ``-c text`` or ``-m module``, and its arguments.
+      workers: processes that train together; 0: one process, without TF_CONFIG.
       timeout: seconds.
       check: fail unless the status is 0.
       environment: variables to add.
+      fresh: start Python anew, workers under tools/launch_local.py: where it matters what has been
+        imported, or with which variables, or in what order the elements of a set come.
     """
     arguments = [str(argument) for argument in arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    if fresh or not hasattr(os, "pidfd_open"):  # Linux has it.
+        finished = _run_fresh(arguments, environment, workers, timeout)
+    else:
+        finished = forks.run(arguments, environment, workers, timeout)
+    if check:
+        assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-8000:]
+    return finished
+
+
+def _run_fresh(arguments, environment, workers, timeout):
     command = [sys.executable, *arguments]
     if workers:
         split = 2 if arguments[0] == "-m" else 1
@@ -61,15 +81,12 @@ def _run_python(arguments, workers=0, timeout=300, check=True, environment=None)
         launcher = [sys.executable, str(ROOT / "tools" / "launch_local.py")]
         command = [*launcher, "--workers", str(workers), "--program", program, "--"]
         command += arguments[split:]
-    finished = subprocess.run(
+    return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+        env=environment,
     )
-    if check:
-        assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-8000:]
-    return finished

@@ -82,7 +82,9 @@ def run_job(run_python_session, tmp_path_factory, gcs):
         path = tmp_path_factory.mktemp("job") / "job.json"
         path.write_text(json.dumps(values))
         arguments = [JOB, part, path]
-        return run_python_session(arguments, environment=gcs.environment, check=check)
+        # TensorFlow reads the environment of buckets when it is imported.
+        environment = gcs.environment
+        return run_python_session(arguments, environment=environment, check=check, fresh=True)
 
     return run
 
@@ -195,7 +197,7 @@ def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
 
     flags = [f"--{name}={value}" for name, value in KILLED.items()]
     arguments = ["-m", "imagenet_fast", "train", *flags]
-    finished = run_python(arguments, environment=gcs.environment)
+    finished = run_python(arguments, environment=gcs.environment, fresh=True)
     assert "from step 6" in finished.stderr
     assert "gs://runs/killed/report.html" in finished.stdout
     run = fetch(gcs, "killed", tmp_path / "run")

@@ -20,7 +20,7 @@ def imported_packages(importtime):
 def test_help_imports_nothing_heavy(run_python):
     """Through the real entry point: what takes time is what gets imported."""
     for arguments in (["--help"], ["train", "--help"], ["evaluate", "--help"]):
-        finished = run_python(["-X", "importtime", "-m", "imagenet_fast", *arguments])
+        finished = run_python(["-X", "importtime", "-m", "imagenet_fast", *arguments], fresh=True)
         assert finished.stdout.startswith("usage: imagenet-fast")
         packages = imported_packages(finished.stderr)
         assert "imagenet_fast" in packages
@@ -42,7 +42,7 @@ def test_import_and_errors_import_nothing_heavy(run_python):
         "assert commands.run(['train', '--batch_size=-1']) == 2\n"
         f"assert not set({HEAVY}) & set(sys.modules)\n"
     )
-    run_python(["-c", code])
+    run_python(["-c", code], fresh=True)
 
 
 def test_version_matches_the_metadata(request):
@@ -98,7 +98,7 @@ def test_main_is_the_console_script(request):
 
 
 def test_exit_status_reaches_the_shell(run_python):
-    finished = run_python(["-m", "imagenet_fast", "trian"], check=False)
+    finished = run_python(["-m", "imagenet_fast", "trian"], check=False, fresh=True)
     assert finished.returncode == 2
     assert finished.stdout == ""
     assert finished.stderr == "imagenet-fast trian: error: there is no command 'trian'; " + (

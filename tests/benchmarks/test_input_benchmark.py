@@ -93,7 +93,7 @@ def test_a_worker_ends_with_its_parent(run_python, tmp_path):
         "    print(worker._process.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    finished = run_python(["-c", parent], check=False)
+    finished = run_python(["-c", parent], check=False, fresh=True)
     assert finished.returncode == -9
     status = pathlib.Path(f"/proc/{int(finished.stdout)}/stat")
     deadline = time.monotonic() + 10

@@ -210,5 +210,5 @@ def test_mistakes(flag, message, capfd):
 
 def test_the_worker_imports_no_runtime(run_python):
     code = "import sys, imagenet_fast.benchmarks.serving_worker; print(*sys.modules)"
-    modules = run_python(["-c", code]).stdout.split()
+    modules = run_python(["-c", code], fresh=True).stdout.split()
     assert not {"tensorflow", "onnxruntime", "ai_edge_litert"} & set(modules)

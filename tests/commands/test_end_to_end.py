@@ -36,9 +36,8 @@ def command(run_python_session):
     """Runs a command and returns the finished process; its status must be as expected."""
 
     def run(*arguments, status=0, environment=None):
-        finished = run_python_session(
-            ["-m", "imagenet_fast", *arguments], check=False, environment=environment
-        )
+        job = ["-m", "imagenet_fast", *arguments]
+        finished = run_python_session(job, check=False, environment=environment, fresh=True)
         assert finished.returncode == status, finished.stdout + finished.stderr
         return finished
 

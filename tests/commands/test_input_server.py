@@ -59,7 +59,9 @@ def test_training_under_the_launcher_is_the_same_with_servers(digits, tmp_path, 
     train = [*TRAIN, f"--data_dir={digits}", "--duration=12 steps"]
     run_python(["-m", "imagenet_fast", *train, f"--model_dir={tmp_path}/plain"])
     launcher = ["tools/launch_local.py", "--workers", 1, "--input_servers", 2, "--"]
-    finished = run_python([*launcher, *train, f"--model_dir={tmp_path}/served"], timeout=600)
+    finished = run_python(
+        [*launcher, *train, f"--model_dir={tmp_path}/served"], timeout=600, fresh=True
+    )
     for server in range(2):
         assert f"[input server {server}] input server: listening at {HOST}:" in finished.stdout
     plain = losses(tmp_path / "plain")

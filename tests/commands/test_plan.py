@@ -283,7 +283,8 @@ def test_pipeline_of_a_network_that_is_not_made(run_python):
     arguments += ["--batch_size=128", "--accumulation_steps=128", "--pipeline_stages=8"]
     arguments += ["--pipeline_balance=23,16,11,6,6,5,5,8", "--optimizer=rmsprop"]
     arguments += ["--device_memory_gb=8"]
-    text = run_python(["-c", program, "plan", "--pipeline", *arguments], timeout=600).stdout
+    job = ["-c", program, "plan", "--pipeline", *arguments]
+    text = run_python(job, timeout=600, fresh=True).stdout
     assert "80 blocks, 1,844,858,344 parameters" in text
     most = float(re.search(r"at most (\S+) GiB of the 8 GiB of a device", text)[1])
     # The six cells of the fifth stage: weights, gradients and two slots, 57,706,496 of each.

@@ -223,6 +223,6 @@ DETERMINISTIC_SCRIPT = """
 def test_deterministic_stream_is_not_watched(data, servers, run_python):
     # TensorFlow would wait for the watch to give something.
     script = textwrap.dedent(DETERMINISTIC_SCRIPT)
-    finished = run_python(["-c", script, data, ",".join(servers)])
+    finished = run_python(["-c", script, data, ",".join(servers)], fresh=True)
     assert finished.stdout == "19\n"
     assert "an input server that goes away will not be noticed" in finished.stderr

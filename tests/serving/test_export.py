@@ -82,6 +82,7 @@ def test_tensorflow_alone_serves_it(exported, validation, tmp_path, run_python):
         [tmp_path / "alone.py", exported, tmp_path / "0", tmp_path / "1"],
         # With it set, TensorFlow itself imports tf_keras.
         environment={"TF_USE_LEGACY_KERAS": "0"},
+        fresh=True,
     )
     probabilities = np.array(json.loads(finished.stdout))
     np.testing.assert_allclose(probabilities, serve(exported, encoded)[2], rtol=0, atol=1e-5)

@@ -111,7 +111,9 @@ print(json.dumps([image.shape, sorted({name.split(".")[0] for name in sys.module
 
 def test_it_needs_no_tensorflow(tmp_path, run_python):
     (tmp_path / "image.png").write_bytes(encoded(20, 20))
-    shape, modules = json.loads(run_python(["-c", ALONE, tmp_path / "image.png"]).stdout)
+    shape, modules = json.loads(
+        run_python(["-c", ALONE, tmp_path / "image.png"], fresh=True).stdout
+    )
     assert shape == [16, 16, 3]
     assert not {"tensorflow", "tf_keras", "keras"} & set(modules)
 

@@ -552,7 +552,7 @@ def test_a_real_search(run_python, digits, tmp_path):
     flags = ["--flagfile=flags/digits.flags", "--search", "learning_rate=log:0.01:1"]
     flags += ["--image_size=16", "--duration=8 steps", "--eval_every=4 steps", "--notensorboard"]
     flags += [f"--data_dir={digits}", f"--study_dir={tmp_path / 'study'}", "--trials=2"]
-    finished = run_python([ROOT / "tools" / "tune.py", *flags])
+    finished = run_python([ROOT / "tools" / "tune.py", *flags], fresh=True)
     assert finished.stdout.splitlines()[0].split() == [
         *("trial", "round", "state", "error", "seconds", "learning_rate")
     ]

@@ -38,8 +38,8 @@ def losses(model_dir):
     return [row["loss"] for row in rows if row["kind"] == "train"]
 
 
-def train(run_python, data_dir, model_dir, *flags, workers=0):
-    run_python(command(data_dir, model_dir, flags)[1:], workers=workers)
+def train(run_python, data_dir, model_dir, *flags):
+    run_python(command(data_dir, model_dir, flags)[1:], workers=2, fresh=True)
     return losses(model_dir)
 
 
@@ -60,10 +60,10 @@ def test_losses_are_those_without_a_pipeline(runs, name):
 
 def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python):
     flags = ("--strategy=multi_worker", "--logical_cpus=2")
-    other = train(run_python, digits, tmp_path / "plain", *flags, workers=2)
+    other = train(run_python, digits, tmp_path / "plain", *flags)
     for algorithm in ("auto", "hierarchical"):
         stages = (f"--all_reduce={algorithm}", "--pipeline_stages=2")
-        own = train(run_python, digits, tmp_path / algorithm, *flags, *stages, workers=2)
+        own = train(run_python, digits, tmp_path / algorithm, *flags, *stages)
         np.testing.assert_allclose(own, other, rtol=1e-5)
 
 
@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_in_another_balance(runs, digits, tmp_path):
 def test_on_stage_servers(runs, digits, tmp_path, run_python):
     with running_stage_server() as (_, address):
         stages = ["--pipeline_stages=2", f"--pipeline_servers={address}"]
-        run_python(command(digits, tmp_path, stages)[1:])
+        run_python(command(digits, tmp_path, stages)[1:], fresh=True)
     np.testing.assert_allclose(losses(tmp_path), losses(runs / "two"), rtol=1e-5)
 
 

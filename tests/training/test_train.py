@@ -1,7 +1,6 @@
 """Whole runs of a small model: what they write, how they end, and how they go on."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import pathlib
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from forking import load_launcher
 from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
@@ -542,13 +542,7 @@ def test_a_model_of_one_size_cannot_have_images_that_grow(digits, tmp_path):
 @pytest.fixture
 def start_workers(digits, tmp_path):
     """Returns a function that starts two workers, which none but the test ends."""
-    specification = importlib.util.spec_from_file_location(
-        "launch_local", ROOT / "tools" / "launch_local.py"
-    )
-    launcher = importlib.util.module_from_spec(specification)
-    # Dataclasses look their module up.
-    sys.modules["launch_local"] = launcher
-    specification.loader.exec_module(launcher)
+    launcher = load_launcher()
     started = []
 
     def start(own=({}, {}, {}), count=2, **changes):

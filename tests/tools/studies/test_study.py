@@ -212,6 +212,6 @@ def test_norms_vanish_in_float16():
 )
 def test_mistakes(tmp_path, run_python, arguments, message):
     log = f"--log={tmp_path / 'x'}"
-    finished = run_python([STUDIES, "large_batch", log, *arguments], check=False)
+    finished = run_python([STUDIES, "large_batch", log, *arguments], check=False, fresh=True)
     assert finished.returncode == 2
     assert message in finished.stderr
