@@ -469,6 +469,8 @@ def test_images_grow_and_a_stopped_run_goes_on_with_their_size(digits, tmp_path)
         "eval_every": "12 steps",
         "train_sizes": (8, 12),
         "train_until": "3 steps,8 steps",
+        "examine": False,
+        "tensorboard": False,
     }
     sizes = Sizes()
     whole = Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
