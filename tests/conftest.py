@@ -88,6 +88,8 @@ def _run_python(
     """
     arguments = [str(argument) for argument in arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    # Modules of another folder may stand for those that have been imported.
+    fresh = fresh or environment["PYTHONPATH"].split(os.pathsep)[0] != str(ROOT)
     if fresh or not hasattr(os, "pidfd_open"):  # Linux has it.
         finished = _run_fresh(arguments, environment, workers, timeout)
     else:
