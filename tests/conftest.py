@@ -1,5 +1,6 @@
 """What several tests need: small data sets, and processes that train together."""
 
+import fcntl
 import functools
 import os
 import pathlib
@@ -33,6 +34,29 @@ def digits(tmp_path_factory):
     return str(directory)
 
 
+@pytest.fixture(scope="session")
+def model_garden(tmp_path_factory):
+    """The environment that tools/model_garden.sh makes; pip gets tf-models-official, or it fails.
+
+    One for all tests, also those of other workers of pytest-xdist, whose folders are side by side.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    directory = folder / "model garden"
+    with (folder / "model_garden.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "made").exists():
+            for _ in range(2):  # a second time does nothing
+                subprocess.run(
+                    [ROOT / "tools" / "model_garden.sh", directory],
+                    check=True,
+                    env={**os.environ, "PYTHON": sys.executable},
+                )
+            (directory / "made").touch()
+    return directory
+
+
 @pytest.fixture
 def run_python(run_python_session):
     """Runs Python in a process of its own: run_python(arguments, workers=0, timeout=...)."""
@@ -64,6 +88,8 @@ def _run_python(
     """
     arguments = [str(argument) for argument in arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
+    # Modules of another folder may stand for those that have been imported.
+    fresh = fresh or environment["PYTHONPATH"].split(os.pathsep)[0] != str(ROOT)
     if fresh or not hasattr(os, "pidfd_open"):  # Linux has it.
         finished = _run_fresh(arguments, environment, workers, timeout)
     else:

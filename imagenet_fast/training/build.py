@@ -390,13 +390,14 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
 
 def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
     """Returns the rate of each trainable variable as a multiple of the schedule's."""
-    head = network_of(model).get_layer("logits").kernel
-    of_head = config.muon_head_rate_factor if config.optimizer == "muon" else 1.0
+    head = None
+    if config.optimizer == "muon":
+        head = network_of(model).get_layer("logits").kernel
 
     def factor(variable: tf.Variable, role: Role) -> float:
         if role in (Role.BIAS, Role.SHIFT):
             return config.bias_rate_factor
-        return of_head if variable is head else 1.0
+        return config.muon_head_rate_factor if variable is head else 1.0
 
     return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
 

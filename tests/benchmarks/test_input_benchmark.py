@@ -44,7 +44,7 @@ for _ in sys.stdin:
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def config(digits):
     return Config(data_dir=digits, image_size=8, batch_size=16, data_threads=2, seed=3)
 
@@ -211,10 +211,15 @@ def test_variants():
     assert variants["none"] == ()
 
 
+@pytest.fixture(scope="module")
+def training_batch(config):
+    return first(make_dataset(config, "train"))
+
+
 @pytest.mark.parametrize("on", names_of_variants().values(), ids=list(names_of_variants()))
-def test_each_variant_makes_training_s_batches(config, on):
+def test_each_variant_makes_training_s_batches(config, training_batch, on):
     """What differs is how; digits are grey, so that windows decode to the same pixels."""
-    for own, other in zip(first(make_dataset(config, "train")), first(make_variant(config, on))):
+    for own, other in zip(training_batch, first(make_variant(config, on))):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 

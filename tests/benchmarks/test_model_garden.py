@@ -1,8 +1,5 @@
 """The process of its own; with stand-ins for Model Garden, and once with itself."""
 
-import os
-import pathlib
-import subprocess
 import sys
 import time
 
@@ -12,7 +9,6 @@ from imagenet_fast.benchmarks.model_garden import start_lars
 from imagenet_fast.benchmarks.optimizer import compare_optimizers
 from imagenet_fast.errors import UserError
 
-ROOT = pathlib.Path(__file__).parents[2]
 JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
 
 
@@ -71,16 +67,10 @@ def test_an_environment_without_model_garden(environment):
 
 
 @pytest.mark.slow
-def test_model_garden_itself(tmp_path):
-    """In the environment that the tool makes; pip gets tf-models-official, or this fails."""
-    directory = tmp_path / "model garden"
-    for _ in range(2):  # a second time does nothing
-        subprocess.run(
-            [ROOT / "tools" / "model_garden.sh", directory],
-            check=True,
-            env={**os.environ, "PYTHON": sys.executable},
-        )
-    comparison = compare_optimizers("resnet8", warmup=1, repeats=2, model_garden=str(directory))
+def test_model_garden_itself(model_garden):
+    """In the environment that the tool makes."""
+    directory = str(model_garden)
+    comparison = compare_optimizers("resnet8", warmup=1, repeats=2, model_garden=directory)
     assert comparison.names[-1] == "Model Garden LARS"
     assert min(comparison.times[-1].seconds) > 0
     assert comparison.notes[-1].startswith("Model Garden 2.")

@@ -23,6 +23,9 @@ OPTIONS = {
     "log_every": "1 step",
     "checkpoint_every": "4 steps",
     "eval_every": f"{STEPS} steps",
+    # Nobody looks at them.
+    "examine": "false",
+    "tensorboard": "false",
 }
 
 

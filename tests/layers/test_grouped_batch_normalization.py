@@ -95,8 +95,14 @@ def own_results(found, group_size, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", job.DTYPES)
-@pytest.mark.parametrize("group_size", job.GROUP_SIZES)
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "group_size"),
+    [
+        (name, group_size)
+        for name, (_, logical_cpus, workers) in STRATEGIES.items()
+        for group_size in job.group_sizes(logical_cpus or workers)
+    ],
+)
 def test_one_batch_norm_over_the_images_of_the_group(results, name, group_size, dtype):
     own = own_results(results(name), group_size, dtype)
     expected = reference(len(own["step0_outputs"]), group_size, dtype)

@@ -71,9 +71,23 @@ def deeper():
 
 
 @pytest.fixture(scope="module")
-def unloaded():
-    """For what must fail: it leaves the model as it is."""
-    return ours()
+def initial():
+    """A model, and its weights."""
+    model = ours()
+    return model, model.get_weights()
+
+
+@pytest.fixture
+def model(initial):
+    """With its initial weights: making one takes longer."""
+    model, weights = initial
+    model.set_weights(weights)
+    return model
+
+
+@pytest.fixture(scope="module")
+def our_deeper():
+    return ours(101)
 
 
 @pytest.fixture(scope="module")
@@ -94,26 +108,27 @@ def assert_same(logits, expected):
     np.testing.assert_allclose(logits, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
-def test_logits_are_the_same(source, images):
-    model = ours()
+def test_logits_are_the_same(model, source, images):
     load_keras_applications_weights(model, source)
     assert_same(model(images, training=False), source(images, training=False))
 
 
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_logits_are_the_same_from_a_file(source, weights_file, images, tmp_path):
+def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tmp_path):
     source.save(tmp_path / "whole.h5")
+    before = model.get_weights()
     for path in (weights_file, str(tmp_path / "whole.h5")):
-        model = ours()
+        model.set_weights(before)
         load_keras_applications_weights(model, path)
         assert_same(model(images, training=False), source(images, training=False))
 
 
-def test_the_classifier_has_another_name_in_the_files_for_download(weights_file, images, source):
+def test_the_classifier_has_another_name_in_the_files_for_download(
+    model, weights_file, images, source
+):
     with h5py.File(weights_file, "r+") as file:
         file.move("predictions", "probs")
     try:
-        model = ours()
         load_keras_applications_weights(model, weights_file)
     finally:
         with h5py.File(weights_file, "r+") as file:
@@ -121,8 +136,8 @@ def test_the_classifier_has_another_name_in_the_files_for_download(weights_file,
     assert_same(model(images, training=False), source(images, training=False))
 
 
-def test_depth_101_has_the_same_layers(deeper):
-    model = ours(101)
+def test_depth_101_has_the_same_layers(our_deeper, deeper):
+    model = our_deeper
     load_keras_applications_weights(model, deeper)
     np.testing.assert_array_equal(
         model.get_layer("stage3_block23_conv2").kernel,
@@ -148,9 +163,9 @@ def test_without_the_classifier(weights_file, images, headless, tmp_path):
         assert_same(features(images, training=False), headless(images, training=False))
 
 
-def test_weights_without_a_classifier(unloaded, headless):
+def test_weights_without_a_classifier(model, headless):
     with pytest.raises(UserError, match="no classifier; pass include_top=False"):
-        load_keras_applications_weights(unloaded, headless)
+        load_keras_applications_weights(model, headless)
 
 
 def test_other_number_of_classes_leaves_the_model_unchanged(source):
@@ -164,11 +179,11 @@ def test_other_number_of_classes_leaves_the_model_unchanged(source):
         np.testing.assert_array_equal(a, b)
 
 
-def test_other_depth(source, deeper, unloaded):
+def test_other_depth(source, deeper, our_deeper, model):
     with pytest.raises(UserError, match=r"the weights lack conv4_block\d+_\d_conv.* more; build"):
-        load_keras_applications_weights(ours(101), source)
+        load_keras_applications_weights(our_deeper, source)
     with pytest.raises(UserError, match=r"the model lacks conv4_block\d+_\d_bn.* more; build"):
-        load_keras_applications_weights(unloaded, deeper)
+        load_keras_applications_weights(model, deeper)
 
 
 @pytest.mark.parametrize(
@@ -186,19 +201,19 @@ def test_other_variants(make, message, source):
         load_keras_applications_weights(make(), source)
 
 
-def test_another_network(unloaded):
+def test_another_network(model):
     source = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=CLASSES)
     with pytest.raises(UserError, match="another network than resnet50: the weights lack conv1_"):
-        load_keras_applications_weights(unloaded, source)
+        load_keras_applications_weights(model, source)
 
 
-def test_no_file_and_no_hdf5(tmp_path, unloaded):
+def test_no_file_and_no_hdf5(tmp_path, model):
     with pytest.raises(UserError, match=r"none\.h5: there is no such file"):
-        load_keras_applications_weights(unloaded, tmp_path / "none.h5")
+        load_keras_applications_weights(model, tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("not weights")
     with pytest.raises(UserError, match=r"text\.h5 cannot be read"):
-        load_keras_applications_weights(unloaded, tmp_path / "text.h5")
+        load_keras_applications_weights(model, tmp_path / "text.h5")
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file.create_group("a")["b"] = np.zeros(3)
     with pytest.raises(UserError, match=r"other\.h5 cannot be read"):
-        load_keras_applications_weights(unloaded, tmp_path / "other.h5")
+        load_keras_applications_weights(model, tmp_path / "other.h5")

@@ -57,10 +57,10 @@ def build_without_batch_norm(config):
     return model
 
 
-def train(model, config, steps):
+def train(model, batches, steps):
     """Returns the weights before and after some steps of fit, and the mean loss."""
     before = numbered("initial", model.trainable_variables)
-    history = model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=steps, verbose=0)
+    history = model.fit(batches, epochs=1, steps_per_epoch=steps, verbose=0)
     model.average_batch_norm_statistics()
     average = model.weight_average
     return {
@@ -89,15 +89,17 @@ def main():
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     config = Config(**job["config"])
     model = build_without_batch_norm(config)
-    results = {f"plain_{k}": v for k, v in train(model, config, STEPS).items()}
+    # Each fit begins with the first batch.
+    batches = make_dataset(config, "train")
+    results = {f"plain_{k}": v for k, v in train(model, batches, STEPS).items()}
     for batch_size in job["evaluate"]:
         values = evaluate(model, config, batch_size)
         results.update({f"eval{batch_size}_{k}": v for k, v in values.items()})
     lars = config.replace(**LARS)
-    found = train(build_without_batch_norm(lars), lars, STEPS)
+    found = train(build_without_batch_norm(lars), batches, STEPS)
     results.update({f"lars_{k}": v for k, v in found.items()})
     config = config.replace(learning_rate=BATCH_NORM_RATE)
-    normed = train(build_model(config), config, BATCH_NORM_STEPS)
+    normed = train(build_model(config), batches, BATCH_NORM_STEPS)
     results.update({f"normed_{k}": v for k, v in normed.items()})
     if is_chief(make_strategy(config)):
         np.savez(job["out"], **results)

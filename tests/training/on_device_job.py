@@ -22,7 +22,7 @@ def main():
     model = build_without_batch_norm(config)
     model.training_images = make_images_on_device(config, "train")
     model.validation_images = make_images_on_device(config, "validation")
-    results = train(model, config, STEPS)
+    results = train(model, make_dataset(config, "train"), STEPS)
     told = model.evaluate(
         make_dataset(config, "validation"),
         steps=evaluation_steps(read_info(config), config, model.distribute_strategy),

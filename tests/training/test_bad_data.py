@@ -146,6 +146,7 @@ def test_a_run_ends_as_if_those_images_were_not_there(config, summary, digits, t
         config.replace(
             data_dir=write_data(tmp_path / "data", digits, one_way),
             model_dir=str(tmp_path / "run"),
+            examine=False,
         )
     )
     assert other["bad_images"] == {"wrong label": 10, "damaged image": 1}
@@ -206,7 +207,7 @@ def test_a_shard_that_disappears_is_named_and_the_run_can_go_on(config, digits, 
     data = pathlib.Path(write_data(tmp_path / "data", digits, {}))
     # Two epochs more: the next one is read ahead, and what is open cannot disappear.
     config = config.replace(
-        data_dir=str(data), model_dir=str(tmp_path / "run"), duration="40 steps"
+        data_dir=str(data), model_dir=str(tmp_path / "run"), duration="40 steps", examine=False
     )
     shard = data / "train-00002"
     with pytest.raises(UserError) as caught:

@@ -51,9 +51,13 @@ def one_device(digits):
 def test_as_one_device(digits, one_device, tmp_path, run_python, changes, workers):
     out = tmp_path / "out.npz"
     config = {**OPTIONS, "data_dir": digits, **changes}
-    (tmp_path / "job.json").write_text(json.dumps({"config": config, "out": str(out)}))
+    evaluate = not workers
+    values = {"config": config, "evaluate": evaluate, "out": str(out)}
+    (tmp_path / "job.json").write_text(json.dumps(values))
     run_python([JOB, tmp_path / "job.json"], workers=workers)
     found = dict(np.load(out))
+    if evaluate:
+        assert found.pop("examples") == 359
     expected = one_device[changes.get("accumulation_steps", 1)]
     assert found.keys() == expected.keys()
     for key, values in expected.items():

@@ -1,5 +1,6 @@
 """One device = replicas = workers = micro-batches, wherever the mathematics says so."""
 
+import functools
 import json
 import pathlib
 
@@ -29,7 +30,7 @@ OPTIONS = {
     "zero_gamma": False,
     "seed": 3,
 }
-EVALUATION_BATCHES = (64, 300, 4096)
+EVALUATION_BATCHES = (64, 4096)
 # Name -> (changed options, worker processes).
 JOBS = {
     "one_device": ({"strategy": "one_device"}, 0),
@@ -113,20 +114,28 @@ def test_each_image_is_evaluated_once(results, name):
 
 # With batch norm each part of the global batch has its own statistics: a replica takes consecutive
 # images, and so does a micro-batch; of several workers each takes every n-th image.
+QUARTERS = tuple((8 * i, 8 * i + 8, None) for i in range(4))
+# Name -> start, stop and step of each part.
 PARTS = {
-    "one_device": [slice(None)],
-    "micro_batches": [slice(8 * i, 8 * i + 8) for i in range(4)],
-    "replicas": [slice(8 * i, 8 * i + 8) for i in range(4)],
-    "replicas_and_micro_batches": [slice(8 * i, 8 * i + 8) for i in range(4)],
-    "two_workers": [slice(i, None, 2) for i in range(2)],
-    "four_workers": [slice(i, None, 4) for i in range(4)],
+    "one_device": ((None, None, None),),
+    "micro_batches": QUARTERS,
+    "replicas": QUARTERS,
+    "replicas_and_micro_batches": QUARTERS,
+    "two_workers": tuple((i, None, 2) for i in range(2)),
+    "four_workers": tuple((i, None, 4) for i in range(4)),
 }
 
 
+@pytest.fixture(scope="module")
+def expected(digits):
+    """What is expected of parts, computed when it is first asked for."""
+    return functools.cache(functools.partial(reference, digits))
+
+
 @pytest.mark.parametrize("name", JOBS)
-def test_batch_norm_uses_the_statistics_of_each_part(results, digits, name):
+def test_batch_norm_uses_the_statistics_of_each_part(results, expected, name):
     result = results(name)
-    trained, moving = reference(digits, PARTS[name])
+    trained, moving = expected(PARTS[name])
     found = weights(result, "normed_weight")
     assert_same_weights(found, trained, 1e-5)
     assert_same_weights(weights(result, "normed_moving"), moving, 5e-5)
@@ -153,8 +162,8 @@ def reference(data_dir, parts):
             for variable, value in zip(model.non_trainable_variables, statistics):
                 variable.assign(value)
             with tf.GradientTape() as tape:
-                logits = model(images[part], training=True)
-                targets = 0.9 * tf.one_hot(labels[part], 10) + 0.1 / 10
+                logits = model(images[slice(*part)], training=True)
+                targets = 0.9 * tf.one_hot(labels[slice(*part)], 10) + 0.1 / 10
                 losses = keras.losses.categorical_crossentropy(targets, logits, from_logits=True)
                 loss = tf.reduce_sum(losses) / config.batch_size
             for total, gradient in zip(gradients, tape.gradient(loss, model.trainable_variables)):

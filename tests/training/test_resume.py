@@ -30,6 +30,9 @@ OPTIONS = {
     "log_every": "1 step",
     "warmup": "0 steps",
     "decay_at": "30 steps",
+    # Nobody looks at them.
+    "examine": False,
+    "tensorboard": False,
 }
 
 # What keeps a state of its own, or has none where others have.

@@ -504,6 +504,8 @@ def test_images_grow_and_a_stopped_run_goes_on_with_their_size(digits, tmp_path)
         "eval_every": "12 steps",
         "train_sizes": (8, 12),
         "train_until": "3 steps,8 steps",
+        "examine": False,
+        "tensorboard": False,
     }
     sizes = Sizes()
     whole = Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
@@ -591,7 +593,9 @@ def test_workers_with_other_options_all_stop(start_workers, tmp_path):
 @pytest.mark.slow
 def test_a_killed_worker_ends_the_others_and_the_same_command_goes_on(start_workers, tmp_path):
     options = {"log_every": "1 step", "eval_every": "200 steps", "checkpoint_every": "5 steps"}
-    job = {**options, "batch_size": 48, "duration": "40 steps"}
+    # Enough steps for the end of a worker to come before that of the run.
+    job = {**options, "batch_size": 48, "duration": "60 steps", "tensorboard": False}
+    job.update(synthetic=True, num_classes=10, data_dir="")
     workers = start_workers(count=3, **job)
     deadline = time.monotonic() + 120
     while len(read_rows(str(tmp_path / "run"))) < 8:
@@ -608,5 +612,5 @@ def test_a_killed_worker_ends_the_others_and_the_same_command_goes_on(start_work
         assert "start all workers again: the same command goes on" in error
     again = start_workers(count=3, **job)
     assert [worker.wait(timeout=120) for worker in again] == [0, 0, 0]
-    assert read_rows(str(tmp_path / "run"))[-1]["step"] == 40
+    assert read_rows(str(tmp_path / "run"))[-1]["step"] == 60
     assert ", from step " in (tmp_path / "worker0.log").read_text()
