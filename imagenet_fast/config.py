@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
+import numbers
 import os
 import typing
 from collections.abc import Callable, Iterator
@@ -32,6 +34,7 @@ _KINDS = {
     str: "text",
     Duration: "a duration, as '90 epochs'",
 }
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
 def _option(
@@ -285,8 +288,8 @@ class Config:
         (123.675, 116.28, 103.53),
         "means of red, green and blue, which are subtracted from pixels in 0..255",
         group="data",
-        check=lambda value: len(value) == 3,
-        must="have three values",
+        check=lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
+        must="have three values in [0, 255]",
     )
     pixel_std: tuple[float, ...] = _option(
         (58.395, 57.12, 57.375),
@@ -1229,13 +1232,23 @@ def parse_option(name: str, text: str) -> Any:
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
-    """Returns ``value`` as ``kind``, if it is that, text for it, or a whole number for a float."""
+    """Returns ``value`` as ``kind``, if it is that, text for it, or a whole number for a float.
+
+    Numbers may be NumPy's.
+    """
     if isinstance(value, str) and kind is not str:
         return _parse(name, kind, value)
-    if kind is float and type(value) is int:
-        return float(value)
+    number = not isinstance(value, bool) and _NUMBERS.get(kind)
+    if number and isinstance(value, number):
+        return _finite(name, kind(value))
     if type(value) is not kind:
         raise UserError(f"{name} is {value!r}, but must be {_KINDS[kind]}")
+    return value
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise UserError(f"{name} is {value}, but must be finite")
     return value
 
 
@@ -1251,9 +1264,10 @@ def _parse(name: str, kind: Any, text: str) -> Any:
             raise UserError(f"{name} is {text!r}, but must be {_KINDS[bool]}")
         return text.lower() in ("true", "1")
     try:
-        return kind(text)
+        value = kind(text)
     except ValueError:
         raise UserError(f"{name} is {text!r}, but must be {_KINDS[kind]}") from None
+    return _finite(name, value) if kind is float else value
 
 
 def read_flagfile(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:

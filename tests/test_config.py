@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import math
 import pathlib
 
 import numpy as np
@@ -282,6 +283,13 @@ def test_accepted_forms():
     assert Config(decay_at=[]).decay_at == ()
 
 
+def test_numbers_of_numpy():
+    config = Config(learning_rate=np.float64(0.25), batch_size=np.int64(96), momentum=np.int32(0))
+    assert config == Config(learning_rate=0.25, batch_size=96, momentum=0.0)
+    values = (config.learning_rate, config.batch_size, config.momentum)
+    assert [type(value) for value in values] == [float, int, float]
+
+
 # --- Values that an option cannot have
 
 
@@ -297,6 +305,10 @@ def test_accepted_forms():
         ({"learning_rate": False}, "learning_rate is False, but must be a number"),
         ({"learning_rate": "high"}, "learning_rate is 'high', but must be a number"),
         ({"learning_rate": [0.1]}, "learning_rate is [0.1], but must be a number"),
+        ({"learning_rate": math.inf}, "learning_rate is inf, but must be finite"),
+        ({"learning_rate": "inf"}, "learning_rate is inf, but must be finite"),
+        ({"pixel_std": (1.0, math.nan, 1.0)}, "pixel_std is nan, but must be finite"),
+        ({"batch_size": np.float64(256)}, "but must be a whole number"),
         ({"nesterov": 1}, "nesterov is 1, but must be true or false"),
         ({"nesterov": "yes"}, "nesterov is 'yes', but must be true or false"),
         ({"data_dir": 5}, "data_dir is 5, but must be text"),
@@ -319,7 +331,8 @@ def test_accepted_forms():
         ({"color_jitter": 1.0}, "color_jitter is 1, but must be in [0, 1)"),
         ({"lighting": -0.1}, "lighting is -0.1, but must not be negative"),
         ({"eval_crop_fraction": 0.0}, "eval_crop_fraction is 0, but must be in (0, 1]"),
-        ({"pixel_mean": (1.0, 2.0)}, "pixel_mean is 1,2, but must have three values"),
+        ({"pixel_mean": (1.0, 2.0)}, "pixel_mean is 1,2, but must have three values in"),
+        ({"pixel_mean": (1.0, 2.0, 300.0)}, "pixel_mean is 1,2,300, but must have three values in"),
         ({"pixel_std": (1.0, 2.0)}, "pixel_std is 1,2, but must have three positive values"),
         ({"pixel_std": (1.0, 0.0, 1.0)}, "pixel_std is 1,0,1, but must have three positive"),
         ({"shuffle_buffer": 0}, "shuffle_buffer is 0, but must be positive"),
@@ -339,7 +352,7 @@ def test_accepted_forms():
         ({"accumulation_steps": 0}, "accumulation_steps is 0, but must be positive"),
         ({"duration": "0 epochs"}, "duration is 0 epochs, but must be positive"),
         ({"learning_rate": -0.1}, "learning_rate is -0.1, but must not be negative"),
-        ({"learning_rate": float("nan")}, "learning_rate is nan, but must not be negative"),
+        ({"learning_rate": float("nan")}, "learning_rate is nan, but must be finite"),
         ({"learning_rate_batch": 0}, "learning_rate_batch is 0, but must be positive"),
         ({"warmup_start": -0.5}, "warmup_start is -0.5, but must not be negative, or be -1"),
         ({"end_learning_rate": -1.0}, "end_learning_rate is -1, but must not be negative"),

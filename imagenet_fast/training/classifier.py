@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -133,14 +134,16 @@ class Classifier(keras.Model):
         steps_per_epoch: int | None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
-        """Keras' ``fit``; the recipe's epochs and steps are the defaults."""
+        """Keras' ``fit``; by default of the recipe's epochs and, of endless data, of its steps."""
         if _is_distributed(kwargs.get("validation_data")):
             kwargs.setdefault("validation_steps", self.validation_steps)
+        if steps_per_epoch is None and not _has_an_end(x):
+            steps_per_epoch = self.steps_per_epoch
         return super().fit(
             x,
             *args,
             epochs=self.epochs if epochs is None else epochs,
-            steps_per_epoch=self.steps_per_epoch if steps_per_epoch is None else steps_per_epoch,
+            steps_per_epoch=steps_per_epoch,
             **kwargs,
         )
 
@@ -153,7 +156,12 @@ class Classifier(keras.Model):
             return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras' ``predict``, of the model that ``evaluate`` evaluates."""
+        """Keras' ``predict``, of the model that ``evaluate`` evaluates.
+
+        Of ``make_dataset``'s validation images the last rows may be padding: those of label -1.
+        """
+        if _is_distributed(x):
+            kwargs.setdefault("steps", self.validation_steps)
         self.average_batch_norm_statistics()
         with self.averaged_weights():
             return super().predict(x, *args, **kwargs)
@@ -235,7 +243,10 @@ class Classifier(keras.Model):
 
     def predict_step(self, data: Any) -> tf.Tensor:
         """Returns the classes' probabilities, float32 [batch, classes]."""
-        images = keras.utils.unpack_x_y_sample_weight(data)[0]
+        if _is_step(data):
+            images, _, _ = self.batch(data, "validation")
+        else:
+            images = keras.utils.unpack_x_y_sample_weight(data)[0]
         return tf.nn.softmax(self.logits(images))
 
     def logits(self, images: tf.Tensor) -> tf.Tensor:
@@ -546,6 +557,13 @@ def _is_step(data: Any) -> bool:
 
 def _is_distributed(data: Any) -> bool:
     return isinstance(data, tf.distribute.DistributedDataset)
+
+
+def _has_an_end(data: Any) -> bool:
+    """Whether the data tells Keras itself how long an epoch is."""
+    if isinstance(data, tf.data.Dataset):
+        return data.cardinality().numpy() >= 0
+    return isinstance(data, (np.ndarray, tf.Tensor))
 
 
 def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

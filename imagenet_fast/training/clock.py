@@ -58,8 +58,9 @@ class Clock:
         self._running_since = None
 
     def start(self) -> None:
-        """Training goes on."""
-        self._running_since = self._now()
+        """Training goes on, if it did not already."""
+        if self._running_since is None:
+            self._running_since = self._now()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

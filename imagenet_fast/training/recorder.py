@@ -93,11 +93,6 @@ class Recorder(keras.callbacks.Callback):
         self._read_sums = dict.fromkeys(("loss", "top1", "top5", "examples", "skipped"), 0.0)
         self._read_time = (clock.train_seconds, clock.timed_images)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Training goes on after a pause, unless there is something to compile first."""
-        if self._compiled:
-            self._clock.start()
-
     def recompile(self) -> None:
         """The next step compiles a program of its own, as that of images of another size."""
         if self._compiled:
@@ -105,8 +100,10 @@ class Recorder(keras.callbacks.Callback):
             self._compiled = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The model has started to sum anew."""
+        """The model has started to sum anew, and training goes on unless it has to be compiled."""
         self._read_sums = dict.fromkeys(self._read_sums, 0.0)
+        if self._compiled:
+            self._clock.start()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts a step."""
@@ -140,7 +137,6 @@ class Recorder(keras.callbacks.Callback):
         check_evaluated(row, self._evaluated_examples)
         self.validation = {"kind": "validation", **self._where(), **row, **self._times()}
         self._write(self.validation)
-        self._clock.start()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Reads what is left."""

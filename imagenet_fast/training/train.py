@@ -107,6 +107,7 @@ class _Run:
         self.chief = is_chief(strategy)
         self.steps_per_epoch = steps_per_epoch(info, config)
         self.total_steps = total_steps(config, self.steps_per_epoch)
+        self.train_examples = info.splits["train"].examples
         if config.profile_steps and config.profile_steps[-1] > self.total_steps:
             raise UserError(
                 f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
@@ -209,6 +210,14 @@ class _Run:
         )
         if state is None:
             return 0, {}
+        # Of others the epochs are of other steps, and so are the rates.
+        begun_with = state.get("train_examples", self.train_examples)
+        if begun_with != self.train_examples:
+            raise UserError(
+                f"{self.config.data_dir} has {self.train_examples} training images, but the run "
+                f"in {self.config.model_dir} began with {begun_with}; give those, or begin anew "
+                f"from its weights: another --model_dir, --initial_weights={self.config.model_dir}"
+            )
         self.clock.restore(state["clock"])
         return state["step"], state["validation"]
 
@@ -245,7 +254,7 @@ class _Run:
             config,
             recorder,
             steps_per_epoch=self.steps_per_epoch,
-            train_examples=self.info.splits["train"].examples,
+            train_examples=self.train_examples,
             eval_examples=self._evaluated_examples(),
             batch_norm_examples=config.batch_norm_batch_size or at_once,
             last_step=last_step,
@@ -456,8 +465,13 @@ class _Saver(keras.callbacks.Callback):
         with self._run.clock.paused():
             for log in self._logs:
                 log.flush()
-            state = {"step": step, "clock": self._run.clock.state()}
-            self._run.checkpoints.save(step, {**state, "validation": self._recorder.validation})
+            state = {
+                "step": step,
+                "train_examples": self._run.train_examples,
+                "clock": self._run.clock.state(),
+                "validation": self._recorder.validation,
+            }
+            self._run.checkpoints.save(step, state)
         self._saved = step
 
 

@@ -292,6 +292,17 @@ def test_the_progress_bar_shows_what_is_told_at_the_end(capsys):
     assert f"top1: {told['top1'][0]:.4f}" in bar and "examples: 8.0000" in bar
 
 
+def test_data_with_an_end_is_taken_to_it():
+    """The recipe's steps are for data that goes on for ever, as that of make_dataset."""
+    model = classifier()
+    model.steps_per_epoch = 1
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(2)
+    options = {"epochs": 1, "verbose": 0}
+    for own in (model.fit(IMAGES, LABELS, batch_size=2, **options), model.fit(data, **options)):
+        assert own.history["examples"] == [len(IMAGES)]
+    assert model.fit(data.repeat(), **options).history["examples"] == [2]
+
+
 def test_predict_gives_probabilities():
     model = classifier()
     probabilities = model.predict(IMAGES, batch_size=3, verbose=0)

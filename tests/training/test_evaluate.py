@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
 from imagenet_fast.data.info import read_info
@@ -99,6 +100,23 @@ def test_a_notebooks_fit_and_evaluate_count_each_image_once(config):
     images, labels = np.zeros((500, 16, 16, 3), "uint8"), np.zeros(500, int)
     told = model.evaluate(images, labels, batch_size=10, verbose=0, return_dict=True)
     assert told["examples"] == 500
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_predictions_are_those_that_are_evaluated(config, on_device):
+    config = config.replace(data_on_device=on_device, eval_batch_size=50)
+    model = build_model(config)
+    predicted = model.predict(make_dataset(config, "validation"), verbose=0)
+    assert predicted.shape == (400, 10)  # 359 images in whole batches
+    if on_device:
+        steps = tf.range(8, dtype=tf.int64)
+        batches = [model.validation_images.batch(step, tf.constant(0)) for step in steps]
+    else:
+        batches = make_dataset(config, "validation")
+    labels = np.concatenate([labels.numpy() for _, labels, _ in batches])
+    right = (predicted.argmax(1) == labels)[labels >= 0]
+    told = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
+    assert right.mean() == pytest.approx(told["top1"])
 
 
 def test_command_prints_a_table_and_json(config, saved, expected, capfd):

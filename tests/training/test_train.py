@@ -1,6 +1,7 @@
 """Whole runs of a small model: what they write, how they end, and how they go on."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ from forking import load_launcher
 from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
-from imagenet_fast.data.info import DatasetInfo, SplitInfo
+from imagenet_fast.data.info import DatasetInfo, SplitInfo, read_info
 from imagenet_fast.distribute import agreement
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.exhibits import load_examination, load_inputs
@@ -354,7 +355,9 @@ def test_no_checkpoint_is_older_than_the_evaluation_of_its_step():
     clock = Clock(lambda: next(time))
     clock.start()
     checkpoints = types.SimpleNamespace(save=lambda step, state: saved.append((step, state)))
-    run = types.SimpleNamespace(clock=clock, checkpoints=checkpoints, total_steps=100)
+    run = types.SimpleNamespace(
+        clock=clock, checkpoints=checkpoints, total_steps=100, train_examples=6
+    )
     recorder = types.SimpleNamespace(step=0, read=lambda: None, validation={"step": 0})
     saver = _Saver(run, recorder, [], every=2)
     saver.set_params({"steps": 3})
@@ -403,6 +406,20 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     assert files(tmp_path / "checkpoints") >= {"checkpoint", "ckpt-7.index"}
     assert "report.html" in files(tmp_path)
     assert pathlib.Path(tmp_path, "labels.txt").read_text().splitlines() == [*"0123456789"]
+
+
+def test_a_run_does_not_go_on_with_more_or_fewer_images(config, summary, tmp_path, monkeypatch):
+    """Of which its epochs would be of other steps."""
+    run = tmp_path / "run"
+    shutil.copytree(config.model_dir, run)
+    info = read_info(config)
+    fewer = dataclasses.replace(info.splits["train"], examples=1400)
+    other = dataclasses.replace(info, splits={**info.splits, "train": fewer})
+    monkeypatch.setattr("imagenet_fast.training.train.read_info", lambda config: other)
+    message = f"has 1400 training images, but the run in {run} began with 1438; give those"
+    with pytest.raises(UserError, match=message):
+        train(config.replace(model_dir=str(run)))
+    assert_same_weights(weights_in(run), weights_in(config.model_dir))
 
 
 def test_a_run_of_no_steps_is_refused(config):
