@@ -26,7 +26,10 @@ from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.order import Share, read_records
 from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_local_path, to_path
+from imagenet_fast.paths import Path, is_local, to_local_path, to_path
+
+# Size and time of the last change of each file.
+_States = tuple[tuple[int, int], ...]
 
 # What images depend on before anything random is done to them.
 _PREPARATION = (
@@ -61,7 +64,7 @@ def records_from_memory(
       threads: that read them.
       bad_images: where to list those that are lost.
     """
-    records = _records(share, threads, bad_images)
+    records = _records(share, _states(share), threads, bad_images)
     return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
 
 
@@ -108,7 +111,9 @@ def batches_from_memory(
 
 # The last one, that runs after another in a process do not need the memory of all.
 @functools.lru_cache(maxsize=1)
-def _records(share: Share, threads: int, bad_images: BadImages | None) -> tf.Tensor:
+def _records(
+    share: Share, states: _States, threads: int, bad_images: BadImages | None
+) -> tf.Tensor:
     """Returns all records of the share's shards, string [records]."""
 
     def read(*shard: tf.Tensor) -> tf.Tensor:
@@ -136,13 +141,18 @@ def images_of(
       bad_images: where to list those that cannot be read.
     """
     prepared = Config(**{name: getattr(config, name) for name in _PREPARATION}, batch_size=1)
-    return _images_of(share, split, prepared, threads, bad_images)
+    return _images_of(share, _states(share), split, prepared, threads, bad_images)
 
 
 # Those of training and of validation.
 @functools.lru_cache(maxsize=2)
 def _images_of(
-    share: Share, split: str, config: Config, threads: int, bad_images: BadImages | None
+    share: Share,
+    states: _States,
+    split: str,
+    config: Config,
+    threads: int,
+    bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
     count = sum(share.counts)
     read = functools.partial(read_records, bad_images=bad_images)
@@ -150,6 +160,15 @@ def _images_of(
     images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):
         return images.batch(count).get_single_element()
+
+
+def _states(share: Share) -> _States:
+    """Returns what tells shards from those that were there before under the same names.
+
+    In a bucket that would be a request for each.
+    """
+    stats = [to_path(path).stat() for path in share.paths if is_local(path)]
+    return tuple((own.st_size, own.st_mtime_ns) for own in stats)
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """What is held in memory or on a local disk changes no batch."""
 
+import os
 import pathlib
 
 import numpy as np
@@ -70,11 +71,24 @@ def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
 
 
 @pytest.mark.parametrize("kind", ["encoded", "decoded"])
+def test_data_that_was_made_anew_is_read_anew(tmp_path, write_data, numbered_examples, kind):
+    options = {"data_dir": str(tmp_path / "data"), "train_crop": "none"}
+    found = []
+    for examples in (numbered_examples[:16], numbered_examples[16:32]):
+        write_data(tmp_path / "data", labels=IMAGES, train=[examples])
+        found.append(batches(2, cache=kind, **options))
+        assert_same(batches(2, **options), found[-1])
+    assert not np.array_equal(found[0][0][1], found[1][0][1])
+
+
+@pytest.mark.parametrize("kind", ["encoded", "decoded"])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
     first = batches(3, **options)
     for shard in pathlib.Path(numbered).glob("train-*"):
-        shard.write_bytes(bytes(shard.stat().st_size))
+        before = shard.stat()
+        shard.write_bytes(bytes(before.st_size))
+        os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))  # as if it were the same
     capsys.readouterr()
     assert_same(first, batches(3, **options))
     assert "reading" not in capsys.readouterr().err
@@ -104,7 +118,7 @@ def test_images_depend_on_no_other_options(numbered, crop):
     config = Watched(data_dir=numbered, image_size=8, train_crop=crop, batch_size=1)
     share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
     Watched.asked.clear()
-    cache._images_of.__wrapped__(share, "train", config, 1, None)
+    cache._images_of.__wrapped__(share, (), "train", config, 1, None)
     # For checks: whether there is data, and as much as a batch.
     others = {"synthetic", "batch_size"}
     asked = Watched.asked & set(option_names())
