@@ -50,6 +50,24 @@ def ghost_batch_size(batch_norm_batch_size: int, per_replica: int) -> int:
     )
 
 
+def images_together(batch_norm_batch_size: int, per_replica: int, replicas: int) -> int:
+    """Returns the images whose statistics are taken together, which may be fewer than asked for.
+
+    Args:
+      batch_norm_batch_size: as :func:`batch_norm_group_size` takes it.
+      per_replica: images that each replica normalizes at once.
+      replicas: in the whole job.
+
+    Raises:
+      UserError: as the other functions.
+    """
+    if not batch_norm_batch_size:
+        return per_replica
+    part = ghost_batch_size(batch_norm_batch_size, per_replica)
+    group = batch_norm_group_size(batch_norm_batch_size, per_replica, replicas)
+    return part or group * per_replica
+
+
 def _divisors_around(number: int, whole: int) -> tuple[int, int]:
     """Returns the next smaller and the next larger divisor of ``whole``, which has both."""
     divisors = [n for n in range(1, whole + 1) if whole % n == 0]

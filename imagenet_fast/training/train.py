@@ -17,6 +17,7 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.agreement import check_agreement, texts_of_all
+from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.strategy import (
@@ -249,6 +250,7 @@ class _Run:
         config = self.config
         if not self.chief or not config.mlperf_log:
             return None
+        replicas = self.strategy.num_replicas_in_sync
         at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
         return MLPerfLog(
             config,
@@ -256,7 +258,7 @@ class _Run:
             steps_per_epoch=self.steps_per_epoch,
             train_examples=self.train_examples,
             eval_examples=self._evaluated_examples(),
-            batch_norm_examples=config.batch_norm_batch_size or at_once,
+            batch_norm_examples=images_together(config.batch_norm_batch_size, at_once, replicas),
             last_step=last_step,
         )
 

@@ -2,7 +2,11 @@
 
 import pytest
 
-from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
+from imagenet_fast.distribute.batch_norm_groups import (
+    batch_norm_group_size,
+    ghost_batch_size,
+    images_together,
+)
 from imagenet_fast.errors import UserError
 
 
@@ -48,6 +52,20 @@ def test_groups_that_do_not_divide_the_replicas(images, per_replica, replicas, m
 )
 def test_parts_of_a_replicas_images(wanted, per_replica, expected):
     assert ghost_batch_size(wanted, per_replica) == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "per_replica", "replicas", "expected"),
+    [
+        (0, 64, 8, 64),
+        (32, 64, 8, 32),
+        (128, 64, 8, 128),
+        (100, 64, 8, 64),  # groups are rounded down
+        (128, 64, 1, 64),  # and there are no more replicas
+    ],
+)
+def test_images_together(wanted, per_replica, replicas, expected):
+    assert images_together(wanted, per_replica, replicas) == expected
 
 
 def test_parts_that_do_not_divide():
