@@ -274,6 +274,32 @@ def test_hosts_that_let_nobody_in_at_first(bench):
     assert "Permission denied" in output and "do not let us in" in output
 
 
+def test_a_project_whose_name_holds_the_number_of_an_error(bench):
+    bench.make_data()
+    bench.settings["PROJECT"] = "my-project-403512"
+    assert "is ready" in bench.run("--yes", "create")
+    bench.settings["PROJECT"] = "my-project-404112"
+    message = "UNAVAILABLE: projects/my-project-404112 cannot be reached"
+    bench.cloud.set_faults({"on": "queued-resources describe", "do": "fail", "message": message})
+    output = bench.refused("--yes", "delete")
+    assert message in output and "there is no my-tpu" not in output
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied on 'projects/my-project'",
+        "[jane] does not have permission to access b instance [my-bucket] (or it may not exist): "
+        "Permission 'storage.buckets.get' denied on resource (or it may not exist).",
+    ],
+)
+def test_what_is_not_allowed(bench, message):
+    bench.make_data()
+    bench.cloud.set_faults({"on": " describe ", "do": "fail", "message": message})
+    output = bench.refused("--yes", "create")
+    assert message in output and "your account lacks a role" in output
+
+
 def test_no_account(bench):
     bench.make_data()
     with bench.cloud.state() as state:
