@@ -82,10 +82,14 @@ start() {
 train() {
   start
   until logs 0; do
-    [ "$(answered_status)" = running ] ||
-      die "training did not end well; the same command goes on from the last checkpoint; if the" \
-        "TPU was taken away, gcp/tpu create and install first, or let gcp/tpu keep_running do all"
-    say "the connection was lost, but training runs on"
+    case $(answered_status) in
+      running) say "the connection was lost, but training runs on" ;;
+      # While the connection was away.
+      'ended 0') break ;;
+      *) die "training did not end well; the same command goes on from the last checkpoint; if" \
+        "the TPU was taken away, gcp/tpu create and install first, or let gcp/tpu keep_running do" \
+        "all" ;;
+    esac
     sleep "$POLL_SECONDS"
   done
   [ -n "$dry_run" ] ||

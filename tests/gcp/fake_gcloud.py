@@ -564,6 +564,8 @@ def main(arguments: list[str]) -> int:
         return pip(arguments[1], arguments[2:])
     if arguments[:1] == ["watch"]:
         return watch(int(arguments[1]), arguments[2])
+    # gcloud's way to end at Ctrl-C, though what it runs on hosts goes on.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(255))
     try:
         return Cloud(os.environ["FAKE_GCLOUD"]).run(arguments)
     except GcloudError as failure:

@@ -584,6 +584,25 @@ def test_a_lost_connection_is_made_again(ready):
     assert "training runs on" in output and "trained: " in output
 
 
+def test_training_that_ends_while_the_connection_is_away(ready):
+    fault = {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
+    ready.cloud.set_faults({**fault, "times": 999})
+    assert "trained: " in ready.run("train")
+
+
+@pytest.mark.parametrize("command", ["train", "keep_running"])
+def test_an_interruption_leaves_training_running(ready, command, tmp_path):
+    (ready.cloud.folder / "hold").touch()
+    # A file: what runs on the host still has it open.
+    with (tmp_path / "output").open("w") as output:
+        process = ready.start("--yes", command, output=output)
+    wait_for(lambda: "training on" in (tmp_path / "output").read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert "the connection was lost" not in (tmp_path / "output").read_text()
+    assert "stopped on t1v-my-tpu-w-0" in ready.run("stop")
+
+
 def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
     hold = ready.cloud.folder / "hold"
     hold.touch()
