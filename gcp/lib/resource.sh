@@ -113,12 +113,15 @@ wait_until_active() {
   while :; do
     look
     [ "$REQUEST $NODE" != "ACTIVE READY" ] || break
-    if is_gone; then
+    if [ "$REQUEST" = FAILED ]; then
       reason=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
       say "$reason"
       delete_request
       die "$NAME was not given (request $REQUEST, TPU $NODE): $(advice <<< "$reason")"
-    elif [ $((SECONDS - began)) -ge $((WAIT_MINUTES * 60)) ]; then
+    elif [ "$REQUEST" != SUSPENDING ] && is_gone; then
+      end_as_taken_away
+    # What is just being taken away cannot be deleted: that takes a little while.
+    elif [ "$REQUEST" != SUSPENDING ] && [ $((SECONDS - began)) -ge $((WAIT_MINUTES * 60)) ]; then
       delete_request
       die "no $ACCELERATOR_TYPE in $WAIT_MINUTES minutes; the request is withdrawn:" \
         "$(advice <<< capacity)"
@@ -132,6 +135,13 @@ wait_until_active() {
   wait_until_reachable
 }
 
+# Ends the script with a status of its own, by which keep_running knows that it may go on.
+taken_away=3
+end_as_taken_away() {
+  (die "$NAME was taken away (request $REQUEST, TPU $NODE): gcp/tpu create asks for it again") ||
+    exit "$taken_away"
+}
+
 # Hosts take a while to know who may come in.
 wait_until_reachable() {
   for _ in {1..20}; do
@@ -142,6 +152,8 @@ wait_until_reachable() {
     sleep "$POLL_SECONDS"
   done
   cat "$scratch/error" >&2
+  look
+  ! is_gone || end_as_taken_away
   die "the hosts of $NAME do not let us in: does the network allow ssh (port 22)?"
 }
 

@@ -120,13 +120,16 @@ stop() {
 
 # Creates, installs and trains to the end, again after each preemption.
 keep_running() {
-  local again=0
+  local again=0 status
   [ -n "$yes$dry_run" ] || show_cost
   confirm "Create $NAME, again whenever it is taken away, and train until $RUN has ended?"
   while :; do
-    step create || exit 1
-    if step install && step train; then
-      return
+    status=0
+    step create || status=$?
+    if [ "$status" = 0 ]; then
+      if step install && step train; then return; fi
+    elif [ "$status" != "$taken_away" ]; then
+      exit "$status"
     fi
     again=$((again + 1))
     if was_taken_away; then

@@ -662,6 +662,40 @@ def test_keep_running_begins_again_when_taken_away_in_the_install(bench):
     assert bench.trained(0)
 
 
+def test_keep_running_begins_again_when_taken_away_before_it_is_ready(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
+    process = bench.start("--yes", "keep_running")
+
+    def is_requested():
+        with bench.cloud.state() as state:
+            return state["requests"]
+
+    wait_for(is_requested)
+    bench.cloud.preempt("my-tpu")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "my-tpu was taken away (request SUSPENDED, TPU NONE)" in output
+    assert len(words(bench, "queued-resources")) == 3 and bench.trained(0)
+
+
+def test_keep_running_begins_again_when_taken_away_before_hosts_let_us_in(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.cloud.set_faults({"on": "--command=true", "do": "preempt", "name": "my-tpu"})
+    assert "trained: " in bench.run("--yes", "keep_running")
+    assert len(words(bench, "queued-resources")) == 3
+
+
+def test_keep_running_ends_where_nothing_is_given(bench):
+    bench.make_data()
+    fault = {"on": "queued-resources create", "do": "refuse", "message": "There is no capacity"}
+    bench.cloud.set_faults(fault)
+    assert "no free v4-16 now" in bench.run("--yes", "keep_running", status=1)
+    assert len(words(bench, "queued-resources")) == 2  # create, delete
+
+
 # --dry_run.
 
 
