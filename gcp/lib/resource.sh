@@ -57,15 +57,17 @@ create() {
     sleep "$POLL_SECONDS"
     look
   done
+  # It would be waited for in vain, and what is on its hosts may be wanted.
+  [ "$NODE" != STOPPED ] || die "$NAME is there, but stopped: start it by" \
+    "$(quoted "${tpu_vm[@]}" start "$NAME" "${place[@]}"), or gcp/tpu delete it first"
   if is_gone; then
-    say "what is left of $NAME is dead (request $REQUEST, TPU $NODE): deleting it"
+    say "what is left of $NAME is dead (request $REQUEST, TPU $NODE)"
+    confirm "Delete what is left of it and create it?"
     delete_request
-    REQUEST=NONE
-  fi
-  if [ "$REQUEST" = NONE ]; then
+    request
+  elif [ "$REQUEST" = NONE ]; then
     confirm "Create it?"
     request
-    say "if you end this script now, the request stays in the queue: gcp/tpu delete withdraws it"
   fi
   [ -n "$dry_run" ] || wait_until_active
 }
@@ -74,7 +76,7 @@ create() {
 is_gone() {
   case $REQUEST in
     SUSPENDING | SUSPENDED | FAILED) return 0 ;;
-    ACTIVE) [[ $NODE == @(NONE|PREEMPTED|TERMINATED|STOPPED|DELETING) ]] ;;
+    ACTIVE) [[ $NODE == @(NONE|PREEMPTED|TERMINATED|DELETING) ]] ;;
     *) return 1 ;;
   esac
 }
@@ -89,6 +91,7 @@ request() {
     cat "$scratch/error" >&2
     die "Google Cloud refuses $NAME: $(advice < "$scratch/error")"
   }
+  say "if you end this script now, the request stays in the queue: gcp/tpu delete withdraws it"
 }
 
 # What to do about an error on standard input.

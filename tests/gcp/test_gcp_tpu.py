@@ -218,6 +218,20 @@ def test_a_tpu_of_that_name_made_otherwise(created):
     assert "choose another NAME" in created.refused("--yes", "create")
 
 
+def test_nothing_dead_is_deleted_without_a_yes(created):
+    created.cloud.preempt("my-tpu")
+    output = created.refused("create")
+    assert "is dead (request SUSPENDED, TPU NONE)" in output and "add --yes" in output
+    assert "is ready" in created.run("--yes", "create")
+
+
+def test_what_was_stopped_is_not_dead(created):
+    with created.cloud.state() as state:
+        state["nodes"]["my-tpu"]["state"] = "STOPPED"
+    output = created.refused("--yes", "create")
+    assert "start it by gcloud compute tpus tpu-vm start my-tpu" in output
+
+
 def test_another_type_under_the_same_name(created):
     created.settings["ACCELERATOR_TYPE"] = "v4-8"
     assert "my-tpu is there as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
