@@ -46,6 +46,7 @@ check_ours() {
 
 create() {
   show_cost
+  need_flagfiles
   need_buckets
   look
   check_ours

@@ -15,7 +15,7 @@ find_hosts() {
 
 install() {
   local stamp answer worker dead=()
-  command -v git > /dev/null || die "git tells which files to send, but is not installed"
+  need_flagfiles
   need_tpu
   find_hosts
   list_files > "$scratch/files"
@@ -44,10 +44,26 @@ imagenet_fast/gcp/host/install.sh $STACK $(quoted "$stamp")" && return
     "does not help, gcp/tpu delete and create"
 }
 
-# The files of this checkout, as they are now; without what git ignores.
+# Ends the script if install would not send a flagfile: better now than when the TPU costs money.
+need_flagfiles() {
+  local flag file files=("$RECIPE")
+  command -v git > /dev/null || die "git tells which files to send, but is not installed"
+  for flag in ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}; do
+    # Those from / are the hosts' own.
+    [[ $flag != ?(-)-flagfile=[!/]* || $flag == *=gs://* ]] || files+=("${flag#*=}")
+  done
+  for file in "${files[@]}"; do
+    [ -f "$root/$file" ] || die "TRAIN_FLAGS name $file, but there is no such file here"
+    [ -n "$(list_files "$file" 2> /dev/null)" ] || die "$file is there, but git ignores it or it" \
+      "lies outside, so the hosts would not get it: copy it to flags/"
+  done
+}
+
+# list_files [FILE...]: the files of this checkout, as they are now; without what git ignores.
 list_files() {
   local file
-  (cd "$root" && git -c core.quotePath=off ls-files --cached --others --exclude-standard) |
+  (cd "$root" &&
+    git -c core.quotePath=off ls-files --cached --others --exclude-standard -- "$@") |
     while IFS= read -r file; do
       [ ! -f "$root/$file" ] || printf '%s\n' "$file"
     done

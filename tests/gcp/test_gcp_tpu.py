@@ -85,6 +85,29 @@ def test_a_wrong_setting(bench, name, value, told):
     assert bench.cloud.calls() == []
 
 
+@pytest.mark.parametrize("place", ["runs/best.flags", "../best.flags"])
+def test_a_flagfile_that_would_not_be_sent(bench, tmp_path, place):
+    bench.make_data()
+    shutil.copytree(bench.checkout, tmp_path / "mine" / "checkout")
+    bench.checkout = tmp_path / "mine" / "checkout"
+    (bench.checkout / "runs").mkdir()
+    (bench.checkout / place).touch()
+    told = f"{place} is there, but git ignores it or it lies outside, so the hosts would not get it"
+    bench.settings["TRAIN_FLAGS"] = f"(--seed=3 --flagfile={place})"
+    assert told in bench.refused("--yes", "create")
+    bench.settings.update(RECIPE=place, TRAIN_FLAGS="()")
+    assert told in bench.refused("--yes", "create")
+
+
+def test_flagfiles_that_the_hosts_have(bench):
+    bench.make_data()
+    flags = "(--flagfile=./flags/digits.flags --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
+    bench.settings["TRAIN_FLAGS"] = flags
+    assert "add --yes" in bench.refused("create")
+    bench.settings["TRAIN_FLAGS"] = "(--flagfile=flags/digit.flags)"
+    assert "name flags/digit.flags, but there is no such file" in bench.refused("create")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
