@@ -227,6 +227,15 @@ def test_a_missing_bucket_is_told_before_anything_costs(bench):
     )
 
 
+def test_a_missing_bucket_that_copy_data_does_not_make(bench):
+    bench.settings["DATA_DIR"] = "/mnt/digits"
+    output = bench.refused("--yes", "create")
+    (line,) = [line for line in output.splitlines() if "there is no bucket" in line]
+    command = shlex.split(line.partition("gs://my-bucket: ")[2])
+    bench.cloud.run(command[1:])
+    assert "is ready" in bench.run("--yes", "create")
+
+
 def test_a_name_that_somebody_else_has(created):
     with created.cloud.state() as state:
         state["account"] = "john@example.com"
