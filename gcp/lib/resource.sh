@@ -10,14 +10,15 @@ show_cost() {
   fi
 }
 
-# look: sets REQUEST (the queued resource's state, NONE if there is none), OWNER, FOUND_TYPE, and
-# NODE (the TPU's own state, likewise).
+# look: sets REQUEST (the queued resource's state, NONE if there is none), OWNER, FOUND_TYPE,
+# FOUND_IMAGE, and NODE (the TPU's own state, likewise).
 look() {
-  local answer
+  local answer fields=state.state
   local node='tpu.nodeSpec[0].node'
+  fields+=",$node.labels.imagenet_fast,$node.acceleratorType,$node.runtimeVersion"
   answer=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" \
-    "--format=value[separator=\"|\"](state.state,$node.labels.imagenet_fast,$node.acceleratorType)")
-  IFS='|' read -r REQUEST OWNER FOUND_TYPE <<< "${answer:-NONE}"
+    "--format=value[separator=\"|\"]($fields)")
+  IFS='|' read -r REQUEST OWNER FOUND_TYPE FOUND_IMAGE <<< "${answer:-NONE}"
   NODE=$(ask "" "${tpu_vm[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
   NODE=${NODE:-NONE}
 }
@@ -44,16 +45,24 @@ check_ours() {
     "${OWNER:-somebody else}'s, not $own's: choose another NAME"
 }
 
+# Ends the script if the TPU, or what is left of it, is not as the settings have it.
+check_kind() {
+  [ "$REQUEST" != NONE ] || return 0
+  local way="gcp/tpu delete it first, or choose another NAME"
+  [ "$FOUND_TYPE" = "$ACCELERATOR_TYPE" ] ||
+    die "$NAME is there as $FOUND_TYPE, but ACCELERATOR_TYPE is $ACCELERATOR_TYPE: $way"
+  [ "$FOUND_IMAGE" = "$IMAGE" ] ||
+    die "$NAME is there with the software $FOUND_IMAGE, but STRATEGY=$STRATEGY and" \
+      "RUNTIME_VERSION=${RUNTIME_VERSION-} need $IMAGE: $way"
+}
+
 create() {
   show_cost
   need_flagfiles
   need_buckets
   look
   check_ours
-  if [ "$REQUEST" != NONE ] && [ "$FOUND_TYPE" != "$ACCELERATOR_TYPE" ]; then
-    die "$NAME is there as $FOUND_TYPE, but ACCELERATOR_TYPE is $ACCELERATOR_TYPE:" \
-      "gcp/tpu delete it first, or choose another NAME"
-  fi
+  check_kind
   while [[ $REQUEST == @(SUSPENDING|DELETING) ]]; do
     sleep "$POLL_SECONDS"
     look

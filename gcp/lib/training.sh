@@ -17,6 +17,7 @@ install() {
   local stamp answer worker dead=()
   need_flagfiles
   need_tpu
+  [ -n "$dry_run" ] || check_kind
   find_hosts
   list_files > "$scratch/files"
   stamp="$STACK $( (cd "$root" && cat "$scratch/files" &&

@@ -101,7 +101,9 @@ def test_a_flagfile_that_would_not_be_sent(bench, tmp_path, place):
 
 def test_flagfiles_that_the_hosts_have(bench):
     bench.make_data()
-    flags = "(--flagfile=./flags/digits.flags --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
+    flags = (
+        "(--flagfile=./flags/digits.flags --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
+    )
     bench.settings["TRAIN_FLAGS"] = flags
     assert "add --yes" in bench.refused("create")
     bench.settings["TRAIN_FLAGS"] = "(--flagfile=flags/digit.flags)"
@@ -269,6 +271,14 @@ def test_another_type_under_the_same_name(created):
     assert "my-tpu is there as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
         "--yes", "create"
     )
+
+
+def test_other_software_under_the_same_name(created):
+    created.settings["STRATEGY"] = "tpu"
+    for command in ("create", "install"):
+        output = created.refused("--yes", command)
+        assert "there with the software tpu-ubuntu2204-base, but STRATEGY=tpu" in output
+        assert "need tpu-vm-tf-2.17.0-pod-pjrt" in output
 
 
 def test_a_zone_without_quota(bench):
@@ -478,6 +488,18 @@ def test_install_again_does_nothing_until_a_file_changes(ready, tmp_path):
         assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
 
 
+def test_another_stack_gets_an_environment_of_its_own(bench):
+    bench.make_data()
+    bench.settings["ACCELERATOR_TYPE"] = "v4-8"
+    bench.run("--yes", "create")
+    venv = bench.cloud.host("my-tpu", 0) / "imagenet_fast_venv"
+    for strategy, name in (("multi_worker", "tensorflow"), ("tpu", "tensorflow_tpu")):
+        bench.settings["STRATEGY"] = strategy
+        bench.run("install")
+        (found,) = (venv / "site").glob("tensorflow*.dist-info")
+        assert found.name.startswith(f"{name}-")
+
+
 def test_nothing_is_installed_under_a_running_training(ready, tmp_path):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
@@ -567,16 +589,17 @@ def test_each_host_is_a_worker(ready):
         assert f"PWD={ready.cloud.host('my-tpu', worker)}/imagenet_fast" in lines
 
 
-def test_one_host_drives_a_whole_slice(ready):
-    ready.settings["STRATEGY"] = "tpu"
-    ready.run("install")
-    ready.run("train")
-    lines = ready.trained(0)
+def test_one_host_drives_a_whole_slice(bench):
+    bench.use_trainer()
+    bench.make_data()
+    for command in ("create", "install", "train"):
+        bench.run("--yes", command)
+    lines = bench.trained(0)
     assert "--strategy=tpu" in lines
     assert "TPU_NAME=my-tpu" in lines and "TPU_LOAD_LIBRARY=0" in lines
     assert not [line for line in lines if line.startswith("TF_CONFIG=")]
-    assert ready.trained(1) is None
-    site = ready.cloud.host("my-tpu", 1) / "imagenet_fast_venv" / "site"
+    assert bench.trained(1) is None
+    site = bench.cloud.host("my-tpu", 1) / "imagenet_fast_venv" / "site"
     assert (site / "tensorflow_tpu-2.17.0.dist-info").is_dir()
     assert (site / "openssl_before_tensorflow.pth").exists()
 
