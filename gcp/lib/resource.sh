@@ -59,6 +59,7 @@ check_kind() {
 create() {
   show_cost
   need_flagfiles
+  need_ssh_key
   need_buckets
   look
   check_ours
@@ -80,6 +81,16 @@ create() {
     request
   fi
   [ -n "$dry_run" ] || wait_until_active
+}
+
+# Ends the script if an ssh-agent lacks gcloud's key: gcloud copies to several hosts only by a key
+# that the agent holds. Where there is no agent, or an empty one, it only warns.
+need_ssh_key() {
+  local key=$HOME/.ssh/google_compute_engine fingerprint
+  [ "$HOSTS_KIND" = pod ] && [ -f "$key" ] && ssh-add -l > "$scratch/keys" 2> /dev/null || return 0
+  fingerprint=$(ssh-keygen -lf "$key" | awk '{print $2}') || return 0
+  grep -qF "$fingerprint" "$scratch/keys" ||
+    die "the ssh-agent lacks the key by which gcloud copies to the hosts: ssh-add $(quoted "$key")"
 }
 
 # Whether the TPU was taken away, or was never given.

@@ -356,6 +356,27 @@ def test_what_is_not_allowed(bench, message):
     assert message in output and "your account lacks a role" in output
 
 
+def test_an_agent_without_gclouds_key(bench, tmp_path, monkeypatch):
+    bench.make_data()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    key = tmp_path / ".ssh" / "google_compute_engine"
+    for file in (key, tmp_path / "other"):
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", file], check=True)
+    program = bench.folder / "bin" / "ssh-add"
+    # An agent that holds one key: this says which.
+    for held in (key, tmp_path / "other"):
+        program.write_text(f"#!/bin/bash\n[ $1 = -l ] && ssh-keygen -lf {held}\n")
+        program.chmod(0o755)
+        output = bench.refused("create")
+        assert ("add --yes" in output) == (held == key)
+    assert (
+        f"the ssh-agent lacks the key by which gcloud copies to the hosts: ssh-add {key}" in output
+    )
+    bench.settings["ACCELERATOR_TYPE"] = "v4-8"
+    assert "add --yes" in bench.refused("create")
+
+
 def test_no_account(bench):
     bench.make_data()
     with bench.cloud.state() as state:
