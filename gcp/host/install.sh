@@ -5,6 +5,7 @@
 #
 # STAMP is written to ~/imagenet_fast.installed when all is done.
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "$0")/../.."
 stack=gcp/stacks/$1.txt stamp=$2 venv=$HOME/imagenet_fast_venv
 
