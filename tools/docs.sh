@@ -5,6 +5,7 @@
 #
 # Installs what it needs into .venv. A warning, such as a link to what is not there, is an error.
 set -euo pipefail
+unset CDPATH
 output=${1:-$(dirname "$0")/../docs/_build}
 mkdir -p "$output"
 output=$(realpath "$output")

@@ -6,6 +6,7 @@
 # Does nothing if that was done before and setup.cfg has not changed since. PYTHON names the
 # interpreter (default: python3).
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "$0")/.."
 venv=$1 extras=${2-}
 

@@ -8,6 +8,7 @@
 # images with it. Uses Fashion-MNIST where Debian's package dataset-fashion-mnist has put it, else
 # scikit-learn's digits. Run again, it goes on where it stopped.
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "$0")/.."
 
 fashion_mnist=/usr/share/datasets/fashion-mnist

@@ -6,6 +6,7 @@
 #                                                computes with TensorFlow
 #   tools/test.sh compile [PYTEST-ARGUMENT ...]  jax and libtpu: training steps for TPUs
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "$0")/.."
 
 export TF_CPP_MIN_LOG_LEVEL=2

@@ -5,6 +5,7 @@
 #
 # STAMP is written to ~/imagenet_fast.installed when all is done.
 set -euo pipefail
+unset CDPATH
 cd "$(dirname "$0")/../.."
 stack=gcp/stacks/$1.txt stamp=$2 venv=$HOME/imagenet_fast_venv
 
@@ -15,7 +16,12 @@ if ! python3 -c 'import ensurepip' 2>/dev/null; then
   sudo apt-get -o DPkg::Lock::Timeout=600 -qq update
   sudo apt-get -o DPkg::Lock::Timeout=600 -qq -y install python3-venv
 fi
-[ -x "$venv/bin/python" ] || python3 -m venv "$venv"
+# Stacks have other packages with the same files, such as tensorflow and tensorflow-tpu.
+if [ ! -x "$venv/bin/python" ] || [ "$(cat "$venv.stack" 2> /dev/null)" != "$1" ]; then
+  rm -f "$venv.stack"
+  python3 -m venv --clear "$venv"
+  printf '%s\n' "$1" > "$venv.stack"
+fi
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 
 # tf_keras asks for plain tensorflow, which would overwrite tensorflow-tpu: nothing brings what it

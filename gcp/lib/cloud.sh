@@ -36,11 +36,11 @@ ask() {
     printf '%s' "$default"
   elif answer=$("$@" 2> "$scratch/error" < /dev/null); then
     printf '%s' "$answer"
-  elif grep -qiE '403|denied' "$scratch/error"; then
+  elif ! grep -qE 'NOT_FOUND|was not found|not found: 404|matched no objects' "$scratch/error"; then
     cat "$scratch/error" >&2
-    die "not allowed: it is somebody else's, or your account lacks a role; the command was: $*"
-  elif ! grep -qiE 'NOT_FOUND|not found|404|matched no objects' "$scratch/error"; then
-    cat "$scratch/error" >&2
+    # Errors repeat the names of projects and TPUs, which may hold any word or number.
+    ! grep -qE "PERMISSION_DENIED|HTTPError 403|Permission '.*' denied" "$scratch/error" ||
+      die "not allowed: it is somebody else's, or your account lacks a role; the command was: $*"
     die "that was the answer to: $*"
   fi
 }

@@ -10,14 +10,15 @@ show_cost() {
   fi
 }
 
-# look: sets REQUEST (the queued resource's state, NONE if there is none), OWNER, FOUND_TYPE, and
-# NODE (the TPU's own state, likewise).
+# look: sets REQUEST (the queued resource's state, NONE if there is none), OWNER, FOUND_TYPE,
+# FOUND_IMAGE, and NODE (the TPU's own state, likewise).
 look() {
-  local answer
+  local answer fields=state.state
   local node='tpu.nodeSpec[0].node'
+  fields+=",$node.labels.imagenet_fast,$node.acceleratorType,$node.runtimeVersion"
   answer=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" \
-    "--format=value[separator=\"|\"](state.state,$node.labels.imagenet_fast,$node.acceleratorType)")
-  IFS='|' read -r REQUEST OWNER FOUND_TYPE <<< "${answer:-NONE}"
+    "--format=value[separator=\"|\"]($fields)")
+  IFS='|' read -r REQUEST OWNER FOUND_TYPE FOUND_IMAGE <<< "${answer:-NONE}"
   NODE=$(ask "" "${tpu_vm[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
   NODE=${NODE:-NONE}
 }
@@ -44,37 +45,59 @@ check_ours() {
     "${OWNER:-somebody else}'s, not $own's: choose another NAME"
 }
 
+# Ends the script if the TPU, or what is left of it, is not as the settings have it.
+check_kind() {
+  [ "$REQUEST" != NONE ] || return 0
+  local way="gcp/tpu delete it first, or choose another NAME"
+  [ "$FOUND_TYPE" = "$ACCELERATOR_TYPE" ] ||
+    die "$NAME is there as $FOUND_TYPE, but ACCELERATOR_TYPE is $ACCELERATOR_TYPE: $way"
+  [ "$FOUND_IMAGE" = "$IMAGE" ] ||
+    die "$NAME is there with the software $FOUND_IMAGE, but STRATEGY=$STRATEGY and" \
+      "RUNTIME_VERSION=${RUNTIME_VERSION-} need $IMAGE: $way"
+}
+
 create() {
   show_cost
+  need_flagfiles
+  need_ssh_key
   need_buckets
   look
   check_ours
-  if [ "$REQUEST" != NONE ] && [ "$FOUND_TYPE" != "$ACCELERATOR_TYPE" ]; then
-    die "$NAME is there as $FOUND_TYPE, but ACCELERATOR_TYPE is $ACCELERATOR_TYPE:" \
-      "gcp/tpu delete it first, or choose another NAME"
-  fi
+  check_kind
   while [[ $REQUEST == @(SUSPENDING|DELETING) ]]; do
     sleep "$POLL_SECONDS"
     look
   done
+  # It would be waited for in vain, and what is on its hosts may be wanted.
+  [ "$NODE" != STOPPED ] || die "$NAME is there, but stopped: start it by" \
+    "$(quoted "${tpu_vm[@]}" start "$NAME" "${place[@]}"), or gcp/tpu delete it first"
   if is_gone; then
-    say "what is left of $NAME is dead (request $REQUEST, TPU $NODE): deleting it"
+    say "what is left of $NAME is dead (request $REQUEST, TPU $NODE)"
+    confirm "Delete what is left of it and create it?"
     delete_request
-    REQUEST=NONE
-  fi
-  if [ "$REQUEST" = NONE ]; then
+    request
+  elif [ "$REQUEST" = NONE ]; then
     confirm "Create it?"
     request
-    say "if you end this script now, the request stays in the queue: gcp/tpu delete withdraws it"
   fi
   [ -n "$dry_run" ] || wait_until_active
+}
+
+# Ends the script if an ssh-agent lacks gcloud's key: gcloud copies to several hosts only by a key
+# that the agent holds. Where there is no agent, or an empty one, it only warns.
+need_ssh_key() {
+  local key=$HOME/.ssh/google_compute_engine fingerprint
+  [ "$HOSTS_KIND" = pod ] && [ -f "$key" ] && ssh-add -l > "$scratch/keys" 2> /dev/null || return 0
+  fingerprint=$(ssh-keygen -lf "$key" | awk '{print $2}') || return 0
+  grep -qF "$fingerprint" "$scratch/keys" ||
+    die "the ssh-agent lacks the key by which gcloud copies to the hosts: ssh-add $(quoted "$key")"
 }
 
 # Whether the TPU was taken away, or was never given.
 is_gone() {
   case $REQUEST in
     SUSPENDING | SUSPENDED | FAILED) return 0 ;;
-    ACTIVE) [[ $NODE == @(NONE|PREEMPTED|TERMINATED|STOPPED|DELETING) ]] ;;
+    ACTIVE) [[ $NODE == @(NONE|PREEMPTED|TERMINATED|DELETING) ]] ;;
     *) return 1 ;;
   esac
 }
@@ -89,6 +112,7 @@ request() {
     cat "$scratch/error" >&2
     die "Google Cloud refuses $NAME: $(advice < "$scratch/error")"
   }
+  say "if you end this script now, the request stays in the queue: gcp/tpu delete withdraws it"
 }
 
 # What to do about an error on standard input.
@@ -113,12 +137,15 @@ wait_until_active() {
   while :; do
     look
     [ "$REQUEST $NODE" != "ACTIVE READY" ] || break
-    if is_gone; then
+    if [ "$REQUEST" = FAILED ]; then
       reason=$(ask "" "${requests[@]}" describe "$NAME" "${place[@]}" '--format=value(state)')
       say "$reason"
       delete_request
       die "$NAME was not given (request $REQUEST, TPU $NODE): $(advice <<< "$reason")"
-    elif [ $((SECONDS - began)) -ge $((WAIT_MINUTES * 60)) ]; then
+    elif [ "$REQUEST" != SUSPENDING ] && is_gone; then
+      end_as_taken_away
+    # What is just being taken away cannot be deleted: that takes a little while.
+    elif [ "$REQUEST" != SUSPENDING ] && [ $((SECONDS - began)) -ge $((WAIT_MINUTES * 60)) ]; then
       delete_request
       die "no $ACCELERATOR_TYPE in $WAIT_MINUTES minutes; the request is withdrawn:" \
         "$(advice <<< capacity)"
@@ -132,6 +159,13 @@ wait_until_active() {
   wait_until_reachable
 }
 
+# Ends the script with a status of its own, by which keep_running knows that it may go on.
+taken_away=3
+end_as_taken_away() {
+  (die "$NAME was taken away (request $REQUEST, TPU $NODE): gcp/tpu create asks for it again") ||
+    exit "$taken_away"
+}
+
 # Hosts take a while to know who may come in.
 wait_until_reachable() {
   for _ in {1..20}; do
@@ -142,6 +176,8 @@ wait_until_reachable() {
     sleep "$POLL_SECONDS"
   done
   cat "$scratch/error" >&2
+  look
+  ! is_gone || end_as_taken_away
   die "the hosts of $NAME do not let us in: does the network allow ssh (port 22)?"
 }
 

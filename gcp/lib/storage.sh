@@ -28,8 +28,18 @@ need_buckets() {
   name_buckets
   for bucket in ${BUCKETS[@]+"${BUCKETS[@]}"}; do
     found=$(find_bucket "$bucket")
-    [ -n "$found$dry_run" ] || die "there is no bucket $bucket: gcp/tpu copy_data makes it"
+    [ -n "$found$dry_run" ] || die "there is no bucket $bucket: $(way_to_make "$bucket")"
   done
+}
+
+# copy_data refuses where DATA_DIR is a path.
+way_to_make() { # BUCKET
+  if [[ $DATA_DIR == gs://* ]]; then
+    echo "gcp/tpu copy_data makes it"
+  else
+    creation "$1"
+    quoted "${creation[@]}"
+  fi
 }
 
 copy_data() {
@@ -57,10 +67,16 @@ copy_data() {
   run gcloud storage rsync "$LOCAL_DATA" "$DATA_DIR" --recursive "--project=$PROJECT"
 }
 
-create_bucket() {
+# Sets creation, the command that makes a bucket.
+creation() { # BUCKET
   # In the TPU's region: reading from there costs nothing.
-  run gcloud storage buckets create "$1" "--project=$PROJECT" "--location=${ZONE%-*}" \
-    --uniform-bucket-level-access 2> "$scratch/error" || {
+  creation=(gcloud storage buckets create "$1" "--project=$PROJECT" "--location=${ZONE%-*}"
+    --uniform-bucket-level-access)
+}
+
+create_bucket() {
+  creation "$1"
+  run "${creation[@]}" 2> "$scratch/error" || {
     cat "$scratch/error" >&2
     die "cannot create $1: a bucket's name is taken for the whole world, and somebody else may" \
       "have it; choose another in DATA_DIR and RUNS_DIR"

@@ -15,8 +15,9 @@ find_hosts() {
 
 install() {
   local stamp answer worker dead=()
-  command -v git > /dev/null || die "git tells which files to send, but is not installed"
+  need_flagfiles
   need_tpu
+  [ -n "$dry_run" ] || check_kind
   find_hosts
   list_files > "$scratch/files"
   stamp="$STACK $( (cd "$root" && cat "$scratch/files" &&
@@ -44,10 +45,26 @@ imagenet_fast/gcp/host/install.sh $STACK $(quoted "$stamp")" && return
     "does not help, gcp/tpu delete and create"
 }
 
-# The files of this checkout, as they are now; without what git ignores.
+# Ends the script if install would not send a flagfile: better now than when the TPU costs money.
+need_flagfiles() {
+  local flag file files=("$RECIPE")
+  command -v git > /dev/null || die "git tells which files to send, but is not installed"
+  for flag in ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}; do
+    # Those from / are the hosts' own.
+    [[ $flag != ?(-)-flagfile=[!/]* || $flag == *=gs://* ]] || files+=("${flag#*=}")
+  done
+  for file in "${files[@]}"; do
+    [ -f "$root/$file" ] || die "TRAIN_FLAGS name $file, but there is no such file here"
+    [ -n "$(list_files "$file" 2> /dev/null)" ] || die "$file is there, but git ignores it or it" \
+      "lies outside, so the hosts would not get it: copy it to flags/"
+  done
+}
+
+# list_files [FILE...]: the files of this checkout, as they are now; without what git ignores.
 list_files() {
   local file
-  (cd "$root" && git -c core.quotePath=off ls-files --cached --others --exclude-standard) |
+  (cd "$root" &&
+    git -c core.quotePath=off ls-files --cached --others --exclude-standard -- "$@") |
     while IFS= read -r file; do
       [ ! -f "$root/$file" ] || printf '%s\n' "$file"
     done
@@ -82,10 +99,14 @@ start() {
 train() {
   start
   until logs 0; do
-    [ "$(answered_status)" = running ] ||
-      die "training did not end well; the same command goes on from the last checkpoint; if the" \
-        "TPU was taken away, gcp/tpu create and install first, or let gcp/tpu keep_running do all"
-    say "the connection was lost, but training runs on"
+    case $(answered_status) in
+      running) say "the connection was lost, but training runs on" ;;
+      # While the connection was away.
+      'ended 0') break ;;
+      *) die "training did not end well; the same command goes on from the last checkpoint; if" \
+        "the TPU was taken away, gcp/tpu create and install first, or let gcp/tpu keep_running do" \
+        "all" ;;
+    esac
     sleep "$POLL_SECONDS"
   done
   [ -n "$dry_run" ] ||
@@ -116,13 +137,16 @@ stop() {
 
 # Creates, installs and trains to the end, again after each preemption.
 keep_running() {
-  local again=0
+  local again=0 status
   [ -n "$yes$dry_run" ] || show_cost
   confirm "Create $NAME, again whenever it is taken away, and train until $RUN has ended?"
   while :; do
-    step create || exit 1
-    if step install && step train; then
-      return
+    status=0
+    step create || status=$?
+    if [ "$status" = 0 ]; then
+      if step install && step train; then return; fi
+    elif [ "$status" != "$taken_away" ]; then
+      exit "$status"
     fi
     again=$((again + 1))
     if was_taken_away; then

@@ -10,9 +10,9 @@ state in the folder ``FAKE_GCLOUD``:
 * ``buckets/``: gs://, as folders
 
 ``ssh --command`` runs the command in the host's folder, in an environment of its own, where
-``python3 -m venv`` makes an environment that points at this interpreter, and its pip records what
-it is asked for instead of installing it. Processes on hosts carry ``FAKE_HOST`` in their
-environment, by which they are found and killed when their TPU is preempted or deleted.
+``python3 -m venv --clear`` makes an environment that points at this interpreter, and its pip
+records what it is asked for instead of installing it. Processes on hosts carry ``FAKE_HOST`` in
+their environment, by which they are found and killed when their TPU is preempted or deleted.
 """
 
 from __future__ import annotations
@@ -436,7 +436,7 @@ def _text(value) -> str:
 # Hosts.
 
 _PYTHON3 = f"""#!/bin/bash
-if [ "$1 $2" = "-m venv" ]; then exec {sys.executable} {THIS_FILE} venv "$3"; fi
+if [ "$1 $2 $3" = "-m venv --clear" ]; then exec {sys.executable} {THIS_FILE} venv "$4"; fi
 exec {sys.executable} "$@"
 """
 
@@ -499,8 +499,9 @@ def _kill(hosts: pathlib.Path) -> None:
 
 
 def make_venv(folder: str) -> int:
-    """``python3 -m venv``: an environment that points at this interpreter."""
+    """``python3 -m venv --clear``: an environment that points at this interpreter."""
     path = pathlib.Path(folder)
+    shutil.rmtree(path, ignore_errors=True)
     (path / "bin").mkdir(parents=True)
     (path / "site").mkdir()
     _write_program(path / "bin" / "python", _VENV_PYTHON)
@@ -564,6 +565,8 @@ def main(arguments: list[str]) -> int:
         return pip(arguments[1], arguments[2:])
     if arguments[:1] == ["watch"]:
         return watch(int(arguments[1]), arguments[2])
+    # gcloud's way to end at Ctrl-C, though what it runs on hosts goes on.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(255))
     try:
         return Cloud(os.environ["FAKE_GCLOUD"]).run(arguments)
     except GcloudError as failure:

@@ -1,5 +1,6 @@
 """The manifest for Kubernetes and the batch script for Slurm name the workers rightly."""
 
+import configparser
 import os
 import pathlib
 import subprocess
@@ -82,6 +83,25 @@ def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     assert "--flagfile=flags/facebook_1h_8k.flags" in arguments.split()
     recipe = next(word for word in arguments.split() if "flagfile" in word).partition("=")[2]
     assert (ROOT / recipe).exists()
+
+
+def test_the_image_holds_the_package_and_no_more():
+    lines = (ROOT / "gcp" / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in lines if not line.startswith("#")]
+    assert rules[0] == "*"
+    held = {rule[1:] for rule in rules if rule.startswith("!")}
+    build = {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"}
+    assert held == {"flags", "imagenet_fast"} | build
+    assert all((ROOT / name).exists() for name in held)
+    metadata = configparser.ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    named = metadata["metadata"]["long_description"].removeprefix("file: ")
+    assert {named, metadata["metadata"]["license_files"]} <= build
+
+
+def test_the_image_finds_the_driver_where_gke_mounts_it():
+    lines = (ROOT / "gcp" / "Dockerfile").read_text().splitlines()
+    assert "ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64" in lines
 
 
 def test_slurm_tasks_find_each_other(environment):

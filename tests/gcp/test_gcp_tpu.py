@@ -85,6 +85,31 @@ def test_a_wrong_setting(bench, name, value, told):
     assert bench.cloud.calls() == []
 
 
+@pytest.mark.parametrize("place", ["runs/best.flags", "../best.flags"])
+def test_a_flagfile_that_would_not_be_sent(bench, tmp_path, place):
+    bench.make_data()
+    shutil.copytree(bench.checkout, tmp_path / "mine" / "checkout")
+    bench.checkout = tmp_path / "mine" / "checkout"
+    (bench.checkout / "runs").mkdir()
+    (bench.checkout / place).touch()
+    told = f"{place} is there, but git ignores it or it lies outside, so the hosts would not get it"
+    bench.settings["TRAIN_FLAGS"] = f"(--seed=3 --flagfile={place})"
+    assert told in bench.refused("--yes", "create")
+    bench.settings.update(RECIPE=place, TRAIN_FLAGS="()")
+    assert told in bench.refused("--yes", "create")
+
+
+def test_flagfiles_that_the_hosts_have(bench):
+    bench.make_data()
+    flags = (
+        "(--flagfile=./flags/digits.flags --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
+    )
+    bench.settings["TRAIN_FLAGS"] = flags
+    assert "add --yes" in bench.refused("create")
+    bench.settings["TRAIN_FLAGS"] = "(--flagfile=flags/digit.flags)"
+    assert "name flags/digit.flags, but there is no such file" in bench.refused("create")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -204,6 +229,15 @@ def test_a_missing_bucket_is_told_before_anything_costs(bench):
     )
 
 
+def test_a_missing_bucket_that_copy_data_does_not_make(bench):
+    bench.settings["DATA_DIR"] = "/mnt/digits"
+    output = bench.refused("--yes", "create")
+    (line,) = [line for line in output.splitlines() if "there is no bucket" in line]
+    command = shlex.split(line.partition("gs://my-bucket: ")[2])
+    bench.cloud.run(command[1:])
+    assert "is ready" in bench.run("--yes", "create")
+
+
 def test_a_name_that_somebody_else_has(created):
     with created.cloud.state() as state:
         state["account"] = "john@example.com"
@@ -218,11 +252,33 @@ def test_a_tpu_of_that_name_made_otherwise(created):
     assert "choose another NAME" in created.refused("--yes", "create")
 
 
+def test_nothing_dead_is_deleted_without_a_yes(created):
+    created.cloud.preempt("my-tpu")
+    output = created.refused("create")
+    assert "is dead (request SUSPENDED, TPU NONE)" in output and "add --yes" in output
+    assert "is ready" in created.run("--yes", "create")
+
+
+def test_what_was_stopped_is_not_dead(created):
+    with created.cloud.state() as state:
+        state["nodes"]["my-tpu"]["state"] = "STOPPED"
+    output = created.refused("--yes", "create")
+    assert "start it by gcloud compute tpus tpu-vm start my-tpu" in output
+
+
 def test_another_type_under_the_same_name(created):
     created.settings["ACCELERATOR_TYPE"] = "v4-8"
     assert "my-tpu is there as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
         "--yes", "create"
     )
+
+
+def test_other_software_under_the_same_name(created):
+    created.settings["STRATEGY"] = "tpu"
+    for command in ("create", "install"):
+        output = created.refused("--yes", command)
+        assert "there with the software tpu-ubuntu2204-base, but STRATEGY=tpu" in output
+        assert "need tpu-vm-tf-2.17.0-pod-pjrt" in output
 
 
 def test_a_zone_without_quota(bench):
@@ -272,6 +328,53 @@ def test_hosts_that_let_nobody_in_at_first(bench):
     bench.cloud.set_faults({**fault, "times": 99})
     output = bench.run("--yes", "create", status=1)
     assert "Permission denied" in output and "do not let us in" in output
+
+
+def test_a_project_whose_name_holds_the_number_of_an_error(bench):
+    bench.make_data()
+    bench.settings["PROJECT"] = "my-project-403512"
+    assert "is ready" in bench.run("--yes", "create")
+    bench.settings["PROJECT"] = "my-project-404112"
+    message = "UNAVAILABLE: projects/my-project-404112 cannot be reached"
+    bench.cloud.set_faults({"on": "queued-resources describe", "do": "fail", "message": message})
+    output = bench.refused("--yes", "delete")
+    assert message in output and "there is no my-tpu" not in output
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "PERMISSION_DENIED: Permission 'tpu.queuedResources.get' denied on 'projects/my-project'",
+        "[jane] does not have permission to access b instance [my-bucket] (or it may not exist): "
+        "Permission 'storage.buckets.get' denied on resource (or it may not exist).",
+    ],
+)
+def test_what_is_not_allowed(bench, message):
+    bench.make_data()
+    bench.cloud.set_faults({"on": " describe ", "do": "fail", "message": message})
+    output = bench.refused("--yes", "create")
+    assert message in output and "your account lacks a role" in output
+
+
+def test_an_agent_without_gclouds_key(bench, tmp_path, monkeypatch):
+    bench.make_data()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    key = tmp_path / ".ssh" / "google_compute_engine"
+    for file in (key, tmp_path / "other"):
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", file], check=True)
+    program = bench.folder / "bin" / "ssh-add"
+    # An agent that holds one key: this says which.
+    for held in (key, tmp_path / "other"):
+        program.write_text(f"#!/bin/bash\n[ $1 = -l ] && ssh-keygen -lf {held}\n")
+        program.chmod(0o755)
+        output = bench.refused("create")
+        assert ("add --yes" in output) == (held == key)
+    assert (
+        f"the ssh-agent lacks the key by which gcloud copies to the hosts: ssh-add {key}" in output
+    )
+    bench.settings["ACCELERATOR_TYPE"] = "v4-8"
+    assert "add --yes" in bench.refused("create")
 
 
 def test_no_account(bench):
@@ -406,6 +509,18 @@ def test_install_again_does_nothing_until_a_file_changes(ready, tmp_path):
         assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
 
 
+def test_another_stack_gets_an_environment_of_its_own(bench):
+    bench.make_data()
+    bench.settings["ACCELERATOR_TYPE"] = "v4-8"
+    bench.run("--yes", "create")
+    venv = bench.cloud.host("my-tpu", 0) / "imagenet_fast_venv"
+    for strategy, name in (("multi_worker", "tensorflow"), ("tpu", "tensorflow_tpu")):
+        bench.settings["STRATEGY"] = strategy
+        bench.run("install")
+        (found,) = (venv / "site").glob("tensorflow*.dist-info")
+        assert found.name.startswith(f"{name}-")
+
+
 def test_nothing_is_installed_under_a_running_training(ready, tmp_path):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
@@ -495,16 +610,17 @@ def test_each_host_is_a_worker(ready):
         assert f"PWD={ready.cloud.host('my-tpu', worker)}/imagenet_fast" in lines
 
 
-def test_one_host_drives_a_whole_slice(ready):
-    ready.settings["STRATEGY"] = "tpu"
-    ready.run("install")
-    ready.run("train")
-    lines = ready.trained(0)
+def test_one_host_drives_a_whole_slice(bench):
+    bench.use_trainer()
+    bench.make_data()
+    for command in ("create", "install", "train"):
+        bench.run("--yes", command)
+    lines = bench.trained(0)
     assert "--strategy=tpu" in lines
     assert "TPU_NAME=my-tpu" in lines and "TPU_LOAD_LIBRARY=0" in lines
     assert not [line for line in lines if line.startswith("TF_CONFIG=")]
-    assert ready.trained(1) is None
-    site = ready.cloud.host("my-tpu", 1) / "imagenet_fast_venv" / "site"
+    assert bench.trained(1) is None
+    site = bench.cloud.host("my-tpu", 1) / "imagenet_fast_venv" / "site"
     assert (site / "tensorflow_tpu-2.17.0.dist-info").is_dir()
     assert (site / "openssl_before_tensorflow.pth").exists()
 
@@ -556,6 +672,25 @@ def test_a_lost_connection_is_made_again(ready):
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert "training runs on" in output and "trained: " in output
+
+
+def test_training_that_ends_while_the_connection_is_away(ready):
+    fault = {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
+    ready.cloud.set_faults({**fault, "times": 999})
+    assert "trained: " in ready.run("train")
+
+
+@pytest.mark.parametrize("command", ["train", "keep_running"])
+def test_an_interruption_leaves_training_running(ready, command, tmp_path):
+    (ready.cloud.folder / "hold").touch()
+    # A file: what runs on the host still has it open.
+    with (tmp_path / "output").open("w") as output:
+        process = ready.start("--yes", command, output=output)
+    wait_for(lambda: "training on" in (tmp_path / "output").read_text())
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=20) == 130
+    assert "the connection was lost" not in (tmp_path / "output").read_text()
+    assert "stopped on t1v-my-tpu-w-0" in ready.run("stop")
 
 
 def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
@@ -615,6 +750,40 @@ def test_keep_running_begins_again_when_taken_away_in_the_install(bench):
     assert "was taken away: creating it again" in output
     assert len(words(bench, "queued-resources")) == 3  # create, delete, create
     assert bench.trained(0)
+
+
+def test_keep_running_begins_again_when_taken_away_before_it_is_ready(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
+    process = bench.start("--yes", "keep_running")
+
+    def is_requested():
+        with bench.cloud.state() as state:
+            return state["requests"]
+
+    wait_for(is_requested)
+    bench.cloud.preempt("my-tpu")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "my-tpu was taken away (request SUSPENDED, TPU NONE)" in output
+    assert len(words(bench, "queued-resources")) == 3 and bench.trained(0)
+
+
+def test_keep_running_begins_again_when_taken_away_before_hosts_let_us_in(bench):
+    bench.use_trainer()
+    bench.make_data()
+    bench.cloud.set_faults({"on": "--command=true", "do": "preempt", "name": "my-tpu"})
+    assert "trained: " in bench.run("--yes", "keep_running")
+    assert len(words(bench, "queued-resources")) == 3
+
+
+def test_keep_running_ends_where_nothing_is_given(bench):
+    bench.make_data()
+    fault = {"on": "queued-resources create", "do": "refuse", "message": "There is no capacity"}
+    bench.cloud.set_faults(fault)
+    assert "no free v4-16 now" in bench.run("--yes", "keep_running", status=1)
+    assert len(words(bench, "queued-resources")) == 2  # create, delete
 
 
 # --dry_run.

@@ -51,6 +51,33 @@ def test_extras_are_installed_once(install, extras, told):
     assert install(".venv", *extras) is None
 
 
+SCRIPTS = (
+    *("tools/install.sh", "tools/test.sh", "tools/quickstart.sh", "tools/docs.sh"),
+    *(".ci/run", "gcp/tpu", "gcp/host/install.sh"),
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_find_their_own_folder_whatever_cdpath_says(tmp_path, script):
+    # All that is between its first command and where it has found the folder.
+    head, found, _ = (ROOT / script).read_text().partition('cd "$(dirname "$0")/..')
+    assert found
+    own, other = tmp_path / "own" / script, tmp_path / "other" / script
+    own.parent.mkdir(parents=True)
+    other.parent.mkdir(parents=True)
+    up = "/.." * script.count("/")
+    own.write_text(f'{head.rpartition(chr(10))[0]}\ncd "$(dirname "$0"){up}" && pwd\n')
+    finished = subprocess.run(
+        ["bash", script, "argument"],
+        cwd=tmp_path / "own",
+        env={**os.environ, "CDPATH": str(tmp_path / "other")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert finished.stdout == f"{tmp_path / 'own'}\n"
+
+
 def test_more_extras_are_added(install):
     install(".venv")
     assert install(".venv", "digits")[-1] == ".[digits]"

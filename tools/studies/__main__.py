@@ -7,7 +7,8 @@
     python tools/studies jpeg_decoding --data_dir=data/fashion_jpegs
 
 When it was interrupted, the same command goes on. --report trains nothing. Each study has a log in
-benchmarks/, beside its pictures, and its tables in a page of docs/.
+benchmarks/, beside its pictures, and its tables in a page of docs/. With another --log, pictures
+and page are written beside that, and those of this repository stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Sequence
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from study import log, runner
+from study import log, page, runner
 from study.settings import SEEDS, Experiment
 
 from imagenet_fast.errors import UserError, nearest
@@ -55,7 +56,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument(
-        "--log", type=pathlib.Path, help="default: benchmarks/STUDY/runs.jsonl in this repository"
+        "--log",
+        type=pathlib.Path,
+        help="pictures and page go beside it (default: benchmarks/STUDY/runs.jsonl in this "
+        "repository, with the page in docs/)",
     )
     return parser.parse_args(arguments)
 
@@ -63,7 +67,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Trains and reports; returns 0, 2 after an error of the user's, 130 after an interruption."""
     given = parse(arguments)
-    path = given.log or ROOT / "benchmarks" / given.study / "runs.jsonl"
+    own = ROOT / "benchmarks" / given.study / "runs.jsonl"
+    path = given.log or own
+    pages = page.DOCS if path.resolve() == own.resolve() else path.parent
     try:
         if min(given.seeds, given.jobs) < 1:
             raise UserError("seeds and jobs must be positive")
@@ -73,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
             runs = runner.missing(_experiments(given.study, given.only), given.seeds, path)
             runner.train(runs, STUDIES[given.study], given.data_dir, path, given.jobs)
         report = importlib.import_module(f"{given.study}.report")
-        report.write_report(log.read(path), path.parent)
+        report.write_report(log.read(path), path.parent, pages)
         return 0
     except UserError as error:
         print(f"{given.study}: error: {error}", file=sys.stderr)

@@ -215,3 +215,15 @@ def test_mistakes(tmp_path, run_python, arguments, message):
     finished = run_python([STUDIES, "large_batch", log, *arguments], check=False, fresh=True)
     assert finished.returncode == 2
     assert message in finished.stderr
+
+
+def test_another_log_leaves_the_page_of_the_docs_alone(tmp_path, run_python):
+    kept = ROOT / "docs" / report.PAGE
+    text = kept.read_text()
+    lines = (ROOT / "benchmarks" / "large_batch" / "runs.jsonl").read_text().splitlines()
+    other = tmp_path / "runs.jsonl"
+    other.write_text("\n".join(lines[:-1]) + "\n")
+    run_python([STUDIES, "large_batch", "--report", f"--log={other}"], fresh=True)
+    assert kept.read_text() == text
+    written = (tmp_path / report.PAGE).read_text()
+    assert written == report.filled_page(text, log.read(other)) != text

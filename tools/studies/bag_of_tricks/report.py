@@ -34,15 +34,17 @@ _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
 Times = Mapping[Config, float]
 
 
-def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None:
-    """Writes the picture into ``directory`` and the tables into the page.
+def write_report(
+    records: Mapping[Key, Record], directory: pathlib.Path, pages: pathlib.Path
+) -> None:
+    """Writes the picture into ``directory`` and the page with its tables into ``pages``.
 
     Raises:
       UserError: if they cannot be written, or the page lacks a table's place.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (9, 4))})
     times = read_step_times(directory)
-    page.rewrite(PAGE, lambda text: filled_page(text, records, times))
+    page.rewrite(PAGE, lambda text: filled_page(text, records, times), pages)
 
 
 def read_step_times(directory: pathlib.Path) -> Times:

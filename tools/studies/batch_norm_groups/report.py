@@ -22,14 +22,16 @@ from imagenet_fast.files import write_results
 PAGE, PICTURE = "batch_norm_groups.md", "groups.svg"
 
 
-def write_report(records: Mapping[Key, Record], directory: pathlib.Path) -> None:
-    """Writes the picture into ``directory`` and the table into the page.
+def write_report(
+    records: Mapping[Key, Record], directory: pathlib.Path, pages: pathlib.Path
+) -> None:
+    """Writes the picture into ``directory`` and the page with its table into ``pages``.
 
     Raises:
       UserError: if they cannot be written, or the page lacks the table's place.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (6, 4))})
-    page.rewrite(PAGE, lambda text: filled_page(text, records))
+    page.rewrite(PAGE, lambda text: filled_page(text, records), pages)
 
 
 def filled_page(text: str, records: Mapping[Key, Record]) -> str:

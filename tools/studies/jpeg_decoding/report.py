@@ -20,14 +20,14 @@ PAGE, PART, PICTURE = "input_pipeline.md", "jpeg_decoding", "options.svg"
 Records = Mapping[Key, Record]
 
 
-def write_report(records: Records, directory: pathlib.Path) -> None:
-    """Writes the picture into ``directory`` and the table into the page.
+def write_report(records: Records, directory: pathlib.Path, pages: pathlib.Path) -> None:
+    """Writes the picture into ``directory`` and the page with its table into ``pages``.
 
     Raises:
       UserError: if they cannot be written, or the page lacks the table's place.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (7, 2.8))})
-    page.rewrite(PAGE, lambda text: filled_page(text, records))
+    page.rewrite(PAGE, lambda text: filled_page(text, records), pages)
 
 
 def filled_page(text: str, records: Records) -> str:

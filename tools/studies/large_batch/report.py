@@ -34,8 +34,8 @@ _CURVES = (
 )
 
 
-def write_report(records: Records, directory: pathlib.Path) -> None:
-    """Writes the pictures into ``directory`` and the tables into the page.
+def write_report(records: Records, directory: pathlib.Path, pages: pathlib.Path) -> None:
+    """Writes the pictures into ``directory`` and the page with its tables into ``pages``.
 
     Raises:
       UserError: if they cannot be written, or the page lacks a table's place.
@@ -44,7 +44,7 @@ def write_report(records: Records, directory: pathlib.Path) -> None:
         directory,
         {SCALING_PICTURE: scaling_picture(records), POOL5_PICTURE: pool5_picture(records)},
     )
-    page.rewrite(PAGE, lambda text: filled_page(text, records))
+    page.rewrite(PAGE, lambda text: filled_page(text, records), pages)
 
 
 def filled_page(text: str, records: Records) -> str:

@@ -9,16 +9,21 @@ from collections.abc import Callable, Mapping
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_results
 
-_DOCS = pathlib.Path(__file__).parents[3] / "docs"
+DOCS = pathlib.Path(__file__).parents[3] / "docs"
 
 
-def rewrite(name: str, filled: Callable[[str], str]) -> None:
+def rewrite(name: str, filled: Callable[[str], str], directory: pathlib.Path) -> None:
     """Makes a page of ``docs/`` anew from its own text.
+
+    Args:
+      name: the page's file.
+      filled: returns the new text of the old one.
+      directory: where to write it: ``DOCS``, or elsewhere.
 
     Raises:
       UserError: if it cannot be written, or ``filled`` finds no place for something.
     """
-    write_results(_DOCS, {name: filled((_DOCS / name).read_text(encoding="utf-8"))})
+    write_results(directory, {name: filled((DOCS / name).read_text(encoding="utf-8"))})
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:
