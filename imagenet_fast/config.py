@@ -539,7 +539,8 @@ class Config:
     )
     weight_decay: float = _option(
         1e-4,
-        "share of the weights that is added to their gradients (L2)",
+        "share of the weights that is added to their gradients (L2) in sgd, lars and, but for "
+        "filters, muon; else the optimizer's own weight_decay, as adamw's",
         group="optimization",
         check=_not_negative,
         must="not be negative",
@@ -575,8 +576,8 @@ class Config:
     )
     rate_in_momentum: str = _option(
         "auto",
-        "where sgd and lars multiply by the rate; yes: before the momentum (MLPerf's scaled "
-        "momentum); no: after it; auto: lars before, sgd after",
+        "where sgd, lars and muon multiply by the rate; yes: before the momentum (MLPerf's scaled "
+        "momentum); no: after it; auto: lars before, the others after",
         group="optimization",
         choices=("auto", "yes", "no"),
     )

@@ -75,8 +75,8 @@ class Result:
       case: what.
       way: how; its algorithm is the one that was used, not ``auto``.
       times: of each sum.
-      sent_bytes: that each worker sent in a sum, by the counters of its network interfaces; None:
-        there are none.
+      sent_bytes: that each worker sent in a sum, by the counters of its network interfaces, with
+        half of what a meeting of the workers sends; None: there are none.
       predicted_seconds: by the cost model; None: the network was not described, or the model does
         not have the algorithm.
     """
@@ -154,18 +154,22 @@ def compare_all_reduce(
             calls = [_summing(strategy, own, tensors) for own in sums]
             taken: list[list[tuple[float, float]]] = [[] for _ in ways]
             sent = [0.0 for _ in ways]
+            wait_for_all(strategy)
             for turn in range(warmup + repeats):
                 bar.set_description(f"{case.name}, {'warm-up' if turn < warmup else 'timing'}")
                 for i, call in enumerate(calls):
-                    wait_for_all(strategy)
+                    before = _sent()
                     # Workers come out of the meeting at different times; after one sum they are
                     # as far apart as sums of this kind leave them, as in training.
                     call()
-                    before, start, cpu_start = _sent(), time.perf_counter(), time.process_time()
+                    start, cpu_start = time.perf_counter(), time.process_time()
                     call()
                     taken[i].append((time.perf_counter() - start, time.process_time() - cpu_start))
+                    # What a worker sends leaves it when another asks for it, which may be after
+                    # its own sum: only when all have met has it sent both sums.
+                    wait_for_all(strategy)
                     if turn >= warmup:
-                        sent[i] += (_sent() or 0) - (before or 0)
+                        sent[i] += ((_sent() or 0) - (before or 0)) / 2
                     bar.update()
             for asked, own, times, total in zip(ways, sums, taken, sent):
                 way = dataclasses.replace(asked, algorithm=own.algorithm)

@@ -22,13 +22,13 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
       strategy: of the workers, all of which must come here.
       groups: of its replicas.
     """
-    # Where pipelines meet. TensorFlow binds a group to the devices that meet in it first: the place
-    # is one that sums of gradients do not have.
-    on_cpu = tf.device("CPU:0") if isinstance(strategy, PipelineStrategy) else None
+    pipelines = isinstance(strategy, PipelineStrategy)
 
     def own() -> tf.Tensor:
         replica = this_replica()
-        with on_cpu or contextlib.nullcontext():
+        with tf.device("CPU:0") if pipelines else contextlib.nullcontext():  # where those meet
+            # TensorFlow binds a group to the devices that meet in it first: the place is one that
+            # sums of gradients do not have.
             meet = Communicator(groups.of(replica), replica, place=-1)
             members = meet.all_gather(tf.constant([replica], tf.float32), "ranks")
             return tf.distribute.get_replica_context().all_gather(members[tf.newaxis], axis=0)

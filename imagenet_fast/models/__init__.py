@@ -1,9 +1,9 @@
 """Image classifiers: Keras models that turn normalised images into float32 logits.
 
-``build`` makes a model by name; ``MODELS`` is the table of names. The functions behind it,
-``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``, ``resnet9.resnet9``,
-``airbench.airbench`` and ``amoebanet.amoebanet``, can be called directly. The last layer of each
-model that has weights is dense and called ``logits``; ``features`` is what feeds it.
+``build`` makes a model by name, ``load`` reads one that was saved; ``MODELS`` is the table of
+names. The functions behind it, ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``,
+``resnet9.resnet9``, ``airbench.airbench`` and ``amoebanet.amoebanet``, can be called directly. The
+last layer of each model that has weights is dense and called ``logits``; ``features`` is what feeds it.
 
 TensorFlow is imported when the table is first read, not when this package is: flags are checked
 against ``names.MODEL_NAMES`` without it.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.errors import UserError, nearest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     MODELS: dict[str, Callable[..., keras.Model]]
 
-__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "option_names"]
+__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "load", "option_names"]
 
 
 def build(
@@ -69,6 +70,28 @@ def build(
                 )
             )
     return models[name](num_classes, input_shape, **options)
+
+
+def load(path: str | os.PathLike[str]) -> keras.Model:
+    """Reads a model that its ``save`` wrote to a ``.keras`` file, uncompiled.
+
+    It is ``keras.models.load_model``, which by itself does not know the layers of this package.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: if it cannot be read.
+    """
+    import tf_keras as keras
+
+    import imagenet_fast.layers  # noqa: F401
+
+    _models()
+    try:
+        return keras.models.load_model(path, compile=False)
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"cannot read a model from {os.fspath(path)}: {error}") from error
 
 
 def features(network: keras.Model) -> Any:

@@ -333,11 +333,19 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
         kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[kind] for role in roles]
     clip_norm = config.clip_norm or None
+    if config.batch_table and config.optimizer != "lars":
+        warnings.warn(
+            f"the rates of batch_table={config.batch_table} are for lars, not for "
+            f"{config.optimizer}",
+            stacklevel=2,
+        )
     if config.optimizer not in OWN:
-        if config.bias_rate_factor != 1:
-            raise UserError(
-                f"bias_rate_factor is for sgd, lars and muon, not for {config.optimizer}"
-            )
+        for name, given in (
+            ("bias_rate_factor", config.bias_rate_factor != 1),
+            ("rate_in_momentum", config.rate_in_momentum != "auto"),
+        ):
+            if given:
+                raise UserError(f"{name} is for sgd, lars and muon, not for {config.optimizer}")
         return make_optimizer(
             config.optimizer,
             schedule,

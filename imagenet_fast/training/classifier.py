@@ -266,6 +266,16 @@ class Classifier(keras.Model):
         """Returns what the pipeline takes."""
         return self.get_layer("normalize")(images)
 
+    def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``save``, of the network alone: its layers and weights, from pixels to logits.
+
+        ``models.load`` reads a ``.keras`` file, as a plain Keras model. The training step is
+        ``build_model``'s; a run that is to go on needs the checkpoints of ``train``.
+        """
+        with self.distribute_strategy.scope():
+            network = keras.Model(self.inputs, self.outputs, name=self.name)
+        network.save(filepath, *args, **kwargs)
+
     @property
     def metrics(self) -> list[Any]:
         """What Keras knows of the numbers that a step returns, which are of all images so far.

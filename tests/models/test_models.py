@@ -162,3 +162,34 @@ def test_model_survives_its_config(name, shape, options):
     again.set_weights(model.get_weights())
     images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")
     np.testing.assert_allclose(again(images), model(images), rtol=1e-5, atol=1e-7)
+
+
+def test_a_process_that_has_made_none_reads_saved_models(tmp_path, run_python):
+    image = np.random.default_rng(0).normal(size=(64, 64, 3)).astype("float32")
+    np.save(tmp_path / "image.npy", image)
+    expected = []
+    for number, (name, shape, options) in enumerate(SMALL):
+        model = models.build(name, 7, shape, **options)
+        model.save(tmp_path / f"{number}.keras")
+        expected.append(model(image[None, : shape[0], : shape[1]]).numpy())
+    program = f"""
+import numpy as np
+from imagenet_fast import models
+image = np.load("image.npy")
+logits = []
+for number in range({len(SMALL)}):
+    model = models.load(f"{{number}}.keras")
+    height, width, _ = model.input_shape[1:]
+    logits.append(model(image[None, :height, :width]).numpy())
+np.save("logits.npy", logits)
+"""
+    program = f"import os; os.chdir({str(tmp_path)!r})" + program
+    run_python(["-c", program])
+    np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_no_model_in_a_file(tmp_path):
+    (tmp_path / "text.keras").write_text("not a model")
+    for name in ("text.keras", "none.keras"):
+        with pytest.raises(UserError, match=f"cannot read a model from .*{name}: "):
+            models.load(tmp_path / name)

@@ -345,6 +345,14 @@ def test_small_batches_are_warned_of(batch, warned):
     assert any("lars is meant for batches of 2000" in str(w.message) for w in caught) == warned
 
 
+@pytest.mark.parametrize(("optimizer", "warned"), [("sgd", True), ("lars", False)])
+def test_rates_for_lars_in_another_optimizer_are_warned_of(optimizer, warned):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build_model(RUN.replace(batch_size=4096, batch_table="mlperf", optimizer=optimizer))
+    assert any("batch_table=mlperf are for lars, not" in str(w.message) for w in caught) == warned
+
+
 @pytest.mark.parametrize(
     ("model", "weights", "excluded_share"),
     [("resnet50", 25_502_912, None), ("alexnet_bn", None, 0.0002)],

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 from small_config import SMALL
 
-from imagenet_fast import Config, UserError, build_model
+from imagenet_fast import Config, UserError, build_model, models
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training.build import build_classifier, build_schedule
 
@@ -188,6 +188,7 @@ def test_needs_data():
     [
         ({"optimizer": "adm"}, "adm"),
         ({"optimizer": "adam", "bias_rate_factor": 2.0}, "bias_rate_factor is for"),
+        ({"optimizer": "adam", "rate_in_momentum": "no"}, "rate_in_momentum is for sgd, lars and"),
         ({"fusion_segments": "1000"}, "1000"),
         ({"whitening": False, "initial_weights": "nowhere"}, "initial_weights: nowhere is neither"),
     ],
@@ -251,3 +252,13 @@ def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
         assert factor == (3.0 if name.endswith(("bias", "beta")) else 1.0)
     others = build_model(SMALL.replace(**{**options, "optimizer": "sgd"})).optimizer.rate_factors
     assert set(others) == {1.0, 3.0}
+
+
+def test_a_saved_model_is_its_network(tmp_path):
+    model = build_model(SMALL.replace(precision="mixed_bfloat16", optimizer="lars"))
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    network = models.load(tmp_path / "model.keras")
+    assert network.optimizer is None
+    images = np.random.default_rng(0).integers(0, 256, (2, *model.input_shape[1:]), np.uint8)
+    np.testing.assert_array_equal(network(images), model(images))
