@@ -3,7 +3,8 @@
 ``build`` makes a model by name, ``load`` reads one that was saved; ``MODELS`` is the table of
 names. The functions behind it, ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``,
 ``resnet9.resnet9``, ``airbench.airbench`` and ``amoebanet.amoebanet``, can be called directly. The
-last layer of each model that has weights is dense and called ``logits``; ``features`` is what feeds it.
+last layer of each model that has weights is dense and called ``logits``; ``features`` is what feeds
+it.
 
 TensorFlow is imported when the table is first read, not when this package is: flags are checked
 against ``names.MODEL_NAMES`` without it.

@@ -108,6 +108,7 @@ def build_model(
         model.steps_per_epoch = steps_per_epoch(info, config)
         updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
         model.epochs = max(1, round(updates / model.steps_per_epoch))
+        model.total_steps = updates
         if config.lookahead_every:
             model.look_ahead(config.lookahead_decay, config.lookahead_every, updates)
         model.compile(optimizer=build_optimizer(config, model))

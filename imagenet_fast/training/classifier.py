@@ -63,6 +63,8 @@ class Classifier(keras.Model):
     Attributes:
       steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
       epochs: what ``fit`` takes where it is not told.
+      total_steps: of the whole recipe; where it is shorter than an epoch, ``fit`` takes these. None:
+        there is no recipe.
       all_reduce: how gradients and metrics are summed over replicas; None: as the strategy does.
       weight_average: the moving average of the weights; None: it keeps none.
       lookahead: slow copies, to which the weights are pulled back; None: they are not.
@@ -97,6 +99,7 @@ class Classifier(keras.Model):
         self.labels = tuple(labels)
         self.steps_per_epoch: int | None = None
         self.epochs = 1
+        self.total_steps: int | None = None
         self.validation_steps: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
@@ -139,6 +142,8 @@ class Classifier(keras.Model):
             kwargs.setdefault("validation_steps", self.validation_steps)
         if steps_per_epoch is None and not _has_an_end(x):
             steps_per_epoch = self.steps_per_epoch
+            if epochs is None and self.total_steps is not None:
+                steps_per_epoch = min(steps_per_epoch, self.total_steps)
         return super().fit(
             x,
             *args,

@@ -164,18 +164,19 @@ def test_training_options_reach_the_classifier():
 
 
 @pytest.mark.parametrize(
-    ("duration", "epochs"),
+    ("duration", "epochs", "steps"),
     [
-        ("3 epochs", 3),
-        ("1 step", 1),
-        ("40036 steps", 1),
-        ("80072 steps", 2),
-        ("2562334 examples", 2),
+        ("3 epochs", 3, 120_108),
+        ("1 step", 1, 1),
+        ("40036 steps", 1, 40_036),
+        ("80072 steps", 2, 80_072),
+        ("2562334 examples", 2, 80_073),
     ],
 )
-def test_epochs_of_a_notebooks_fit(duration, epochs):
+def test_epochs_of_a_notebooks_fit(duration, epochs, steps):
     model = build_model(SMALL.replace(duration=duration))
     assert (model.steps_per_epoch, model.epochs) == (1_281_167 // 32, epochs)
+    assert model.total_steps == steps
 
 
 def test_needs_data():

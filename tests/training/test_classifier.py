@@ -262,6 +262,13 @@ def test_fit_takes_the_recipes_epochs_and_steps():
     assert model.optimizer.iterations.numpy() == 8
 
 
+def test_fit_of_a_recipe_shorter_than_an_epoch():
+    model = classifier()
+    model.steps_per_epoch, model.total_steps = 3, 2
+    assert model.fit(batches(), verbose=0).history["examples"] == [8]
+    assert model.fit(batches(), epochs=1, verbose=0).history["examples"] == [12]
+
+
 def test_fit_without_a_recipe_takes_the_whole_data_set_once():
     model = classifier()
     history = model.fit(IMAGES, LABELS, batch_size=4, verbose=0).history
