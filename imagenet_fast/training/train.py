@@ -250,17 +250,20 @@ class _Run:
         config = self.config
         if not self.chief or not config.mlperf_log:
             return None
-        replicas = self.strategy.num_replicas_in_sync
-        at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
         return MLPerfLog(
             config,
             recorder,
             steps_per_epoch=self.steps_per_epoch,
             train_examples=self.train_examples,
             eval_examples=self._evaluated_examples(),
-            batch_norm_examples=images_together(config.batch_norm_batch_size, at_once, replicas),
+            batch_norm_examples=self._batch_norm_examples(),
             last_step=last_step,
         )
+
+    def _batch_norm_examples(self) -> int:
+        config, replicas = self.config, self.strategy.num_replicas_in_sync
+        at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
+        return images_together(config.batch_norm_batch_size, at_once, replicas)
 
     def _evaluated_examples(self) -> int:
         split = self.info.splits.get("validation")
@@ -293,6 +296,7 @@ class _Run:
             f"x {share}"
             + (f" in {parts} micro-batches" if parts > 1 else "")
             + self._stages()
+            + self._batch_norm()
             + "; "
             f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
             + (f", from step {step}" if step else "")
@@ -305,6 +309,12 @@ class _Run:
             return ""
         balance = [len(stage.blocks) for stage in self.model.pipeline.stages]
         return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
+
+    def _batch_norm(self) -> str:
+        asked, taken = self.config.batch_norm_batch_size, self._batch_norm_examples()
+        if not asked:
+            return ""
+        return f", batch norm of {taken} images" + f" (asked: {asked})" * (asked != taken)
 
     def _nothing_left(self, step: int) -> str:
         target = self.config.stop_at_accuracy

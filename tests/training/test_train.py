@@ -236,6 +236,20 @@ def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
     assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        (0, "batch 32 = 1 x 32; 1 steps of"),
+        (8, "batch 32 = 1 x 32, batch norm of 8 images; 1 steps of"),
+        (64, "batch 32 = 1 x 32, batch norm of 32 images (asked: 64); 1 steps of"),
+    ],
+)
+def test_the_first_line_tells_what_batch_norm_has(config, tmp_path, capsys, images, told):
+    config = config.replace(model_dir=str(tmp_path), duration="1 step", examine=False)
+    train(config.replace(batch_norm_batch_size=images, tensorboard=False))
+    assert told in capsys.readouterr().err
+
+
 def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
     weights, rows = weights_in(config.model_dir), read_rows(config.model_dir)
     kept = {path: path.stat().st_mtime_ns for path in pathlib.Path(config.model_dir).glob("*.npz")}
