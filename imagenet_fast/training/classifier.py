@@ -63,8 +63,8 @@ class Classifier(keras.Model):
     Attributes:
       steps_per_epoch: what ``fit`` takes where it is not told; None: the whole data set.
       epochs: what ``fit`` takes where it is not told.
-      total_steps: of the whole recipe; where it is shorter than an epoch, ``fit`` takes these. None:
-        there is no recipe.
+      total_steps: of the whole recipe, which ``fit`` takes where that is shorter than an epoch;
+        None: there is no recipe.
       all_reduce: how gradients and metrics are summed over replicas; None: as the strategy does.
       weight_average: the moving average of the weights; None: it keeps none.
       lookahead: slow copies, to which the weights are pulled back; None: they are not.

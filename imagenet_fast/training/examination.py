@@ -26,8 +26,9 @@ class Examination:
 
     Attributes:
       step: weight updates that the model has had.
-      confusion: int64 [classes, classes]: images of a true class, the row, by the class that is
-        the model's first answer, the column.
+      confusion: int64 [entries, 3], the confusion matrix without its zeros: a true class, the
+        class that is the model's first answer, and the images of which that holds; in the order of
+        the classes.
       images: uint8 [mistakes, size, size, 3]: of all images with a wrong first answer those with
         the highest loss, the highest first.
       labels: int32 [mistakes], their true classes.
@@ -67,27 +68,27 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
       RuntimeError: if images are missing or were counted twice.
     """
     strategy = model.distribute_strategy
-    # In float32, which counts exactly up to 16.7 million, and which any device can sum.
-    count = np.zeros([info.num_classes, info.num_classes], np.float32)
+    pairs = []  # The label and the answer of each image.
     skipped = np.zeros([], np.float32)
     worst = _Worst(config.image_size)
     model.average_batch_norm_statistics()
     with model.averaged_weights():
         for labels, answers, weights, *mistakes in _results(model, config, info):
             counted = weights > 0
-            np.add.at(count, (labels[counted], answers[counted]), 1)
+            pairs.append(np.stack([labels[counted], answers[counted]], axis=1))
             skipped += np.sum(~counted & (labels >= 0))
             worst.add(*mistakes)
-    count, skipped = _sum_over_workers(strategy, count, skipped)
+    pairs = _of_all_workers(strategy, np.concatenate(pairs))
+    (skipped,) = _sum_over_workers(strategy, skipped)
     check_evaluated(
-        {"examples": count.sum(dtype=np.float64), "skipped": float(skipped)},
-        info.splits["validation"].examples,
+        {"examples": len(pairs), "skipped": float(skipped)}, info.splits["validation"].examples
     )
+    pairs, counts = np.unique(pairs, axis=0, return_counts=True)
     images, facts = worst.of_all_workers(strategy)
     labels, answers, label_probabilities, answer_probabilities, losses = facts.T
     return Examination(
         step=step,
-        confusion=count.astype(np.int64),
+        confusion=np.column_stack([pairs, counts]),
         images=images,
         labels=labels.astype(np.int32),
         answers=answers.astype(np.int32),
@@ -183,6 +184,22 @@ class _Worst:
                 images[place], facts[place] = self._images[index], self._facts[index]
         images, facts = _sum_over_workers(strategy, images, facts)
         return images.astype(np.uint8), facts
+
+
+def _of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
+    """Returns the rows of each worker's integer array, one worker's behind the other's.
+
+    Numbers up to 16.7 million, to which float32 is exact, which any device can sum.
+    """
+    cluster = _cluster(strategy)
+    workers, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
+    counts = np.zeros([workers], np.float32)
+    counts[own] = len(rows)
+    counts = _sum_over_workers(strategy, counts)[0].astype(np.int64)
+    first = counts[:own].sum()
+    everything = np.zeros([counts.sum(), *rows.shape[1:]], np.float32)
+    everything[first : first + len(rows)] = rows
+    return _sum_over_workers(strategy, everything)[0].astype(np.int64)
 
 
 def _worst_first(losses: np.ndarray) -> np.ndarray:

@@ -58,13 +58,14 @@ class Confused(NamedTuple):
 
 def most_confused(examination: Examination, labels: Sequence[str]) -> list[Confused]:
     """Returns the pairs of classes with the most mistakes, these first; at most 15."""
-    mistakes = examination.confusion * (1 - np.eye(len(labels), dtype=np.int64))
-    places = np.argsort(-mistakes, axis=None, kind="stable")[:_PAIRS]
-    sizes = examination.confusion.sum(axis=1)
+    true, answers, images = examination.confusion.T
+    sizes = np.zeros(len(labels), np.int64)
+    np.add.at(sizes, true, images)
+    mistakes = np.flatnonzero(true != answers)
+    first = mistakes[np.argsort(-images[mistakes], kind="stable")[:_PAIRS]]
     return [
-        Confused(labels[row], labels[column], int(mistakes[row, column]), int(sizes[row]))
-        for row, column in zip(*np.unravel_index(places, mistakes.shape))
-        if mistakes[row, column]
+        Confused(labels[label], labels[answer], int(count), int(sizes[label]))
+        for label, answer, count in examination.confusion[first]
     ]
 
 
@@ -141,7 +142,7 @@ def _confusion(confusion: np.ndarray, labels: Sequence[str]) -> Figure:
     The stronger the color, the higher the share; its root for mistakes, which are to be seen.
     """
     classes = len(labels)
-    pooled = _pool(confusion)
+    pooled = _pool(confusion, classes)
     shares = pooled / np.maximum(pooled.sum(axis=1, keepdims=True), 1)
     right = np.eye(len(shares), dtype=bool)
     pixels = np.empty([*shares.shape, 4])
@@ -162,18 +163,17 @@ def _confusion(confusion: np.ndarray, labels: Sequence[str]) -> Figure:
     if classes <= _NAMES:
         _write_names(axes, labels)
     if classes <= _NUMBERS:
-        for (row, column), count in np.ndenumerate(confusion):
-            if count:
-                strong = pixels[row, column, 3] > 0.5
-                axes.text(
-                    column + 0.5,
-                    row + 0.5,
-                    f"{count:,}",
-                    ha="center",
-                    va="center",
-                    size=8,
-                    color="#ffffff" if strong else matplotlib.rcParams["axes.labelcolor"],
-                )
+        for row, column, count in confusion:
+            strong = pixels[row, column, 3] > 0.5
+            axes.text(
+                column + 0.5,
+                row + 0.5,
+                f"{count:,}",
+                ha="center",
+                va="center",
+                size=8,
+                color="#ffffff" if strong else matplotlib.rcParams["axes.labelcolor"],
+            )
     return figure
 
 
@@ -186,10 +186,14 @@ def _write_names(axes: Axes, labels: Sequence[str]) -> None:
     axes.set_yticks(places, names, size=size)
 
 
-def _pool(confusion: np.ndarray) -> np.ndarray:
-    """Returns sums over blocks of neighbouring classes, at most 100 x 100."""
-    starts = np.arange(0, len(confusion), classes_in_a_cell(len(confusion)))
-    return np.add.reduceat(np.add.reduceat(confusion, starts, axis=0), starts, axis=1)
+def _pool(confusion: np.ndarray, classes: int) -> np.ndarray:
+    """Returns the matrix' sums over blocks of neighbouring classes, at most 100 x 100."""
+    size = classes_in_a_cell(classes)
+    cells = -(-classes // size)
+    pooled = np.zeros([cells, cells], np.int64)
+    rows, columns, images = confusion.T
+    np.add.at(pooled, (rows // size, columns // size), images)
+    return pooled
 
 
 def _short(text: str) -> str:

@@ -49,7 +49,7 @@ def input_images(inputs: InputImages, labels: Sequence[str]) -> str:
 
 def confusion_matrix(examination: Examination, labels: Sequence[str]) -> str:
     """Returns a drawing of which classes the model takes for which."""
-    images = int(examination.confusion.sum())
+    images = int(examination.confusion[:, 2].sum())
     title = html.escape(f"confusion matrix of {images} images", quote=True)
     size = classes_in_a_cell(len(labels))
     pooled = f"<span>a cell: {size} x {size} neighbouring classes</span>" if size > 1 else ""

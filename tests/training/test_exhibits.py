@@ -5,6 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
+from confusion_entries import entries
 
 from imagenet_fast.training.examination import Examination
 from imagenet_fast.training.exhibits import (
@@ -31,7 +32,7 @@ def inputs():
 def examination(inputs):
     return Examination(
         step=25,
-        confusion=np.array([[7, 2], [0, 9]]),
+        confusion=entries([[7, 2], [0, 9]]),
         images=inputs.images[:2],
         labels=np.array([0, 0], np.int32),
         answers=np.array([1, 1], np.int32),
@@ -111,7 +112,7 @@ def test_a_model_without_mistakes_and_inputs_that_none_can_read(
     keep_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
     assert len(load_inputs(str(tmp_path)).images) == 0
     perfect = {name: value[:0] for name, value in vars(examination).items() if name != "step"}
-    perfect = Examination(step=3, **{**perfect, "confusion": np.diag([9, 9])})
+    perfect = Examination(step=3, **{**perfect, "confusion": entries(np.diag([9, 9]))})
     keep_examination(str(tmp_path), perfect, LABELS, board)
     assert set(shown(tmp_path, "validation")) == {
         (3, "images/confusion_matrix"),

@@ -1,10 +1,12 @@
 """Pictures, looked at pixel by pixel, and what is written below them."""
 
+import dataclasses
 import io
 import re
 
 import numpy as np
 import pytest
+from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.training import pictures
@@ -25,7 +27,7 @@ BLUE, ORANGE = np.array(pictures._RIGHT) * 255, np.array(pictures._WRONG) * 255
 def examination(confusion, labels=(), answers=()):
     return Examination(
         step=1,
-        confusion=np.asarray(confusion),
+        confusion=entries(confusion),
         images=np.zeros((len(labels), 2, 2, 3), np.uint8),
         labels=np.array(labels, np.int32),
         answers=np.array(answers, np.int32),
@@ -121,10 +123,19 @@ def test_a_thousand_classes_can_be_seen():
     assert len(page) < 60_000
 
 
+def test_more_classes_than_a_matrix_could_have():
+    """Of a million its numbers alone would take 8 TB."""
+    confusion = np.array([[0, 999_999, 3], [999_999, 999_999, 5]])
+    found = dataclasses.replace(examination([[0]]), confusion=confusion)
+    labels = names(1_000_000)
+    assert most_confused(found, labels) == [(labels[0], labels[-1], 3, 3)]
+    assert count_near(pixels(confusion_png(found, labels)), BLUE) >= 16
+
+
 @pytest.mark.parametrize("classes", [3, 100, 101, 1000, 1234])
 def test_pooling_loses_no_image(classes):
     confusion = np.random.default_rng(classes).integers(0, 5, (classes, classes))
-    pooled = pictures._pool(confusion)
+    pooled = pictures._pool(entries(confusion), classes)
     assert pooled.shape == {3: (3, 3), 101: (51, 51), 1234: (95, 95)}.get(classes, (100, 100))
     assert pooled.sum() == confusion.sum()
     if classes <= 100:

@@ -7,6 +7,7 @@ import re
 import matplotlib
 import numpy as np
 import pytest
+from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.config import Config
@@ -281,7 +282,7 @@ def pictures(size=32, mistakes=2):
     inputs = InputImages(images, labels, labels[::-1], np.array([1, 1, 0.25], np.float32))
     examination = Examination(
         step=300,
-        confusion=np.array([[40, 7, 0], [3, 30, 0], [0, 0, 20]]),
+        confusion=entries([[40, 7, 0], [3, 30, 0], [0, 0, 20]]),
         images=images[:mistakes],
         labels=labels[:mistakes],
         answers=labels[1:][:mistakes],
@@ -336,8 +337,8 @@ def test_images_keep_their_pixels(size, kind, distance):
 
 def test_a_model_without_mistakes():
     inputs, examination = pictures(mistakes=0)
-    examination.confusion[:] = np.diag([5, 6, 7])
-    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
+    perfect = {**vars(examination), "confusion": entries(np.diag([5, 6, 7]))}
+    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, Examination(**perfect)))
     assert "No image was taken for one of another class." in page.text
     assert "Worst mistakes" not in page.text
     assert page.tags.count("img") == 3
@@ -358,7 +359,7 @@ def test_each_part_may_be_missing():
 def test_a_thousand_classes_do_not_make_a_huge_page():
     _, examination = pictures()
     confusion = np.random.default_rng(0).integers(0, 3, (1000, 1000))
-    examination = Examination(**{**vars(examination), "confusion": confusion})
+    examination = Examination(**{**vars(examination), "confusion": entries(confusion)})
     labels = [f"n{number:08}" for number in range(1000)]
     text = report.render(SUMMARY, ROWS, CONFIG, labels, None, examination)
     assert len(text) < 200_000
