@@ -71,6 +71,8 @@ class Cluster:
         if self.accelerator.torus:
             divisors = [own for own in range(1, self.chips + 1) if self.chips % own == 0]
             return min(divisors, key=lambda own: abs(math.log(own / math.sqrt(self.chips))))
+        if self.hosts == 1:
+            return self.chips
         return math.gcd(self.chips, self.accelerator.host_chips)
 
     def sum_seconds(self, algorithm: str, size: float, *, exchange: bool = False) -> float:

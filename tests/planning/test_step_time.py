@@ -136,7 +136,8 @@ def test_rows():
     assert Cluster(TPU, 1024).rows == 32
     assert Cluster(TPU, 512).rows in (16, 32)
     assert Cluster(GPU, 64).rows == 8
-    assert Cluster(GPU, 6).rows == 2
+    assert Cluster(GPU, 6).rows == 6
+    assert Cluster(GPU, 12).rows == 4
     assert Cluster(GPU, 20).hosts == 3
     assert Cluster(TPU, 4).replicas == 8
 

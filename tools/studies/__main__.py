@@ -79,7 +79,10 @@ def main(arguments: Sequence[str]) -> int:
             runs = runner.missing(_experiments(given.study, given.only), given.seeds, path)
             runner.train(runs, STUDIES[given.study], given.data_dir, path, given.jobs)
         report = importlib.import_module(f"{given.study}.report")
-        report.write_report(log.read(path), path.parent, pages)
+        records = log.read(path)
+        if not records:
+            raise UserError(f"{path} holds no run: train some first, with --data_dir")
+        report.write_report(records, path.parent, pages)
         return 0
     except UserError as error:
         print(f"{given.study}: error: {error}", file=sys.stderr)

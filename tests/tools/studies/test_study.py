@@ -204,6 +204,7 @@ def test_norms_vanish_in_float16():
     [
         (["--seeds=0"], "seeds and jobs must be positive"),
         ([], "give --data_dir"),
+        (["--report"], "holds no run: train some first"),
         (
             ["--data_dir=x", "--only=scale"],
             "no experiment 'scale'; did you mean 'scaling'?",
