@@ -64,10 +64,7 @@ create() {
   look
   check_ours
   check_kind
-  while [[ $REQUEST == @(SUSPENDING|DELETING) ]]; do
-    sleep "$POLL_SECONDS"
-    look
-  done
+  wait_while_it_goes
   # It would be waited for in vain, and what is on its hosts may be wanted.
   [ "$NODE" != STOPPED ] || die "$NAME is there, but stopped: start it by" \
     "$(quoted "${tpu_vm[@]}" start "$NAME" "${place[@]}"), or gcp/tpu delete it first"
@@ -81,6 +78,14 @@ create() {
     request
   fi
   [ -n "$dry_run" ] || wait_until_active
+}
+
+# What is just being taken away, or deleted, cannot be deleted: that takes a little while.
+wait_while_it_goes() {
+  while [[ $REQUEST == @(SUSPENDING|DELETING) ]]; do
+    sleep "$POLL_SECONDS"
+    look
+  done
 }
 
 # Ends the script if an ssh-agent lacks gcloud's key: gcloud copies to several hosts only by a key
@@ -193,6 +198,7 @@ need_tpu() {
 delete() {
   look
   check_ours
+  wait_while_it_goes
   if [ "$REQUEST" = NONE ] && [ -z "$dry_run" ]; then
     say "there is no $NAME in $ZONE"
   else

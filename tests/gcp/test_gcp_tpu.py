@@ -407,6 +407,13 @@ def test_delete_leaves_nothing_running_and_tells_what_stays(ready):
     assert "there is no my-tpu" in ready.run("--yes", "delete")
 
 
+def test_what_is_being_taken_away_is_deleted_once_it_is_gone(created):
+    created.cloud.preempt("my-tpu")
+    created.run("--yes", "delete")
+    with created.cloud.state() as state:
+        assert state["requests"] == {}
+
+
 # Data.
 
 
