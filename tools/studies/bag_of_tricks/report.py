@@ -1,4 +1,4 @@
-"""Makes the tables and the picture of docs/bag_of_tricks.md from the log."""
+"""Makes the tables and the pictures of docs/bag_of_tricks.md from the log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bag_of_tricks.experiments import (
 from imagenet_fast.config import Config
 from imagenet_fast.files import write_results
 
-PAGE, PICTURE, STEP_TIMES = "bag_of_tricks.md", "epochs.svg", "step_times.json"
+PAGE, STEP_TIMES = "bag_of_tricks.md", "step_times.json"
 _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
 
 # Seconds of an epoch.
@@ -37,12 +37,16 @@ Times = Mapping[Config, float]
 def write_report(
     records: Mapping[Key, Record], directory: pathlib.Path, pages: pathlib.Path
 ) -> None:
-    """Writes the picture into ``directory`` and the page with its tables into ``pages``.
+    """Writes the pictures into ``directory`` and the page with its tables into ``pages``.
 
     Raises:
       UserError: if they cannot be written, or the page lacks a table's place.
     """
-    write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (9, 4))})
+    pictures = {
+        "epochs.svg": drawn(lambda figure: _draw_epochs(figure, records), (6, 4)),
+        "tricks.svg": drawn(lambda figure: _draw_tricks(figure, records), (9, 4)),
+    }
+    write_results(directory, pictures)
     times = read_step_times(directory)
     page.rewrite(PAGE, lambda text: filled_page(text, records, times), pages)
 
@@ -159,34 +163,51 @@ def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
     return tables.markdown(heading, rows)
 
 
-def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
-    """Accuracy against epochs: of all tricks, and of one step after another."""
-    left, right = figure.subplots(1, 2)
+def _draw_epochs(figure: Figure, records: Mapping[Key, Record]) -> None:
+    """The accuracy of all tricks against epochs."""
+    axes = figure.subplots()
     for place, width in enumerate(EPOCHS):
         baseline, *whole = fewer_epochs(width).settings
-        _draw_points(left, whole, records, COLORS[place], f"{FULL}, {width} channels")
+        _draw_points(axes, whole, records, COLORS[place], f"{FULL}, {width} channels")
         found = tables.outcome(baseline, records)
         if found.errors:
             height = 100 * (1 - found.mean)
             label = f"{STEPS[0].name}, {STEPS[0].epochs} epochs, {width} channels"
-            left.axhline(height, color=COLORS[place], linestyle="--", label=label)
-    left.legend(frameon=False, loc="lower right")
-    left.set_title("all tricks in fewer epochs")
+            axes.axhline(height, color=COLORS[place], linestyle="--", label=label)
+    axes.legend(frameon=False, loc="lower right")
+    axes.set_title("all tricks in fewer epochs")
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("top-1 accuracy, percent")
 
-    steps = ladder().settings
-    _draw_points(right, steps, records, COLORS[1], "")
-    for setting in steps:
+
+def _draw_tricks(figure: Figure, records: Mapping[Key, Record]) -> None:
+    """The accuracies of one trick after another, and of all tricks but one."""
+    left, right = figure.subplots(1, 2)
+    steps = {
+        f"{step.name}, {step.epochs} epochs": own for step, own in zip(STEPS, ladder().settings)
+    }
+    _draw_rows(left, steps, records, COLORS[0])
+    left.set_title("one trick after another")
+    first, *others = ablation().settings
+    rows = {FULL: first, **{_taken_away(setting.method): setting for setting in others}}
+    _draw_rows(right, rows, records, COLORS[1])
+    right.set_title(f"all tricks but one, {STEPS[-1].epochs} epochs")
+
+
+def _draw_rows(
+    axes: Axes, rows: Mapping[str, Setting], records: Mapping[Key, Record], color: str
+) -> None:
+    """A row for each setting: its runs, and their mean and standard deviation."""
+    for place, setting in enumerate(rows.values()):
         found = tables.outcome(setting, records)
         if found.errors:
-            place = (setting.config.duration.amount, 100 * (1 - found.mean))
-            right.annotate(
-                setting.method, place, xytext=(5, -9), textcoords="offset points", fontsize=6
-            )
-    right.invert_xaxis()
-    right.set_title("8 channels, trick by trick")
-    for axes in (left, right):
-        axes.set_xlabel("epochs")
-        axes.set_ylabel("top-1 accuracy, percent")
+            runs = [100 * (1 - error) for error in found.errors]
+            axes.plot(runs, [place] * len(runs), ".", color=color, alpha=0.4)
+            mean, deviation = 100 * (1 - found.mean), 100 * found.deviation
+            axes.errorbar(mean, place, xerr=deviation, color=color, marker="o", capsize=3)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("top-1 accuracy, percent")
 
 
 def _draw_points(
