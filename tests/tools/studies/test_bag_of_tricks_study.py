@@ -46,6 +46,17 @@ def test_each_trick_is_one_step_and_can_be_taken_away():
         assert setting.config.duration == whole.duration
 
 
+def test_fewer_epochs_are_of_the_recipes():
+    """And what two experiments show is trained once."""
+    prints = {own.fingerprint for own in experiments.fewer_epochs(8).settings}
+    whole, *others = experiments.ablation().settings
+    (unfrozen,) = (own for own in others if own.method == experiments.FROZEN)
+    assert {whole.fingerprint, unfrozen.fingerprint} < prints
+    (parts,) = (step.undone for step in experiments.STEPS if step.name == experiments.FROZEN)
+    changed = [own.config.differences(whole.config) for own in experiments.frozen_scale().settings]
+    assert changed == [[], *([name] for name in parts)]
+
+
 def test_rates_of_the_steps_are_those_published():
     by_name = {setting.method: setting.config for setting in experiments.ladder().settings}
     peaks = {name: config.learning_rate for name, config in by_name.items()}
@@ -67,6 +78,7 @@ def test_what_tables_show_is_timed_once():
     shown = [setting.config for setting in experiments.ladder().settings]
     for width in experiments.EPOCHS:
         shown.append(experiments.fewer_epochs(width).settings[0].config)
+        shown += [config.replace(width=width) for config in experiments.recipes().values()]
         shown += [own.config.replace(width=width) for own in experiments.precisions().settings]
     assert set(shown) == set(timed)
 

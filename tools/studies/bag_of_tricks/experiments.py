@@ -11,9 +11,13 @@ from study.settings import Experiment, Setting
 from imagenet_fast.config import Config
 
 _BASE = pathlib.Path(__file__).with_name("base.flags")
-FULL = "all tricks"
-# In how many epochs all tricks are trained, by the channels of the first convolution.
-EPOCHS = {8: (4, 6, 8, 10, 12, 14), 16: (6, 8, 10, 12)}
+FULL, FROZEN = "all tricks", "frozen scale"
+UNFROZEN = f"{FULL} but {FROZEN}"
+# In how many epochs these are trained, by the channels of the first convolution.
+EPOCHS = {
+    8: {FULL: (4, 6, 8, 10, 12, 14), UNFROZEN: (8, 10)},
+    16: {FULL: (6, 8, 10, 12), UNFROZEN: (8, 10)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +66,7 @@ STEPS = (
         {"batch_norm_batch_size": 0},
     ),
     Step(
-        "frozen scale",
+        FROZEN,
         17,
         43,
         {
@@ -107,18 +111,28 @@ def ladder() -> Experiment:
     return Experiment("ladder", tuple(settings))
 
 
-def whole_recipe(epochs: int = STEPS[-1].epochs) -> Config:
-    """Returns the configuration with all tricks, in so many epochs."""
-    return scheduled(ladder().settings[-1].config, epochs)
+def whole_recipe() -> Config:
+    """Returns the configuration with all tricks, in the epochs published for them."""
+    return ladder().settings[-1].config
+
+
+def recipes() -> dict[str, Config]:
+    """Returns the configurations that are trained in fewer epochs than the baseline."""
+    whole = whole_recipe()
+    return {FULL: whole, UNFROZEN: whole.replace(**_undone(FROZEN))}
+
+
+def _undone(trick: str) -> dict[str, Any]:
+    (changes,) = (step.undone for step in STEPS if step.name == trick)
+    return changes
 
 
 def fewer_epochs(width: int) -> Experiment:
-    """The baseline, and all tricks in fewer epochs: how many they need for its accuracy."""
-    whole = [Setting(FULL, whole_recipe(epochs)) for epochs in EPOCHS[width]]
-    settings = [
-        Setting(own.method, own.config.replace(width=width))
-        for own in (ladder().settings[0], *whole)
-    ]
+    """The baseline, and the tricks in fewer epochs: how many they need for its accuracy."""
+    settings = [Setting(STEPS[0].name, ladder().settings[0].config.replace(width=width))]
+    for name, config in recipes().items():
+        own = config.replace(width=width)
+        settings += [Setting(name, scheduled(own, epochs)) for epochs in EPOCHS[width][name]]
     return Experiment(f"epochs_{width}", tuple(settings))
 
 
@@ -128,13 +142,13 @@ def timed() -> dict[str, Config]:
     Each configuration has one name: what several tables show is timed once.
     """
     own = {setting.method: setting.config for setting in ladder().settings}
-    baseline = own[STEPS[0].name]
+    shown = {STEPS[0].name: own[STEPS[0].name], **recipes()}
     for width in EPOCHS:
-        whole = whole_recipe().replace(width=width)
-        for name, config in ((STEPS[0].name, baseline.replace(width=width)), (FULL, whole)):
+        for name, config in shown.items():
+            config = config.replace(width=width)
             if config not in own.values():
                 own[f"{name}, {width}"] = config
-        own[f"{FULL}, {width}, float32"] = in_float32(whole)
+        own[f"{FULL}, {width}, float32"] = in_float32(whole_recipe().replace(width=width))
     return own
 
 
@@ -151,6 +165,14 @@ def ablation() -> Experiment:
         if step.undone is not None:
             settings.append(Setting(step.name, whole.replace(**step.undone)))
     return Experiment("ablation", tuple(settings))
+
+
+def frozen_scale() -> Experiment:
+    """All tricks but one part of the one that has four."""
+    whole = whole_recipe()
+    parts = _undone(FROZEN).items()
+    settings = [Setting(f"{name}={value}", whole.replace(**{name: value})) for name, value in parts]
+    return Experiment("frozen_scale", (Setting(FULL, whole), *settings))
 
 
 def precisions() -> Experiment:
@@ -175,4 +197,4 @@ def scheduled(config: Config, epochs: int) -> Config:
     )
 
 
-EXPERIMENTS = (*map(fewer_epochs, EPOCHS), ablation(), precisions(), ladder())
+EXPERIMENTS = (*map(fewer_epochs, EPOCHS), ablation(), frozen_scale(), precisions(), ladder())

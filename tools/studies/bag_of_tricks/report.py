@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from study import page, tables
 from study.log import Key, Record
-from study.settings import Setting
+from study.settings import Experiment, Setting
 from study.style import COLORS, drawn
 
 from bag_of_tricks.experiments import (
@@ -19,10 +19,11 @@ from bag_of_tricks.experiments import (
     STEPS,
     ablation,
     fewer_epochs,
+    frozen_scale,
     ladder,
     precisions,
+    recipes,
     timed,
-    whole_recipe,
 )
 from imagenet_fast.config import Config
 from imagenet_fast.files import write_results
@@ -57,7 +58,9 @@ def read_step_times(directory: pathlib.Path) -> Times:
     if not file.exists():
         return {}
     measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
-    return {config: measured[name]["median"] for name, config in timed().items()}
+    return {
+        config: measured[name]["median"] for name, config in timed().items() if name in measured
+    }
 
 
 def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
@@ -65,7 +68,8 @@ def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
     parts = {
         "ladder": _ladder_table(records, times),
         "epochs": _epochs_table(records, times),
-        "ablation": _ablation_table(records),
+        "ablation": _one_less_table(ablation(), records, _taken_away),
+        "frozen_scale": _one_less_table(frozen_scale(), records, lambda part: f"with `--{part}`"),
         "precisions": _precisions_table(records, times),
     }
     return page.fill(text, parts)
@@ -99,12 +103,13 @@ def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
     first, last = STEPS[0], STEPS[-1]
     rows = []
     for width in EPOCHS:
-        baseline, *whole = fewer_epochs(width).settings
-        base_time = times.get(baseline.config)
-        # Of an epoch, whatever their number.
-        time = times.get(whole_recipe().replace(width=width))
-        for setting, own in ((baseline, base_time), *((setting, time) for setting in whole)):
+        settings = fewer_epochs(width).settings
+        base_time = times.get(settings[0].config)
+        for setting in settings:
             epochs = int(setting.config.duration.amount)
+            # Of an epoch, whatever their number.
+            recipe = recipes().get(setting.method)
+            own = times.get(recipe.replace(width=width)) if recipe else base_time
             share = ""
             if own is not None and base_time is not None:
                 share = f"{epochs * own / (first.epochs * base_time):.2f}"
@@ -135,12 +140,15 @@ def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
     return tables.markdown(heading, rows)
 
 
-def _ablation_table(records: Mapping[Key, Record]) -> str:
-    whole = tables.outcome(ablation().settings[0], records)
+def _one_less_table(
+    experiment: Experiment, records: Mapping[Key, Record], name_of: Callable[[str], str]
+) -> str:
+    """All tricks, and without one thing after another."""
+    whole = tables.outcome(experiment.settings[0], records)
     rows = []
-    for setting in ablation().settings:
+    for setting in experiment.settings:
         found = tables.outcome(setting, records)
-        name = setting.method if setting.method == FULL else _taken_away(setting.method)
+        name = setting.method if setting.method == FULL else name_of(setting.method)
         difference = ""
         if setting.method != FULL and found.errors and whole.errors:
             difference = f"{100 * (whole.mean - found.mean):+.2f}"
@@ -164,18 +172,19 @@ def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
 
 
 def _draw_epochs(figure: Figure, records: Mapping[Key, Record]) -> None:
-    """The accuracy of all tricks against epochs."""
+    """Accuracies against epochs."""
     axes = figure.subplots()
     for place, width in enumerate(EPOCHS):
-        baseline, *whole = fewer_epochs(width).settings
-        _draw_points(axes, whole, records, COLORS[place], f"{FULL}, {width} channels")
+        baseline, *others = fewer_epochs(width).settings
+        for name, line in zip(EPOCHS[width], ("o-", "s:")):
+            own = [setting for setting in others if setting.method == name]
+            _draw_points(axes, own, records, COLORS[place], line, f"{name}, {width} channels")
         found = tables.outcome(baseline, records)
         if found.errors:
             height = 100 * (1 - found.mean)
             label = f"{STEPS[0].name}, {STEPS[0].epochs} epochs, {width} channels"
             axes.axhline(height, color=COLORS[place], linestyle="--", label=label)
     axes.legend(frameon=False, loc="lower right")
-    axes.set_title("all tricks in fewer epochs")
     axes.set_xlabel("epochs")
     axes.set_ylabel("top-1 accuracy, percent")
 
@@ -211,7 +220,12 @@ def _draw_rows(
 
 
 def _draw_points(
-    axes: Axes, settings: Sequence[Setting], records: Mapping[Key, Record], color: str, label: str
+    axes: Axes,
+    settings: Sequence[Setting],
+    records: Mapping[Key, Record],
+    color: str,
+    line: str,
+    label: str,
 ) -> None:
     """Mean and standard deviation of each setting that has been run."""
     found = {
@@ -222,8 +236,8 @@ def _draw_points(
         list(found),
         [100 * (1 - own.mean) for own in found.values()],
         [100 * own.deviation for own in found.values()],
+        fmt=line,
         label=label,
         color=color,
-        marker="o",
         capsize=3,
     )
