@@ -102,8 +102,7 @@ class Forks:
     def close(self):
         """Ends the process, and what it runs."""
         if self._process is not None:
-            with self._process:
-                pass  # Its stdin is closed and its end is waited for.
+            self._process.communicate()  # Closes its stdin, and waits for its end.
             self._process = None
 
 

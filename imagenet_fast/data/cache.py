@@ -114,7 +114,10 @@ def batches_from_memory(
 def _records(
     share: Share, states: _States, threads: int, bad_images: BadImages | None
 ) -> tf.Tensor:
-    """Returns all records of the share's shards, string [records]."""
+    """Returns all records of the share's shards, string [records].
+
+    Those of shards in other states are others: they are read anew.
+    """
 
     def read(*shard: tf.Tensor) -> tf.Tensor:
         return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
@@ -154,6 +157,7 @@ def _images_of(
     threads: int,
     bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
+    """Returns what :func:`images_of` does, with ``states`` as :func:`_records` has them."""
     count = sum(share.counts)
     read = functools.partial(read_records, bad_images=bad_images)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
