@@ -232,6 +232,8 @@ def _draw_points(
         setting.config.duration.amount: tables.outcome(setting, records) for setting in settings
     }
     found = {epochs: own for epochs, own in found.items() if own.errors}
+    if not found:  # A legend would show it.
+        return
     axes.errorbar(
         list(found),
         [100 * (1 - own.mean) for own in found.values()],
