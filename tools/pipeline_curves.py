@@ -30,8 +30,9 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from imagenet_fast import environment
-from imagenet_fast.benchmarks.report import STYLE, svg
+from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.errors import UserError
+from imagenet_fast.figures import svg
 from imagenet_fast.files import write_results
 from imagenet_fast.training.recorder import read_rows
 
@@ -254,7 +255,7 @@ def files(curves: Curves, epochs: int) -> dict[str, str]:
 
 
 def _picture(curves: Curves) -> str:
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(4.6 * len(curves), 3.6), layout="constrained")
         for place, (network, own) in enumerate(curves.items()):
             axes = figure.add_subplot(1, len(curves), place + 1)

@@ -14,7 +14,7 @@ export TF_CPP_MIN_LOG_LEVEL=2
 at_once=(--numprocesses=2 --dist=loadfile)
 if [ "${1-}" = addons ]; then
   shift
-  [ $# -gt 0 ] || set -- tests/{data,distribute,layers,models,optimizers,pipeline_parallel,serving,training}
+  [ $# -gt 0 ] || set -- tests/{data,distribute,layers,models,optimizers,pipeline_parallel,plans,serving,training}
   tools/install.sh .venv-addons test,addons
   .venv-addons/bin/python -m pytest "${at_once[@]}" -m "not slow and not addons" "$@"
   # Apart, because of what importing Addons does to loading models. 5: nothing was selected.

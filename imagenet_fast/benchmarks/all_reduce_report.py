@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.all_reduce import Result, expected_bytes
-from imagenet_fast.benchmarks.report import STYLE, svg
+from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
+from imagenet_fast.figures import svg
 from imagenet_fast.files import write_results
 
 _HEAD = ("ms: median", "min", "max", "to builtin", "model's ms", "MB sent", "by the algorithm")
@@ -129,7 +130,7 @@ def _picture(results: Sequence[Result]) -> str:
     """Draws the median of each way for each case, with its range, and the model's; returns SVG."""
     cases = list(dict.fromkeys(result.case for result in results))
     ways = list(dict.fromkeys(result.way for result in results))
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(STYLE):
         figure = Figure(
             figsize=(1.2 + 2.6 * len(cases), 3.2 + 0.2 * len(ways)), layout="constrained"
         )

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.input_peers import PEERS
-from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.benchmarks.timing import Comparison, Spread
+from imagenet_fast.figures import PLOT_STYLE, svg
 from imagenet_fast.files import write_results
 
 # Whose ways do all that the ways before them do.
@@ -144,7 +144,7 @@ def _part_values(part: Comparison) -> dict[str, Any]:
 def _picture(parts: Mapping[str, Comparison]) -> str:
     """Draws the median speed of each way with its range; returns SVG."""
     rows = [len(part.names) + 1.5 for part in parts.values()]
-    with matplotlib.style.context(["default", STYLE, {"axes.grid.axis": "x"}]):
+    with matplotlib.style.context([*PLOT_STYLE, {"axes.grid.axis": "x"}]):
         figure = Figure(figsize=(6.4, 0.4 + 0.26 * sum(rows)), layout="constrained")
         panels = figure.subplots(len(parts), 1, squeeze=False, height_ratios=rows)[:, 0]
         for axes, part in zip(panels, parts.values()):

@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
 from imagenet_fast.benchmarks.pipeline_worker import Case
-from imagenet_fast.benchmarks.report import STYLE, svg
+from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
+from imagenet_fast.figures import svg
 from imagenet_fast.files import write_results
 from imagenet_fast.planning.pipeline import ideal_bubble
 
@@ -226,7 +227,7 @@ def _values(result: Any) -> dict[str, Any]:
 def _picture(parts: Parts) -> str:
     """Draws the parts that are numbers; returns SVG."""
     drawn = [name for name in parts if name in _PANELS]
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(4.6 * max(1, len(drawn)), 3.8), layout="constrained")
         for place, name in enumerate(drawn):
             axes = figure.add_subplot(1, len(drawn), place + 1)

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from typing import Any
 
 import matplotlib.style
 import matplotlib.ticker
 from matplotlib.figure import Figure
-from matplotlib.rcsetup import cycler
 
 from imagenet_fast import environment
 from imagenet_fast.benchmarks.timing import Comparison, Spread
+from imagenet_fast.figures import PLOT_STYLE, svg
 from imagenet_fast.files import write_results
 
-STYLE = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.prop_cycle": cycler(color=["#c2410c", "#475467", "#0e7490", "#6d28d9", "#4d7c0f"]),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9,
-    "grid.color": "#d0d5dd",
-    "grid.linewidth": 0.6,
-    # The same numbers give the same file.
-    "svg.hashsalt": "imagenet_fast",
-}
+STYLE = [*PLOT_STYLE, {"axes.grid.axis": "y"}]
 
 
 def table(comparison: Comparison) -> str:
@@ -117,13 +104,6 @@ def to_json(comparison: Comparison, options: dict[str, Any]) -> str:
     return json.dumps(values, indent=2, default=dataclasses.asdict) + "\n"
 
 
-def svg(figure: Figure) -> str:
-    """Returns a figure, made in ``STYLE``, as an SVG file: of the same one always the same."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
-
-
 def _told(ratio: Spread) -> str:
     return f"{ratio.median:.3f} ({ratio.min:.3f} to {ratio.max:.3f})"
 
@@ -131,7 +111,7 @@ def _told(ratio: Spread) -> str:
 def _picture(comparison: Comparison) -> str:
     """Draws each measurement, and the medians as lines; returns SVG."""
     first, *_ = comparison.names
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(6.4, 3.4 + 0.2 * len(comparison.names)), layout="constrained")
         axes = figure.add_subplot()
         repeats = range(1, comparison.repeats + 1)

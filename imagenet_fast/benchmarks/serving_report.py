@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast import environment
-from imagenet_fast.benchmarks.report import STYLE, svg
 from imagenet_fast.benchmarks.serving import Served
+from imagenet_fast.figures import PLOT_STYLE, svg
 from imagenet_fast.files import write_results
 
 _PERCENTILES = (50, 95, 99)
@@ -119,7 +119,7 @@ def _part_values(part: Served) -> dict[str, Any]:
 
 def _picture(parts: Sequence[Served]) -> str:
     """Draws speeds, latencies and memory of each way, a row for each batch size; returns SVG."""
-    with matplotlib.style.context(["default", STYLE, {"axes.grid.axis": "x"}]):
+    with matplotlib.style.context([*PLOT_STYLE, {"axes.grid.axis": "x"}]):
         figure = Figure(figsize=(9.6, 0.7 + 1.9 * len(parts)), layout="constrained")
         rows = figure.subplots(len(parts), 3, squeeze=False, sharey="row")
         for part, (speed_axes, latency_axes, memory_axes) in zip(parts, rows):

@@ -83,7 +83,7 @@ def _run(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.planning.reliability import Conditions
-    from imagenet_fast.training.run_plan import Hardware, comparison, plan_run
+    from imagenet_fast.plans.run_plan import Hardware, comparison, plan_run
 
     conditions = Conditions(
         jitter=flags["jitter"],
@@ -165,7 +165,7 @@ def _schedule(arguments: list[str]) -> None:
     config = _with_images(config, "1,281,167 images")
 
     import_tensorflow()
-    from imagenet_fast.training.schedule_plan import plan_schedule
+    from imagenet_fast.plans.schedule_plan import plan_schedule
 
     plan = plan_schedule(config)
     print(plan.table())
@@ -197,7 +197,7 @@ def _pipeline(arguments: list[str]) -> None:
     config = _with_images(config, "" if config.num_classes else "1,000 classes")
 
     import_tensorflow()
-    from imagenet_fast.training.pipeline_plan import plan_pipeline
+    from imagenet_fast.plans.pipeline_plan import plan_pipeline
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
@@ -215,7 +215,7 @@ def _validate(arguments: list[str]) -> None:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.training.validation import validate
+    from imagenet_fast.plans.against_published import validate
 
     validation = validate()
     print(validation.table())

@@ -36,16 +36,7 @@ from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
 from imagenet_fast.training.clock import Clock
-from imagenet_fast.training.examination import examine
-from imagenet_fast.training.exhibits import (
-    forget_examination,
-    keep_examination,
-    keep_inputs,
-    load_examination,
-    load_inputs,
-)
 from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.input_images import make_input_images
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.recorder import (
@@ -57,6 +48,15 @@ from imagenet_fast.training.recorder import (
     read_rows,
     tensorboard_folder,
 )
+from imagenet_fast.training.report.examination import examine
+from imagenet_fast.training.report.exhibits import (
+    forget_examination,
+    keep_examination,
+    keep_inputs,
+    load_examination,
+    load_inputs,
+)
+from imagenet_fast.training.report.input_images import make_input_images
 from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.stall_watch import StallWatch
 
@@ -376,9 +376,9 @@ class _Run:
         self._examine(step)
         if self.chief:
             # With matplotlib, which other workers do not need.
-            from imagenet_fast.training import report
+            from imagenet_fast.training.report import page
 
-            page = report.render(
+            text = page.render(
                 summary,
                 read_rows(self.config.model_dir),
                 self.config,
@@ -386,7 +386,7 @@ class _Run:
                 load_inputs(self.config.model_dir),
                 load_examination(self.config.model_dir),
             )
-            write_file(directory / report.FILE, page)
+            write_file(directory / page.FILE, text)
             unreadable = bad_images.describe(self.config.model_dir)
             if unreadable:
                 print(unreadable, file=sys.stderr, flush=True)

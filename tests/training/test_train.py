@@ -24,9 +24,9 @@ from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import DatasetInfo, SplitInfo, read_info
 from imagenet_fast.distribute import agreement
 from imagenet_fast.training.clock import Clock
-from imagenet_fast.training.exhibits import load_examination, load_inputs
 from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.recorder import read_rows
+from imagenet_fast.training.report.exhibits import load_examination, load_inputs
 from imagenet_fast.training.train import _Run, _Saver, _stretches
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -14,24 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast.config import option_text
+from imagenet_fast.figures import COLORS, PLOT_STYLE, svg
 from imagenet_fast.files import write_results
-from imagenet_fast.training.charts import COLORS
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 
 CSV_FILE, PICTURE_FILE, BEST_FILE = "results.csv", "study.svg", "best.flags"
 
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "font.size": 9,
-    "grid.color": COLORS["grid"][0],
-    "grid.linewidth": 0.6,
-    # The same trials give the same file.
-    "svg.hashsalt": "imagenet_fast",
-}
 _MOST_COLUMNS = 3
 # Below it, errors are drawn evenly; above it, by their logarithm.
 _EVEN_ERROR = 0.01
@@ -127,7 +116,7 @@ def picture(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
     """Draws the error against each option, a panel each; returns SVG."""
     rows = math.ceil(len(space) / _MOST_COLUMNS)
     columns = math.ceil(len(space) / rows)
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(PLOT_STYLE):
         figure = Figure(figsize=(0.6 + 3.1 * columns, 0.5 + 2.6 * rows), layout="constrained")
         for index, searched in enumerate(space):
             axes = figure.add_subplot(rows, columns, index + 1)
@@ -139,9 +128,7 @@ def picture(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
         if handles:
             place = {"loc": "outside upper left", "ncols": columns + 1, "frameon": False}
             figure.legend(handles, labels, **place)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)
 
 
 def _draw(axes: Axes, searched: Searched, outcomes: Sequence[Outcome]) -> None:

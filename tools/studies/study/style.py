@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 
 import matplotlib.style
 from matplotlib.figure import Figure
 
+from imagenet_fast.figures import PLOT_STYLE, svg
+
 COLORS = ("#2f5fe0", "#f0913a", "#0f9d83", "#8250c8", "#667085", "#d03030", "#101828")
 
-_STYLE = {
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 10,
-    "font.size": 9,
-    "grid.color": "#e2e6ec",
-    "grid.linewidth": 0.6,
-    "legend.fontsize": 8,
-    # The same log gives the same file.
-    "svg.hashsalt": "imagenet_fast",
-}
+_STYLE = [*PLOT_STYLE, {"axes.titlesize": 10, "legend.fontsize": 8}]
 
 
 def drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
@@ -32,9 +21,7 @@ def drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
       draw: draws it.
       size: in inches.
     """
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue()
+        return svg(figure)

@@ -28,10 +28,10 @@ from imagenet_fast.planning.pipeline import (
     simulate,
     stage_memory,
 )
+from imagenet_fast.plans.gantt import gantt
+from imagenet_fast.plans.step_costs import slots_of
 from imagenet_fast.training.build import build_classifier, check_pipeline
 from imagenet_fast.training.fine_tune import network_of
-from imagenet_fast.training.gantt import gantt
-from imagenet_fast.training.step_costs import slots_of
 
 _GIB = 2**30
 # The options in a plan's file besides the network's.

@@ -13,9 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from imagenet_fast.training.charts import COLORS, SENTINELS, STYLE, page_svg
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.figures import PAGE_STYLE, PNG_STYLE, page_svg
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
 
 # Up to so many classes, cells have their numbers, and rows and columns their classes' names.
 _NUMBERS = 16
@@ -28,13 +28,7 @@ _NAME_LENGTH = 18
 _COLUMNS = 8
 
 # Names of classes are no formulas, though two dollars may be in one.
-_STYLE = {**STYLE, "text.parse_math": False}
-# For PNG files, which a page cannot give its colors.
-_LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
-_PNG_STYLE = {
-    name: _LIGHT.get(value, value) if isinstance(value, str) else value
-    for name, value in _STYLE.items()
-}
+_NO_MATH = {"text.parse_math": False}
 
 # Red, green and blue of right and wrong answers, which must do on light and on dark pages.
 _RIGHT, _WRONG = (0.25, 0.45, 0.92), (0.94, 0.5, 0.13)
@@ -99,13 +93,13 @@ def classes_in_a_cell(classes: int) -> int:
 
 def confusion_svg(examination: Examination, labels: Sequence[str]) -> str:
     """Returns the confusion matrix as an SVG element for a page, in the page's colors."""
-    with matplotlib.style.context(["default", _STYLE]):
+    with matplotlib.style.context([*PAGE_STYLE, _NO_MATH]):
         return page_svg(_confusion(examination.confusion, labels))
 
 
 def confusion_png(examination: Examination, labels: Sequence[str]) -> bytes:
     """Returns the confusion matrix as a PNG file."""
-    with matplotlib.style.context(["default", _PNG_STYLE]):
+    with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
         return _png(_confusion(examination.confusion, labels))
 
 
@@ -119,7 +113,7 @@ def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
     rows = -(-len(images) // _COLUMNS)
     lines = max(caption.count("\n") + 1 for caption in captions)
     below = 0.1 + 0.15 * lines  # As a share of an image.
-    with matplotlib.style.context(["default", _PNG_STYLE]):
+    with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
         color = matplotlib.rcParams["axes.labelcolor"]
         figure = Figure(figsize=(1.25 * _COLUMNS, 1.25 * (1 + below) * rows))
         axes = figure.add_axes((0, 0, 1, 1))

@@ -9,10 +9,10 @@ import pytest
 from confusion_entries import entries
 from PIL import Image
 
-from imagenet_fast.training import pictures
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
-from imagenet_fast.training.pictures import (
+from imagenet_fast.training.report import pictures
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.report.pictures import (
     confusion_png,
     confusion_svg,
     images_png,

@@ -8,11 +8,12 @@ from typing import Any
 
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.durations import Duration
+from imagenet_fast.figures import COLORS
 from imagenet_fast.paths import to_path
-from imagenet_fast.training import report_images
-from imagenet_fast.training.charts import COLORS, LEARNING_RATE, Chart, Curve, Row, is_number
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.training.report import page_images
+from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve, Row, is_number
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
 
 FILE = "report.html"
 
@@ -65,7 +66,7 @@ def render(
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}{report_images.STYLE}</style>\n"
+        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}{page_images.STYLE}</style>\n"
         "</head>\n<body>\n<main>\n"
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
@@ -226,12 +227,12 @@ def _mistakes(examination: Examination | None, labels: Sequence[str]) -> str:
         return ""
     parts = [
         '<div class="cards">',
-        _section("Confusion matrix", report_images.confusion_matrix(examination, labels)),
-        _section("Most confused classes", report_images.confused_pairs(examination, labels)),
+        _section("Confusion matrix", page_images.confusion_matrix(examination, labels)),
+        _section("Most confused classes", page_images.confused_pairs(examination, labels)),
         "</div>",
     ]
     if len(examination.images):
-        content = report_images.worst_mistakes(examination, labels)
+        content = page_images.worst_mistakes(examination, labels)
         parts.append(_section("Worst mistakes", content))
     return "\n".join(parts)
 
@@ -239,7 +240,7 @@ def _mistakes(examination: Examination | None, labels: Sequence[str]) -> str:
 def _inputs(inputs: InputImages | None, labels: Sequence[str]) -> str:
     if inputs is None or not len(inputs.images):
         return ""
-    content = report_images.input_images(inputs, labels)
+    content = page_images.input_images(inputs, labels)
     return _section("Training images as the model sees them", content)
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
-from imagenet_fast.training.pictures import (
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.report.pictures import (
     classes_in_a_cell,
     confusion_svg,
     input_captions,

@@ -8,9 +8,9 @@ import tf_keras as keras
 from imagenet_fast import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import make_dataset
-from imagenet_fast.training import input_images
-from imagenet_fast.training.input_images import make_input_images
 from imagenet_fast.training.mix import Mixer
+from imagenet_fast.training.report import input_images
+from imagenet_fast.training.report.input_images import make_input_images
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from small_config import SMALL
 from imagenet_fast import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.planning.reliability import Conditions
-from imagenet_fast.training.run_plan import Hardware, comparison, plan_run
+from imagenet_fast.plans.run_plan import Hardware, comparison, plan_run
 
 POD = Hardware("tpu-v3", 1024)
 CONFIG = SMALL.replace(batch_size=64)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import io
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,54 +14,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from imagenet_fast.figures import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
+
 Row = dict[str, Any]
 
 # A curve has at most so many points, each the mean of a window: more cannot be seen.
 _MAX_POINTS = 300
 # A curve of fewer points shows each of them, and is not smoothed.
 _FEW_POINTS = 24
-
-# By name: the color on a light page, and on a dark one.
-COLORS = {
-    "muted": ("#667085", "#98a3b5"),
-    "grid": ("#e2e6ec", "#2f3846"),
-    "train": ("#f0913a", "#f2a65e"),
-    "validation": ("#2f5fe0", "#7da2ff"),
-    "rate": ("#8250c8", "#b592f0"),
-    "speed": ("#0f9d83", "#45cdb1"),
-}
-
-# Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
-SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
-
-STYLE = {
-    "axes.axisbelow": True,
-    "axes.edgecolor": SENTINELS["grid"],
-    "axes.labelcolor": SENTINELS["muted"],
-    "axes.labelsize": 9,
-    "axes.spines.left": False,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.xmargin": 0.015,
-    "font.family": ["DejaVu Sans"],
-    "grid.color": SENTINELS["grid"],
-    "grid.linewidth": 0.6,
-    "lines.solid_capstyle": "round",
-    "lines.solid_joinstyle": "round",
-    "svg.fonttype": "none",
-    # Else the ids of clip paths are random, and a page never the same twice.
-    "svg.hashsalt": "imagenet_fast",
-    "xtick.color": SENTINELS["muted"],
-    "xtick.labelsize": 9,
-    "xtick.major.pad": 6,
-    "xtick.major.size": 0,
-    "ytick.color": SENTINELS["muted"],
-    "ytick.labelsize": 9,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-}
-# Letters as outlines: they look the same wherever the file is opened.
-FILE_STYLE = ["default", STYLE, {"svg.fonttype": "path"}]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +80,7 @@ class Chart:
         drawn = self._drawn(rows)
         if not drawn:
             return ""
-        with matplotlib.style.context(["default", STYLE]):
+        with matplotlib.style.context(PAGE_STYLE):
             picture = page_svg(self._figure(drawn))
         label = html.escape(f"{self.title} by epoch")
         return (
@@ -143,7 +101,7 @@ class Chart:
             color = SENTINELS["muted"]
             figure.suptitle(title, x=0.02, ha="left", fontsize=9, color=color)
             figure.axes[0].set_ylabel(self.title.lower())
-            return file_svg(figure)
+            return svg(figure)
 
     def _drawn(self, rows: list[Row]) -> list[tuple[Curve, np.ndarray, np.ndarray]]:
         """Returns the curves that have points, with their epochs and values."""
@@ -237,33 +195,3 @@ def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
     places = np.arange(len(values))
     reaches = np.minimum(reach, np.minimum(places, places[::-1]))
     return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
-
-
-def file_svg(figure: Figure) -> str:
-    """Returns a figure, made in :data:`FILE_STYLE`, as an SVG file that needs no page."""
-    file = io.StringIO()
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    text = file.getvalue()
-    for name, sentinel in SENTINELS.items():
-        text = text.replace(sentinel, COLORS[name][0])
-    return text
-
-
-def page_svg(figure: Figure) -> str:
-    """Returns a figure as an SVG element that takes size, font and colors from the page."""
-    file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
-    text = file.getvalue()
-    text = text[text.index("<svg") :]
-    # The page has several pictures: their ids of groups would clash, and nothing refers to them.
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
-    text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text)
-    text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
-    text = re.sub(r">\s+<", "><", text)
-    for name, color in SENTINELS.items():
-        text = text.replace(color, f"var(--{name})")
-    return re.sub(r"\s+", " ", text).strip()

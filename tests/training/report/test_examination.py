@@ -11,8 +11,8 @@ from confusion_entries import entries
 
 from imagenet_fast import Config, build_model, make_dataset
 from imagenet_fast.data.info import read_info
-from imagenet_fast.training import examination
-from imagenet_fast.training.examination import examine
+from imagenet_fast.training.report import examination
+from imagenet_fast.training.report.examination import examine
 
 JOB = pathlib.Path(__file__).with_name("examination_job.py")
 OPTIONS = {

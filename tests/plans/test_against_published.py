@@ -9,7 +9,7 @@ import pytest
 
 from imagenet_fast.planning.pipeline import BlockCost
 from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Row
-from imagenet_fast.training.validation import (
+from imagenet_fast.plans.against_published import (
     Prediction,
     Validation,
     by_cumulative_work,

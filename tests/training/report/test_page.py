@@ -11,9 +11,9 @@ from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.config import Config
-from imagenet_fast.training import report
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.report.page import render
 
 CONFIG = Config(data_dir="/data/flowers", model="resnet18", batch_size=64, duration="3 epochs")
 
@@ -111,7 +111,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_page_is_whole_and_needs_nothing_else():
-    text = report.render(SUMMARY, ROWS, CONFIG)
+    text = render(SUMMARY, ROWS, CONFIG)
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
@@ -123,7 +123,7 @@ def test_page_is_whole_and_needs_nothing_else():
 
 
 def test_page_tells_the_result():
-    text = Page(report.render(SUMMARY, ROWS, CONFIG)).text
+    text = Page(render(SUMMARY, ROWS, CONFIG)).text
     for expected in (
         "resnet18 on flowers",
         "91.23%",
@@ -147,7 +147,7 @@ def test_page_tells_the_result():
 
 
 def test_four_charts_with_their_keys():
-    page = Page(report.render(SUMMARY, ROWS, CONFIG))
+    page = Page(render(SUMMARY, ROWS, CONFIG))
     assert page.tags.count("svg") == 4
     for title in ("Accuracy", "Loss", "Learning rate", "Images per second"):
         assert title in page.texts
@@ -156,7 +156,7 @@ def test_four_charts_with_their_keys():
 
 
 def test_drawings_take_their_colors_from_the_style_sheet():
-    text = report.render(SUMMARY, ROWS, CONFIG)
+    text = render(SUMMARY, ROWS, CONFIG)
     drawings = re.findall("<svg.*?</svg>", text)
     style = text[text.index("<style>") : text.index("</style>")]
     for name in {name for drawing in drawings for name in re.findall(r"var\(--(\w+)\)", drawing)}:
@@ -167,24 +167,24 @@ def test_drawings_take_their_colors_from_the_style_sheet():
 
 
 def test_every_evaluation_is_listed_last_first():
-    text = Page(report.render(SUMMARY, ROWS, CONFIG)).text
+    text = Page(render(SUMMARY, ROWS, CONFIG)).text
     assert "3 evaluations" in text
     assert text.index("75.00%") < text.index("50.00%") < text.index("25.00%")
 
 
 def test_same_input_gives_the_same_page():
-    assert report.render(SUMMARY, ROWS, CONFIG) == report.render(SUMMARY, ROWS, CONFIG)
+    assert render(SUMMARY, ROWS, CONFIG) == render(SUMMARY, ROWS, CONFIG)
 
 
 def test_user_settings_of_matplotlib_have_no_part_and_stay():
-    expected = report.render(SUMMARY, ROWS, CONFIG)
+    expected = render(SUMMARY, ROWS, CONFIG)
     with matplotlib.rc_context({"axes.linewidth": 5, "svg.fonttype": "path"}):
-        assert report.render(SUMMARY, ROWS, CONFIG) == expected
+        assert render(SUMMARY, ROWS, CONFIG) == expected
         assert matplotlib.rcParams["axes.linewidth"] == 5
 
 
 def test_changed_options_come_first_and_the_others_are_folded():
-    text = report.render(SUMMARY, ROWS, CONFIG)
+    text = render(SUMMARY, ROWS, CONFIG)
     options = text[text.index(">Options<") :]
     shown, folded = options.split("<details>")
     assert re.findall(r'<th scope="row">(\w+)</th>', shown) == CONFIG.differences(Config())
@@ -196,13 +196,13 @@ def test_changed_options_come_first_and_the_others_are_folded():
 def test_text_from_outside_is_escaped():
     evil = "<script>alert('&')</script>"
     summary = {**SUMMARY, "command": evil, "versions": {evil: evil}, "devices": [evil]}
-    page = report.render(summary, ROWS, CONFIG.replace(data_dir=f"/{evil.replace('/', '')}"))
+    page = render(summary, ROWS, CONFIG.replace(data_dir=f"/{evil.replace('/', '')}"))
     assert "<script" not in page
     assert evil in Page(page).text
 
 
 def test_names_that_are_not_ascii_can_be_read():
-    page = report.render(SUMMARY, ROWS, CONFIG.replace(data_dir="/data/blümchen"))
+    page = render(SUMMARY, ROWS, CONFIG.replace(data_dir="/data/blümchen"))
     assert page.isascii()
     assert "resnet18 on blümchen" in Page(page).text
 
@@ -210,7 +210,7 @@ def test_names_that_are_not_ascii_can_be_read():
 def test_run_without_validation_data():
     nothing = dict.fromkeys(("top1", "top5", "loss", "images_evaluated", "target_top1"))
     rows = [row for row in ROWS if row["kind"] == "train"]
-    page = Page(report.render({**SUMMARY, **nothing}, rows, CONFIG))
+    page = Page(render({**SUMMARY, **nothing}, rows, CONFIG))
     assert "no evaluation in this run" in page.text
     assert "Top-1 accuracy" not in page.text
     assert "Evaluations" not in page.texts
@@ -220,29 +220,29 @@ def test_run_without_validation_data():
 
 def test_target_that_was_not_reached():
     summary = {**SUMMARY, "train_seconds_to_target": None, "wall_seconds_to_target": None}
-    assert "not reached" in Page(report.render(summary, ROWS, CONFIG)).text
+    assert "not reached" in Page(render(summary, ROWS, CONFIG)).text
 
 
 def test_run_without_a_target_tells_the_training_time():
-    text = Page(report.render({**SUMMARY, "target_top1": None}, ROWS, CONFIG)).text
+    text = Page(render({**SUMMARY, "target_top1": None}, ROWS, CONFIG)).text
     assert "Time to" not in text
     assert "Training time 2 min 30 s" in text
 
 
 def test_run_that_ended_early_says_so():
-    assert "1.5 of 3 epochs" in report.render({**SUMMARY, "epochs": 1.5}, ROWS, CONFIG)
-    assert "3 of 3 epochs" not in report.render(SUMMARY, ROWS, CONFIG)
+    assert "1.5 of 3 epochs" in render({**SUMMARY, "epochs": 1.5}, ROWS, CONFIG)
+    assert "3 of 3 epochs" not in render(SUMMARY, ROWS, CONFIG)
 
 
 def test_single_row_is_drawn_as_points():
-    page = Page(report.render(SUMMARY, [training(1, images_per_second=0.0)], CONFIG))
+    page = Page(render(SUMMARY, [training(1, images_per_second=0.0)], CONFIG))
     # Nothing was timed, so that there is no speed to draw.
     assert page.tags.count("svg") == 3
     assert "0.01" in page.texts
 
 
 def test_summary_and_rows_without_anything():
-    page = Page(report.render(dict.fromkeys(SUMMARY), [], CONFIG))
+    page = Page(render(dict.fromkeys(SUMMARY), [], CONFIG))
     assert "svg" not in page.tags
     assert "resnet18 on flowers" in page.text
     assert "None" not in page.text
@@ -251,21 +251,21 @@ def test_summary_and_rows_without_anything():
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
 def test_values_that_are_no_numbers_are_left_out(bad):
     broken = [training(20, loss=bad), validation(20, top1=bad), {"kind": "train", "step": 21}]
-    page = Page(report.render({**SUMMARY, "loss": bad}, ROWS + broken, CONFIG))
+    page = Page(render({**SUMMARY, "loss": bad}, ROWS + broken, CONFIG))
     assert page.tags.count("svg") == 4
     assert not re.search(r"\b(nan|inf|None)\b", page.text)
 
 
 def test_one_huge_loss_does_not_hide_the_others():
     rows = [training(5, loss=1e5), *ROWS]
-    assert "100,000" in Page(report.render(SUMMARY, rows, CONFIG)).texts
+    assert "100,000" in Page(render(SUMMARY, rows, CONFIG)).texts
     # All powers of ten in between: the axis is logarithmic.
-    assert {"1", "10", "100", "1,000"} <= set(Page(report.render(SUMMARY, rows, CONFIG)).texts)
+    assert {"1", "10", "100", "1,000"} <= set(Page(render(SUMMARY, rows, CONFIG)).texts)
 
 
 def test_size_does_not_grow_with_the_length_of_the_run():
     long = [training(step) for step in range(1, 20001)]
-    assert len(report.render(SUMMARY, long, CONFIG)) < 100_000
+    assert len(render(SUMMARY, long, CONFIG)) < 100_000
 
 
 # --- Images
@@ -294,7 +294,7 @@ def pictures(size=32, mistakes=2):
 
 
 def test_images_of_a_run_are_in_the_page():
-    text = report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
+    text = render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
     page = Page(text)
     assert page.tags.count("svg") == 5
     assert page.tags.count("img") == 5
@@ -314,13 +314,13 @@ def test_images_of_a_run_are_in_the_page():
     ):
         assert expected in page.text
     assert "<tiger>" not in text
-    assert report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures()) == text
+    assert render(SUMMARY, ROWS, CONFIG, LABELS, *pictures()) == text
 
 
 @pytest.mark.parametrize(("size", "kind", "distance"), [(32, "png", 0), (64, "jpeg", 3)])
 def test_images_keep_their_pixels(size, kind, distance):
     inputs, examination = pictures(size)
-    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
     start = f"data:image/{kind};base64,"
     files = [
         base64.b64decode(reference.removeprefix(start))
@@ -338,7 +338,7 @@ def test_images_keep_their_pixels(size, kind, distance):
 def test_a_model_without_mistakes():
     inputs, examination = pictures(mistakes=0)
     perfect = {**vars(examination), "confusion": entries(np.diag([5, 6, 7]))}
-    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs, Examination(**perfect)))
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, Examination(**perfect)))
     assert "No image was taken for one of another class." in page.text
     assert "Worst mistakes" not in page.text
     assert page.tags.count("img") == 3
@@ -346,14 +346,14 @@ def test_a_model_without_mistakes():
 
 def test_each_part_may_be_missing():
     inputs, examination = pictures()
-    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, inputs))
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs))
     assert "Confusion matrix" not in page.text
     assert page.tags.count("img") == 3
-    page = Page(report.render(SUMMARY, ROWS, CONFIG, LABELS, None, examination))
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, None, examination))
     assert "Training images" not in page.text
     assert page.tags.count("img") == 2
     nothing = InputImages(*(value[:0] for value in vars(inputs).values()))
-    assert "Training images" not in report.render(SUMMARY, ROWS, CONFIG, LABELS, nothing)
+    assert "Training images" not in render(SUMMARY, ROWS, CONFIG, LABELS, nothing)
 
 
 def test_a_thousand_classes_do_not_make_a_huge_page():
@@ -361,8 +361,8 @@ def test_a_thousand_classes_do_not_make_a_huge_page():
     confusion = np.random.default_rng(0).integers(0, 3, (1000, 1000))
     examination = Examination(**{**vars(examination), "confusion": entries(confusion)})
     labels = [f"n{number:08}" for number in range(1000)]
-    text = report.render(SUMMARY, ROWS, CONFIG, labels, None, examination)
+    text = render(SUMMARY, ROWS, CONFIG, labels, None, examination)
     assert len(text) < 200_000
     assert text.count("2 of") == 15
     assert "a cell: 10 x 10 neighbouring classes" in text
-    assert "a cell" not in report.render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
+    assert "a cell" not in render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())

@@ -7,16 +7,16 @@ import pytest
 import tensorflow as tf
 from confusion_entries import entries
 
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.exhibits import (
+from imagenet_fast.training.recorder import TensorBoard
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.exhibits import (
     forget_examination,
     keep_examination,
     keep_inputs,
     load_examination,
     load_inputs,
 )
-from imagenet_fast.training.input_images import InputImages
-from imagenet_fast.training.recorder import TensorBoard
+from imagenet_fast.training.report.input_images import InputImages
 
 LABELS = ["cat", "dog|hound"]
 

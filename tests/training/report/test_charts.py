@@ -5,8 +5,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from imagenet_fast.training import charts
-from imagenet_fast.training.charts import COLORS, LEARNING_RATE, Chart, Curve
+from imagenet_fast.figures import COLORS
+from imagenet_fast.training.report import charts
+from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, to_path
-from imagenet_fast.training.examination import Examination
-from imagenet_fast.training.input_images import InputImages
 from imagenet_fast.training.recorder import TensorBoard
+from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.input_images import InputImages
 
 INPUTS_FILE = "input_images.npz"
 EXAMINATION_FILE = "examination.npz"
@@ -44,7 +44,7 @@ def keep_inputs(
     """
     if board and len(inputs.images):
         # With matplotlib, which takes longer to import than those need who draw nothing.
-        from imagenet_fast.training.pictures import images_png, input_captions
+        from imagenet_fast.training.report.pictures import images_png, input_captions
 
         captions = map("\n".join, input_captions(inputs, labels))
         picture = images_png(inputs.images, list(captions))
@@ -64,7 +64,11 @@ def keep_examination(
       board: where to show it; None: nowhere.
     """
     if board:
-        from imagenet_fast.training.pictures import confusion_png, images_png, mistake_captions
+        from imagenet_fast.training.report.pictures import (
+            confusion_png,
+            images_png,
+            mistake_captions,
+        )
 
         place = "validation", examination.step
         board.show_picture(*place, "images/confusion_matrix", confusion_png(examination, labels))
@@ -83,7 +87,7 @@ def forget_examination(model_dir: str) -> None:
 
 def _confused_table(examination: Examination, labels: Sequence[str]) -> str:
     """Returns the pairs of classes with the most mistakes as a table in Markdown."""
-    from imagenet_fast.training.pictures import most_confused
+    from imagenet_fast.training.report.pictures import most_confused
 
     lines = ["| true class | taken for | images |", "| --- | --- | --- |"]
     lines += [

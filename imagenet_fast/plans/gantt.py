@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.planning.pipeline import Simulation
-from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
 
 # By the kind of an interval, the names of colors.
 _COLORS = {"forward": "validation", "recompute": "rate", "backward": "train"}
@@ -45,7 +45,7 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
             fontsize=9,
             labelcolor=color,
         )
-        return file_svg(figure)
+        return svg(figure)
 
 
 def _draw(axes: Axes, simulation: Simulation, scale: float) -> None:

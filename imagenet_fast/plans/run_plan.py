@@ -20,15 +20,15 @@ from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
+from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Step
 from imagenet_fast.planning.fusion import few_segments
 from imagenet_fast.planning.published import STACKS, stack_for
 from imagenet_fast.planning.reliability import Conditions, Job, Times, best_interval, simulate_jobs
 from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
-from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
+from imagenet_fast.plans.step_costs import count_step, slots_of
 from imagenet_fast.training.schedule import total_steps
-from imagenet_fast.training.step_costs import count_step, slots_of
 
 _GIB = 2**30
 _GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -267,7 +267,7 @@ class RunPlan:
             )
             axes.set_ylabel("images/s; dotted: ideal")
             axes.grid(axis="y")
-            return file_svg(figure)
+            return svg(figure)
 
     @property
     def _gradient_bytes(self) -> int:

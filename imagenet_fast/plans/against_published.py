@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from imagenet_fast import environment
 from imagenet_fast.config import Config
+from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.pipeline_parallel.balance import tasks
 from imagenet_fast.pipeline_parallel.pipeline import bounds
 from imagenet_fast.planning.accelerators import accelerator
@@ -24,8 +25,7 @@ from imagenet_fast.planning.fusion import best_segments
 from imagenet_fast.planning.pipeline import BlockCost, simulate
 from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Options, Pipelined, Row
 from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
-from imagenet_fast.training.charts import FILE_STYLE, SENTINELS, file_svg
-from imagenet_fast.training.step_costs import Block, block_seconds, count_blocks, count_step
+from imagenet_fast.plans.step_costs import Block, block_seconds, count_blocks, count_step
 
 # Momentum alone.
 _SLOTS = 1
@@ -208,7 +208,7 @@ class Validation:
             axes.set_yticks(range(len(names)), names, fontsize=7)
             axes.set_ylim(-0.7, len(names) - 0.3)
             axes.set_xlabel("predicted to published; grey: what a constant was fitted to")
-            return file_svg(figure)
+            return svg(figure)
 
 
 def _line(own: Prediction, width: int) -> str:

@@ -1,0 +1,111 @@
+"""How all pictures look, and how they become SVG: the same picture is always the same file."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+
+# By name: the color on a light page, and on a dark one.
+COLORS = {
+    "muted": ("#667085", "#98a3b5"),
+    "grid": ("#e2e6ec", "#2f3846"),
+    "train": ("#f0913a", "#f2a65e"),
+    "validation": ("#2f5fe0", "#7da2ff"),
+    "rate": ("#8250c8", "#b592f0"),
+    "speed": ("#0f9d83", "#45cdb1"),
+}
+
+# Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
+SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
+
+_PAGE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": SENTINELS["grid"],
+    "axes.labelcolor": SENTINELS["muted"],
+    "axes.labelsize": 9,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.xmargin": 0.015,
+    "font.family": ["DejaVu Sans"],
+    "grid.color": SENTINELS["grid"],
+    "grid.linewidth": 0.6,
+    "lines.solid_capstyle": "round",
+    "lines.solid_joinstyle": "round",
+    "svg.fonttype": "none",
+    "xtick.color": SENTINELS["muted"],
+    "xtick.labelsize": 9,
+    "xtick.major.pad": 6,
+    "xtick.major.size": 0,
+    "ytick.color": SENTINELS["muted"],
+    "ytick.labelsize": 9,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+}
+_LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
+
+# Each for matplotlib.style.context. Of a page's pictures, whose colors are those of the page:
+PAGE_STYLE = ["default", _PAGE]
+# of the same as SVG files; letters as outlines look the same wherever the file is opened:
+FILE_STYLE = [*PAGE_STYLE, {"svg.fonttype": "path"}]
+# of the same as PNG files, which a page cannot give its colors:
+PNG_STYLE = [
+    "default",
+    {
+        name: _LIGHT.get(value, value) if isinstance(value, str) else value
+        for name, value in _PAGE.items()
+    },
+]
+# of measurements:
+PLOT_STYLE = [
+    "default",
+    {
+        "axes.axisbelow": True,
+        "axes.grid": True,
+        "axes.prop_cycle": cycler(color=["#c2410c", "#475467", "#0e7490", "#6d28d9", "#4d7c0f"]),
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.size": 9,
+        "grid.color": COLORS["grid"][0],
+        "grid.linewidth": 0.6,
+    },
+]
+
+
+def svg(figure: Figure) -> str:
+    """Returns a figure as an SVG file."""
+    text = _saved(figure, metadata={"Date": None})
+    for sentinel, color in _LIGHT.items():
+        text = text.replace(sentinel, color)
+    return text
+
+
+def page_svg(figure: Figure) -> str:
+    """Returns a figure, made in ``PAGE_STYLE``, as an element that takes its size from the page."""
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    text = _saved(figure, transparent=True, metadata=nothing)
+    text = text[text.index("<svg") :]
+    # The page has several pictures: their ids of groups would clash, and nothing refers to them.
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', r"\1", text)
+    text = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", text)
+    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)
+    text = re.sub(r">\s+<", "><", text)
+    for name, color in SENTINELS.items():
+        text = text.replace(color, f"var(--{name})")
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _saved(figure: Figure, **options: Any) -> str:
+    file = io.StringIO()
+    # Else the ids of clip paths are random.
+    with matplotlib.rc_context({"svg.hashsalt": "imagenet_fast"}):
+        figure.savefig(file, format="svg", **options)
+    return file.getvalue()
