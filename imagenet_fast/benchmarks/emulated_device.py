@@ -33,7 +33,7 @@ class EmulatedBlock(keras.layers.Layer):
 
     Args:
       device: its number, in [0, 64). Blocks with the same one wait for each other.
-      seconds: of the pass forward, for an example; the pass backward takes :data:`BACKWARD` times
+      seconds: of the forward pass, for an example; the backward pass takes :data:`BACKWARD` times
         as long.
       name: of the layer.
     """

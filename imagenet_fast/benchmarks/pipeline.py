@@ -50,7 +50,7 @@ class Timed:
       case: of what.
       seconds: of each.
       simulated: when ``planning.pipeline.simulate`` has stages of equal work do theirs; in seconds
-        for emulated devices, else in parts of the work of a pass forward.
+        for emulated devices, else in parts of the work of a forward pass.
     """
 
     case: Case
@@ -155,7 +155,7 @@ def simulated(case: Case, forward: float = 1.0) -> Simulation:
 
     Args:
       case: with a pipeline.
-      forward: the pass forward of the whole batch through all stages.
+      forward: the forward pass of the whole batch through all stages.
     """
     each = [forward / case.stages / case.micro_batches] * case.stages
     return simulate(

@@ -50,7 +50,7 @@ class Network(NamedTuple):
       kind: ``emulated``: each takes its part of ``seconds`` for the batch; ``convolutions``: each
         is a 3x3 convolution with batch norm and ReLU.
       blocks: how many.
-      seconds: of a pass forward of all blocks for an example.
+      seconds: of a forward pass of all blocks for an example.
       channels: of a convolution.
       image_size: height and width of its inputs, in pixels.
     """

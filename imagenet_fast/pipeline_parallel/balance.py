@@ -99,6 +99,6 @@ def tasks(schedule: str, stages: int, micro_batches: int) -> list[Task]:
 
 
 def _in_turn(order: Sequence[Task]) -> bool:
-    """Whether the first stage goes back before it has made all its passes forward."""
+    """Whether the first stage goes back before it has made all its forward passes."""
     backward = [task.backward for task in order if not task.stage]
     return backward != sorted(backward)

@@ -29,7 +29,7 @@ class State(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What a stage keeps of a micro-batch, from its pass forward to its pass backward.
+    """What a stage keeps of a micro-batch, from its forward pass to its backward pass.
 
     Attributes:
       inputs: of the stage, on its device.
@@ -84,7 +84,7 @@ class Passes:
           keep: whether to keep activations.
 
         Returns:
-          What its pass backward needs; the outputs.
+          What its backward pass needs; the outputs.
         """
         done, sums = self.state[place]
         with tf.device(self.stages[place].device):
@@ -103,7 +103,7 @@ class Passes:
         Args:
           place: of the stage.
           number: of the micro-batch.
-          kept: of its pass forward; of the last stage, its inputs do without that.
+          kept: of its forward pass; of the last stage, its inputs do without that.
           upstream: the gradients that the stage after it returned.
 
         Returns:
@@ -114,7 +114,7 @@ class Passes:
             upstream = _after([done], upstream)
             inputs, activations = kept
             if activations is None:
-                # The inputs wait for the gradient: else the pass forward would be computed again
+                # The inputs wait for the gradient: else the forward pass would be computed again
                 # too early, or merged with the first one by TensorFlow.
                 inputs = _after([done, *upstream], inputs)
             aims = self._targets(place, number)

@@ -159,7 +159,7 @@ def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
 def _seconds(
     block: keras.layers.Layer, specs: Any, first: bool, device: str, repeats: int
 ) -> tuple[float, float]:
-    """Returns the times of the passes forward and backward."""
+    """Returns the times of the forward and backward passes."""
     with tf.device(device):
         stage = Stage([_copy(block, specs)], device)
         programs = Programs(stage, specs, (), None, first)
@@ -213,7 +213,7 @@ def _random(spec: tf.TensorSpec) -> tf.Tensor:
 def _bytes(values: Any) -> int:
     """Returns the size of tensors, or of what describes them; those of unknown shape are small.
 
-    The one that there is in networks holds what cuDNN has to say to its own pass backward.
+    The one that there is in networks holds what cuDNN has to say to its own backward pass.
     """
     known = [own for own in tf.nest.flatten(values) if own.shape.is_fully_defined()]
     return sum(own.shape.num_elements() * own.dtype.size for own in known)

@@ -1,8 +1,8 @@
 """What a stage computes of a micro-batch, forward and backward, as functions of tensors.
 
 A stage is traced once, forward and backward, and its programs are cut out of that graph, whatever
-the number of micro-batches: the pass forward, alone or with the activations that the pass backward
-needs, and the pass backward, from these activations or from the stage's inputs.
+the number of micro-batches: the forward pass, alone or with the activations that the backward pass
+needs, and the backward pass, from these activations or from the stage's inputs.
 
 TensorFlow's own ways do not serve: ``tape.gradient`` puts operations backward onto the device in
 whose scope it is called, ``tf.recompute_grad``, too, and neither leaves its activations to a
@@ -57,11 +57,11 @@ class Sums(NamedTuple):
 
     @property
     def forward(self) -> Tensors:
-        """Those of the pass forward."""
+        """Those of the forward pass."""
         return [*self.moments, self.penalty, self.loss]
 
     def with_forward(self, values: Sequence[tf.Tensor]) -> Sums:
-        """Returns the same with others of the pass forward."""
+        """Returns the same with others of the forward pass."""
         *moments, penalty, loss = values
         return self._replace(moments=moments, penalty=penalty, loss=loss)
 
@@ -80,7 +80,7 @@ class Programs:
 
     Attributes:
       outputs: what describes the outputs, in any structure.
-      activations: what describes the activations that a pass backward needs.
+      activations: what describes the activations that a backward pass needs.
 
     Raises:
       UserError: if a block does what cannot be done twice, or not on another device.
@@ -142,16 +142,16 @@ class Programs:
     ) -> tuple[Any, Tensors, Sums]:
         """Computes a micro-batch backward.
 
-        The last stage, whose turn backward comes next, does without a pass forward of its own:
+        The last stage, whose turn backward comes next, does without a forward pass of its own:
         without activations, its outputs are computed here, and counted.
 
         Args:
-          number: as in the pass forward.
-          share: as in the pass forward.
-          inputs: as in the pass forward.
-          targets: as in the pass forward.
+          number: as in the forward pass.
+          share: as in the forward pass.
+          inputs: as in the forward pass.
+          targets: as in the forward pass.
           upstream: the gradients of the outputs that are floats; of the last stage, none.
-          activations: what the pass forward kept; None: to be computed again.
+          activations: what the forward pass kept; None: to be computed again.
           sums: to which to add.
 
         Returns:
@@ -272,10 +272,10 @@ class _Traced(NamedTuple):
       penalty: what regularization adds to the loss.
       loss: 0 but in the last stage.
       gradients: of the variables and, but in the first stage, of the inputs that are floats.
-      activations: what leads from the pass forward to the pass backward.
-      forward_effects: operations of the pass forward that do something, as a check or a print, but
+      activations: what leads from the forward pass to the backward pass.
+      forward_effects: operations of the forward pass that do something, as a check or a print, but
         compute nothing that another one needs.
-      backward_effects: those of the pass backward.
+      backward_effects: those of the backward pass.
     """
 
     function: tf.types.experimental.ConcreteFunction
@@ -386,7 +386,7 @@ def spec_of(value: Any) -> tf.TensorSpec:
 def _activations(
     forward: Sequence[tf.Operation], backward: Sequence[tf.Operation], fed: Sequence[tf.Tensor]
 ) -> Tensors:
-    """Returns what leads from the pass forward to the pass backward.
+    """Returns what leads from the forward pass to the backward pass.
 
     Not what depends on variables alone: a copy for each micro-batch would be a waste.
     """

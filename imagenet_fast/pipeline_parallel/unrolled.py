@@ -40,7 +40,7 @@ def unrolled(passes: Passes, order: str, rematerialize: str) -> Any:
         keep = rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
         if keep or place < last:
             kept[place, number], outputs[number] = passes.forward(place, number, inputs, keep)
-        else:  # its pass backward computes it anyway
+        else:  # its backward pass computes it anyway
             kept[place, number] = Kept(inputs)
     parts = [outputs[number] for number in range(count)]
     return tf.nest.map_structure(lambda *own: tf.concat(own, axis=0), *parts)

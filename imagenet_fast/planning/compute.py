@@ -16,7 +16,7 @@ class Operation(NamedTuple):
       layer: to which it belongs; empty: to none, as the loss.
       kind: ``"matrix"``: a convolution or a product; ``"normalization"``: batch norm; ``"pool"``;
         ``"other"``: all that works value by value, or only moves them.
-      backward: whether it belongs to the pass backward.
+      backward: whether it belongs to the backward pass.
       flops: that it computes, two for a multiplication and an addition.
       rows: with so many a matrix operation meets its weights, forward and backward: positions of a
         filter in all images, or images; 0 of others.
@@ -56,7 +56,7 @@ class Step:
       operations: of a micro-batch, in their order.
       gradients: in the order in which the variables were made.
       statistics: channels of each batch norm.
-      kept_bytes: of a micro-batch, what the pass backward needs of the pass forward.
+      kept_bytes: of a micro-batch, what the backward pass needs of the forward pass.
       fused_kept_bytes: of these, what is left where values are computed once more that follow from
         one kept tensor, value by value.
       unpadded_flops: of both passes of a micro-batch, without multiplications by the zeros around
@@ -127,11 +127,11 @@ class ComputeTime:
     """Seconds of a replica's step.
 
     Attributes:
-      forward: of the pass forward, of all micro-batches.
+      forward: of the forward pass, of all micro-batches.
       backward: the same backward.
       update: of the optimizer.
       by_kind: of both passes, by the kinds of operations.
-      known: when each gradient is known, from when the last micro-batch's pass backward began.
+      known: when each gradient is known, from when the last micro-batch's backward pass began.
     """
 
     forward: float

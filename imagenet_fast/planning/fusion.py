@@ -3,7 +3,7 @@
 Going backward, a model knows its last layer's gradients first. A segment can be summed when the
 first of its tensors, in the order of the layers, is known, and the segment before it, which has
 later layers, is on its way no longer: sums share one network. Few segments save latency; many begin
-early, and the less there is in the last one, the less is left to wait for after the pass backward.
+early, and the less there is in the last one, the less is left to wait for after the backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Transfer(NamedTuple):
     Attributes:
       first: number of its first tensor, in the order of the layers.
       last: of its last one.
-      begin: seconds, from when the pass backward began, at which it starts.
+      begin: seconds, from when the backward pass began, at which it starts.
       end: the same, at which it is done.
     """
 
@@ -43,7 +43,7 @@ def transfers(
     """Returns when the segments of a model's gradients are summed, in the order of the sums.
 
     Args:
-      known: seconds, from when the pass backward began, at which each gradient is known, in the
+      known: seconds, from when the backward pass began, at which each gradient is known, in the
         order of the layers: the last one is known first.
       sizes: bytes of the gradients.
       cost: seconds that the sum of so many bytes takes.

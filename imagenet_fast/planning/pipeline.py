@@ -17,16 +17,16 @@ class BlockCost(NamedTuple):
 
     Attributes:
       name: of the block, or of the first and the last.
-      forward: the pass forward, in FLOPs or seconds.
-      backward: the pass backward from kept activations, in the same.
+      forward: the forward pass, in FLOPs or seconds.
+      backward: the backward pass from kept activations, in the same.
       parameters: how many are trained.
       parameter_bytes: of these.
       other_bytes: of weights that are not trained, as the moving averages of batch norm.
       input_bytes: what the block before returns.
-      needed_input_bytes: of these, what the pass backward needs.
+      needed_input_bytes: of these, what the backward pass needs.
       output_bytes: what the block returns.
-      needed_output_bytes: of these, what its own pass backward needs.
-      activation_bytes: all that its pass backward needs of the pass forward but the inputs.
+      needed_output_bytes: of these, what its own backward pass needs.
+      activation_bytes: all that its backward pass needs of the forward pass but the inputs.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Interval(NamedTuple):
     Attributes:
       stage: whose device.
       micro_batch: its number.
-      kind: ``forward``, ``recompute``, which is the pass forward once more, or ``backward``.
+      kind: ``forward``, ``recompute``, which is the forward pass once more, or ``backward``.
       begin: seconds from the start of the batch, or whatever costs are in.
       end: the same.
     """
@@ -111,7 +111,7 @@ class Simulation(NamedTuple):
 
     @property
     def recomputed(self) -> float:
-        """The share of passes forward that are made once more in the devices' work."""
+        """The share of forward passes that are made once more in the devices' work."""
         return self._work(kind="recompute") / self._work()
 
     def _work(self, stage: int | None = None, kind: str | None = None) -> float:
@@ -134,7 +134,7 @@ def simulate(
 
     Each device makes its tasks in their order, as soon as it is free and has what they need.
 
-    Without kept activations, a task that goes back makes its pass forward once more, when the
+    Without kept activations, a task that goes back makes its forward pass once more, when the
     gradient has come. The last stage, which goes back at once, then makes it there only.
 
     Args:
@@ -181,8 +181,8 @@ class Held(NamedTuple):
     """Of how many micro-batches a stage holds something at a time, at most.
 
     Attributes:
-      inputs: what the stage before sent, until the pass backward is done.
-      activations: what a pass backward needs besides.
+      inputs: what the stage before sent, until the backward pass is done.
+      activations: what a backward pass needs besides.
     """
 
     inputs: int

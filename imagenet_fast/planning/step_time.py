@@ -151,7 +151,7 @@ class StepTime:
     Attributes:
       compute: of a replica on its own.
       sums: of the gradients, all together.
-      exposed: of these, what is left when the pass backward is done.
+      exposed: of these, what is left when the backward pass is done.
       batch_norm: of sums for statistics over groups of replicas.
       input: of a step's images on the hosts, while devices compute.
       segments: after which gradients a new sum begins.

@@ -57,7 +57,7 @@ class Cut(NamedTuple):
       name: of the run.
       published: after which gradients a new segment began.
       best: what our model finds best of as many segments.
-      waited: seconds with the published ones, after the pass backward.
+      waited: seconds with the published ones, after the backward pass.
       waited_best: with the best ones.
       step: seconds of the step with the published ones.
     """

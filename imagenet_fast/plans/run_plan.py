@@ -175,7 +175,7 @@ class RunPlan:
             f"step        {ms(time.total)}: forward {ms(compute.forward)}, backward "
             f"{ms(compute.backward)}, update {ms(compute.update)}",
             f"sums        {ms(time.sums)} of gradients, {ms(time.exposed)} of them after the "
-            f"pass backward; {ms(time.batch_norm)} of batch norm",
+            f"backward pass; {ms(time.batch_norm)} of batch norm",
             f"bound by    {_BOUNDS[time.bound]}",
             f"input       {need:,.0f} images/s from each host",
             f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of what the "
@@ -183,7 +183,7 @@ class RunPlan:
             f"time        {_duration(self.seconds)} of training{self._distribution()}",
             f"price       {self._price()}",
             "",
-            "sums by     together   after the pass backward",
+            "sums by     together   after the backward pass",
             *(
                 f"{name:11} {ms(own.sums):>8}   {ms(own.exposed)}"
                 for name, own in self._by_algorithm().items()

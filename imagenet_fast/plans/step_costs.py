@@ -108,8 +108,8 @@ class Block(NamedTuple):
 
     Attributes:
       cost: in bytes; what is said of its passes is of no use.
-      forward: the operations of a pass forward.
-      backward: of a pass backward.
+      forward: the operations of a forward pass.
+      backward: of a backward pass.
     """
 
     cost: BlockCost
@@ -186,7 +186,7 @@ def _model(config: Config, images: int) -> Classifier:
 def _operations(
     model: Classifier, config: Config, images: int
 ) -> tuple[list[tf.Operation], set[tf.Operation]]:
-    """Returns the operations of both passes that gradients need, and those of the pass forward."""
+    """Returns the operations of both passes that gradients need, and those of the forward pass."""
     counts: list[int] = []
 
     def both(pixels: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
@@ -256,7 +256,7 @@ def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tupl
 
 
 def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> list[tf.Tensor]:
-    """Returns what the pass backward needs of the pass forward, without weights."""
+    """Returns what the backward pass needs of the forward pass, without weights."""
     weights: set[tf.Operation] = set()
     for own in operations:  # also those in another precision or shape
         if own.type in _WEIGHTS or (own.inputs and all(end.op in weights for end in own.inputs)):

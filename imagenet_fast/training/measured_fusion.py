@@ -29,7 +29,7 @@ _SUMS = ((1, 1), (1, 4), (1, 16), (1 / 16, 1), (1 / 16, 8), (1 / 256, 1))
 # It is joined from so many tensors, as gradients are.
 _PARTS = 16
 _WARMUP, _REPEATS = 1, 5
-# Of a pass forward and backward: fewer segments are taken if they take no longer than this.
+# Of a forward and backward pass: fewer segments are taken if they take no longer than this.
 _WASTE = 0.002
 
 Make = Callable[..., AllReduce]
@@ -42,7 +42,7 @@ class Times(NamedTuple):
       known: seconds at which each gradient is known, from the first one on, in the order in which
         the model's variables were made, by the process that is last.
       sizes: bytes of the gradients.
-      passes: seconds of a step's passes forward and backward.
+      passes: seconds of a step's forward and backward passes.
       cost: of the sums.
     """
 
@@ -57,7 +57,7 @@ class Times(NamedTuple):
         return few_segments(self.known, self.sizes, self._seconds, waste, self.cost.aside)
 
     def waited(self, cuts: tuple[int, ...]) -> float:
-        """Returns the seconds from the pass backward's end to that of the last sum."""
+        """Returns the seconds from the backward pass's end to that of the last sum."""
         sums = transfers(self.known, self.sizes, self._seconds, cuts, self.cost.aside)
         return sums[-1].end - max(self.known)
 
@@ -73,7 +73,7 @@ class Times(NamedTuple):
         sums = [f"{len(own) + 1} sum{'s' * bool(own)}" for own in (cuts, others)]
         start, sent, aside = self.cost.start, 1e6 * self.cost.per_byte, 1e6 * self.cost.aside
         return (
-            f"gradients in {sums[0]}{after}: {waits[0]} to wait for after a pass backward; by "
+            f"gradients in {sums[0]}{after}: {waits[0]} to wait for after a backward pass; by "
             f"fusion_bytes, in {sums[1]}, {waits[1]}. A sum takes {milliseconds(start)} and "
             f"{milliseconds(sent)} a MB, and {milliseconds(aside)} while others are summed"
         )

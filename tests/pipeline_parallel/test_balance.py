@@ -59,7 +59,7 @@ def test_the_last_stage_gets_more_where_it_computes_nothing_twice():
     costs = [block(1.0, 2.0)] * 14
     assert best_balance(costs, tasks("1f1b", 2, 8), "always") == [6, 8]
     assert best_balance(costs, tasks("1f1b", 2, 8), "never") == [7, 7]
-    # There, others recompute while it makes its only pass forward.
+    # There, others recompute while it makes its only forward pass.
     assert best_balance(costs, tasks("unrolled", 2, 8), "always") == [7, 7]
 
 

@@ -41,7 +41,7 @@ def test_time_with_recomputation(stages, micro_batches):
     found = equal("gpipe", stages, micro_batches, "always")
     others = micro_batches + stages - 2
     assert found.seconds == pytest.approx(others * 1 + (micro_batches + stages - 1) * 3)
-    # A pass forward in four, but in the last stage.
+    # A forward pass in four, but in the last stage.
     share = (stages - 1) / ((stages - 1) * 4 + 3)
     assert found.recomputed == pytest.approx(share)
 
