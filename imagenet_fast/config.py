@@ -19,7 +19,7 @@ from typing import Any
 
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, nearest, require_choice
 from imagenet_fast.models.names import MODEL_NAMES
 from imagenet_fast.paths import Path, is_local, to_path
 from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
@@ -998,9 +998,8 @@ class Config:
     @staticmethod
     def _check(field: dataclasses.Field, value: Any) -> None:
         choices, check = field.metadata["choices"], field.metadata["check"]
-        if choices and value not in choices:
-            hint = nearest(value, choices) or f"; choose from {', '.join(choices)}"
-            raise UserError(f"{field.name}={value!r} does not exist{hint}")
+        if choices:
+            require_choice(field.name, value, choices)
         if check and not check(value):
             raise UserError(
                 f"{field.name} is {option_text(value)}, but must {field.metadata['must']}"

@@ -7,7 +7,7 @@ file. The commands print both as one line, without a traceback, and exit with st
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 
 class UserError(ValueError):
@@ -34,3 +34,18 @@ def nearest(name: str, names: Iterable[str], told: Callable[[str], str] = repr) 
     """
     close = difflib.get_close_matches(name, list(dict.fromkeys(names)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(told, close))}?" if close else ""
+
+
+def choices_hint(name: str, names: Collection[str]) -> str:
+    """Returns what :func:`nearest` does or, where nothing is near, ``; choose from`` all names."""
+    return nearest(name, names) or f"; choose from {', '.join(names)}"
+
+
+def require_choice(option: str, value: str, choices: Collection[str]) -> None:
+    """Checks that there is such a choice of an option.
+
+    Raises:
+      UserError: if not, naming those that there are.
+    """
+    if value not in choices:
+        raise UserError(f"{option}={value!r} does not exist{choices_hint(value, choices)}")

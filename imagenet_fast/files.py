@@ -80,7 +80,7 @@ class LineFile:
             self.flush()
 
     def flush(self) -> None:
-        """Sees to it that all lines are there."""
+        """Writes the lines that are still in memory."""
         self._file.flush()
         self._written = time.monotonic()
 

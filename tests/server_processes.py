@@ -5,18 +5,13 @@ import ctypes
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 
+from imagenet_fast.addresses import free_port
+
 ROOT = pathlib.Path(__file__).parent.parent
 HOST = "127.0.0.1"
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, choices_hint
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build import build_model, precision_policy
 
@@ -127,8 +127,7 @@ def title(config: Config, steps: int) -> str:
 def _require_peer(model: str) -> None:
     if model not in _PEERS:
         raise UserError(
-            f"Keras applications has no {model!r} to compare with"
-            f"{nearest(model, _PEERS) or '; choose from ' + ', '.join(_PEERS)}"
+            f"Keras applications has no {model!r} to compare with{choices_hint(model, _PEERS)}"
         )
 
 

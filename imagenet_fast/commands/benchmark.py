@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, choices_hint, nearest
 from imagenet_fast.models.names import MODEL_NAMES
 
 if TYPE_CHECKING:
@@ -311,10 +311,7 @@ def _parts(flags: CommandFlags, name: str, known: Collection[str]) -> list[str]:
     names = [own for own in flags[name].split(",") if own]
     for own in names:
         if own not in known:
-            raise UserError(
-                f"{name}: there is no part {own!r}"
-                f"{nearest(own, known) or '; choose from ' + ', '.join(known)}"
-            )
+            raise UserError(f"{name}: there is no part {own!r}{choices_hint(own, known)}")
     if not names:
         raise UserError(f"{name} is empty: choose from {', '.join(known)}")
     return names

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import threading
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
-from imagenet_fast.errors import UserError
+from imagenet_fast.commands.servers import check_port, hear_signals, serve_until
 
 
 def main(arguments: list[str]) -> int:
@@ -21,14 +18,10 @@ def main(arguments: list[str]) -> int:
     )
     flags.define("worker_port", 0, "on which they fetch batches; 0: any free one")
     flags.parse(arguments)
-    if not 0 < flags["port"] < 2**16:
-        raise UserError(f"port is {flags['port']}, but must be in [1, 65535]")
-    if not 0 <= flags["worker_port"] < 2**16:
-        raise UserError(f"worker_port is {flags['worker_port']}, but must be in [0, 65535]")
+    check_port("port", flags["port"])
+    check_port("worker_port", flags["worker_port"], least=0)
 
-    asked_to_end = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked_to_end.set())
+    asked_to_end = hear_signals()
     import_tensorflow()
     import tensorflow as tf
 
@@ -38,8 +31,4 @@ def main(arguments: list[str]) -> int:
     host = flags["host"] or socket.gethostname()
     with input_server(flags["port"], host, flags["worker_port"]) as address:
         print(f"input server: listening at {address}", flush=True)
-        while not asked_to_end.wait(1):
-            pass  # A signal that another thread gets does not wake this one.
-        # Ended one after the other, TensorFlow's two servers sometimes wait for each other for
-        # ever. They have nothing to lose.
-        os._exit(0)
+        serve_until(asked_to_end)

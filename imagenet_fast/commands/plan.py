@@ -8,7 +8,7 @@ import os
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names, parse_option
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, nearest, require_choice
 from imagenet_fast.files import write_results
 from imagenet_fast.paths import to_path
 from imagenet_fast.planning.accelerators import ACCELERATORS
@@ -189,8 +189,7 @@ def _pipeline(arguments: list[str]) -> None:
     )
     flags.parse(arguments)
     costs, memory = flags["costs"], flags["device_memory_gb"]
-    if costs not in ("flops", "measured"):
-        raise UserError(f"costs={costs!r} does not exist; choose from flops, measured")
+    require_choice("costs", costs, ("flops", "measured"))
     if memory < 0:
         raise UserError(f"device_memory_gb is {memory:g}, but must not be negative")
     config = Config().replace(**flags.changes())

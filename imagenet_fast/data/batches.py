@@ -20,6 +20,9 @@ from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import ENCODED, HEIGHT, LABEL, WIDTH
 
+# The label of what fills a batch and does not count.
+PADDING = -1
+
 _FEATURES = {
     ENCODED: tf.io.FixedLenFeature([], tf.string),
     LABEL: tf.io.FixedLenFeature([], tf.int64),

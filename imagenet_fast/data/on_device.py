@@ -14,13 +14,13 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import draws
 from imagenet_fast.data.augment import Changes, cut_out, draw_changes, draw_flips
 from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.batches import PADDING
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.order import share_of
 
 # Of a transformation's options, so many are used in an epoch, at most (Page).
 _MOST_OPTIONS = 200
-_PADDING = -1
 
 Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
@@ -135,7 +135,7 @@ class ValidationImages(ImagesOnDevice):
         places = self._places(step, replica)
         images, labels, weights = self._gather(tf.minimum(places, self._count - 1), replica)
         real = places < self._count
-        return images, tf.where(real, labels, _PADDING), tf.where(real, weights, 0.0)
+        return images, tf.where(real, labels, PADDING), tf.where(real, weights, 0.0)
 
 
 def draw_in_groups(places: tf.Tensor, count: int, epoch: tf.Tensor, config: Config) -> Changes:

@@ -209,8 +209,8 @@ def _until_damage(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
 def _salvage(path: str, count: int, bad_images: BadImages | None) -> Iterator[bytes]:
     """Yields the records of a shard from the first one that is lost, and empty strings for those.
 
-    They are in the places of the lost ones, so that all others keep theirs. Where more than one is
-    lost at a place, nobody knows how many before the end of the shard, where the others then are.
+    They are in the places of the lost ones, so that all others keep theirs. How many are
+    lost where more than one is, only the end of the shard tells: the others' places are there.
 
     Raises:
       UserError: if the shard cannot be read, or more is asked for: then TensorFlow's reader has

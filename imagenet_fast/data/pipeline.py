@@ -25,7 +25,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.bad_images import BadImages, list_bad_images
-from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
+from imagenet_fast.data.batches import PADDING, evaluation_batches, training_batches, unreadable
 from imagenet_fast.data.cache import (
     batches_from_memory,
     copy_shards,
@@ -65,7 +65,6 @@ from imagenet_fast.paths import to_path
 
 # For each replica, ready while it computes.
 _BATCHES_AHEAD = 2
-_PADDING = -1
 
 
 # AutoGraph would find nothing to convert, and look for it longer than tracing takes.
@@ -356,7 +355,7 @@ def _evaluation_batches(
     threads = thread_count(config)
     records = share.own(share.interleave(share.shards(), read, threads)).batch(batch_size)
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
-    padding = tf.data.Dataset.from_tensors(unreadable(config, _PADDING)).repeat()
+    padding = tf.data.Dataset.from_tensors(unreadable(config, PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)
 
 

@@ -1,4 +1,4 @@
-"""A check that all workers are about to do the same."""
+"""What workers tell each other before they train, and a check that they agree."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check_agreement(
 
     Args:
       strategy: of the workers, all of which must come here; under others nothing is to be checked.
-      what: the name of it, to complete "replicas would not ... alike".
+      what: the name of it, to complete "workers disagree on ...".
       how: how this worker does it.
       advice: what to do if others do it otherwise.
 
@@ -65,8 +65,8 @@ def check_agreement(
     for replica, text in enumerate(texts):
         if text != texts[0]:
             raise UserError(
-                f"replicas would not {what} alike: replica {replica} by {text!r}, but replica 0 "
-                f"by {texts[0]!r}; {advice}"
+                f"workers disagree on {what}: replica {replica} {text!r}, replica 0 {texts[0]!r}; "
+                f"{advice}"
             )
 
 

@@ -34,7 +34,7 @@ from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTY
 from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
 from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, require_choice
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
 # so that one piece is in its first stage while another is in its second.
@@ -115,7 +115,7 @@ class AllReduce:
             )
         groups = f" in groups of {self.rows.size}" if self.rows else ""
         told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
-        check_agreement(strategy, "sum gradients", told)
+        check_agreement(strategy, "how to sum gradients", told)
         if self.rows and not self._on_tpu:
             self.rows = in_rank_order(strategy, self.rows)
             # So that all members of a column have the same part of their rows' sums.
@@ -295,10 +295,7 @@ def _sum_through_masters(
 
 def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
     """Returns the algorithm to use under ``strategy``."""
-    if algorithm not in ALL_REDUCE_ALGORITHMS:
-        choices = f"; choose from {', '.join(ALL_REDUCE_ALGORITHMS)}"
-        hint = nearest(algorithm, ALL_REDUCE_ALGORITHMS) or choices
-        raise UserError(f"all_reduce={algorithm!r} does not exist{hint}")
+    require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
     if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
         return "builtin"
     if is_tpu(strategy):

@@ -35,7 +35,7 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
         config.strategy,
         config.tpu,
         config.logical_cpus,
-        # TensorFlow would join by them where a search has found that all is best summed at once.
+        # A search may find a single sum best, which TensorFlow's own packing must not split.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
         config.pipeline_stages > 1,
@@ -147,8 +147,8 @@ def _make_strategy(
     if pipeline:
         if kind not in ("auto", "one_device", "multi_worker"):
             raise UserError(
-                f"a pipeline has devices of its own, and cannot be with strategy={kind}: leave one "
-                "of them out"
+                f"a pipeline has devices of its own, and does not work with strategy={kind}: drop "
+                "one of them"
             )
         in_a_job = cluster is not None and len(cluster.workers) > 1
         several = kind == "multi_worker" or (kind == "auto" and in_a_job)

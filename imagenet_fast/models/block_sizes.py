@@ -17,13 +17,11 @@ class BlockSize(NamedTuple):
 
     Attributes:
         trainable: number of parameters that are trained.
-        non_trainable: number of others, such as the moving averages of batch norm.
         outputs: what the block returns, a ``tf.TensorSpec`` or several in a structure, with an
             unknown batch.
     """
 
     trainable: int
-    non_trainable: int
     outputs: Any
 
 
@@ -94,7 +92,6 @@ def _size(kind: type[keras.layers.Layer], config: dict[str, Any], specs: Any) ->
         outputs = block(inputs)
     return BlockSize(
         _count(block.trainable_weights),
-        _count(block.non_trainable_weights),
         tf.nest.map_structure(lambda x: tf.TensorSpec(x.shape, x.dtype), outputs),
     )
 

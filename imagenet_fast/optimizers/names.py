@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, how_to_install, nearest
+from imagenet_fast.errors import UserError, choices_hint, how_to_install
 from imagenet_fast.optimizers.schedules import Schedule
 
 # This package's, which are made elsewhere.
@@ -144,7 +144,7 @@ def _class_named(name: str, module: ModuleType) -> Callable[..., keras.optimizer
     }
     if name.lower() not in classes:
         known = [*OWN, *sorted(classes)]
-        hint = nearest(name.lower(), known) or f"; choose from {', '.join(known)}, or tfa:NAME"
+        hint = choices_hint(name.lower(), [*known, "tfa:NAME"])
         raise UserError(f"optimizer={name!r} does not exist{hint}")
     return classes[name.lower()]
 
@@ -164,6 +164,6 @@ def _addons_class(name: str) -> Callable[..., Any]:
         if inspect.isclass(value) and issubclass(value, keras.optimizers.legacy.Optimizer)
     }
     if name not in classes:
-        hint = nearest(name, classes) or f"; choose from {', '.join(sorted(classes))}"
+        hint = choices_hint(name, sorted(classes))
         raise UserError(f"TensorFlow Addons have no optimizer {name!r}{hint}")
     return classes[name]

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import check_balance, check_stages, partition
 from imagenet_fast.pipeline_parallel.passes import Passes
+from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs
 from imagenet_fast.pipeline_parallel.stage import Stage
 from imagenet_fast.pipeline_parallel.statistics import commit
@@ -74,8 +75,8 @@ class Pipeline:
     ) -> None:
         if num_micro_batches < 1:
             raise UserError(f"num_micro_batches is {num_micro_batches}, but must be positive")
-        _check_choice("rematerialize", rematerialize, REMATERIALIZE)
-        _check_choice("schedule", schedule, PIPELINE_SCHEDULES)
+        require_choice("rematerialize", rematerialize, REMATERIALIZE)
+        require_choice("schedule", schedule, PIPELINE_SCHEDULES)
         for block in blocks:
             _check_block(block)
         self.stages = [
@@ -158,7 +159,7 @@ class Pipeline:
           UserError: if one is not, or is shared by several stages.
         """
         owners: dict[Any, int] = {}
-        canonical = functools.cache(_canonical)
+        canonical = functools.cache(full_device_name)
         for place, stage in enumerate(self.stages):
             for variable in (own for block in stage.blocks for own in block.variables):
                 first = owners.setdefault(variable.ref(), place)
@@ -194,20 +195,6 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
     check_balance(balance, blocks)
     ends = list(itertools.accumulate(balance))
     return [(end - count, end) for end, count in zip(ends, balance)]
-
-
-def _canonical(device: str) -> str:
-    """Returns a device's name with all its parts."""
-    with tf.init_scope(), tf.device(device):
-        return tf.zeros([]).device
-
-
-def _check_choice(option: str, value: str, choices: Sequence[str]) -> None:
-    if value not in choices:
-        raise UserError(
-            f"{option}={value!r} does not exist{nearest(value, choices)}; choose from "
-            f"{', '.join(choices)}"
-        )
 
 
 def _check_no_mask(outputs: Any, block: keras.layers.Layer) -> None:

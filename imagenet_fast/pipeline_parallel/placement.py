@@ -46,10 +46,17 @@ def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = F
     return found[:stages]
 
 
+def full_device_name(device: str) -> str:
+    """Returns a device's name with job, task, type and number."""
+    with tf.init_scope(), tf.device(device):
+        return tf.zeros([]).device
+
+
 def start_stage_server(port: int) -> None:
     """Lends this process' devices to the pipelines of other processes, in threads.
 
-    It does whatever TensorFlow can for whoever reaches it.
+    Without authentication: whoever reaches the port can run any TensorFlow operation here, also
+    those that read and write files.
 
     Args:
       port: on which it listens.

@@ -211,9 +211,9 @@ def _random(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _bytes(values: Any) -> int:
-    """Returns the size of tensors, or of what describes them; those of unknown shape are small.
+    """Returns the size of tensors, or of what describes them, in bytes; without unknown shapes.
 
-    The one that there is in networks holds what cuDNN has to say to its own backward pass.
+    Networks have one of unknown shape: the small reserve space of cuDNN's batch norm.
     """
     known = [own for own in tf.nest.flatten(values) if own.shape.is_fully_defined()]
     return sum(own.shape.num_elements() * own.dtype.size for own in known)

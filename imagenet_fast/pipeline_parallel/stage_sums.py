@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.errors import UserError
+from imagenet_fast.pipeline_parallel.placement import full_device_name
 
 Tensors = list[tf.Tensor]
 
@@ -23,11 +24,12 @@ class StageSums:
       fusion: how the gradients of a stage are joined.
 
     Raises:
-      UserError: if gradients are to be joined by their numbers, which go beyond a stage.
+      UserError: if ``fusion.segments`` is set: its numbers count the gradients of the whole model,
+        not those of a stage.
     """
 
     def __init__(self, devices: Sequence[str], make: Callable[[int], AllReduce]) -> None:
-        self._devices = [_full_name(device) for device in devices]
+        self._devices = [full_device_name(device) for device in devices]
         self._sums = [make(place) for place in range(len(devices))]
         self.fusion = self._sums[0].fusion
         if self.fusion.segments:
@@ -58,8 +60,3 @@ class StageSums:
                 )
             sums.update(zip([*own, *range(len(gradients), len(gradients) + len(also))], found))
         return [sums[i] for i in range(len(gradients) + len(exact))]
-
-
-def _full_name(device: str) -> str:
-    with tf.init_scope(), tf.device(device):
-        return tf.zeros([]).device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, require_choice
 
 _TERA, _GIGA, _GIB = 1e12, 1e9, 2**30
 
@@ -91,9 +91,7 @@ def accelerator(name: str) -> Accelerator:
     Raises:
       UserError: if there is none, naming those that there are.
     """
-    if name not in ACCELERATORS:
-        hint = nearest(name, ACCELERATORS) or f"; choose from {', '.join(ACCELERATORS)}"
-        raise UserError(f"accelerator={name!r} does not exist{hint}")
+    require_choice("accelerator", name, ACCELERATORS)
     return ACCELERATORS[name]
 
 

@@ -211,12 +211,3 @@ def seconds(
     """
     found = stages(algorithm, replicas, group, exchange=exchange)
     return sum(stage.seconds(size, network) for stage in found)
-
-
-def published_steps(replicas: int, group: int) -> int:
-    """Returns the steps of Jia et al. 2018's hierarchical sum.
-
-    A reduction in the group by ``group - 1`` steps, a ring of the masters, and ``group - 1`` steps
-    back.
-    """
-    return 2 * (group - 1) + 2 * (replicas // group - 1)

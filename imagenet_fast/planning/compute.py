@@ -18,8 +18,8 @@ class Operation(NamedTuple):
         ``"other"``: all that works value by value, or only moves them.
       backward: whether it belongs to the backward pass.
       flops: that it computes, two for a multiplication and an addition.
-      rows: with so many a matrix operation meets its weights, forward and backward: positions of a
-        filter in all images, or images; 0 of others.
+      rows: of the matrix that a matrix operation multiplies its weights with: positions of a filter
+        in all images, or images; 0 of others.
       bytes: of memory that it reads and writes on its own.
       fused_bytes: of these, what a compiler leaves that computes value by value on the way from one
         matrix operation to another.
@@ -109,7 +109,7 @@ class Efficiency:
 
     Attributes:
       matrix: of the peak, in convolutions and products of matrices of many rows.
-      half_rows: with so many rows, they reach half of that.
+      half_rows: the number of rows with which they reach half of ``matrix``.
       memory: of the memory's bandwidth.
       fuses: whether values are computed on the way from one matrix operation to another.
       launch_seconds: that an operation takes at least.

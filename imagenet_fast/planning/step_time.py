@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from imagenet_fast.errors import UserError
 from imagenet_fast.planning import all_reduce
-from imagenet_fast.planning.accelerators import Accelerator
+from imagenet_fast.planning.accelerators import Accelerator, accelerator
 from imagenet_fast.planning.all_reduce import Network
 from imagenet_fast.planning.compute import ComputeTime, Efficiency, Step, compute_time
 from imagenet_fast.planning.fusion import best_segments, transfers
@@ -41,6 +41,11 @@ class Cluster:
     chips: int
     host_bandwidth: float = 100e9 / 8
     latency: float = 10e-6
+
+    @classmethod
+    def of(cls, accelerator_name: str, chips: int, network_gbits: float) -> Cluster:
+        """Returns a cluster of a kind of chip that is given by name, and a network in Gbit/s."""
+        return cls(accelerator(accelerator_name), chips, network_gbits * 1e9 / 8)
 
     def __post_init__(self) -> None:
         most = self.accelerator.most_chips
@@ -151,7 +156,7 @@ class StepTime:
     Attributes:
       compute: of a replica on its own.
       sums: of the gradients, all together.
-      exposed: of these, what is left when the backward pass is done.
+      exposed: of these, the part that the backward pass does not hide.
       batch_norm: of sums for statistics over groups of replicas.
       input: of a step's images on the hosts, while devices compute.
       segments: after which gradients a new sum begins.

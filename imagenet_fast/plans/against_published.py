@@ -347,7 +347,7 @@ def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> 
 
 
 def _cluster(run: DataParallel) -> Cluster:
-    return Cluster(accelerator(run.accelerator), run.chips, run.network_gbits * 1e9 / 8)
+    return Cluster.of(run.accelerator, run.chips, run.network_gbits)
 
 
 def _images(run: DataParallel) -> int:

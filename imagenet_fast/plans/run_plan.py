@@ -21,7 +21,6 @@ from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
 from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
-from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Step
 from imagenet_fast.planning.fusion import few_segments
 from imagenet_fast.planning.published import STACKS, stack_for
@@ -65,7 +64,7 @@ class Hardware:
     @functools.cached_property
     def cluster(self) -> Cluster:
         """The chips together."""
-        return Cluster(accelerator(self.accelerator), self.chips, self.network_gbits * 1e9 / 8)
+        return Cluster.of(self.accelerator, self.chips, self.network_gbits)
 
 
 @dataclasses.dataclass(frozen=True)

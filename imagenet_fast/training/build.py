@@ -245,14 +245,14 @@ def _network(
 
 
 def check_pipeline(config: Config) -> None:
-    """Checks that there is nothing that pipelines cannot be with.
+    """Checks that no option is given that does not work with pipelines.
 
     Raises:
       UserError: if there is.
     """
     for name, given in (("xla", config.xla), ("train_sizes", bool(config.train_sizes))):
         if given:
-            raise UserError(f"a pipeline cannot be with {name}: leave one of them out")
+            raise UserError(f"pipeline_stages does not work with {name}: drop one of them")
 
 
 def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
@@ -462,7 +462,7 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
     # In the loop over micro-batches, replicas of one process would not find each other.
     if config.accumulation_steps > 1 and len(devices_of(strategy)) > 1:
         raise UserError(
-            f"{groups}, which replicas of one process cannot be with "
+            f"{groups}, which in one process does not work with "
             f"accumulation_steps={config.accumulation_steps}; use 1, or a worker process for each "
             "replica"
         )

@@ -126,7 +126,7 @@ class MLPerfLog(keras.callbacks.Callback):
             self._ended = True
 
     def flush(self) -> None:
-        """Sees to it that all lines are there."""
+        """Writes the lines that are still in memory."""
         self._file.flush()
 
     def close(self) -> None:

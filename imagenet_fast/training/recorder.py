@@ -18,6 +18,7 @@ from imagenet_fast.data.bad_images import describe
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import LineFile
 from imagenet_fast.paths import seconds_between_writes, to_path
+from imagenet_fast.training import totals
 from imagenet_fast.training.clock import Clock
 
 Row = dict[str, Any]
@@ -90,7 +91,7 @@ class Recorder(keras.callbacks.Callback):
         self._untimed = 0
         self._unread: list[tf.Tensor] = []
         self._logs: dict[str, tf.Tensor] = {}
-        self._read_sums = dict.fromkeys(("loss", "top1", "top5", "examples", "skipped"), 0.0)
+        self._read_sums = dict.fromkeys(totals.NAMES, 0.0)
         self._read_time = (clock.train_seconds, clock.timed_images)
 
     def recompile(self) -> None:
@@ -253,7 +254,7 @@ class JsonLines:
         self._file.add(json.dumps(row))
 
     def flush(self) -> None:
-        """Sees to it that all rows are there."""
+        """Writes the rows that are still in memory."""
         self._file.flush()
 
     def close(self) -> None:

@@ -205,7 +205,7 @@ class _Run:
         state = self.checkpoints.restore()
         check_agreement(
             self.strategy,
-            "begin",
+            "where to begin",
             f"going on from step {state['step']}" if state else "beginning anew",
             f"--model_dir={self.config.model_dir} must be a directory that all workers share",
         )

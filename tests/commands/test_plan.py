@@ -179,14 +179,17 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),
         (
             ["--pipeline", "--costs=flop"],
-            "costs='flop' does not exist; choose from",
+            "costs='flop' does not exist; did you mean 'flops'?",
         ),
         (["--pipeline", "--device_memory_gb=-1"], "device_memory_gb is -1, but must not be"),
         (["--pipeline", "--pipeline_stages=2", "--pipeline_balance=3"], "is of 1 stages, but"),
-        ([*SMALL, "--pipeline_stages=2", "--xla"], "a pipeline cannot be with xla: leave one"),
+        (
+            [*SMALL, "--pipeline_stages=2", "--xla"],
+            "pipeline_stages does not work with xla: drop one",
+        ),
         (
             [*SMALL, "--pipeline_stages=2", "--train_sizes=16", "--train_until=1 epochs"],
-            "a pipeline cannot be with train_sizes: leave one",
+            "pipeline_stages does not work with train_sizes: drop one",
         ),
         ([*SMALL, "--pipeline_stages=99"], "cannot be split into 99 stages"),
         ([*SMALL, "--pipeline_stages=2", "--pipeline_balance=3,4"], "is of 7 blocks, but there"),

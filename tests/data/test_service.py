@@ -11,9 +11,10 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
-from server_processes import HOST, free_port, running_server
+from server_processes import HOST, running_server
 
 from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast.addresses import free_port
 from imagenet_fast.data import service
 
 NUMBERS = 61
@@ -75,19 +76,15 @@ def test_a_batch_that_is_lost_or_repeated_ends_the_stream(monkeypatch, change):
         take(dataset, 20)
 
 
-def test_watched_batches_are_the_same(here, listeners):
-    dataset = service.batches_from_servers(numbers(), squares, tuple(listeners), watched=True)
-    for batch, expected in zip(take(dataset, 300), take(squares(numbers()), 300)):
-        np.testing.assert_array_equal(batch, expected)
-
-
-def test_watch_costs_the_batches_nothing(here, listeners):
+def test_watched_batches_are_the_same_and_do_not_wait(here, listeners):
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     dataset = service.batches_from_servers(numbers(), squares, tuple(listeners), watched=True)
     start = time.monotonic()
-    take(dataset.with_options(options), 300)  # It looks each second.
+    batches = take(dataset.with_options(options), 300)  # It looks each second.
     assert time.monotonic() - start < 20
+    for batch, expected in zip(batches, take(squares(numbers()), 300)):
+        np.testing.assert_array_equal(batch, expected)
 
 
 def test_a_server_that_goes_away_ends_the_wait_for_it(here, listeners):

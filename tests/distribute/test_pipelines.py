@@ -76,7 +76,7 @@ def test_keras_trains_as_ever():
 
 
 def test_another_strategy_cannot_be_with_pipelines():
-    with pytest.raises(UserError, match="cannot be with strategy=mirrored"):
+    with pytest.raises(UserError, match="does not work with strategy=mirrored"):
         make_strategy(Config(pipeline_stages=2, strategy="mirrored"))
 
 

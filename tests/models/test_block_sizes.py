@@ -45,7 +45,7 @@ def test_counts_and_outputs():
         ],
         (9, 7, 3),
     )
-    assert [size[:2] for size in sizes] == [(9 * 3 * 4 + 4, 0), (8, 8), (0, 2), (0, 0), (1, 1)]
+    assert [size.trainable for size in sizes] == [9 * 3 * 4 + 4, 8, 0, 0, 1]
     assert [shapes(size) for size in sizes] == [
         *[[([None, 4, 3, 4], "float32")]] * 3,
         [([None, 48], "float32")],

@@ -6,8 +6,9 @@ import pathlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from server_processes import HOST, free_port, running_stage_server
+from server_processes import HOST, running_stage_server
 
+from imagenet_fast.addresses import free_port
 from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 

@@ -7,7 +7,6 @@ import pytest
 from imagenet_fast import UserError
 from imagenet_fast.planning.all_reduce import (
     Network,
-    published_steps,
     seconds,
     stages,
     wire_share,
@@ -23,7 +22,6 @@ def steps(algorithm, replicas, group=1):
 def test_published_steps():
     # Jia et al. 2018: 1024 GPUs flat, and in groups of 16.
     assert steps("flat", 1024) == 2046
-    assert published_steps(1024, 16) == 156
     # Goyal et al. 2017: 32 servers.
     assert steps("flat", 32) == 62
     assert steps("halving_doubling", 32) == 10

@@ -40,7 +40,6 @@ JOBS = {
         {"strategy": "mirrored", "logical_cpus": 2, "accumulation_steps": 2},
         0,
     ),
-    "two_workers": ({"strategy": "multi_worker"}, 2),
     "four_workers": ({"strategy": "multi_worker"}, 4),
 }
 
@@ -121,7 +120,6 @@ PARTS = {
     "micro_batches": QUARTERS,
     "replicas": QUARTERS,
     "replicas_and_micro_batches": QUARTERS,
-    "two_workers": tuple((i, None, 2) for i in range(2)),
     "four_workers": tuple((i, None, 4) for i in range(4)),
 }
 

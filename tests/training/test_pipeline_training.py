@@ -61,10 +61,8 @@ def test_losses_are_those_without_a_pipeline(runs, name):
 def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python):
     flags = ("--strategy=multi_worker", "--logical_cpus=2")
     other = train(run_python, digits, tmp_path / "plain", *flags)
-    for algorithm in ("auto", "hierarchical"):
-        stages = (f"--all_reduce={algorithm}", "--pipeline_stages=2")
-        own = train(run_python, digits, tmp_path / algorithm, *flags, *stages)
-        np.testing.assert_allclose(own, other, rtol=1e-5)
+    own = train(run_python, digits, tmp_path / "stages", *flags, "--pipeline_stages=2")
+    np.testing.assert_allclose(own, other, rtol=1e-5)
 
 
 def test_a_killed_run_goes_on_in_another_balance(runs, digits, tmp_path):
@@ -123,8 +121,8 @@ def test_evaluated_and_exported_without_a_pipeline(runs, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--pipeline_stages=2", "--xla"], "a pipeline cannot be with xla"),
-        (["--pipeline_stages=2", "--strategy=mirrored"], "cannot be with strategy=mirrored"),
+        (["--pipeline_stages=2", "--xla"], "pipeline_stages does not work with xla"),
+        (["--pipeline_stages=2", "--strategy=mirrored"], "does not work with strategy=mirrored"),
         (["--pipeline_stages=99"], "a pipeline of 99 stages needs as many devices"),
     ],
 )

@@ -392,8 +392,8 @@ def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monk
     tell = {"beginning anew": "going on from step 20"}
     monkeypatch.setattr(agreement, "texts_of_all", lambda _, own: [tell.get(own, own), own])
     message = (
-        "replicas would not begin alike: replica 1 by 'beginning anew', but replica 0 by 'going on "
-        f"from step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
+        "workers disagree on where to begin: replica 1 'beginning anew', replica 0 'going on from "
+        f"step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
     )
     with pytest.raises(UserError, match=re.escape(message)):
         train(config.replace(model_dir=str(tmp_path / "run")))
