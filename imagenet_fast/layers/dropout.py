@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import micro_batch
 
 
@@ -24,10 +25,15 @@ class Dropout(keras.layers.Layer):
     Args:
       rate: the share, in [0, 1).
       **kwargs: Keras' own options (``name``, ``dtype``).
+
+    Raises:
+      UserError: if the rate is out of range.
     """
 
     def __init__(self, rate: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise UserError(f"rate is {rate}, but must be at least 0 and below 1")
         self.rate = rate
 
     def build(self, input_shape: Any) -> None:

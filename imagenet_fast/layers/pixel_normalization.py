@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.errors import UserError
+
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class PixelNormalization(keras.layers.Layer):
@@ -21,6 +23,9 @@ class PixelNormalization(keras.layers.Layer):
       mean: of each channel, in 0..255.
       std: of each channel, positive.
       **kwargs: Keras' own options (``name``, ``dtype``).
+
+    Raises:
+      UserError: if a standard deviation is not positive, or there is not one of each channel.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs: Any) -> None:
@@ -28,6 +33,18 @@ class PixelNormalization(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.mean = tuple(mean)
         self.std = tuple(std)
+        if len(self.mean) != len(self.std) or min(self.std) <= 0:
+            raise UserError(
+                f"mean={list(self.mean)} and std={list(self.std)} must have an entry for each "
+                "channel, and the second none that is not positive"
+            )
+
+    def build(self, input_shape: tf.TensorShape) -> None:
+        """Checks the number of channels."""
+        channels = input_shape[-1]
+        if channels is not None and channels != len(self.mean):
+            raise UserError(f"inputs have {channels} channels, but mean and std {len(self.mean)}")
+        super().build(input_shape)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Normalizes a batch."""

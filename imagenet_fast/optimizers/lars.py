@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.momentum import MomentumOptimizer, as_list
 from imagenet_fast.optimizers.schedules import Schedule
 
@@ -76,6 +77,8 @@ class LARS(MomentumOptimizer):
             name,
             **kwargs,
         )
+        if eeta <= 0:
+            raise UserError(f"eeta is {eeta}, but must be positive")
         self.eeta = eeta
         self.epsilon = epsilon
         self.trust_mask = as_list(trust_mask, bool)

@@ -26,6 +26,9 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
       rate_factors: for each trainable variable in order, a factor of its rate; None: 1.
       name: of the optimizer.
       **kwargs: Keras' own options (``clipnorm``, ``use_ema``, ...).
+
+    Raises:
+      UserError: if ``momentum`` or ``weight_decay`` is out of range.
     """
 
     def __init__(
@@ -40,6 +43,10 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
         name: str,
         **kwargs: Any,
     ) -> None:
+        if not 0 <= momentum < 1:
+            raise UserError(f"momentum is {momentum}, but must be at least 0 and below 1")
+        if weight_decay < 0:
+            raise UserError(f"weight_decay is {weight_decay}, but must not be negative")
         # Few fused kernels update a variable: there is nothing left for XLA to fuse.
         kwargs.setdefault("jit_compile", False)
         # Not passed on: Keras would decay apart from the gradient.
@@ -67,6 +74,17 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
             for variable in var_list
         ]
         self._built = True
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Is for Keras' decay apart from the gradient, which these optimizers do not have.
+
+        Raises:
+          UserError: always, naming what does the same here.
+        """
+        raise UserError(
+            f"{self.name} leaves variables out of weight decay by weight_decay_mask, an entry for "
+            "each trainable variable: imagenet_fast.optimizers.variable_roles helps to make it"
+        )
 
     def _check(self, var_list: Sequence[tf.Variable]) -> None:
         """Raises a UserError if the options are not for these variables."""

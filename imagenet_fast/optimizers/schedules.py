@@ -190,10 +190,15 @@ class _Warmup(Schedule):
       start: the rate of step 0.
       steps: the length of the warmup. It need not be a whole number: Google's recipes warm up for
         a number of examples. The last step below it is then still warmup.
+
+    Raises:
+      ValueError: if ``schedule`` is none.
     """
 
     def __init__(self, schedule: Schedule, start: float, steps: float) -> None:
         super().__init__()
+        if not isinstance(schedule, Schedule):
+            raise ValueError(f"schedule is {schedule!r}, but must be a LearningRateSchedule")
         self.schedule = schedule
         self.start = start
         self.steps = steps

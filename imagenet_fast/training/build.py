@@ -412,8 +412,16 @@ def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> l
 
 
 def _filters(model: Classifier) -> list[bool]:
-    """Returns which trainable variables are filters of convolutions."""
-    return [variable.shape.rank == 4 for variable in model.trainable_variables]
+    """Returns which trainable variables are filters of convolutions over all channels."""
+    depthwise = {
+        layer.depthwise_kernel.ref()
+        for layer in model.submodules
+        if hasattr(layer, "depthwise_kernel")
+    }
+    return [
+        variable.shape.rank == 4 and variable.ref() not in depthwise
+        for variable in model.trainable_variables
+    ]
 
 
 def _mixer(config: Config) -> Mixer | None:

@@ -13,9 +13,11 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.optimizers.slow_copies import SlowCopies
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
@@ -41,10 +43,15 @@ class Classifier(keras.Model):
       pass, but not the update, which their strategies cannot compile.
 
     Batches are ``(images, labels)`` or ``(images, labels, weights)``: of the input's dtype
-    [batch, height, width, 3], integer [batch] and float [batch]. Images of weight 0 do not count;
-    negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5`` (fractions), ``examples``
-    (images that counted), ``skipped`` (images that had no weight). Where images are mixed, the loss
-    in training is that of both labels, and the accuracies are those of the image's own.
+    [batch, height, width, 3], integer [batch] or [batch, 1], and float of the same. Images of
+    weight 0 do not count; negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5``
+    (fractions), ``examples`` (images that counted: the sum of their weights), ``skipped`` (images
+    of weight 0). Where images are mixed, the loss in training is that of both labels, and the
+    accuracies are those of the image's own.
+
+    Where a moving average of the weights is kept, ``evaluate``, ``predict``, ``save`` and
+    ``save_weights`` work with it; ``train_on_batch``, ``test_on_batch``, ``predict_on_batch`` and
+    ``get_weights`` with the weights themselves.
 
     Args:
       inputs: the functional model's input.
@@ -132,25 +139,50 @@ class Classifier(keras.Model):
     def fit(
         self,
         x: Any = None,
-        *args: Any,
+        y: Any = None,
+        batch_size: int | None = None,
         epochs: int | None = None,
+        *args: Any,
         steps_per_epoch: int | None = None,
         **kwargs: Any,
     ) -> keras.callbacks.History:
-        """Keras' ``fit``; by default of the recipe's epochs and, of endless data, of its steps."""
+        """Keras' ``fit``; by default of the recipe's epochs and, of endless data, of its steps.
+
+        Raises:
+          UserError: if Keras would leave out something that is asked for.
+        """
+        self._check_fit(x, **kwargs)
         if _is_distributed(kwargs.get("validation_data")):
             kwargs.setdefault("validation_steps", self.validation_steps)
-        if steps_per_epoch is None and not _has_an_end(x):
+        if steps_per_epoch is None and _is_endless(x):
             steps_per_epoch = self.steps_per_epoch
             if epochs is None and self.total_steps is not None:
                 steps_per_epoch = min(steps_per_epoch, self.total_steps)
         return super().fit(
             x,
+            y,
+            batch_size,
+            self.epochs if epochs is None else epochs,
             *args,
-            epochs=self.epochs if epochs is None else epochs,
             steps_per_epoch=steps_per_epoch,
             **kwargs,
         )
+
+    def _check_fit(
+        self, x: Any, class_weight: Any = None, callbacks: Any = None, **others: Any
+    ) -> None:
+        if class_weight and _is_distributed(x):
+            raise UserError(
+                "class_weight is not for data that is distributed already, as make_dataset's: map "
+                "(images, labels, weights) of your own tf.data.Dataset"
+            )
+        given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+        backup = any(isinstance(own, keras.callbacks.BackupAndRestore) for own in given)
+        if backup and any(self._copies()):
+            raise UserError(
+                "BackupAndRestore does not keep the moving average of the weights or the slow "
+                "weights of lookahead: use imagenet_fast.train, whose checkpoints do"
+            )
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate``, of the same model on all replicas."""
@@ -223,6 +255,12 @@ class Classifier(keras.Model):
         batch = self.batch(data, "train")
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
+        own_data = not _is_step(data) and batch[0].shape[0] is None
+        if own_data and context.num_replicas_in_sync > 1:
+            # Keras gives replicas unequal parts of a last batch that is smaller.
+            global_batch = context.all_reduce(
+                tf.distribute.ReduceOp.SUM, tf.cast(images, tf.float32)
+            )
         if self.mixer is not None:
             step = self.optimizer.iterations.read_value()
             batch = *batch, self.mixer.draw(images, step, replica)
@@ -272,14 +310,37 @@ class Classifier(keras.Model):
         return self.get_layer("normalize")(images)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Keras' ``save``, of the network alone: its layers and weights, from pixels to logits.
+        """Keras' ``save``, of the network that ``evaluate`` evaluates, from pixels to logits.
 
         ``models.load`` reads a ``.keras`` file, as a plain Keras model. The training step is
         ``build_model``'s; a run that is to go on needs the checkpoints of ``train``.
         """
         with self.distribute_strategy.scope():
             network = keras.Model(self.inputs, self.outputs, name=self.name)
-        network.save(filepath, *args, **kwargs)
+        self.average_batch_norm_statistics()
+        with self.averaged_weights():
+            network.save(filepath, *args, **kwargs)
+
+    def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
+        """Keras' ``save_weights``, of those that ``evaluate`` works with."""
+        self.average_batch_norm_statistics()
+        with self.averaged_weights():
+            super().save_weights(filepath, *args, **kwargs)
+
+    def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        """Keras' ``load_weights``; a moving average begins anew with what is loaded."""
+        found = super().load_weights(filepath, *args, **kwargs)
+        self.restart_copies()
+        return found
+
+    def set_weights(self, weights: Sequence[np.ndarray]) -> None:
+        """Keras' ``set_weights``; a moving average begins anew with what is set."""
+        super().set_weights(weights)
+        self.restart_copies()
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras asks for it in functions that cannot save this model."""
+        raise UserError("save the model by its own method, model.save(path), or by export")
 
     @property
     def metrics(self) -> list[Any]:
@@ -298,10 +359,9 @@ class Classifier(keras.Model):
         if self.distribute_strategy.num_replicas_in_sync == 1:
             return
         self._average_statistics()
-        for copies in (self.weight_average, self.lookahead):
-            if copies is not None:  # it has statistics of its own
-                with copies.in_use():
-                    self._average_statistics()
+        for copies in self._copies():  # they have statistics of their own
+            with copies.in_use():
+                self._average_statistics()
 
     @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:
@@ -352,9 +412,11 @@ class Classifier(keras.Model):
 
     def restart_copies(self) -> None:
         """Has the copies that follow the weights begin at the present ones; outside of replicas."""
-        for copies in (self.weight_average, self.lookahead):
-            if copies is not None:
-                copies.restart()
+        for copies in self._copies():
+            copies.restart()
+
+    def _copies(self) -> list[SlowCopies]:
+        return [own for own in (self.weight_average, self.lookahead) if own is not None]
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has its averaged weights, if it keeps them; afterwards its own."""
@@ -435,7 +497,13 @@ class Classifier(keras.Model):
 
     def _parts(self, batch: Sequence[tf.Tensor]) -> Tensors:
         """Returns the micro-batches of each tensor: [accumulation_steps, images, ...]."""
-        parts = []
+        parts, images = [], batch[0].shape[0]
+        if images is not None and images % self.accumulation_steps:
+            raise UserError(
+                f"a replica's {images} images cannot be split into "
+                f"accumulation_steps={self.accumulation_steps} equal micro-batches: give batches "
+                "that can be, or leave out a last one that cannot (drop_remainder=True)"
+            )
         for whole in batch:
             shape = tf.concat([[self.accumulation_steps, -1], tf.shape(whole)[1:]], 0)
             parts.append(tf.reshape(whole, shape))
@@ -466,7 +534,17 @@ class Classifier(keras.Model):
                 loss += tf.add_n(self.losses) / (replicas * self.accumulation_steps)
             loss = self._scaled(loss)
         gradients = tape.gradient(loss, self.trainable_variables)
+        self._check_gradients(gradients)
         return gradients, batch_sums(logits, losses, labels, weights)
+
+    def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
+        pairs = zip(gradients, self.trainable_variables)
+        lost = [variable.name for gradient, variable in pairs if gradient is None]
+        if lost:
+            raise UserError(
+                f"the loss does not depend on {', '.join(lost)}: set trainable = False in the "
+                "layers of these variables, and compile again"
+            )
 
     def _through_pipeline(
         self,
@@ -574,15 +652,25 @@ def _is_distributed(data: Any) -> bool:
     return isinstance(data, tf.distribute.DistributedDataset)
 
 
-def _has_an_end(data: Any) -> bool:
-    """Whether the data tells Keras itself how long an epoch is."""
+def _is_endless(data: Any) -> bool:
+    """Whether an epoch would not end without a number of steps."""
     if isinstance(data, tf.data.Dataset):
-        return data.cardinality().numpy() >= 0
-    return isinstance(data, (np.ndarray, tf.Tensor))
+        return data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
+    return _is_distributed(data)
 
 
 def _unpack(data: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
-    if weights is None:
-        weights = tf.ones(tf.shape(labels)[:1])
+    labels = _one_each("labels are class numbers", labels)
+    weights = tf.ones_like(labels) if weights is None else _one_each("weights are", weights)
     return images, tf.cast(labels, tf.int32), tf.cast(weights, tf.float32)
+
+
+def _one_each(what: str, values: tf.Tensor) -> tf.Tensor:
+    """Returns what there is of each image, [batch], of [batch] or [batch, 1]."""
+    values = tf.convert_to_tensor(values)
+    if values.shape.rank == 2 and values.shape[1] == 1:
+        return tf.squeeze(values, axis=1)
+    if values.shape.rank != 1:
+        raise UserError(f"{what} [batch], but got {values.shape}: one of each image")
+    return values

@@ -16,11 +16,11 @@ def batch_sums(
       logits: float32 [batch, classes].
       losses: float32 [batch], without weights.
       labels: int32 [batch]; negative ones are padding.
-      weights: float32 [batch]; 0 for images that do not count.
+      weights: float32 [batch]; 0 for images that do not count, else 1 or of one's own choice.
 
     Returns:
-      float32 [5]: the sum of losses, of right first answers, of right answers among the first
-      five, of images that count, and of images that could not be read.
+      float32 [5]: the weighted sums of losses, of right first answers and of right answers among
+      the first five, the sum of weights, and the number of images that are real and have none.
     """
     right = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
     # Ties count against the model, so that equal logits are no answer; NaN is never above.
@@ -33,7 +33,7 @@ def batch_sums(
             tf.reduce_sum(tf.cast(rank <= 1, tf.float32) * finite * weights),
             tf.reduce_sum(tf.cast(rank <= 5, tf.float32) * finite * weights),
             tf.reduce_sum(weights),
-            tf.reduce_sum(real) - tf.reduce_sum(weights * real),
+            tf.reduce_sum(real * tf.cast(weights == 0, tf.float32)),
         ]
     )
 

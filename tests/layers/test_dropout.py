@@ -1,7 +1,9 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast import UserError
 from imagenet_fast.layers import Dropout
 
 ONES = np.ones((64, 100), np.float32)
@@ -54,3 +56,9 @@ def test_half_precision_stays_half_precision():
 def test_survives_serialization():
     layer = Dropout.from_config(Dropout(0.25, name="d").get_config())
     assert (layer.rate, layer.name) == (0.25, "d")
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0])
+def test_a_rate_out_of_range(rate):
+    with pytest.raises(UserError, match=f"rate is {rate}, but must be at least 0 and below 1"):
+        Dropout(rate)

@@ -4,6 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 
 MEAN, STD = Config().pixel_mean, Config().pixel_std
@@ -87,3 +88,14 @@ def test_survives_saving(tmp_path):
     model.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(again(PIXELS), model(PIXELS))
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0, 0, 0), (1, 0, 1)), ((0, 0, 0), (1,))])
+def test_impossible_values(mean, std):
+    with pytest.raises(UserError, match="must have an entry for each channel"):
+        PixelNormalization(mean, std)
+
+
+def test_other_channels():
+    with pytest.raises(UserError, match="inputs have 1 channels, but mean and std 3"):
+        layer()(PIXELS[..., :1])

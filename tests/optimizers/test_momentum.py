@@ -91,3 +91,24 @@ def test_too_few_entries(make, option):
         with pytest.raises(UserError, match=f"{option} has 1 entries, but there are 2 trainable"):
             optimizer.apply_gradients(zip(grads, variables))
     assert variables[0].numpy() == [1.0]
+
+
+@pytest.mark.parametrize("kind", [SGD, LARS, Muon])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"momentum": 1.0}, "momentum is 1.0, but must be at least 0 and below 1"),
+        ({"momentum": -0.1}, "momentum is -0.1, but must be"),
+        ({"weight_decay": -1e-4}, "weight_decay is -0.0001, but must not be negative"),
+    ],
+)
+def test_options_out_of_range(kind, options, message):
+    with pytest.raises(UserError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize("kind", [SGD, LARS, Muon])
+def test_keras_way_to_leave_out_of_decay_is_refused(kind):
+    """It would be for Keras' own decay, and do nothing here."""
+    with pytest.raises(UserError, match="leaves variables out of weight decay by weight_"):
+        kind(weight_decay=0.1).exclude_from_weight_decay(var_names=["bias"])

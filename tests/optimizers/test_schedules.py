@@ -122,10 +122,11 @@ def test_warmup_of_part_of_a_step():
         lambda: PiecewiseLinear([], []),
         lambda: PiecewiseLinear([0, 5], [1.0]),
         lambda: PiecewiseLinear([5, 0], [1.0, 2.0]),
+        lambda: GradualWarmup(0.1, 0.0, steps=5),
     ],
 )
 def test_impossible_schedules(make):
-    with pytest.raises(ValueError, match="steps"):
+    with pytest.raises(ValueError, match=r"steps|schedule is 0\.1, but must be"):
         make()
 
 

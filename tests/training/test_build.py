@@ -255,6 +255,18 @@ def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
     assert set(others) == {1.0, 3.0}
 
 
+def test_muon_leaves_depthwise_kernels_to_sgd():
+    """They have a row for each channel, but no output channels."""
+    options = {"model": "amoebanet_b", "normal_cells": 3, "cell_filters": 8, "image_size": 32}
+    model = build_model(SMALL.replace(optimizer="muon", **options))
+    variables = model.trainable_variables
+    kernels = [i for i, variable in enumerate(variables) if variable.shape.rank == 4]
+    depthwise = [i for i in kernels if "depthwise" in variables[i].name]
+    mask = model.optimizer.filter_mask
+    assert depthwise
+    assert [i for i, own in enumerate(mask) if own] == sorted({*kernels} - {*depthwise})
+
+
 def test_a_saved_model_is_its_network(tmp_path):
     model = build_model(SMALL.replace(precision="mixed_bfloat16", optimizer="lars"))
     model.optimizer.build(model.trainable_variables)

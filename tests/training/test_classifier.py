@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 from model_weights import assert_close, weights_of
 
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.training.classifier import Classifier
 
@@ -310,6 +311,26 @@ def test_data_with_an_end_is_taken_to_it():
     assert model.fit(data.repeat(), **options).history["examples"] == [2]
 
 
+class InParts(keras.utils.Sequence):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return IMAGES[2 * index : 2 * index + 2], LABELS[2 * index : 2 * index + 2]
+
+
+def test_data_of_unknown_length_is_taken_to_its_end():
+    model = classifier()
+    model.steps_per_epoch = 3
+    data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(2)
+    for own in (data.filter(lambda *_: True), InParts()):
+        assert model.fit(own, epochs=2, verbose=0).history["examples"] == [8, 8]
+
+
+def test_fit_takes_its_arguments_in_keras_order():
+    assert classifier().fit(IMAGES, LABELS, 4, 2, 0).history["examples"] == [8, 8]
+
+
 def test_predict_gives_probabilities():
     model = classifier()
     probabilities = model.predict(IMAGES, batch_size=3, verbose=0)
@@ -373,6 +394,95 @@ def test_lookahead_pulls_the_weights_back():
     assert_close(weights_of(model), expected)
 
 
+def with_average(**options):
+    model = classifier(batch_norm=True, **options)
+    model.keep_weight_average(0.5)
+    return model
+
+
+def evaluated(model):
+    return model.evaluate(IMAGES, LABELS, batch_size=8, verbose=0, return_dict=True)
+
+
+def test_what_is_saved_is_what_was_evaluated(tmp_path):
+    model = with_average()
+    for _ in range(3):
+        step(model)
+    expected = evaluated(model)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = with_average()
+    step(again)
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert evaluated(again) == pytest.approx(expected, rel=1e-5)
+
+    model.save(tmp_path / "model.keras")
+    network = keras.models.load_model(tmp_path / "model.keras")
+    found = tf.nn.softmax(network(IMAGES, training=False))
+    assert_close(found, model.predict(IMAGES, verbose=0))
+
+
+def test_an_average_begins_anew_with_weights_that_are_set():
+    model, plain = with_average(), classifier(batch_norm=True)
+    step(model), step(plain), step(plain)
+    model.set_weights(plain.get_weights())
+    assert evaluated(model) == pytest.approx(evaluated(plain), rel=1e-5)
+
+
+def test_keras_backup_would_forget_the_average(tmp_path):
+    backup = keras.callbacks.BackupAndRestore(str(tmp_path))
+    with pytest.raises(UserError, match="BackupAndRestore does not keep the moving average"):
+        with_average().fit(IMAGES, LABELS, callbacks=[backup])
+    classifier().fit(IMAGES, LABELS, callbacks=[backup], verbose=0)
+
+
+# --- Unusual data and networks
+
+
+def test_a_column_of_labels_and_weights():
+    """As ``keras.datasets`` has them."""
+    rows, columns = classifier(), classifier()
+    told = step(columns, labels=LABELS[:, np.newaxis], weights=WEIGHTS[:, np.newaxis])
+    assert told == pytest.approx(step(rows), rel=1e-6)
+    assert_close(weights_of(columns), weights_of(rows))
+
+
+def test_labels_that_are_no_class_numbers():
+    with pytest.raises(UserError, match=r"labels are class numbers \[batch\], but got \(8, 3\)"):
+        step(classifier(), labels=np.eye(3)[LABELS])
+
+
+def test_weights_of_any_size():
+    model = classifier()
+    weights = np.array([0.25, 2, 0, 1, 1, 1, 0, 0.5], "float32")
+    expected = (losses_of(model) * weights).sum() / weights.sum()
+    told = step(model, weights=weights)
+    assert told["loss"] == pytest.approx(expected, rel=1e-5)
+    assert (told["examples"], told["skipped"]) == (weights.sum(), 2)
+
+
+def test_a_batch_that_cannot_be_split_into_micro_batches():
+    message = "6 images cannot be split into accumulation_steps=4 equal micro-batches"
+    with pytest.raises(UserError, match=message):
+        step(classifier(accumulation_steps=4), IMAGES[:6], LABELS[:6], WEIGHTS[:6])
+
+
+def test_weights_that_the_loss_does_not_depend_on():
+    images = keras.Input((6, 6, 3))
+    x = keras.layers.Dense(4, name="lost")(keras.layers.Flatten()(images))
+    model = Classifier(images, keras.layers.Dense(3)(tf.stop_gradient(x)))
+    model.compile(keras.optimizers.SGD(0.5))
+    with pytest.raises(UserError, match="the loss does not depend on lost/kernel:0, lost/bias:0"):
+        step(model)
+    model.get_layer("lost").trainable = False
+    model.compile(keras.optimizers.SGD(0.5))
+    step(model)
+
+
+def test_functions_of_keras_that_cannot_save_it(tmp_path):
+    with pytest.raises(UserError, match=r"model\.save"):
+        keras.models.save_model(classifier(), tmp_path / "model.keras")
+
+
 # --- Several views
 
 
@@ -395,6 +505,7 @@ import tensorflow as tf
 import tf_keras as keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.errors import UserError
 
 images = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 images[4:] += 3  # the second replica's, so that their statistics differ
@@ -435,6 +546,27 @@ logits = x @ dense.kernel.numpy() + dense.bias.numpy()
 losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(8), labels]
 np.testing.assert_allclose(norm.moving_mean.numpy(), mean, atol=1e-6)
 np.testing.assert_allclose(told["loss"], losses.mean(), rtol=1e-4)
+
+# Class weights would have to be mapped over it, which Keras cannot.
+distributed = model.distribute_strategy.experimental_distribute_dataset(data)
+try:
+    model.fit(distributed, class_weight={0: 2.0, 1: 1.0, 2: 1.0})
+except UserError as error:
+    assert "class_weight is not for data that is distributed already" in str(error)
+else:
+    raise AssertionError("class weights were left out")
+
+# Of a last batch that is smaller, replicas get unequal parts: two images and one.
+with model.distribute_strategy.scope():
+    dense = keras.layers.Dense(3)
+    plain = Classifier(inputs, dense(inputs))
+    plain.compile(keras.optimizers.SGD(1.0))
+kernel = dense.kernel.numpy()
+plain.fit(images[:3], labels[:3], batch_size=8, epochs=1, verbose=0)
+exponentials = np.exp(images[:3] @ kernel)
+probabilities = exponentials / exponentials.sum(1, keepdims=True)
+gradient = images[:3].T @ (probabilities - np.eye(3)[labels[:3]]) / 3
+np.testing.assert_allclose(dense.kernel.numpy(), kernel - gradient, atol=1e-5)
 
 # Each replica's own averages are as they were.
 own = lambda: [part.numpy() for part in model.distribute_strategy.experimental_local_results(
