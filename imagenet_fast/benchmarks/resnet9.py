@@ -24,9 +24,9 @@ from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier, build_model, precision_policy
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.fine_tune import network_of
 
 NAMES = ("imagenet_fast", "plain Keras", "network alone", "batch alone", "update alone")
 OUTSIDE = "outside the network"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     MODELS: dict[str, Callable[..., keras.Model]]
 
-__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "load", "option_names"]
+__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "load", "network_of", "option_names"]
 
 
 def build(
@@ -104,6 +104,17 @@ def features(network: keras.Model) -> Any:
         its maximum, of AlexNet the outputs of its second hidden dense layer.
     """
     return network.get_layer("logits").input
+
+
+def network_of(model: keras.Model) -> keras.Model:
+    """Returns the network inside of a model from pixels to logits, as ``build_model`` makes them.
+
+    Args:
+        model: with a layer that is a model itself: the network, which takes normalized images.
+    """
+    import tf_keras as keras
+
+    return next(layer for layer in model.layers if isinstance(layer, keras.Model))
 
 
 def option_names(name: str) -> list[str]:

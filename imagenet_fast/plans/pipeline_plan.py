@@ -12,6 +12,7 @@ import tensorflow as tf
 from imagenet_fast import environment, models
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.data.info import read_info
+from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.pipeline_parallel.balance import best_balance, tasks
@@ -31,7 +32,6 @@ from imagenet_fast.planning.pipeline import (
 from imagenet_fast.plans.gantt import gantt
 from imagenet_fast.plans.step_costs import slots_of
 from imagenet_fast.training.build import build_classifier, check_pipeline
-from imagenet_fast.training.fine_tune import network_of
 
 _GIB = 2**30
 # The options in a plan's file besides the network's.

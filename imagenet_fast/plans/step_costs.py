@@ -11,6 +11,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.fusion import creation_order
+from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.optimizers import LARS, SGD, Muon
@@ -30,7 +31,6 @@ from imagenet_fast.planning.compute import (
 from imagenet_fast.planning.pipeline import BlockCost
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.fine_tune import network_of
 
 _OWN_OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")

@@ -14,10 +14,10 @@ from imagenet_fast import models
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.errors import UserError
+from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.checkpoint import on_one_device, read_labels, restore_weights
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.fine_tune import network_of
 from imagenet_fast.training.views import mean_over_views
 
 # What is told of bytes that no image can be made of.

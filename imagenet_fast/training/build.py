@@ -29,6 +29,7 @@ from imagenet_fast.distribute.strategy import (
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.names import OWN, make_optimizer
 from imagenet_fast.pipeline_parallel.balance import balance_for
@@ -38,7 +39,7 @@ from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.fine_tune import freeze, load_initial_weights, network_of
+from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
 from imagenet_fast.training.whitening import whiten

@@ -11,6 +11,7 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.layers import Dropout
+from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.checkpoint import (
@@ -93,11 +94,6 @@ def load_initial_weights(
     model.restart_copies()
     head = "with" if kept else "but for"
     return f"weights begin as those of {path}, {head} the last layer, logits"
-
-
-def network_of(model: keras.Model) -> keras.Model:
-    """Returns the network inside a model from pixels to logits."""
-    return next(layer for layer in model.layers if isinstance(layer, keras.Model))
 
 
 def _of_run(

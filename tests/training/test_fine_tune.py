@@ -10,10 +10,11 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models
+from imagenet_fast.models import network_of
 from imagenet_fast.training import fine_tune
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.checkpoint import CONFIG_FILE, Checkpoints, claim_model_dir
-from imagenet_fast.training.fine_tune import freeze, network_of
+from imagenet_fast.training.fine_tune import freeze
 
 # Those of synthetic data.
 CLASSES = tuple(map(str, range(10)))

@@ -8,7 +8,7 @@ from small_config import SMALL
 
 from imagenet_fast import build_model, make_dataset
 from imagenet_fast.layers import PatchWhitening
-from imagenet_fast.training.fine_tune import network_of
+from imagenet_fast.models import network_of
 
 OPTIONS = {"model": "resnet9", "width": 4, "whitening": True, "eval_crop_fraction": 1.0}
 

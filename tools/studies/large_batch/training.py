@@ -11,6 +11,7 @@ from study.settings import Setting
 from study.training import Prepared, Result
 
 from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.models import network_of
 from imagenet_fast.training.classifier import Classifier
 from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
@@ -58,7 +59,7 @@ class _FeatureProbe(keras.callbacks.Callback):
         config = self.model.config
         images, *_ = next(iter(make_dataset(config, "validation")))
         self._images = images[:_PROBED_IMAGES]
-        network = next(layer for layer in self.model.layers if isinstance(layer, keras.Model))
+        network = network_of(self.model)
         features = keras.Model(network.input, network.get_layer("flatten").output)
         self._normalize = self.model.get_layer("normalize")
         self._features = features
