@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -17,7 +17,6 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.agreement import check_agreement, texts_of_all
-from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.strategy import (
@@ -25,18 +24,17 @@ from imagenet_fast.distribute.strategy import (
     devices_of,
     is_chief,
     make_strategy,
-    per_replica_batch_size,
     wait_for_all,
 )
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import to_path
-from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.headline import batch_norm_images, headline
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.recorder import (
@@ -57,12 +55,12 @@ from imagenet_fast.training.report.exhibits import (
     load_inputs,
 )
 from imagenet_fast.training.report.input_images import make_input_images
+from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.stall_watch import StallWatch
+from imagenet_fast.training.stretches import stretches
 
 SUMMARY_FILE = "summary.json"
-
-Log = Union[JsonLines, TensorBoard, MLPerfLog]
 
 
 def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
@@ -137,7 +135,16 @@ class _Run:
         # A run that has been stopped at its target stays there.
         last_step = step if self._reached(validation) else self.total_steps
         if self.chief:
-            told = self._headline(step) if step < last_step else self._nothing_left(step)
+            told = self._nothing_left(step)
+            if step < last_step:
+                told = headline(
+                    config=self.config,
+                    info=self.info,
+                    model=self.model,
+                    first_step=step,
+                    total_steps=self.total_steps,
+                    steps_per_epoch=self.steps_per_epoch,
+                )
             print(told, file=sys.stderr, flush=True)
         rows, bar = self._readers(step, last_step)
         readers = [reader for reader in (rows, bar, self.board) if reader]
@@ -157,14 +164,22 @@ class _Run:
         profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
         observers = [observer for observer in (profiler, mlperf_log) if observer]
         logs = [log for log in (rows, self.board, mlperf_log) if log]
-        saver = _Saver(self, recorder, logs, max(1, self._steps(self.config.checkpoint_every)))
+        saver = Saver(
+            self.checkpoints,
+            self.clock,
+            recorder,
+            logs,
+            every=max(1, self._steps(self.config.checkpoint_every)),
+            total_steps=self.total_steps,
+            train_examples=self.train_examples,
+        )
         if mlperf_log:
             mlperf_log.start()
         watch = StallWatch(self._own_shards())
         try:
             if step < last_step:
                 self._before_training(step)
-            for first_epoch, epochs, first_step, steps in _stretches(
+            for first_epoch, epochs, first_step, steps in stretches(
                 step, last_step, self.eval_every, [*map(self._steps, self.config.train_until)]
             ):
                 if self.config.train_sizes:
@@ -256,14 +271,9 @@ class _Run:
             steps_per_epoch=self.steps_per_epoch,
             train_examples=self.train_examples,
             eval_examples=self._evaluated_examples(),
-            batch_norm_examples=self._batch_norm_examples(),
+            batch_norm_examples=batch_norm_images(config, self.strategy),
             last_step=last_step,
         )
-
-    def _batch_norm_examples(self) -> int:
-        config, replicas = self.config, self.strategy.num_replicas_in_sync
-        at_once = per_replica_batch_size(config, self.strategy) // config.accumulation_steps
-        return images_together(config.batch_norm_batch_size, at_once, replicas)
 
     def _evaluated_examples(self) -> int:
         split = self.info.splits.get("validation")
@@ -285,37 +295,6 @@ class _Run:
         shares = (share_of(split, self.config, pipelines, own) for split in splits)
         return [path for share in shares for path in share.paths]
 
-    def _headline(self, step: int) -> str:
-        config, replicas = self.config, self.strategy.num_replicas_in_sync
-        share = per_replica_batch_size(config, self.strategy)
-        parts = config.accumulation_steps
-        return (
-            f"{config.model} on {self.info.name} ({self.info.splits['train'].examples} training "
-            f"images, {self.info.num_classes} classes), {replicas} replica"
-            f"{'s' * (replicas > 1)}, {config.precision}; batch {config.batch_size} = {replicas} "
-            f"x {share}"
-            + (f" in {parts} micro-batches" if parts > 1 else "")
-            + self._stages()
-            + self._batch_norm()
-            + "; "
-            f"{self.total_steps} steps of {self.steps_per_epoch} an epoch"
-            + (f", from step {step}" if step else "")
-            + self._memory()
-            + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
-        )
-
-    def _stages(self) -> str:
-        if self.model.pipeline is None:
-            return ""
-        balance = [len(stage.blocks) for stage in self.model.pipeline.stages]
-        return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
-
-    def _batch_norm(self) -> str:
-        asked, taken = self.config.batch_norm_batch_size, self._batch_norm_examples()
-        if not asked:
-            return ""
-        return f", batch norm of {taken} images" + f" (asked: {asked})" * (asked != taken)
-
     def _nothing_left(self, step: int) -> str:
         target = self.config.stop_at_accuracy
         reached = (
@@ -325,20 +304,6 @@ class _Run:
             f"{self.config.model_dir} holds this run, finished at step {step} of "
             f"{self.total_steps}{reached}: nothing is left to train"
         )
-
-    def _memory(self) -> str:
-        """Says how much memory images take: on each device, or in the shuffle buffer of each host.
-
-        Of a cache the buffer holds only indices.
-        """
-        config, split = self.config, self.info.splits["train"]
-        if config.data_on_device:
-            images = sum(own.examples for own in self.info.splits.values())
-            return f"; {images * 3 * config.image_size**2 / 1e6:.0f} MB of images on each device"
-        if not split.bytes or config.cache != "none":
-            return ""
-        images = min(config.shuffle_buffer, split.examples)
-        return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
 
     def _before_training(self, step: int) -> None:
         """Keeps some input images, unless an earlier process has."""
@@ -431,62 +396,6 @@ class _Run:
         return 0 < self.config.stop_at_accuracy <= validation.get("top1", -1.0)
 
 
-class _Saver(keras.callbacks.Callback):
-    """Saves a checkpoint when one is due: after the evaluation of the same step, if there is one.
-
-    Args:
-      run: what is saved.
-      recorder: knows the step; what it has not yet told goes first.
-      logs: which must be whole up to a checkpoint, since a run goes on with them from there.
-      every: steps between two checkpoints.
-    """
-
-    _supports_tf_logs = True
-
-    def __init__(self, run: _Run, recorder: Recorder, logs: Sequence[Log], every: int) -> None:
-        super().__init__()
-        self._run = run
-        self._recorder = recorder
-        self._logs = logs
-        self._every = every
-        self._saved = recorder.step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves between evaluations, which are where an epoch of Keras' ends."""
-        if batch + 1 < self.params["steps"]:
-            self._save_if_due()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves after an evaluation."""
-        self._save_if_due()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Saves the end of the run, but not of a stretch: where it ends is a matter of chance."""
-        if self._recorder.step == self._run.total_steps or self.model.stop_training:
-            self._save()
-
-    def _save_if_due(self) -> None:
-        if self._recorder.step % self._every == 0:
-            self._save()
-
-    def _save(self) -> None:
-        step = self._recorder.step
-        if step == self._saved:
-            return
-        self._recorder.read()
-        with self._run.clock.paused():
-            for log in self._logs:
-                log.flush()
-            state = {
-                "step": step,
-                "train_examples": self._run.train_examples,
-                "clock": self._run.clock.state(),
-                "validation": self._recorder.validation,
-            }
-            self._run.checkpoints.save(step, state)
-        self._saved = step
-
-
 class _StopAtAccuracy(keras.callbacks.Callback):
     """Ends the run after an evaluation that reaches the target."""
 
@@ -499,26 +408,3 @@ class _StopAtAccuracy(keras.callbacks.Callback):
         """Looks at the last evaluation."""
         if self._reached(self._recorder.validation):
             self.model.stop_training = True
-
-
-def _stretches(
-    step: int, total: int, segment: int, changes: Sequence[int] = ()
-) -> Iterator[tuple[int, int, int, int]]:
-    """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.
-
-    Usually one call does. A run that goes on in the middle of a segment needs one more to end it,
-    and one whose length is no multiple of it another for the rest; and the same at each of the
-    steps ``changes``, at which the data set is another one.
-
-    Yields:
-      (initial_epoch, epochs, first step, steps_per_epoch) of a call.
-    """
-    while step < total:
-        end = min(change for change in (*changes, total) if step < change <= total)
-        epoch, done = divmod(step, segment)
-        if done or end - step < segment:
-            steps, epochs = min(segment - done, end - step), epoch + 1
-        else:
-            steps, epochs = segment, epoch + (end - step) // segment
-        yield epoch, epochs, step, steps
-        step += (epochs - epoch) * steps

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import types
 
 import numpy as np
 import pytest
@@ -21,13 +20,11 @@ from forking import load_launcher
 from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
-from imagenet_fast.data.info import DatasetInfo, SplitInfo, read_info
+from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import agreement
-from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.recorder import read_rows
 from imagenet_fast.training.report.exhibits import load_examination, load_inputs
-from imagenet_fast.training.train import _Run, _Saver, _stretches
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -364,28 +361,6 @@ def training_shards(digits, tmp_path_factory):
     return str(directory)
 
 
-def test_no_checkpoint_is_older_than_the_evaluation_of_its_step():
-    """Else a run that reached its target would, when started again, not know that it had."""
-    time, saved = iter(range(0, 1000, 10)), []
-    clock = Clock(lambda: next(time))
-    clock.start()
-    checkpoints = types.SimpleNamespace(save=lambda step, state: saved.append((step, state)))
-    run = types.SimpleNamespace(
-        clock=clock, checkpoints=checkpoints, total_steps=100, train_examples=6
-    )
-    recorder = types.SimpleNamespace(step=0, read=lambda: None, validation={"step": 0})
-    saver = _Saver(run, recorder, [], every=2)
-    saver.set_params({"steps": 3})
-    for epoch in range(2):
-        for batch in range(3):
-            recorder.step += 1
-            saver.on_train_batch_end(batch)
-        recorder.validation = {"step": recorder.step}
-        saver.on_epoch_end(epoch)
-    told = [(step, state["step"], state["validation"]["step"]) for step, state in saved]
-    assert told == [(2, 2, 0), (4, 4, 3), (6, 6, 6)]
-
-
 def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monkeypatch):
     """As where model_dir is a disk of each machine's own."""
     monkeypatch.setattr(agreement, "workers_of", lambda strategy: "workers")
@@ -446,67 +421,6 @@ def test_a_run_of_no_steps_is_refused(config):
 def test_no_place_for_results():
     with pytest.raises(UserError, match="no place for the results: give --model_dir"):
         train(Config(synthetic=True, num_classes=10))
-
-
-# --- Stretches
-
-
-def test_stretches_cover_each_step_once():
-    for total in range(26):
-        for segment in range(1, max(total, 1) + 1):
-            for start in range(total + 1):
-                check_stretches(start, total, segment)
-
-
-def check_stretches(start, total, segment):
-    step, evaluations, calls = start, [], 0
-    for initial_epoch, epochs, first_step, steps in _stretches(start, total, segment):
-        assert first_step == step
-        assert 0 <= initial_epoch < epochs
-        assert initial_epoch == step // segment
-        assert steps > 0
-        for _ in range(initial_epoch, epochs):
-            step += steps
-            evaluations.append(step)
-        calls += 1
-    assert step == total
-    # Evaluations are where an uninterrupted run has them.
-    due = [at for at in range(1, total + 1) if at > start and (at % segment == 0 or at == total)]
-    assert evaluations == due
-    assert calls <= 3
-
-
-def test_a_whole_run_is_one_call_of_fit():
-    assert list(_stretches(0, 450, 5)) == [(0, 90, 0, 5)]
-    assert list(_stretches(0, 25, 10)) == [(0, 2, 0, 10), (2, 3, 20, 5)]
-    assert list(_stretches(3, 25, 10)) == [(0, 1, 3, 7), (1, 2, 10, 10), (2, 3, 20, 5)]
-    assert list(_stretches(25, 25, 10)) == []
-
-
-def test_calls_of_fit_end_where_the_data_changes():
-    calls = list(_stretches(0, 30, 10, [4, 20, 40]))
-    assert calls == [(0, 1, 0, 4), (0, 1, 4, 6), (1, 2, 10, 10), (2, 3, 20, 10)]
-    assert list(_stretches(7, 30, 10, [4, 20])) == [(0, 1, 7, 3), (1, 2, 10, 10), (2, 3, 20, 10)]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"shuffle_buffer": 400}, "; up to 40 MB in the shuffle buffer"),
-        ({"shuffle_buffer": 16384}, "; up to 100 MB in the shuffle buffer"),
-        ({"cache": "encoded"}, ""),
-        (
-            {"data_on_device": True, "train_crop": "pad", "image_size": 32},
-            "; 3 MB of images on each device",
-        ),
-    ],
-)
-def test_memory_that_images_take_is_told(options, told):
-    split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
-    run = types.SimpleNamespace(
-        config=Config(**options), info=DatasetInfo("data", ("a",), 0, {"train": split})
-    )
-    assert _Run._memory(run) == told
 
 
 # --- Progressive resizing

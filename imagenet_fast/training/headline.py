@@ -1,0 +1,84 @@
+"""The line that a run begins with: what is trained, on what, and in what parts."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.distribute.batch_norm_groups import images_together
+from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.planning.large_batch import describe
+from imagenet_fast.training.classifier import Classifier
+
+
+def headline(
+    config: Config,
+    info: DatasetInfo,
+    model: Classifier,
+    *,
+    first_step: int,
+    total_steps: int,
+    steps_per_epoch: int,
+) -> str:
+    """Returns what is to be known of a run before it begins, in a line.
+
+    Args:
+      config: of the run.
+      info: of its data.
+      model: that it trains, which knows its strategy.
+      first_step: 0, or where it goes on.
+      total_steps: of the whole run.
+      steps_per_epoch: of its data.
+    """
+    strategy = model.distribute_strategy
+    replicas, parts = strategy.num_replicas_in_sync, config.accumulation_steps
+    return (
+        f"{config.model} on {info.name} ({info.splits['train'].examples} training images, "
+        f"{info.num_classes} classes), {replicas} replica{'s' * (replicas > 1)}, "
+        f"{config.precision}; batch {config.batch_size} = {replicas} x "
+        f"{per_replica_batch_size(config, strategy)}"
+        + (f" in {parts} micro-batches" if parts > 1 else "")
+        + _stages(model.pipeline)
+        + _batch_norm(config, strategy)
+        + f"; {total_steps} steps of {steps_per_epoch} an epoch"
+        + (f", from step {first_step}" if first_step else "")
+        + memory_of_images(config, info)
+        + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
+    )
+
+
+def batch_norm_images(config: Config, strategy: tf.distribute.Strategy) -> int:
+    """Returns over how many images batch norm takes its statistics."""
+    at_once = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    return images_together(config.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
+
+
+def memory_of_images(config: Config, info: DatasetInfo) -> str:
+    """Says how much memory images take: on each device, or in the shuffle buffer of each host.
+
+    Of a cache the buffer holds only indices.
+    """
+    if config.data_on_device:
+        images = sum(split.examples for split in info.splits.values())
+        return f"; {images * 3 * config.image_size**2 / 1e6:.0f} MB of images on each device"
+    split = info.splits["train"]
+    if not split.bytes or config.cache != "none":
+        return ""
+    images = min(config.shuffle_buffer, split.examples)
+    return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
+
+
+def _stages(pipeline: Pipeline | None) -> str:
+    if pipeline is None:
+        return ""
+    balance = [len(stage.blocks) for stage in pipeline.stages]
+    return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
+
+
+def _batch_norm(config: Config, strategy: tf.distribute.Strategy) -> str:
+    asked, taken = config.batch_norm_batch_size, batch_norm_images(config, strategy)
+    if not asked:
+        return ""
+    return f", batch norm of {taken} images" + f" (asked: {asked})" * (asked != taken)

@@ -1,0 +1,87 @@
+"""When a run's checkpoints are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Union
+
+import tf_keras as keras
+
+from imagenet_fast.training.checkpoint import Checkpoints
+from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.mlperf_log import MLPerfLog
+from imagenet_fast.training.recorder import JsonLines, Recorder, TensorBoard
+
+Log = Union[JsonLines, TensorBoard, MLPerfLog]
+
+
+class Saver(keras.callbacks.Callback):
+    """Saves a checkpoint when one is due: after the evaluation of the same step, if there is one.
+
+    Args:
+      checkpoints: where to.
+      clock: of the run, which stands still meanwhile.
+      recorder: knows the step; what it has not yet told goes first.
+      logs: which must be whole up to a checkpoint, since a run goes on with them from there.
+      every: steps between two checkpoints.
+      total_steps: of the run, the last of which is saved, too.
+      train_examples: of the data, to be kept with the checkpoint.
+    """
+
+    _supports_tf_logs = True
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        recorder: Recorder,
+        logs: Sequence[Log],
+        *,
+        every: int,
+        total_steps: int,
+        train_examples: int,
+    ) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+        self._clock = clock
+        self._recorder = recorder
+        self._logs = logs
+        self._every = every
+        self._total_steps = total_steps
+        self._train_examples = train_examples
+        self._saved = recorder.step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves between evaluations, which are where an epoch of Keras' ends."""
+        if batch + 1 < self.params["steps"]:
+            self._save_if_due()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Saves after an evaluation."""
+        self._save_if_due()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Saves the end of the run, but not of a stretch: where it ends is a matter of chance."""
+        if self._recorder.step == self._total_steps or self.model.stop_training:
+            self._save()
+
+    def _save_if_due(self) -> None:
+        if self._recorder.step % self._every == 0:
+            self._save()
+
+    def _save(self) -> None:
+        step = self._recorder.step
+        if step == self._saved:
+            return
+        self._recorder.read()
+        with self._clock.paused():
+            for log in self._logs:
+                log.flush()
+            state = {
+                "step": step,
+                "train_examples": self._train_examples,
+                "clock": self._clock.state(),
+                "validation": self._recorder.validation,
+            }
+            self._checkpoints.save(step, state)
+        self._saved = step

@@ -1,0 +1,25 @@
+"""The line that a run begins with; tests of ``train`` have the whole of it."""
+
+import pytest
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.info import DatasetInfo, SplitInfo
+from imagenet_fast.training.headline import memory_of_images
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"shuffle_buffer": 400}, "; up to 40 MB in the shuffle buffer"),
+        ({"shuffle_buffer": 16384}, "; up to 100 MB in the shuffle buffer"),
+        ({"cache": "encoded"}, ""),
+        (
+            {"data_on_device": True, "train_crop": "pad", "image_size": 32},
+            "; 3 MB of images on each device",
+        ),
+    ],
+)
+def test_memory_that_images_take_is_told(options, told):
+    split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
+    info = DatasetInfo("data", ("a",), 0, {"train": split})
+    assert memory_of_images(Config(**options), info) == told
