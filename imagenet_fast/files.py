@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, seconds_between_writes, to_path
+from imagenet_fast.paths import Path, is_local, seconds_between_writes, to_path
 
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file beside its place and renames it, so that it is never there in part."""
     temporary = path.with_name(path.name + ".tmp")
-    if isinstance(content, str):
-        temporary.write_text(content)
-    else:
-        temporary.write_bytes(content)
-    temporary.replace(path)
+    with _named(path):
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Names the file in errors of the system's, which those of a full disk do not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -> list[str]:
@@ -48,12 +57,30 @@ def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
       otherwise: what the user can do other than to remove what is there.
 
     Raises:
-      UserError: if there is something.
+      UserError: if there is something, nothing can be made there, or TensorFlow could not read it.
     """
     path = to_path(path)
     if path.exists():
         raise UserError(f"{path} exists already; remove it, or {otherwise}")
+    check_no_pattern(path)
+    if is_local(path):
+        parent = next(own for own in path.absolute().parents if own.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK):
+            raise UserError(f"cannot write {path}: {parent} is no folder that can be written to")
     return path
+
+
+def check_no_pattern(path: Path) -> None:
+    """Checks that TensorFlow, which takes paths of what it reads for patterns, will find a path.
+
+    Raises:
+      UserError: if not.
+    """
+    if any(character in str(path) for character in "*?[\\"):
+        raise UserError(
+            f"{path}: TensorFlow does not find files again in paths with *, ?, [ or \\; give a "
+            "path without these"
+        )
 
 
 class LineFile:
@@ -69,27 +96,31 @@ class LineFile:
 
     def __init__(self, path: Path, lines: Iterable[str]) -> None:
         write_file(path, "".join(f"{line}\n" for line in lines))
-        self._file = path.open("a")
+        self._path = path
+        self._file = path.open("a", encoding="utf-8")
         self._pause = seconds_between_writes(path)
         self._written = time.monotonic()
 
     def add(self, line: str) -> None:
         """Adds a line, which in a bucket is there only after some time, or :meth:`flush`."""
-        self._file.write(f"{line}\n")
+        with _named(self._path):
+            self._file.write(f"{line}\n")
         if time.monotonic() - self._written >= self._pause:
             self.flush()
 
     def flush(self) -> None:
         """Writes the lines that are still in memory."""
-        self._file.flush()
+        with _named(self._path):
+            self._file.flush()
         self._written = time.monotonic()
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        with _named(self._path):
+            self._file.close()
 
 
 def whole_lines(path: Path) -> list[str]:
     """Returns the lines of a file but one that a kill has cut short; none if there is no file."""
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()

@@ -125,11 +125,11 @@ class BucketPath(pathlib.PurePosixPath):
             with _explained(self):
                 tf.io.gfile.mkdir(str(self))
 
-    def open(self, mode: str) -> IO:
-        """Opens the file in one of the modes rb, wb, ab, w and a; text is UTF-8."""
+    def open(self, mode: str, encoding: str = "utf-8") -> IO:
+        """Opens the file in one of the modes rb, wb, ab, w and a."""
         if "b" in mode:
             return _BucketFile(self, mode)
-        return io.TextIOWrapper(_BucketFile(self, f"{mode}b"), "utf-8")
+        return io.TextIOWrapper(_BucketFile(self, f"{mode}b"), encoding)
 
     def read_bytes(self) -> bytes:
         """Returns what is in the file."""

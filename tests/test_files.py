@@ -14,14 +14,15 @@ def test_files_are_never_there_in_part(tmp_path, monkeypatch):
     write_file(path, json.dumps({"top1": 0.5}))
     assert json.loads(path.read_text()) == {"top1": 0.5}
 
-    def full(self, text):
-        with self.open("w") as file:
-            file.write(text[:3])
+    def full(self, data):
+        with self.open("wb") as file:
+            file.write(data[:3])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(pathlib.Path, "write_text", full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left") as caught:
         write_file(path, json.dumps({"top1": 0.75}))
+    assert caught.value.filename == str(path)  # which the system does not name
     assert json.loads(path.read_text()) == {"top1": 0.5}
 
 
@@ -77,3 +78,27 @@ def test_a_path_where_something_is_already(tmp_path):
     assert new_path(tmp_path / "new", "choose another") == tmp_path / "new"
     with pytest.raises(UserError, match=f"{tmp_path} exists already; remove it, or choose another"):
         new_path(tmp_path, "choose another")
+
+
+def test_lines_for_which_there_is_no_space_name_the_file(tmp_path):
+    path = tmp_path / "lines"
+    lines = LineFile(path, ["one"])
+    with pathlib.Path("/dev/full").open("w") as full:
+        lines._file, own = full, lines._file
+        with pytest.raises(OSError, match=r"No space left on device: .*lines"):
+            lines.add("x" * 100_000)
+        lines._file = own
+    lines.close()
+
+
+@pytest.mark.parametrize("name", ["lr[0.1]", "run*", "why?", "a\\b"])
+def test_paths_that_tensorflow_takes_for_patterns(tmp_path, name):
+    with pytest.raises(UserError, match="TensorFlow does not find files again in paths with"):
+        new_path(tmp_path / name / "model", "leave it")
+
+
+def test_nothing_can_be_made_in_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"cannot write .*: {tmp_path}/file is no folder"):
+        new_path(tmp_path / "file" / "deep" / "model", "leave it")
+    assert new_path(tmp_path / "deep" / "model", "leave it") == tmp_path / "deep" / "model"

@@ -14,19 +14,28 @@ import re
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.records import ENCODED, TEXT, decode_example, read_records
+from imagenet_fast.errors import UserError
 
 
 def main() -> None:
     """Writes the first images of a split."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data_dir", required=True, help="directory of `imagenet-fast prepare`")
-    parser.add_argument("--split", default="validation", help="default: %(default)s")
+    parser.add_argument(
+        "--split",
+        default="validation",
+        choices=("train", "validation"),
+        help="default: %(default)s",
+    )
     parser.add_argument("--out", required=True, type=pathlib.Path, help="directory for the files")
     parser.add_argument("--count", type=int, default=8, help="images (default: %(default)s)")
     options = parser.parse_args()
 
     import_tensorflow()
-    shards = read_manifest(options.data_dir).splits[options.split].shards
+    try:
+        shards = read_manifest(options.data_dir).splits[options.split].shards
+    except UserError as error:
+        parser.error(str(error))
     paths = (pathlib.Path(options.data_dir, shard.file) for shard in shards)
     records = itertools.chain.from_iterable(map(read_records, paths))
     options.out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@
 # .venv/bin/python, has it), pytorch (5.5 GB: PyPI's wheels bring CUDA) and simplejpeg (0.3 GB);
 # without names, all of them. Does nothing for those that were made before.
 set -euo pipefail
-directory=$1
+directory=${1:?say in which directory}
 names=("${@:2}")
 [ ${#names[@]} -gt 0 ] || names=(model_garden pytorch simplejpeg)
 tools=$(dirname "$0")

@@ -8,7 +8,7 @@
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
-venv=$1 extras=${2-}
+venv=${1:?say which directory, as tools/install.sh .venv} extras=${2-}
 
 stamp=$venv/installed-$extras
 if [ -e "$stamp" ] && cmp -s setup.cfg "$stamp"; then

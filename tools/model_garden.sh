@@ -7,7 +7,7 @@
 # (default: .venv/bin/python) has them, and the 26 other packages that Model Garden asks for are left
 # out, because its LARS needs none. Does nothing if that was done before.
 set -euo pipefail
-directory=$1
+directory=${1:?say in which directory}
 python=${PYTHON:-$(dirname "$0")/../.venv/bin/python}
 
 [ -x "$directory/bin/pip" ] || "$python" -m venv "$directory"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -42,6 +43,9 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # of `imagenet-fast ... | head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         if not error.filename:
             raise

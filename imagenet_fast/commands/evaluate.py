@@ -26,7 +26,7 @@ _OPTIONS = (
 
 def main(arguments: list[str]) -> int:
     """Evaluates the latest checkpoint of a run and prints a table or JSON."""
-    flags = CommandFlags("evaluate", _OPTIONS)
+    flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
     flags.define("json", False, "print JSON")
     flags.parse(arguments)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
 
+from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
     option_names,
@@ -35,11 +37,20 @@ class CommandFlags:
       command: its name, for messages.
       options: the options of Config that it takes.
       main: those of them that ``--help`` lists, where ``--helpfull`` lists all; empty: all.
+      of_run: whether those of a run that is there already are taken where they are not given.
     """
 
-    def __init__(self, command: str, options: Sequence[str] = (), main: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        command: str,
+        options: Sequence[str] = (),
+        main: Sequence[str] = (),
+        of_run: bool = False,
+    ) -> None:
         self._command = command
+        self._of_run = of_run
         self._other = set(options) - set(main) if main else set()
+        self._has_options = bool(options)
         self._flags = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
@@ -73,6 +84,9 @@ class CommandFlags:
             raise UserError(str(error).removeprefix("flag ")) from None
         if rest and not positional:
             raise UserError(f"unexpected argument {rest[0]!r}: options are written --name=value")
+        for name in self.own_names():
+            if isinstance(self[name], float) and not math.isfinite(self[name]):
+                raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
 
     def __getitem__(self, name: str) -> Any:
@@ -93,19 +107,21 @@ class CommandFlags:
 
     def _help(self, positional: bool, full: bool) -> str:
         arguments = " FILE ..." if positional else ""
-        usage = f"usage: imagenet-fast {self._command} [--flagfile=FILE] [--flag=value ...]"
-        lines = [usage + arguments]
+        # Flagfiles are of Config's options alone.
+        flagfile = " [--flagfile=FILE]" if self._has_options else ""
+        usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
+        lines = [usage]
+        if self._command in COMMANDS:
+            lines += ["", COMMANDS[self._command]]
         left_out = set() if full else self._other
         for group, names in self._groups.items():
             shown = [name for name in names if name not in left_out]
             if shown:
                 lines += ["", f"{group}:"]
             for name in shown:
-                flag = self._flags[name]
-                default = "" if flag.value is None else option_text(flag.value)
-                text = flag.help + (f" (default: {default})" if default else "")
+                text = self._text(name)
                 lines += textwrap.wrap(
-                    f"--{'[no]' if flag.boolean else ''}{name}: {text}",
+                    f"--{'[no]' if self._flags[name].boolean else ''}{name}: {text}",
                     _HELP_WIDTH,
                     initial_indent="  ",
                     subsequent_indent="      ",
@@ -114,6 +130,15 @@ class CommandFlags:
             more = f"imagenet-fast {self._command} --helpfull lists {len(left_out)} more flags."
             lines += ["", more]
         return "\n".join(lines)
+
+    def _text(self, name: str) -> str:
+        flag = self._flags[name]
+        default = "" if flag.value is None else option_text(flag.value)
+        if self._of_run and name not in self.own_names():
+            if name == "model_dir":
+                return "directory of the training run"
+            default = "as in training"
+        return flag.help + (f" (default: {default})" if default else "")
 
 
 class _OptionParser(flags.ArgumentParser):

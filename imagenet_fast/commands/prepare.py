@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import sys
 from collections.abc import Iterable
 
@@ -91,6 +92,12 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         if flags[name] != default
     }
     target = target_directory(directory)  # before a source is read, for minutes
+    source_path = pathlib.Path(flags["source_path"]).expanduser().resolve()
+    if flags["source"] == "folders" and target.resolve().is_relative_to(source_path):
+        raise UserError(
+            f"data_dir {directory} is inside of source_path {flags['source_path']}, where it would "
+            "be taken for images of a class; choose another"
+        )
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     _warn(source.warnings)  # before hours of work
     manifest = prepare(
@@ -104,6 +111,8 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         max_bad_images=flags["max_bad_images"],
     )
     _warn(warning for warning in manifest.warnings if warning not in source.warnings)
+    if manifest.num_classes == 1:
+        _warn(["all images are of one class: a model has nothing to learn from them"])
     for kind, count in manifest.converted.items():
         print(f"converted {count} images: {kind}")
     for skipped in manifest.skipped:

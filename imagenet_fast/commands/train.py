@@ -5,7 +5,9 @@ from __future__ import annotations
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
+from imagenet_fast.errors import UserError
 from imagenet_fast.files import new_path
+from imagenet_fast.paths import to_path
 
 # What most runs are told, if not by a recipe.
 _MAIN_OPTIONS = (
@@ -53,6 +55,8 @@ def main(arguments: list[str]) -> int:
     import_tensorflow()
     if flags["saved_model"]:
         # Not found out when the run has ended.
+        if to_path(flags["saved_model"]).absolute() == to_path(config.model_dir).absolute():
+            raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
 
     from imagenet_fast.distribute.strategy import is_chief, make_strategy

@@ -14,6 +14,7 @@ from imagenet_fast.distribute.agreement import texts_of_all
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
 from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
 
 # TensorFlow tells a TPU's topology once, when it is initialized.
@@ -209,12 +210,13 @@ def _multi_worker_strategy(
         task_id=cluster.index,
         rpc_layer="grpc",
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        cluster_resolver=resolver,
-        communication_options=tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=fusion_bytes
-        ),
-    )
+    with waiting_told(cluster):
+        return tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=resolver,
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                bytes_per_pack=fusion_bytes
+            ),
+        )
 
 
 def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:

@@ -97,7 +97,7 @@ class RunPlan:
 
     @functools.cached_property
     def cuts(self) -> tuple[int, ...] | None:
-        """Where the run cuts gradients; None: where it is best."""
+        """Where the run cuts gradients, or None where it is best."""
         config = self.config
         fusion = Fusion(config.fusion_bytes, config.fusion_segments)
         torus = self.hardware.cluster.accelerator.torus
@@ -135,7 +135,7 @@ class RunPlan:
 
     @property
     def dollars(self) -> float | None:
-        """The price of all steps; None: not known."""
+        """The price of all steps, or None if it is not known."""
         price = self.hardware.cluster.accelerator.price
         return price and price.dollars * self.hardware.chips * self.seconds / 3600
 

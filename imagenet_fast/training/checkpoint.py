@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pathlib
@@ -21,7 +22,7 @@ from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import is_chief, make_strategy
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
+from imagenet_fast.files import check_no_pattern, write_file
 from imagenet_fast.paths import Path, is_local, to_path
 from imagenet_fast.training.classifier import Classifier
 
@@ -29,6 +30,13 @@ CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
 _FOLDER = "checkpoints"
 _INDEX = re.compile(r"ckpt-(\d+)\.index")
+# Where there is no space, or no permission any more.
+_UNWRITABLE = (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+    tf.errors.NotFoundError,
+    tf.errors.UnknownError,
+)
 _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 
 
@@ -63,10 +71,22 @@ class Checkpoints:
         Args:
           step: weight updates so far.
           state: whatever else the run must know, as JSON can hold it.
+
+        Raises:
+          UserError: if it cannot be written, as to a full disk.
         """
         self._model.average_batch_norm_statistics()
         self._state.value = state
-        self._manager.save(checkpoint_number=step, options=_options())
+        try:
+            self._manager.save(checkpoint_number=step, options=_options())
+        except (OSError, *_UNWRITABLE) as error:
+            own = pathlib.Path(self._manager.directory)
+            shutil.rmtree(own / f"ckpt-{step}_temp", ignore_errors=True)
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise UserError(
+                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason[-200:]}); when that "
+                "is mended, the same command goes on from the one before it"
+            ) from error
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
@@ -149,6 +169,32 @@ def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
         write_file(directory / CONFIG_FILE, config.to_json())
 
 
+@contextlib.contextmanager
+def alone_in(model_dir: str) -> Iterator[None]:
+    """Keeps other processes from training in ``model_dir``, where the file system has locks.
+
+    Raises:
+      UserError: if another one does.
+    """
+    if not is_local(model_dir):
+        yield
+        return
+    directory = os.open(to_path(model_dir), os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+        except BlockingIOError:
+            raise UserError(
+                f"another process is training in model_dir {model_dir}; wait for it, end it, or "
+                "choose another --model_dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+    finally:
+        os.close(directory)
+
+
 def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     """Checks that ``model_dir`` holds no run, or one of this configuration; writes nothing.
 
@@ -159,7 +205,7 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     Raises:
       UserError: if it holds a run with other options or classes, or cannot be used at all.
     """
-    directory = to_path(config.model_dir)
+    directory = _directory(config.model_dir)
     with _to_be_written(directory):
         exists = (directory / CONFIG_FILE).exists()
     if not exists:
@@ -219,10 +265,10 @@ def read_config(model_dir: str) -> Config:
     """
     file = _directory(model_dir) / CONFIG_FILE
     try:
-        return Config.from_json(file.read_text()).replace(model_dir=model_dir)
+        return Config.from_json(file.read_text(encoding="utf-8")).replace(model_dir=model_dir)
     except OSError as error:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
-    except UserError as error:
+    except ValueError as error:  # a UserError, or bytes that are no text
         raise UserError(f"{file}: {error}") from None
 
 
@@ -230,20 +276,27 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     """Returns the name of each class of the run in ``model_dir``.
 
     Raises:
-      UserError: if there is none.
+      UserError: if there is none, or its file is damaged.
     """
     file = _directory(model_dir) / LABELS_FILE
     try:
-        return tuple(file.read_text().splitlines())
+        *labels, end = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file}: {error}") from None
+    if end or not labels:
+        raise UserError(f"{file} is damaged: it must have a class in each line")
+    return tuple(labels)
 
 
 def _directory(model_dir: str) -> Path:
     """Returns ``model_dir`` if there is one: the working directory is not meant."""
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
-    return to_path(model_dir)
+    directory = to_path(model_dir)
+    check_no_pattern(directory)
+    return directory
 
 
 @contextlib.contextmanager

@@ -263,10 +263,10 @@ class JsonLines:
 
 
 def read_rows(model_dir: str) -> list[Row]:
-    """Returns the rows of ``metrics.jsonl``; a last line cut short by a kill is left out."""
+    """Returns the rows of ``metrics.jsonl`` before the first that is damaged, as by a kill."""
     path = to_path(model_dir, METRICS_FILE)
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
             rows.append(json.loads(line))
         except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -28,10 +29,15 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
-from imagenet_fast.paths import to_path
+from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.checkpoint import Checkpoints, check_model_dir, claim_model_dir
+from imagenet_fast.training.checkpoint import (
+    Checkpoints,
+    alone_in,
+    check_model_dir,
+    claim_model_dir,
+)
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.headline import batch_norm_images, headline
@@ -93,7 +99,8 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
         check_same_config(config, strategy)
         run = _Run(config, info, strategy)
         try:
-            return run.train(callbacks)
+            with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():
+                return run.train(callbacks)
         finally:
             run.close()
 
@@ -332,9 +339,8 @@ class _Run:
     def _finish(self, step: int, trained: bool) -> dict[str, Any]:
         """Writes the summary and the report; a run that was at its end before keeps its summary."""
         directory = to_path(self.config.model_dir)
-        if not trained and (directory / SUMMARY_FILE).exists():
-            summary = json.loads((directory / SUMMARY_FILE).read_text())
-        else:
+        summary = None if trained else _read_summary(directory / SUMMARY_FILE)
+        if summary is None:
             summary = self._summary(step)
         if self.chief:
             write_file(directory / SUMMARY_FILE, json.dumps(summary, indent=2) + "\n")
@@ -394,6 +400,14 @@ class _Run:
 
     def _reached(self, validation: Row) -> bool:
         return 0 < self.config.stop_at_accuracy <= validation.get("top1", -1.0)
+
+
+def _read_summary(path: Path) -> dict[str, Any] | None:
+    """Returns what an earlier process has written; None: nothing that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 class _StopAtAccuracy(keras.callbacks.Callback):

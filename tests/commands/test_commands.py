@@ -1,7 +1,9 @@
 """The command line, up to where the work begins."""
 
 import io
+import pathlib
 import re
+import subprocess
 import sys
 
 import pytest
@@ -10,6 +12,7 @@ from imagenet_fast import commands
 from imagenet_fast.__main__ import main
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import option_names
+from imagenet_fast.files import write_file
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--helpfull"], ["help"]])
@@ -133,3 +136,37 @@ def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
         main()
     sys.stdout.flush()
     assert sys.stdout.buffer.getvalue() == b"caf\\udce9.jpg\n"
+
+
+PRINTS_MUCH = """
+import sys
+from imagenet_fast import commands
+from imagenet_fast.commands import prepare
+prepare.main = lambda arguments: [print("x" * 1000) for _ in range(10_000)]
+sys.exit(commands.run(["prepare"]))
+"""
+
+
+def test_a_reader_that_has_read_enough():
+    """As head does."""
+    command = [sys.executable, "-c", PRINTS_MUCH]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert len(process.stdout.readline()) == 1001
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):
+    def main(arguments):
+        write_file(tmp_path / "summary.json", "{}")
+
+    def full(self, data):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    monkeypatch.setattr("imagenet_fast.commands.train.main", main)
+    assert commands.run(["train"]) == 2
+    assert capsys.readouterr().err == (
+        f"imagenet-fast train: error: {tmp_path}/summary.json: No space left on device\n"
+    )

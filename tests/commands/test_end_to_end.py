@@ -9,6 +9,7 @@ import struct
 import types
 
 import numpy as np
+import PIL.Image
 import pytest
 from PIL import Image
 
@@ -244,3 +245,33 @@ def test_classes_without_validation_images_are_warned_of(tmp_path, capfd):
     assert finished.err.startswith("warning: 1 of 2 classes have no validation images, ")
     assert finished.err.count("warning: ") == 1
     assert finished.out.endswith("2 classes, 11 train images, 1 validation images\n")
+
+
+def folders(directory, *classes):
+    """Real photographs are not needed: one grey image of each class."""
+    for name in classes:
+        (directory / name).mkdir(parents=True)
+        PIL.Image.new("L", (8, 8)).save(directory / name / "grey.png")
+
+
+def test_data_inside_of_its_source_would_be_a_class(tmp_path, capfd):
+    folders(tmp_path / "photos", "cat", "dog")
+    source = ("--source=folders", f"--source_path={tmp_path}/photos")
+    finished = run(capfd, *source, f"--data_dir={tmp_path}/photos/shards")
+    assert finished.status == 2
+    assert "photos/shards is inside of source_path" in finished.err
+    assert not (tmp_path / "photos" / "shards").exists()
+
+
+def test_a_single_class_is_warned_of(tmp_path, capfd):
+    folders(tmp_path / "photos", "cat")
+    source = ("--source=folders", f"--source_path={tmp_path}/photos")
+    finished = run(capfd, *source, f"--data_dir={tmp_path}/shards")
+    assert finished.status == 0
+    assert "warning: all images are of one class" in finished.err
+
+
+def test_a_run_and_its_export_are_two_directories(capfd, tmp_path):
+    directory = f"{tmp_path}/run"
+    assert commands.run(["train", f"--model_dir={directory}", f"--saved_model={directory}"]) == 2
+    assert "saved_model must be another directory than model_dir" in capfd.readouterr().err

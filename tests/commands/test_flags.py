@@ -17,6 +17,7 @@ def flags():
     flags = CommandFlags("paint", option_names())
     flags.define("colour", "red", "which colour")
     flags.define("coats", 2, "how often")
+    flags.define("gap", 0.5, "how far apart")
     flags.define("gloss", False, "whether it shines")
     return flags
 
@@ -102,6 +103,8 @@ def test_two_commands_do_not_share_flags():
         (["--decay_at=3 epochs,6"], "'6' is not a duration"),
         (["--xla=maybe"], "--xla=maybe"),
         (["--coats=two"], "--coats=two"),
+        (["--gap=nan"], "gap is nan, but must be a finite number"),
+        (["--gap=inf"], "gap is inf, but must be a finite number"),
         (["--batch_size"], "batch_size"),
         (["train"], "unexpected argument 'train': options are written --name=value"),
         (["--xla", "true"], "unexpected argument 'true'"),
@@ -207,4 +210,24 @@ def test_short_help_and_the_rest(capsys):
 def test_help_of_a_command_with_files(capsys):
     with pytest.raises(SystemExit):
         CommandFlags("predict").parse(["--help"], positional=True)
-    assert capsys.readouterr().out.endswith("[--flag=value ...] FILE ...\n")
+    assert "[--flag=value ...] FILE ...\n" in capsys.readouterr().out
+
+
+def test_help_of_what_works_on_a_run(capsys):
+    """Whose options count, not Config's defaults; and what the command is for."""
+    flags = CommandFlags("evaluate", ("model_dir", "precision"), of_run=True)
+    flags.define("json", False, "print JSON")
+    with pytest.raises(SystemExit):
+        flags.parse(["--help"])
+    text = capsys.readouterr().out
+    assert "measure the accuracy of a trained model" in text
+    assert "--model_dir: directory of the training run\n" in text
+    assert "(default: as in training)" in text
+    assert "float32)" not in text
+    assert "--[no]json: print JSON (default: false)" in text
+
+
+def test_commands_without_options_take_no_flagfile(capsys):
+    with pytest.raises(SystemExit):
+        CommandFlags("prepare").parse(["--help"])
+    assert "usage: imagenet-fast prepare [--flag=value ...]\n" in capsys.readouterr().out

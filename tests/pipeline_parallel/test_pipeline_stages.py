@@ -94,8 +94,8 @@ def test_no_bounds(balance, stages, told):
     ("options", "told"),
     [
         ({"num_micro_batches": 0}, "num_micro_batches is 0, but must be positive"),
-        ({"schedule": "1b1f"}, "schedule='1b1f' does not exist; did you mean '1f1b'.*while"),
-        ({"rematerialize": "alway"}, "did you mean 'always'.*choose from always, except_last, nev"),
+        ({"schedule": "1b1f"}, "schedule='1b1f' does not exist; did you mean '1f1b'"),
+        ({"rematerialize": "x"}, "'x' does not exist; choose from always, except_last, never"),
     ],
 )
 def test_options_that_are_none(options, told):

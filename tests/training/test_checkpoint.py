@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import Config, UserError
@@ -13,6 +14,7 @@ from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.training import checkpoint
 from imagenet_fast.training.checkpoint import (
     Checkpoints,
+    alone_in,
     check_labels,
     check_model_dir,
     claim_model_dir,
@@ -297,6 +299,7 @@ def test_checkpoints_of_nobody_knows_whom(config, saved):
     ("text", "message"),
     [
         ("{", "config.json: not a configuration"),
+        (b"\xff\xfe", "config.json: 'utf-8' codec can't decode byte 0xff"),
         ("[]", "config.json: not a configuration: expected a JSON object"),
         ('{"bach_size": 3}', "config.json: there is no option 'bach_size'; did you mean"),
         ('{"batch_size": -3}', "config.json: batch_size is -3, but must be positive"),
@@ -304,7 +307,8 @@ def test_checkpoints_of_nobody_knows_whom(config, saved):
 )
 def test_damaged_configuration(config, text, message):
     claim_model_dir(config, LABEL_NAMES)
-    pathlib.Path(config.model_dir, "config.json").write_text(text)
+    text = text if isinstance(text, bytes) else text.encode()
+    pathlib.Path(config.model_dir, "config.json").write_bytes(text)
     for use in (
         lambda: claim_model_dir(config, LABEL_NAMES),
         lambda: read_config(config.model_dir),
@@ -347,3 +351,56 @@ def test_the_directorys_name_is_where_it_is_now(config, tmp_path):
     claim_model_dir(config, LABEL_NAMES)
     shutil.move(config.model_dir, tmp_path / "elsewhere")
     assert read_config(str(tmp_path / "elsewhere")).model_dir == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("labels", [b"", b"cat\ndo", b"\xff\n"])
+def test_damaged_labels(config, labels):
+    claim_model_dir(config, LABEL_NAMES)
+    pathlib.Path(config.model_dir, "labels.txt").write_bytes(labels)
+    with pytest.raises(UserError, match=r"run/labels.txt( is damaged|: 'utf-8')"):
+        read_labels(config.model_dir)
+
+
+def test_labels_may_have_what_python_takes_for_ends_of_lines(config):
+    labels = ("new\u2028line", "form\x0cfeed", "e\x85nd")
+    claim_model_dir(config, labels)
+    assert read_labels(config.model_dir) == labels
+
+
+def test_a_directory_that_tensorflow_takes_for_a_pattern(config, tmp_path):
+    config = config.replace(model_dir=f"{tmp_path}/lr[0.1]")
+    for use in (
+        lambda: claim_model_dir(config, LABEL_NAMES),
+        lambda: read_config(config.model_dir),
+        lambda: restore_weights(make_model(), config.model_dir),
+    ):
+        with pytest.raises(UserError, match="TensorFlow does not find files again in paths"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_space_for_a_checkpoint(config, saved, monkeypatch):
+    checkpoints = Checkpoints(saved, config)
+    half = pathlib.Path(config.model_dir, "checkpoints", "ckpt-3_temp")
+
+    def full(**options):
+        half.mkdir()
+        raise tf.errors.ResourceExhaustedError(None, None, "part-0; No space left on device")
+
+    monkeypatch.setattr(checkpoints._manager, "save", full)
+    message = "ckpt-3 cannot be written .*No space left on device.; when that is mended, the same"
+    with pytest.raises(UserError, match=message):
+        checkpoints.save(3, {})
+    assert not half.exists()
+    assert steps_kept(config) == [2]
+
+
+def test_one_process_at_a_time_trains_in_a_directory(config):
+    claim_model_dir(config, LABEL_NAMES)
+    for _ in range(2):
+        with (
+            alone_in(config.model_dir),
+            pytest.raises(UserError, match="another process is training in model_dir"),
+            alone_in(config.model_dir),
+        ):
+            pass

@@ -291,6 +291,13 @@ def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
     assert read_rows(str(tmp_path)) == []
 
 
+def test_rows_behind_damage_are_left_out(tmp_path):
+    rows = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
+    rows[1] = rows[1].replace(b"train", b"\xff\xfe")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*rows, b""]))
+    assert read_rows(str(tmp_path)) == [row(2)]
+
+
 @pytest.mark.parametrize("end", ['{"kind": "train", "st', "{", '{"kind": "train", "step": 4}'])
 def test_a_line_cut_short_is_left_out(tmp_path, end):
     path = tmp_path / "metrics.jsonl"

@@ -74,3 +74,8 @@ class Source(abc.ABC):
         Raises:
           OSError: It cannot be read.
         """
+
+
+def printable(name: str) -> str:
+    """Returns a file's name as text, which its bytes need not be."""
+    return name.encode(errors="surrogateescape").decode(errors="replace")

@@ -199,12 +199,14 @@ def _read_pickle(
 
 def _class_names(path: Path, data: bytes, layout: _Layout) -> tuple[str, ...]:
     if layout.names_key is None:
-        return tuple(data.decode().split())
+        return tuple(data.decode(errors="replace").split())
     try:
         names = _unpickle(path, layout.names, data)[layout.names_key]
     except KeyError as error:
         raise UserError(f"{path}: {layout.names} has no {layout.names_key}") from error
-    return tuple(name.decode() if isinstance(name, bytes) else name for name in names)
+    return tuple(
+        name.decode(errors="replace") if isinstance(name, bytes) else name for name in names
+    )
 
 
 class _ArrayUnpickler(pickle.Unpickler):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.base import Item, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 from imagenet_fast.errors import UserError, nearest
 
@@ -61,7 +61,7 @@ class FolderSource(Source):
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
         file, label = self._files[split][index]
-        return Item((self._root / file).read_bytes(), label, _printable(file))
+        return Item((self._root / file).read_bytes(), label, printable(file))
 
 
 def _size(path: Path) -> int:
@@ -69,11 +69,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
-
-
-def _printable(name: str) -> str:
-    """Returns a file's name as text, which its bytes need not be."""
-    return name.encode(errors="surrogateescape").decode(errors="replace")
 
 
 def open_folders(
@@ -135,7 +130,7 @@ def open_folders(
         *_warnings_of_files(left_out),
         *_warnings_of_classes(labels, splits["validation"], advice),
     )
-    return FolderSource(name or _printable(path.name), path, labels, splits, warnings)
+    return FolderSource(name or printable(path.name), path, labels, splits, warnings)
 
 
 def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
@@ -190,9 +185,13 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     if not names:
         raise UserError(f"{folder}: has no class folders in it")
     for name in names:
-        if name != _printable(name):
+        if name != printable(name):
             raise UserError(
                 f"{folder / name}: the name of a class must be UTF-8; rename the folder"
+            )
+        if name.splitlines() != [name]:
+            raise UserError(
+                f"{str(folder / name)!r}: the name of a class must be one line; rename the folder"
             )
     return tuple(names)
 
@@ -214,7 +213,7 @@ def _list_images(root: Path, folder: Path, labels: tuple[str, ...]) -> tuple[_Fi
             if known.endswith(_SUFFIXES):
                 files.append((path.relative_to(root).as_posix(), label))
             else:
-                left_out[_printable(path.suffix.lower())] += 1
+                left_out[printable(path.suffix.lower())] += 1
     return sorted(files), left_out
 
 

@@ -16,7 +16,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.base import Item, Source, printable
 from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.paths import to_local_path
 
@@ -303,7 +303,7 @@ def _index_train(path: Path, classes: _Classes) -> list[_Member]:
             with _open_tar(path, outer.extractfile(member)) as inner:
                 found[synset] = [
                     _Member(
-                        image.name,
+                        printable(image.name),
                         numbers[synset],
                         member.offset_data + image.offset_data,
                         image.size,
@@ -328,5 +328,7 @@ def _index_validation(path: Path, classes: _Classes, answers: _Answers) -> list[
     for line, (image, synset) in enumerate(zip(images, answers.synsets), 1):
         if synset not in numbers:
             raise UserError(f"{answers.file}, line {line}: {synset!r} is not in {classes.file}")
-        members.append(_Member(image.name, numbers[synset], image.offset_data, image.size))
+        members.append(
+            _Member(printable(image.name), numbers[synset], image.offset_data, image.size)
+        )
     return members

@@ -92,7 +92,15 @@ def open_tfds(path: Path) -> TfdsSource:
         set lacks one of the splits or of the features ``image`` and ``label``.
     """
     directory = _version_directory(path)
-    info = _read_json(directory / _INFO)
+    try:
+        return _open_version(directory, _read_json(directory / _INFO))
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{directory / _INFO}: is not as TensorFlow Datasets writes it: {error!r}"
+        ) from error
+
+
+def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
     if info.get("fileFormat", "tfrecord") != "tfrecord":
         raise UserError(
             f"{directory}: its files are {info['fileFormat']}; prepare it with "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -102,10 +104,14 @@ def _cell(text: str) -> str:
 
 
 def _load(path: Path, kind: type[_Kept]) -> _Kept | None:
+    """Returns what is there; what is damaged is not: it can be made again."""
     if not path.exists():
         return None
-    with np.load(io.BytesIO(path.read_bytes())) as arrays:
-        return kind(**{name: _plain(arrays[name]) for name in arrays.files})
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as arrays:
+            return kind(**{name: _plain(arrays[name]) for name in arrays.files})
+    except (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error):
+        return None
 
 
 def _plain(array: np.ndarray) -> Any:

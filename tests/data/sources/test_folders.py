@@ -215,6 +215,12 @@ def test_the_name_of_a_class_that_is_no_text(tmp_path):
         open_source("folders", tmp_path)
 
 
+def test_the_name_of_a_class_of_several_lines(tmp_path):
+    (tmp_path / "two\u2028lines").mkdir()
+    with pytest.raises(UserError, match="the name of a class must be one line; rename the folder"):
+        open_source("folders", tmp_path)
+
+
 def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     write(tmp_path, "a/1.jpg", "a/closed/2.jpg")
     scan = os.scandir

@@ -126,3 +126,17 @@ def test_corrupt_records_and_examples(tmp_path):
     shard.write_bytes(content)
     with pytest.raises(records.CorruptRecordError, match="00002-of-00003: record 0"):
         source.read("train", 2)
+
+
+@pytest.mark.parametrize("info", ["[]", '{"splits": [{"name": "train"}, {"name": "test"}]}', "3"])
+def test_descriptions_of_another_kind(tmp_path, info):
+    write(tmp_path, SPLITS)
+    (tmp_path / "dataset_info.json").write_text(info)
+    with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
+        open_source("tfds", tmp_path)
+
+
+def test_a_split_without_files(tmp_path):
+    write(tmp_path, {**SPLITS, "train": []})
+    with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
+        open_source("tfds", tmp_path)

@@ -136,3 +136,12 @@ def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, examination, board, mo
     with pytest.raises(KeyboardInterrupt):
         keep_examination(str(tmp_path), examination, LABELS, board)
     assert load_examination(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: b"", lambda data: b"PK"])
+def test_what_is_damaged_is_not_there(tmp_path, inputs, damage):
+    """It can be made again."""
+    keep_inputs(str(tmp_path), inputs, LABELS, 3, None)
+    path = tmp_path / "input_images.npz"
+    path.write_bytes(damage(path.read_bytes()))
+    assert load_inputs(str(tmp_path)) is None

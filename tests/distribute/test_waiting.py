@@ -1,0 +1,47 @@
+"""What a worker tells that waits for others."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from imagenet_fast.addresses import free_port
+from imagenet_fast.distribute.waiting import told
+
+WAIT = "from imagenet_fast import Config, make_strategy; make_strategy(Config())"
+
+
+def test_what_is_told():
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"1=127.0.0.1:{server.getsockname()[1]}"
+        missing = f"12=127.0.0.1:{port}"
+        reason = f"worker 12 (127.0.0.1:{port}: Connection refused)"
+        assert told([there, missing]) == f"waiting for {reason}"
+        assert told([there]) == "waiting for other workers, which have started"
+
+
+@pytest.mark.slow
+def test_a_worker_alone_tells_for_whom_it_waits_and_ctrl_c_ends_it():
+    workers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WAIT],
+        env={**os.environ, "TF_CONFIG": json.dumps(task)},
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    with process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            line = next(line for line in lines if line.startswith("waiting for"))
+            assert line == f"waiting for worker 1 ({workers[1]}: Connection refused)\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(timeout=10) == -signal.SIGINT
+        finally:
+            process.kill()
