@@ -92,12 +92,13 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         if flags[name] != default
     }
     target = target_directory(directory)  # before a source is read, for minutes
-    source_path = pathlib.Path(flags["source_path"]).expanduser().resolve()
-    if flags["source"] == "folders" and target.resolve().is_relative_to(source_path):
-        raise UserError(
-            f"data_dir {directory} is inside of source_path {flags['source_path']}, where it would "
-            "be taken for images of a class; choose another"
-        )
+    if flags["source"] == "folders" and flags["source_path"]:
+        source_path = pathlib.Path(flags["source_path"]).expanduser().resolve()
+        if target.resolve().is_relative_to(source_path):
+            raise UserError(
+                f"data_dir {directory} is inside of source_path {flags['source_path']}, where it "
+                "would be taken for images of a class; choose another"
+            )
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     _warn(source.warnings)  # before hours of work
     manifest = prepare(

@@ -275,3 +275,11 @@ def test_a_run_and_its_export_are_two_directories(capfd, tmp_path):
     directory = f"{tmp_path}/run"
     assert commands.run(["train", f"--model_dir={directory}", f"--saved_model={directory}"]) == 2
     assert "saved_model must be another directory than model_dir" in capfd.readouterr().err
+
+
+def test_folders_without_a_path(tmp_path, capfd, monkeypatch):
+    """The working directory is not meant."""
+    monkeypatch.chdir(tmp_path)
+    finished = run(capfd, "--source=folders", f"--data_dir={tmp_path}/shards")
+    assert finished.status == 2
+    assert finished.err.endswith("error: the source 'folders' needs a path\n")
