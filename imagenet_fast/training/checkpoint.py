@@ -80,6 +80,8 @@ class Checkpoints:
         try:
             self._manager.save(checkpoint_number=step, options=_options())
         except (OSError, *_UNWRITABLE) as error:
+            if not is_local(self._manager.directory):
+                raise  # what a bucket answers is told by errors_explained
             own = pathlib.Path(self._manager.directory)
             shutil.rmtree(own / f"ckpt-{step}_temp", ignore_errors=True)
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
