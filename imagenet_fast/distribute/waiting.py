@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import pathlib
@@ -17,6 +18,8 @@ from imagenet_fast.distribute.cluster import Cluster
 
 # Seconds until it is told for the first time, and from one time to the next.
 _FIRST, _EVERY = 20, 60
+# Workers that are asked at a time: one behind a firewall does not answer for seconds.
+_AT_ONCE = 64
 
 
 @contextlib.contextmanager
@@ -62,15 +65,19 @@ def told(workers: Sequence[str]) -> str:
     Args:
       workers: ``number=host:port`` of each of the others.
     """
-    reasons = {own: unreachable(own.partition("=")[2]) for own in workers}
-    lost = [
-        f"worker {own.replace('=', ' (')}: {reason})" for own, reason in reasons.items() if reason
-    ]
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        reasons = pool.map(unreachable, [own.partition("=")[2] for own in workers])
+        lost = [
+            f"worker {own.replace('=', ' (')}: {reason})"
+            for own, reason in zip(workers, reasons)
+            if reason
+        ]
     return f"waiting for {', '.join(lost) or 'other workers, which have started'}"
 
 
 def main() -> None:
     """Tells, as long as the process that waits is there, of which the first argument is the id."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C at a terminal reaches this one, too.
     waiting, *workers = sys.argv[1:]
     pause = _FIRST
     while True:
