@@ -39,7 +39,7 @@ class Muon(SGD):
       nesterov: whether to look ahead, for filters, too.
       filter_mask: for each trainable variable in order, whether it is a filter, with the output
         channels in its last dimension; None: those with four dimensions, as the kernels of
-        convolutions have. Those of depthwise convolutions have them too, but are no filters.
+        convolutions have; depthwise ones have them, too, but are no filters and need a mask.
       filter_momentum: share of the momentum buffer of a filter that a step keeps, in [0, 1).
       newton_schulz_steps: of ``orthogonalize``.
       newton_schulz_dtype: of ``orthogonalize``.
