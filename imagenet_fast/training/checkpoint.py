@@ -85,9 +85,11 @@ class Checkpoints:
             own = pathlib.Path(self._manager.directory)
             shutil.rmtree(own / f"ckpt-{step}_temp", ignore_errors=True)
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
+            # TensorFlow names a temporary file and its operation before it says why.
+            reason = reason.rpartition("; ")[2][-200:]
             raise UserError(
-                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason[-200:]}); when that "
-                "is mended, the same command goes on from the one before it"
+                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason}); when that is "
+                "mended, the same command goes on from the one before it"
             ) from error
 
     def restore(self) -> dict[str, Any] | None:
