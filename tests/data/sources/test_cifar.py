@@ -233,3 +233,10 @@ def test_an_archive_that_is_none(tmp_path):
     (tmp_path / "cifar.tar.gz").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="cannot be read as a tar archive"):
         open_source("cifar10", tmp_path / "cifar.tar.gz")
+
+
+def test_class_names_that_are_no_utf_8(tmp_path):
+    write_binary(tmp_path, ten=True)
+    path = tmp_path / "batches.meta.txt"
+    path.write_bytes(path.read_bytes().replace(b"bird", b"oisea\xe9"))
+    assert "oisea\ufffd" in open_source("cifar10", tmp_path).labels

@@ -31,7 +31,7 @@ ANSWERS = ("n02011460", "n01440764", "n01440764", "n01443537")
 
 
 def content(name):
-    return f"image {name}".encode() * (len(name) % 7 + 40)
+    return f"image {name}".encode(errors="surrogateescape") * (len(name) % 7 + 40)
 
 
 def tar(members):
@@ -471,3 +471,13 @@ def test_training_and_evaluation_see_each_image_with_its_label(miniature):
         assert np.bincount(labels[labels >= 0]).tolist() == [count // 4] * 4
         expected = np.array(list(COLOURS.values()))[labels[labels >= 0]]
         np.testing.assert_allclose(np.array(colours)[labels >= 0], expected, atol=8)
+
+
+def test_names_in_a_tar_that_are_no_utf_8(directory):
+    """tarfile gives their bytes as surrogates, which cannot be encoded."""
+    train = {synset: [*names, "caf\udce9.JPEG"] for synset, names in TRAIN.items()}
+    write_train(directory, train)
+    source = open_source("imagenet", directory)
+    names = {source.read("train", index).filename for index in range(source.splits["train"])}
+    assert "caf\ufffd.JPEG" in names
+    assert all(name.encode() for name in names)
