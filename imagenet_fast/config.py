@@ -1141,6 +1141,15 @@ class Config:
             _require_option(name)
         return dataclasses.replace(self, **changes)
 
+    def on_one_device(self) -> Config:
+        """Returns the configuration of the same network in float32, made whole on one device.
+
+        Its weights are those of the run, and so is what it computes, but for rounding.
+        """
+        return self.replace(
+            precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
+        )
+
     @classmethod
     def from_flagfile(cls, path: str | os.PathLike[str], **changes: Any) -> Config:
         """Reads a recipe: one ``--option=value`` a line, ``#`` before a comment.

@@ -34,7 +34,7 @@ from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.errors import UserError
 from imagenet_fast.figures import svg
 from imagenet_fast.files import write_results
-from imagenet_fast.training.recorder import read_rows
+from imagenet_fast.training.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # By name: what makes each.

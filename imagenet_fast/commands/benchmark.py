@@ -265,7 +265,7 @@ def _serving(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.benchmarks import serving_report
     from imagenet_fast.benchmarks.serving import compare_serving
-    from imagenet_fast.training.checkpoint import read_config
+    from imagenet_fast.training.model_dir import read_config
 
     config = read_config(flags["model_dir"])
     if flags["data_dir"]:

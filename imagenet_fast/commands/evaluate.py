@@ -32,8 +32,8 @@ def main(arguments: list[str]) -> int:
 
     import_tensorflow()
     from imagenet_fast.distribute.strategy import is_chief, make_strategy
-    from imagenet_fast.training.checkpoint import read_config
     from imagenet_fast.training.evaluate import evaluate
+    from imagenet_fast.training.model_dir import read_config
 
     # These have no part in evaluation, and contradict another precision, TPUs or a pipeline.
     config = read_config(flags["model_dir"]).replace(loss_scale=0.0, xla=False, **flags.changes())

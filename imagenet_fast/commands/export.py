@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> int:
     import_tensorflow()
     from imagenet_fast.serving.convert import export_onnx, export_tflite
     from imagenet_fast.serving.export import export
-    from imagenet_fast.training.checkpoint import read_config
+    from imagenet_fast.training.model_dir import read_config
 
     config = read_config(flags["model_dir"]).replace(**flags.changes())
     if flags["saved_model"]:

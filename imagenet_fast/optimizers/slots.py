@@ -26,6 +26,13 @@ def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
     return sum(own.num_elements() for own in kept) / _SIZE**2
 
 
+def unwrapped(
+    optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
+) -> keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer:
+    """Returns the optimizer that mixed_float16 wraps for its loss scale; else the one given."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
 def make_slots(
     optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
     variables: Sequence[tf.Variable],
@@ -36,7 +43,7 @@ def make_slots(
       optimizer: of any kind, with a loss scale or without.
       variables: the trained ones, in the order of the gradients that it will get.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = unwrapped(optimizer)
     if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
         inner._create_all_weights(variables)
     else:

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.errors import UserError
-from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 
 
@@ -104,10 +104,9 @@ class GPipe(keras.Model):
                 "XLA cannot compile the step of a pipeline, whose stages are on devices of their "
                 "own: leave jit_compile out of compile"
             )
-        optimizer = getattr(self.optimizer, "inner_optimizer", self.optimizer)
         # On GPUs Keras would have XLA compile the update, which it cannot where the variables are
         # on several devices.
-        optimizer.jit_compile = False
+        unwrapped(self.optimizer).jit_compile = False
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""

@@ -16,8 +16,9 @@ from imagenet_fast.data import decode
 from imagenet_fast.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.checkpoint import on_one_device, read_labels, restore_weights
+from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.model_dir import read_labels
 from imagenet_fast.training.views import mean_over_views
 
 # What is told of bytes that no image can be made of.
@@ -49,15 +50,14 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
-    config = on_one_device(config)
+    config = config.on_one_device()
     model = build_classifier(config, labels)
     averaged = contextlib.nullcontext()
     if isinstance(source, Config):
         restore_weights(model, config.model_dir)
         averaged = model.averaged_weights()
     else:
-        source.average_batch_norm_statistics()
-        with source.averaged_weights():
+        with source.evaluated_weights():
             model.set_weights(source.get_weights())
     with averaged:
         yield ServingModule(model, config, min(top_k, len(labels)))

@@ -16,7 +16,7 @@ from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
-from imagenet_fast.optimizers.slots import make_slots
+from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.optimizers.slow_copies import SlowCopies
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -188,8 +188,7 @@ class Classifier(keras.Model):
         """Keras' ``evaluate``, of the same model on all replicas."""
         if _is_distributed(x):
             kwargs.setdefault("steps", self.validation_steps)
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.evaluated_weights():
             return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,8 +198,7 @@ class Classifier(keras.Model):
         """
         if _is_distributed(x):
             kwargs.setdefault("steps", self.validation_steps)
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.evaluated_weights():
             return super().predict(x, *args, **kwargs)
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
@@ -317,14 +315,12 @@ class Classifier(keras.Model):
         """
         with self.distribute_strategy.scope():
             network = keras.Model(self.inputs, self.outputs, name=self.name)
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.evaluated_weights():
             network.save(filepath, *args, **kwargs)
 
     def save_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
         """Keras' ``save_weights``, of those that ``evaluate`` works with."""
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.evaluated_weights():
             super().save_weights(filepath, *args, **kwargs)
 
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -424,6 +420,17 @@ class Classifier(keras.Model):
             return contextlib.nullcontext()
         return self.weight_average.in_use()
 
+    @contextlib.contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Inside, the model is the one to evaluate and to save, on all replicas the same.
+
+        It has its averaged weights, and the mean of the replicas' statistics of batch norm, which
+        it keeps afterwards. To be called outside the training step, by all workers.
+        """
+        self.average_batch_norm_statistics()
+        with self.averaged_weights():
+            yield
+
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         gradients, sums = self.gradients(data)
         *gradients, sums = self._sum_over_replicas(gradients, sums)
@@ -441,8 +448,9 @@ class Classifier(keras.Model):
     def _apply(self, gradients: Tensors) -> None:
         """Updates the weights by gradients that are summed over the replicas."""
         pairs = zip(gradients, self.trainable_variables)
-        inner = getattr(self.optimizer, "inner_optimizer", self.optimizer)
-        if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+        if isinstance(
+            unwrapped(self.optimizer), keras.optimizers.legacy.Optimizer
+        ):  # those of TensorFlow Addons
             self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
         else:
             self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)

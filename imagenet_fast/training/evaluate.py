@@ -10,8 +10,9 @@ from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_for_evaluation
-from imagenet_fast.training.checkpoint import check_labels, restore_weights
+from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.model_dir import check_labels
 from imagenet_fast.training.recorder import check_evaluated
 
 

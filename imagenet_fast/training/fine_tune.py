@@ -14,14 +14,9 @@ from imagenet_fast.layers import Dropout
 from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.paths import Path, to_path
-from imagenet_fast.training.checkpoint import (
-    CONFIG_FILE,
-    on_one_device,
-    read_config,
-    read_labels,
-    restore_weights,
-)
+from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.model_dir import CONFIG_FILE, read_config, read_labels
 
 # Weights by layer and by name in it.
 Weights = Mapping[str, Mapping[str, np.ndarray]]
@@ -100,7 +95,7 @@ def _of_run(
     path: Path, rebuild: Callable[[Config, Sequence[str]], Classifier]
 ) -> tuple[Weights, tuple[str, ...]]:
     """Returns the weights of a run's last checkpoint, averaged if it does so, and its classes."""
-    model = rebuild(on_one_device(read_config(str(path))), read_labels(str(path)))
+    model = rebuild(read_config(str(path)).on_one_device(), read_labels(str(path)))
     restore_weights(model, str(path))
     with model.averaged_weights():
         return _by_layer(network_of(model).variables), model.labels

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tf_keras as keras
-
 from imagenet_fast.config import Config
 from imagenet_fast.files import LineFile, whole_lines
 from imagenet_fast.paths import to_path
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.schedule import decay_boundaries, decay_steps, warmup_steps
 
@@ -28,7 +27,7 @@ _MARK = ":::MLLOG "
 _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 
 
-class MLPerfLog(keras.callbacks.Callback):
+class MLPerfLog(TensorsCallback):
     """Writes the log of a run over all its restarts.
 
     Lines about steps that will be done again are dropped, and so is the end of a run that goes on.
@@ -44,9 +43,6 @@ class MLPerfLog(keras.callbacks.Callback):
       last_step: of the run.
       now: seconds since 1970.
     """
-
-    # Keras would read the metrics at each step otherwise.
-    _supports_tf_logs = True
 
     def __init__(
         self,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
 
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.recorder import Recorder
 
 
-class Profiler(keras.callbacks.Callback):
+class Profiler(TensorsCallback):
     """Records some steps, and whatever happens between them, where TensorBoard looks for it.
 
     A run that goes on between the first and the last of them records the rest.
@@ -21,9 +21,6 @@ class Profiler(keras.callbacks.Callback):
       last: the last one.
       recorder: knows the step; called before this.
     """
-
-    # Keras would read the metrics at each step otherwise.
-    _supports_tf_logs = True
 
     def __init__(self, folder: str, first: int, last: int, recorder: Recorder) -> None:
         super().__init__()

@@ -1,34 +1,26 @@
-"""What a run tells of itself while it goes: one row of numbers at a time, to several readers."""
+"""What a run tells of itself while it goes: one row of numbers at a time."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import sys
-import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 import tf_keras as keras
-from tqdm import tqdm
 
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import LineFile
-from imagenet_fast.paths import seconds_between_writes, to_path
+from imagenet_fast.optimizers.slots import unwrapped
 from imagenet_fast.training import totals
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.metrics_file import Row
 
-Row = dict[str, Any]
-METRICS_FILE = "metrics.jsonl"
 _BAD_IMAGES_TOLD = 3
-# More than are ever written together, so that their number does not split them.
-_SCALARS_AT_ONCE = 10_000
 
 
-class Reader(Protocol):
+class RowWriter(Protocol):
     """Takes the rows of a run."""
 
     def write(self, row: Row) -> None:
@@ -38,7 +30,7 @@ class Reader(Protocol):
         """The run has ended."""
 
 
-class Recorder(keras.callbacks.Callback):
+class Recorder(TensorsCallback):
     """Reads the model's metrics now and then, checks them, and passes them on as rows.
 
     A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
@@ -50,7 +42,7 @@ class Recorder(keras.callbacks.Callback):
 
     Args:
       clock: measures the run.
-      readers: take the rows.
+      writers: take the rows.
       step: weight updates before this process.
       steps_per_epoch: weight updates in an epoch.
       batch_size: images in a weight update.
@@ -60,13 +52,10 @@ class Recorder(keras.callbacks.Callback):
       model_dir: where unreadable images are listed; empty: nowhere.
     """
 
-    # Keras would read the metrics at each step otherwise.
-    _supports_tf_logs = True
-
     def __init__(
         self,
         clock: Clock,
-        readers: Sequence[Reader],
+        writers: Sequence[RowWriter],
         *,
         step: int,
         steps_per_epoch: int,
@@ -80,7 +69,7 @@ class Recorder(keras.callbacks.Callback):
         self.step = step
         self.validation: Row = {}
         self._clock = clock
-        self._readers = readers
+        self._writers = writers
         self._steps_per_epoch = steps_per_epoch
         self._batch_size = batch_size
         self._every = every
@@ -207,7 +196,7 @@ class Recorder(keras.callbacks.Callback):
         return images / seconds if seconds > 0 else 0.0
 
     def _learning_rate(self) -> float:
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        optimizer = unwrapped(self.model.optimizer)
         rate = optimizer.learning_rate
         if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
             # Those of TensorFlow Addons do not keep what the last step took.
@@ -215,8 +204,8 @@ class Recorder(keras.callbacks.Callback):
         return float(rate.numpy())
 
     def _write(self, row: Row) -> None:
-        for reader in self._readers:
-            reader.write(row)
+        for writer in self._writers:
+            writer.write(row)
 
 
 def check_evaluated(row: Row, examples: int) -> None:
@@ -235,142 +224,3 @@ def _sums(logs: dict[str, tf.Tensor]) -> dict[str, float]:
     values = {name: float(value) for name, value in logs.items()}
     means = {name: values[name] * values["examples"] for name in ("loss", "top1", "top5")}
     return {**values, **means}
-
-
-class JsonLines:
-    """Appends rows to ``metrics.jsonl``; rows of steps that will be done again are dropped.
-
-    Args:
-      model_dir: the run's directory.
-      step: the step from which the run goes on.
-    """
-
-    def __init__(self, model_dir: str, step: int) -> None:
-        kept = [row for row in read_rows(model_dir) if row["step"] <= step]
-        self._file = LineFile(to_path(model_dir, METRICS_FILE), map(json.dumps, kept))
-
-    def write(self, row: Row) -> None:
-        """Appends a row, whole."""
-        self._file.add(json.dumps(row))
-
-    def flush(self) -> None:
-        """Writes the rows that are still in memory."""
-        self._file.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        self._file.close()
-
-
-def read_rows(model_dir: str) -> list[Row]:
-    """Returns the rows of ``metrics.jsonl`` before the first that is damaged, as by a kill."""
-    path = to_path(model_dir, METRICS_FILE)
-    rows = []
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
-
-
-class ProgressBar:
-    """A bar over the run's steps with loss, accuracy, images/s, images/s per device and ETA."""
-
-    def __init__(self, step: int, total_steps: int, devices: int) -> None:
-        self._bar = tqdm(
-            total=total_steps,
-            initial=step,
-            unit="step",
-            dynamic_ncols=True,
-            # A file or a pipe gets a line now and then, not a bar redrawn each time.
-            mininterval=0.5 if os.isatty(2) else 10,
-            bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} ETA {remaining}{postfix}",
-        )
-        self._devices = devices
-
-    def write(self, row: Row) -> None:
-        """Moves the bar to the row's step; says how an evaluation went."""
-        if row["kind"] == "validation":
-            self._bar.write(
-                f"epoch {row['epoch']:.4g}: validation top-1 {row['top1']:.2%}, top-5 "
-                f"{row['top5']:.2%}, loss {row['loss']:.4f} on {row['examples']:.0f} images",
-                file=sys.stderr,
-            )
-            return
-        speed = row["images_per_second"]
-        self._bar.set_postfix_str(
-            f"epoch {row['epoch']:.2f}, loss {row['loss']:.4f}, top-1 {row['top1']:.1%}, "
-            f"{speed:.0f} images/s, {speed / self._devices:.0f} per device",
-            refresh=False,
-        )
-        self._bar.update(row["step"] - self._bar.n)
-
-    def close(self) -> None:
-        """Leaves the bar where it is."""
-        self._bar.close()
-
-
-class TensorBoard:
-    """Writes rows as TensorBoard scalars, by the step, and pictures and texts beside them.
-
-    All goes through one writer of each kind: TensorBoard may never look again at a file that is
-    not the newest of its folder.
-    """
-
-    def __init__(self, model_dir: str) -> None:
-        self._writers = {
-            kind: tf.summary.create_file_writer(
-                tensorboard_folder(model_dir, kind), max_queue=_SCALARS_AT_ONCE
-            )
-            for kind in ("train", "validation")
-        }
-        self._pause = seconds_between_writes(to_path(model_dir))
-        self._written = time.monotonic()
-        self._waiting: list[Row] = []
-
-    def write(self, row: Row) -> None:
-        """Writes a row's numbers, to a bucket only after some time, or with :meth:`flush`."""
-        self._waiting.append(row)
-        if time.monotonic() - self._written >= self._pause:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes what is waiting."""
-        for kind, writer in self._writers.items():
-            rows = [row for row in self._waiting if row["kind"] == kind]
-            if rows:
-                with writer.as_default():  # whose end writes to the file
-                    for row in rows:
-                        _write_scalars(row)
-        self._waiting = []
-        self._written = time.monotonic()
-
-    def show_picture(self, kind: str, step: int, name: str, png: bytes) -> None:
-        """Writes a picture, a PNG file, to what is told of ``train`` or ``validation``."""
-        with self._writers[kind].as_default(step=step):
-            tf.summary.image(name, tf.io.decode_png(png, 3)[tf.newaxis])
-        self._writers[kind].flush()
-
-    def show_text(self, kind: str, step: int, name: str, markdown: str) -> None:
-        """Writes a text to what is told of ``train`` or ``validation``."""
-        with self._writers[kind].as_default(step=step):
-            tf.summary.text(name, markdown)
-        self._writers[kind].flush()
-
-    def close(self) -> None:
-        """Writes what is waiting."""
-        self.flush()
-        for writer in self._writers.values():
-            writer.close()
-
-
-def _write_scalars(row: Row) -> None:
-    for name, value in row.items():
-        if name not in ("kind", "step"):
-            tf.summary.scalar(name, value, step=row["step"])
-
-
-def tensorboard_folder(model_dir: str, kind: str) -> str:
-    """Returns where TensorBoard finds what a run tells of ``train`` or ``validation``."""
-    return str(to_path(model_dir, "tensorboard", kind))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Union
 
-import tf_keras as keras
-
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.metrics_file import JsonLines
 from imagenet_fast.training.mlperf_log import MLPerfLog
-from imagenet_fast.training.recorder import JsonLines, Recorder, TensorBoard
+from imagenet_fast.training.recorder import Recorder
+from imagenet_fast.training.tensorboard import TensorBoard
 
 Log = Union[JsonLines, TensorBoard, MLPerfLog]
 
 
-class Saver(keras.callbacks.Callback):
+class Saver(TensorsCallback):
     """Saves a checkpoint when one is due: after the evaluation of the same step, if there is one.
 
     Args:
@@ -27,8 +28,6 @@ class Saver(keras.callbacks.Callback):
       total_steps: of the run, the last of which is saved, too.
       train_examples: of the data, to be kept with the checkpoint.
     """
-
-    _supports_tf_logs = True
 
     def __init__(
         self,

@@ -18,17 +18,17 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import tf_keras as keras
 from tqdm import tqdm
 
 from imagenet_fast.paths import is_local, to_path
+from imagenet_fast.training.callback import TensorsCallback
 
 _FILES_AT_ONCE = 16
 _BYTES = 4096
 _FILES_NAMED = 3
 
 
-class StallWatch(keras.callbacks.Callback):
+class StallWatch(TensorsCallback):
     """Looks at the shards once at first, and again whenever no step has ended for some time.
 
     Before the first step of a call of ``fit``, which may take long to compile, it does not wait
@@ -41,9 +41,6 @@ class StallWatch(keras.callbacks.Callback):
       limit: seconds within which a little of a file should have been read.
       pause: seconds between two looks, at least.
     """
-
-    # Keras would read the metrics at each step otherwise.
-    _supports_tf_logs = True
 
     def __init__(
         self,

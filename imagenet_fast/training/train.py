@@ -32,26 +32,16 @@ from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
-from imagenet_fast.training.checkpoint import (
-    Checkpoints,
-    alone_in,
-    check_model_dir,
-    claim_model_dir,
-)
+from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.headline import batch_norm_images, headline
+from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
 from imagenet_fast.training.mlperf_log import MLPerfLog
+from imagenet_fast.training.model_dir import alone_in, check_model_dir, claim_model_dir
 from imagenet_fast.training.profiler import Profiler
-from imagenet_fast.training.recorder import (
-    JsonLines,
-    ProgressBar,
-    Recorder,
-    Row,
-    TensorBoard,
-    read_rows,
-    tensorboard_folder,
-)
+from imagenet_fast.training.progress_bar import ProgressBar
+from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.report.examination import examine
 from imagenet_fast.training.report.exhibits import (
     forget_examination,
@@ -65,6 +55,7 @@ from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps
 from imagenet_fast.training.stall_watch import StallWatch
 from imagenet_fast.training.stretches import stretches
+from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 
 SUMMARY_FILE = "summary.json"
 
@@ -153,11 +144,11 @@ class _Run:
                     steps_per_epoch=self.steps_per_epoch,
                 )
             print(told, file=sys.stderr, flush=True)
-        rows, bar = self._readers(step, last_step)
-        readers = [reader for reader in (rows, bar, self.board) if reader]
+        rows, bar = self._writers(step, last_step)
+        writers = [own for own in (rows, bar, self.board) if own]
         recorder = Recorder(
             self.clock,
-            readers,
+            writers,
             step=step,
             steps_per_epoch=self.steps_per_epoch,
             batch_size=self.config.batch_size,
@@ -244,7 +235,7 @@ class _Run:
         self.clock.restore(state["clock"])
         return state["step"], state["validation"]
 
-    def _readers(self, step: int, last_step: int) -> tuple[JsonLines | None, ProgressBar | None]:
+    def _writers(self, step: int, last_step: int) -> tuple[JsonLines | None, ProgressBar | None]:
         """Only the chief tells, and where nothing is left to do there is no progress."""
         if not self.chief:
             return None, None

@@ -11,7 +11,8 @@ from imagenet_fast.benchmarks import serving, serving_report, serving_worker
 from imagenet_fast.benchmarks.serving import Agreement, Served, compare_serving
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints
+from imagenet_fast.training.model_dir import claim_model_dir
 
 COUNTS = {"images": 7, "calls": 2, "threads": 1, "warmup": 1, "repeats": 2}
 

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from imagenet_fast import Config, build_model, export, make_dataset
 from imagenet_fast.optimizers import WeightAverage
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir, restore_weights
+from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
+from imagenet_fast.training.model_dir import claim_model_dir
 
 DIGITS = {
     "model": "resnet8",

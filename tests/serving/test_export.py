@@ -9,8 +9,9 @@ import tf_keras as keras
 
 from imagenet_fast import UserError, commands, export, models
 from imagenet_fast.serving.module import NO_IMAGE, serving_module
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.model_dir import claim_model_dir
 
 
 @pytest.fixture(scope="module")

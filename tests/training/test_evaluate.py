@@ -11,7 +11,8 @@ import tensorflow as tf
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
 from imagenet_fast.data.info import read_info
 from imagenet_fast.training import evaluate as evaluation
-from imagenet_fast.training.checkpoint import Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints
+from imagenet_fast.training.model_dir import claim_model_dir
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,9 @@ from imagenet_fast import Config, UserError, build_model, export, make_dataset, 
 from imagenet_fast.models import network_of
 from imagenet_fast.training import fine_tune
 from imagenet_fast.training.build import build_classifier
-from imagenet_fast.training.checkpoint import CONFIG_FILE, Checkpoints, claim_model_dir
+from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.fine_tune import freeze
+from imagenet_fast.training.model_dir import CONFIG_FILE, claim_model_dir
 
 # Those of synthetic data.
 CLASSES = tuple(map(str, range(10)))

@@ -1,8 +1,6 @@
 """What a run tells, against numbers worked out by hand, with a clock that is told the time."""
 
-import json
 import math
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,14 +10,7 @@ import tf_keras as keras
 from imagenet_fast import UserError
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.clock import Clock
-from imagenet_fast.training.recorder import (
-    JsonLines,
-    ProgressBar,
-    Recorder,
-    TensorBoard,
-    check_evaluated,
-    read_rows,
-)
+from imagenet_fast.training.recorder import Recorder, check_evaluated
 
 BATCH = 4
 SECONDS_A_STEP = 2.0
@@ -52,7 +43,7 @@ class Steps(keras.callbacks.Callback):
 
 
 class Rows(list):
-    """A reader that keeps the rows."""
+    """A writer that keeps the rows."""
 
     write = list.append
 
@@ -257,111 +248,3 @@ def test_an_evaluation_that_lost_images_is_a_bug(model):
     with pytest.raises(RuntimeError):
         check_evaluated({"examples": 9.0, "skipped": 0.0}, 10)
     check_evaluated({"examples": 9.0, "skipped": 1.0}, 10)
-
-
-# --- metrics.jsonl
-
-
-def row(step, kind="train", **values):
-    return {"kind": kind, "step": step, "epoch": step / 10, "loss": 0.5, **values}
-
-
-def test_rows_are_there_at_once(tmp_path):
-    assert read_rows(str(tmp_path)) == []
-    lines = JsonLines(str(tmp_path), 0)
-    assert read_rows(str(tmp_path)) == []
-    lines.write(row(1))
-    assert read_rows(str(tmp_path)) == [row(1)]
-    lines.write(row(2, "validation", loss=0.1 + 0.2))
-    lines.close()
-    assert read_rows(str(tmp_path)) == [row(1), row(2, "validation", loss=0.1 + 0.2)]
-
-
-def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
-    lines = JsonLines(str(tmp_path), 0)
-    for step in range(2, 12, 2):
-        lines.write(row(step))
-    lines.close()
-    lines = JsonLines(str(tmp_path), 6)
-    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6]
-    lines.write(row(8, loss=0.25))
-    lines.close()
-    assert read_rows(str(tmp_path))[3:] == [row(8, loss=0.25)]
-    JsonLines(str(tmp_path), 0).close()
-    assert read_rows(str(tmp_path)) == []
-
-
-def test_rows_behind_damage_are_left_out(tmp_path):
-    rows = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
-    rows[1] = rows[1].replace(b"train", b"\xff\xfe")
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*rows, b""]))
-    assert read_rows(str(tmp_path)) == [row(2)]
-
-
-@pytest.mark.parametrize("end", ['{"kind": "train", "st', "{", '{"kind": "train", "step": 4}'])
-def test_a_line_cut_short_is_left_out(tmp_path, end):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(f"{json.dumps(row(2))}\n{end}")
-    whole = end.endswith("}")
-    assert len(read_rows(str(tmp_path))) == 1 + whole
-    lines = JsonLines(str(tmp_path), 10)
-    lines.write(row(6))
-    lines.close()
-    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6][:: 1 if whole else 2]
-
-
-def test_a_kill_while_old_rows_are_copied_loses_none(tmp_path, monkeypatch):
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(s))}\n" for s in (2, 4)))
-
-    def killed(self, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pathlib.Path, "replace", killed)
-    with pytest.raises(KeyboardInterrupt):
-        JsonLines(str(tmp_path), 10)
-    assert read_rows(str(tmp_path)) == [row(2), row(4)]
-
-
-# --- Other readers
-
-
-VALIDATION = row(20, "validation", top1=0.75, top5=0.9, examples=359.0, skipped=0.0)
-
-
-def test_progress_bar(capsys):
-    bar = ProgressBar(10, 40, devices=4)
-    told = {"top1": 0.5, "top5": 0.9, "images_per_second": 800.0}
-    bar.write(row(20, **told))
-    bar.write(VALIDATION)
-    bar.write(row(40, **told))
-    bar.close()
-    out, err = capsys.readouterr()
-    last = err.replace("\r", "\n").strip().splitlines()[-1]
-    assert "40/40" in last
-    assert "epoch 4.00, loss 0.5000, top-1 50.0%, 800 images/s, 200 per device" in last
-    assert "10/40" in err
-    assert "epoch 2: validation top-1 75.00%, top-5 90.00%, loss 0.5000 on 359 images" in err
-    assert out == ""
-
-
-def test_tensorboard(tmp_path):
-    board = TensorBoard(str(tmp_path))
-    board.write(row(20, images_per_second=800.0))
-    board.write(VALIDATION)
-    board.close()
-    assert scalars(tmp_path, "train") == {
-        (20, "epoch"): 2,
-        (20, "loss"): 0.5,
-        (20, "images_per_second"): 800,
-    }
-    assert scalars(tmp_path, "validation")[20, "top1"] == 0.75
-
-
-def scalars(model_dir, kind):
-    """What TensorBoard reads: (step, name) -> value."""
-    found = {}
-    for path in (model_dir / "tensorboard" / kind).iterdir():
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
-            for value in event.summary.value:
-                found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
-    return found

@@ -22,8 +22,8 @@ from model_weights import weights_in
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import agreement
+from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.mlperf_log import read_lines
-from imagenet_fast.training.recorder import read_rows
 from imagenet_fast.training.report.exhibits import load_examination, load_inputs
 
 ROOT = pathlib.Path(__file__).parents[2]

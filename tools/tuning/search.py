@@ -21,6 +21,7 @@ from imagenet_fast.config import Config, option_text
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.errors import UserError
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.train import train
 from tuning import results
 from tuning.plan import Plan
@@ -110,7 +111,7 @@ def _forget_models() -> None:
     gc.collect()
 
 
-class _Watcher(keras.callbacks.Callback):
+class _Watcher(TensorsCallback):
     """Reports each evaluation of a trial, and ends the run if the trial is hopeless.
 
     Args:
@@ -122,9 +123,6 @@ class _Watcher(keras.callbacks.Callback):
     Attributes:
       hopeless: whether the run was ended early.
     """
-
-    # Keras would wait for the devices at each step otherwise.
-    _supports_tf_logs = True
 
     def __init__(self, study: Study, trial: Trial, evaluations: int, progress: _Progress) -> None:
         super().__init__()

@@ -71,8 +71,7 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
     pairs = []  # The label and the answer of each image.
     skipped = np.zeros([], np.float32)
     worst = _Worst(config.image_size)
-    model.average_batch_norm_statistics()
-    with model.averaged_weights():
+    with model.evaluated_weights():
         for labels, answers, weights, *mistakes in _results(model, config, info):
             counted = weights > 0
             pairs.append(np.stack([labels[counted], answers[counted]], axis=1))

@@ -12,9 +12,9 @@ import numpy as np
 
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, to_path
-from imagenet_fast.training.recorder import TensorBoard
 from imagenet_fast.training.report.examination import Examination
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.tensorboard import TensorBoard
 
 INPUTS_FILE = "input_images.npz"
 EXAMINATION_FILE = "examination.npz"

@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 from confusion_entries import entries
 
-from imagenet_fast.training.recorder import TensorBoard
 from imagenet_fast.training.report.examination import Examination
 from imagenet_fast.training.report.exhibits import (
     forget_examination,
@@ -17,6 +16,7 @@ from imagenet_fast.training.report.exhibits import (
     load_inputs,
 )
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.tensorboard import TensorBoard
 
 LABELS = ["cat", "dog|hound"]
 

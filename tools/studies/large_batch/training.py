@@ -12,6 +12,7 @@ from study.training import Prepared, Result
 
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.models import network_of
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.classifier import Classifier
 from large_batch.experiments import HALF_PRECISION_LARS, POOL5
 from large_batch.half_precision import HalfPrecisionLARS
@@ -38,7 +39,7 @@ def _pool5(model: Classifier) -> Prepared:
     return [probe], lambda: {"features": probe.rows}
 
 
-class _FeatureProbe(keras.callbacks.Callback):
+class _FeatureProbe(TensorsCallback):
     """Looks at the features that AlexNet's first dense layer gets, for the same images each time.
 
     Batch norm uses the statistics of these images, as in training.
@@ -46,8 +47,6 @@ class _FeatureProbe(keras.callbacks.Callback):
     Attributes:
       rows: ``step``, ``mean``, ``std``, and the 1st, 50th and 99th percentile.
     """
-
-    _supports_tf_logs = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ import tf_keras as keras
 from imagenet_fast import environment
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.build import build_model
+from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import total_steps
 from study.settings import PLAIN, Setting
@@ -74,10 +75,8 @@ def run(
     return {**result, **told(), "seconds": seconds, "versions": environment.versions()}
 
 
-class _Losses(keras.callbacks.Callback):
+class _Losses(TensorsCallback):
     """Notes the loss of each epoch, and ends the run when it is not finite."""
-
-    _supports_tf_logs = True
 
     def __init__(self) -> None:
         super().__init__()

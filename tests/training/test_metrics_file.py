@@ -1,0 +1,68 @@
+"""The file of a run's rows, also after kills and damage."""
+
+import json
+import pathlib
+
+import pytest
+
+from imagenet_fast.training.metrics_file import JsonLines, read_rows
+
+
+def row(step, kind="train", **values):
+    return {"kind": kind, "step": step, "epoch": step / 10, "loss": 0.5, **values}
+
+
+def test_rows_are_there_at_once(tmp_path):
+    assert read_rows(str(tmp_path)) == []
+    lines = JsonLines(str(tmp_path), 0)
+    assert read_rows(str(tmp_path)) == []
+    lines.write(row(1))
+    assert read_rows(str(tmp_path)) == [row(1)]
+    lines.write(row(2, "validation", loss=0.1 + 0.2))
+    lines.close()
+    assert read_rows(str(tmp_path)) == [row(1), row(2, "validation", loss=0.1 + 0.2)]
+
+
+def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
+    lines = JsonLines(str(tmp_path), 0)
+    for step in range(2, 12, 2):
+        lines.write(row(step))
+    lines.close()
+    lines = JsonLines(str(tmp_path), 6)
+    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6]
+    lines.write(row(8, loss=0.25))
+    lines.close()
+    assert read_rows(str(tmp_path))[3:] == [row(8, loss=0.25)]
+    JsonLines(str(tmp_path), 0).close()
+    assert read_rows(str(tmp_path)) == []
+
+
+def test_rows_behind_damage_are_left_out(tmp_path):
+    rows = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
+    rows[1] = rows[1].replace(b"train", b"\xff\xfe")
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*rows, b""]))
+    assert read_rows(str(tmp_path)) == [row(2)]
+
+
+@pytest.mark.parametrize("end", ['{"kind": "train", "st', "{", '{"kind": "train", "step": 4}'])
+def test_a_line_cut_short_is_left_out(tmp_path, end):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f"{json.dumps(row(2))}\n{end}")
+    whole = end.endswith("}")
+    assert len(read_rows(str(tmp_path))) == 1 + whole
+    lines = JsonLines(str(tmp_path), 10)
+    lines.write(row(6))
+    lines.close()
+    assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6][:: 1 if whole else 2]
+
+
+def test_a_kill_while_old_rows_are_copied_loses_none(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(s))}\n" for s in (2, 4)))
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pathlib.Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        JsonLines(str(tmp_path), 10)
+    assert read_rows(str(tmp_path)) == [row(2), row(4)]

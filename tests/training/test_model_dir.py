@@ -1,0 +1,183 @@
+"""Whose model_dir it is, and what stands in it."""
+
+import os
+import pathlib
+import shutil
+
+import pytest
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.training import model_dir
+from imagenet_fast.training.model_dir import (
+    alone_in,
+    check_labels,
+    check_model_dir,
+    claim_model_dir,
+    read_config,
+    read_labels,
+)
+
+LABEL_NAMES = ("cat", "dog", "grey wolf")
+
+
+@pytest.fixture
+def config(tmp_path):
+    return Config(model_dir=str(tmp_path / "run"))
+
+
+def test_a_new_directory_is_claimed(config):
+    claim_model_dir(config, LABEL_NAMES)
+    files = {path.name for path in pathlib.Path(config.model_dir).iterdir()}
+    assert files == {"checkpoints", "config.json", "labels.txt"}
+    assert read_config(config.model_dir) == config
+    assert read_labels(config.model_dir) == LABEL_NAMES
+    claim_model_dir(config, LABEL_NAMES)  # the same run goes on
+
+
+def test_a_directory_is_checked_without_being_claimed(config):
+    check_model_dir(config, LABEL_NAMES)
+    assert not pathlib.Path(config.model_dir).exists()
+    claim_model_dir(config, LABEL_NAMES)
+    check_model_dir(config, LABEL_NAMES)
+    with pytest.raises(UserError, match=r"other options \(seed is 0 there, 3 here"):
+        check_model_dir(config.replace(seed=3), LABEL_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (("cat", "horse", "dog"), "has 'horse' as class 1, which is 'dog' of the run in "),
+        (("cat", "dog"), "/other has 2 classes, but the run in "),
+        (("0", "1"), "/other has 2 classes, but the run in "),
+    ],
+)
+def test_data_of_other_classes(config, labels, message):
+    trained = ("cat", "dog", "horse")
+    claim_model_dir(config, trained)
+    other = config.replace(data_dir="/other")
+    for use in (claim_model_dir, check_model_dir, check_labels):
+        with pytest.raises(UserError, match=message):
+            use(other, labels)
+    assert read_labels(config.model_dir) == trained
+    assert read_config(config.model_dir) == config
+
+
+@pytest.mark.parametrize(
+    ("trained", "labels"), [(("cat", "dog"), ("0", "1")), (("0", "1"), ("cat", "dog"))]
+)
+def test_classes_that_have_no_names_are_only_counted(config, trained, labels):
+    claim_model_dir(config, trained)
+    check_labels(config, labels)
+
+
+def test_what_has_no_part_in_the_weights_may_change(config, tmp_path):
+    claim_model_dir(config, LABEL_NAMES)
+    changed = config.replace(log_every="3 steps", keep_checkpoints=7, data_dir="/elsewhere")
+    claim_model_dir(changed, LABEL_NAMES)
+    assert read_config(config.model_dir) == changed
+
+
+def test_a_run_with_other_options(config):
+    claim_model_dir(config, LABEL_NAMES)
+    changed = config.replace(seed=3, duration="8 epochs", keep_checkpoints=7)
+    with pytest.raises(UserError) as caught:
+        claim_model_dir(changed, LABEL_NAMES)
+    assert (
+        "holds a run with other options (duration is 90 epochs there, 8 epochs here; "
+        "seed is 0 there, 3 here); choose another --model_dir, or remove that one"
+    ) in str(caught.value)
+    assert read_config(config.model_dir) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json: not a configuration"),
+        (b"\xff\xfe", "config.json: 'utf-8' codec can't decode byte 0xff"),
+        ("[]", "config.json: not a configuration: expected a JSON object"),
+        ('{"bach_size": 3}', "config.json: there is no option 'bach_size'; did you mean"),
+        ('{"batch_size": -3}', "config.json: batch_size is -3, but must be positive"),
+    ],
+)
+def test_damaged_configuration(config, text, message):
+    claim_model_dir(config, LABEL_NAMES)
+    text = text if isinstance(text, bytes) else text.encode()
+    pathlib.Path(config.model_dir, "config.json").write_bytes(text)
+    for use in (
+        lambda: claim_model_dir(config, LABEL_NAMES),
+        lambda: read_config(config.model_dir),
+    ):
+        with pytest.raises(UserError, match=message):
+            use()
+
+
+def test_a_file_in_the_way(config, tmp_path):
+    (tmp_path / "run").write_text("not a directory")
+    with pytest.raises(UserError, match=f"cannot write to model_dir {tmp_path}/run: .*; choose"):
+        claim_model_dir(config, LABEL_NAMES)
+    with pytest.raises(UserError, match=f"model_dir {tmp_path}/run/deeper: Not a directory"):
+        claim_model_dir(config.replace(model_dir=f"{tmp_path}/run/deeper"), LABEL_NAMES)
+
+
+def test_unwritable_directory(config, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    with pytest.raises(
+        UserError, match=r"cannot write to model_dir .*/run: Permission denied; cho"
+    ):
+        claim_model_dir(config, LABEL_NAMES)
+
+
+def test_only_the_chief_writes(config, monkeypatch):
+    monkeypatch.setattr(model_dir, "is_chief", lambda strategy: False)
+    claim_model_dir(config, LABEL_NAMES)
+    assert not pathlib.Path(config.model_dir, "config.json").exists()
+
+
+def test_no_run(tmp_path):
+    for read in (read_config, read_labels):
+        with pytest.raises(UserError, match=f"{tmp_path} holds no training run: .* No such file"):
+            read(str(tmp_path))
+    with pytest.raises(UserError, match="no model: give --model_dir"):
+        read_config("")
+
+
+def test_the_directorys_name_is_where_it_is_now(config, tmp_path):
+    claim_model_dir(config, LABEL_NAMES)
+    shutil.move(config.model_dir, tmp_path / "elsewhere")
+    assert read_config(str(tmp_path / "elsewhere")).model_dir == str(tmp_path / "elsewhere")
+
+
+@pytest.mark.parametrize("labels", [b"", b"cat\ndo", b"\xff\n"])
+def test_damaged_labels(config, labels):
+    claim_model_dir(config, LABEL_NAMES)
+    pathlib.Path(config.model_dir, "labels.txt").write_bytes(labels)
+    with pytest.raises(UserError, match=r"run/labels.txt( is damaged|: 'utf-8')"):
+        read_labels(config.model_dir)
+
+
+def test_labels_may_have_what_python_takes_for_ends_of_lines(config):
+    labels = ("new\u2028line", "form\x0cfeed", "e\x85nd")
+    claim_model_dir(config, labels)
+    assert read_labels(config.model_dir) == labels
+
+
+def test_a_directory_that_tensorflow_takes_for_a_pattern(config, tmp_path):
+    config = config.replace(model_dir=f"{tmp_path}/lr[0.1]")
+    for use in (
+        lambda: claim_model_dir(config, LABEL_NAMES),
+        lambda: read_config(config.model_dir),
+    ):
+        with pytest.raises(UserError, match="TensorFlow does not find files again in paths"):
+            use()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_process_at_a_time_trains_in_a_directory(config):
+    claim_model_dir(config, LABEL_NAMES)
+    for _ in range(2):
+        with (
+            alone_in(config.model_dir),
+            pytest.raises(UserError, match="another process is training in model_dir"),
+            alone_in(config.model_dir),
+        ):
+            pass
