@@ -19,8 +19,9 @@ from tqdm import tqdm
 from imagenet_fast import models
 from imagenet_fast.benchmarks.timing import Times
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size
+from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.strategy import is_chief, wait_for_all
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.planning.all_reduce import Network, seconds, wire_share
 

@@ -166,7 +166,8 @@ def _all_reduce(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.benchmarks import all_reduce, all_reduce_report
     from imagenet_fast.distribute.all_reduce import default_group_size
-    from imagenet_fast.distribute.strategy import is_chief, make_strategy
+    from imagenet_fast.distribute.strategy import make_strategy
+    from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.planning.all_reduce import Network
 
     network = None

@@ -31,7 +31,8 @@ def main(arguments: list[str]) -> int:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.distribute.strategy import is_chief, make_strategy
+    from imagenet_fast.distribute.strategy import make_strategy
+    from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.training.evaluate import evaluate
     from imagenet_fast.training.model_dir import read_config
 

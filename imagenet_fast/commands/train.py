@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> int:
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
 
-    from imagenet_fast.distribute.strategy import is_chief, make_strategy
+    from imagenet_fast.distribute.strategy import make_strategy
+    from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.serving.export import export
     from imagenet_fast.training.train import train
 

@@ -52,13 +52,12 @@ from imagenet_fast.data.service import (
     check_servers,
     servers_of,
 )
-from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.strategy import (
     devices_of,
-    is_chief,
     make_strategy,
     per_replica_batch_size,
 )
+from imagenet_fast.distribute.workers import is_chief, worker_place, workers_of
 from imagenet_fast.errors import UserError
 from imagenet_fast.notices import tell_once
 from imagenet_fast.paths import to_path
@@ -199,10 +198,9 @@ def _evaluation_batch_size(config: Config, strategy: tf.distribute.Strategy) -> 
 
 def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
     """Returns how many hosts feed the replicas, each from a pipeline of its own."""
-    workers = workers_of(strategy)
-    if workers is not None:
+    if workers_of(strategy) is not None:
         # A process sees its own devices only.
-        return workers.cluster_resolver.cluster_spec().num_tasks("worker")
+        return worker_place(strategy)[0]
     devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
     return len({device.task for device in devices})
 

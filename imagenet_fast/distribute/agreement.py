@@ -1,45 +1,42 @@
-"""What workers tell each other before they train, and a check that they agree."""
+"""Checks that workers agree before they train together."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import zlib
 
-import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.distribute.pipelines import workers_of
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.distribute.exchange import texts_of_all
+from imagenet_fast.distribute.workers import worker_place, workers_of
 from imagenet_fast.errors import UserError
 
-# Texts come in multiples of so many bytes, so that few programs are made for them.
-_BYTES = 256
 
+def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Checks that all workers were started with the same options.
 
-def numbers_of_all(strategy: tf.distribute.Strategy, numbers: Sequence[float]) -> np.ndarray:
-    """Returns each replica's numbers, float32 [replicas, numbers]; all workers must come here.
-
-    Args:
-      strategy: of the workers.
-      numbers: this worker's, as many in all of them.
+    Raises:
+      UserError: in all of them, naming the options that differ, the workers and their values.
     """
-    gathered = _gathering(strategy, len(numbers))(tf.constant([list(numbers)], tf.float32))
-    rows = strategy.experimental_local_results(gathered)[0].numpy()
-    # TensorFlow gathers what is worker 10's before what is worker 9's.
-    return rows[np.argsort(rows[:, 0])][:, 1:]
-
-
-def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns each replica's text; all workers must come here.
-
-    Args:
-      strategy: of the workers.
-      text: this worker's.
-    """
-    codes = text.encode()
-    longest = int(numbers_of_all(strategy, [len(codes)]).max())
-    width = _BYTES * max(1, -(-longest // _BYTES))
-    rows = numbers_of_all(strategy, list(codes.ljust(width)))
-    return [bytes(row.astype(int).tolist()).decode().rstrip() for row in rows]
+    if workers_of(strategy) is None:
+        return
+    names = option_names()
+    texts = [option_text(getattr(config, name)) for name in names]
+    digests = texts_of_all(strategy, f"{zlib.crc32(repr(texts).encode())}")
+    if len(set(digests)) == 1:
+        return
+    workers, _ = worker_place(strategy)
+    told = []
+    for name, text in zip(names, texts):
+        values = texts_of_all(strategy, text)
+        others = [
+            f"{value} at worker {replica * workers // len(values)}"
+            for replica, value in enumerate(values)
+            if value != values[0]
+        ]
+        if others:
+            told.append(f"{name} is {values[0]} at the chief, {', '.join(dict.fromkeys(others))}")
+    raise UserError(f"workers were started with different options: {'; '.join(told)}")
 
 
 def check_agreement(
@@ -68,22 +65,3 @@ def check_agreement(
                 f"workers disagree on {what}: replica {replica} {text!r}, replica 0 {texts[0]!r}; "
                 f"{advice}"
             )
-
-
-@functools.cache
-def _gathering(strategy: tf.distribute.Strategy, width: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns what makes of each replica's row the rows of all, each behind its replica's number.
-
-    A concrete function, which is not traced anew inside of a strategy's scope.
-    """
-
-    def own(row: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        replica = tf.fill([1, 1], tf.cast(context.replica_id_in_sync_group, tf.float32))
-        # On the replica's device, which the argument does not know.
-        row = tf.concat([replica, row], axis=1)
-        return context.all_gather(row, axis=0)
-
-    signature = [tf.TensorSpec([1, width], tf.float32)]
-    function = tf.function(lambda row: strategy.run(own, args=(row,)), signature, autograph=False)
-    return function.get_concrete_function()

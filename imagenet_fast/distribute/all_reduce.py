@@ -31,9 +31,10 @@ from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
-from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.errors import UserError, require_choice
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
@@ -308,19 +309,15 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
             )
         return "flat" if algorithm == "auto" else algorithm
     if algorithm == "auto":
-        workers_alone = _are_workers(strategy) and not _workers_have_gpus(strategy)
+        workers_alone = workers_of(strategy) is not None and not _workers_have_gpus(strategy)
         return "flat" if workers_alone else "builtin"
-    if algorithm != "builtin" and not _are_workers(strategy):
+    if algorithm != "builtin" and workers_of(strategy) is None:
         raise UserError(
             f"all_reduce={algorithm} is for several workers or a TPU, but the strategy is "
             f"{type(strategy).__name__}: its devices belong to one process, within which "
             "TensorFlow sums without a network; choose auto or builtin"
         )
     return algorithm
-
-
-def _are_workers(strategy: tf.distribute.Strategy) -> bool:
-    return workers_of(strategy) is not None
 
 
 def _workers_have_gpus(strategy: tf.distribute.Strategy) -> bool:

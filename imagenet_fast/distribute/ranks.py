@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.groups import Groups
-from imagenet_fast.distribute.pipelines import PipelineStrategy
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 
 
 def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
-import zlib
-from collections.abc import Callable
 
 import tensorflow as tf
 
-from imagenet_fast.config import Config, option_names, option_text
-from imagenet_fast.distribute.agreement import texts_of_all
+from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
 from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
@@ -71,64 +68,6 @@ def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
     if isinstance(strategy, VirtualTPUStrategy):
         return strategy.coordinates
     return _TPU_COORDINATES.get(strategy, [])
-
-
-def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes for all that train together.
-
-    One that trains by itself is, whatever job it was started in.
-    """
-    return workers_of(strategy) is None or Cluster.from_environment().index == 0
-
-
-def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
-    """Checks that all workers were started with the same options.
-
-    Raises:
-      UserError: in all of them, naming the options that differ, the workers and their values.
-    """
-    workers = workers_of(strategy)
-    if workers is None:
-        return
-    names = option_names()
-    texts = [option_text(getattr(config, name)) for name in names]
-    digests = texts_of_all(strategy, f"{zlib.crc32(repr(texts).encode())}")
-    if len(set(digests)) == 1:
-        return
-    told = []
-    for name, text in zip(names, texts):
-        values = texts_of_all(strategy, text)
-        others = [
-            f"{value} at worker {replica * _count(workers) // len(values)}"
-            for replica, value in enumerate(values)
-            if value != values[0]
-        ]
-        if others:
-            told.append(f"{name} is {values[0]} at the chief, {', '.join(dict.fromkeys(others))}")
-    raise UserError(f"workers were started with different options: {'; '.join(told)}")
-
-
-def _count(workers: tf.distribute.MultiWorkerMirroredStrategy) -> int:
-    return workers.cluster_resolver.cluster_spec().num_tasks("worker")
-
-
-def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have come here."""
-    if workers_of(strategy) is None:
-        return
-    for count in strategy.experimental_local_results(_meeting(strategy)()):
-        count.numpy()
-
-
-@functools.cache
-def _meeting(strategy: tf.distribute.Strategy) -> Callable[[], tf.Tensor]:
-    """Returns what sums a number over all workers; traced once, however often they meet."""
-
-    def own() -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
-
-    return tf.function(lambda: strategy.run(own))
 
 
 @functools.cache

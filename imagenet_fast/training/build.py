@@ -18,15 +18,15 @@ from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device,
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.pipelines import PipelineStrategy
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import (
     devices_of,
-    is_chief,
     make_strategy,
     per_replica_batch_size,
     tpu_coordinates,
 )
 from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of

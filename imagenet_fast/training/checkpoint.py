@@ -15,7 +15,7 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import is_local, to_path
 from imagenet_fast.training.classifier import Classifier

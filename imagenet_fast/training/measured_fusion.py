@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.distribute.agreement import numbers_of_all, texts_of_all
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.exchange import numbers_of_all, text_of_chief
 from imagenet_fast.distribute.fusion import Fusion, creation_order
-from imagenet_fast.distribute.pipelines import workers_of
 from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
@@ -188,9 +188,7 @@ def same_for_all(strategy: tf.distribute.Strategy, cuts: tuple[int, ...]) -> tup
       strategy: of the workers, all of which must come here.
       cuts: this worker's.
     """
-    if workers_of(strategy) is None:
-        return cuts
-    return tuple(json.loads(texts_of_all(strategy, json.dumps(cuts))[0]))
+    return tuple(json.loads(text_of_chief(strategy, json.dumps(cuts))))
 
 
 def keep(fusion: Fusion, replicas: int, directory: str) -> None:
@@ -216,9 +214,7 @@ def kept(strategy: tf.distribute.Strategy, directory: str) -> Fusion | None:
       directory: of the run.
     """
     file = to_path(directory, FILE)
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    if workers_of(strategy) is not None:
-        text = texts_of_all(strategy, text)[0]
+    text = text_of_chief(strategy, file.read_text(encoding="utf-8") if file.exists() else "")
     found: dict[str, Any] = json.loads(text) if text else {}
     if found.get("replicas") != strategy.num_replicas_in_sync:
         return None

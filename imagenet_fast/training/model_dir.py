@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config, option_text
 from imagenet_fast.data.info import numbered_labels
-from imagenet_fast.distribute.strategy import is_chief, make_strategy
+from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import check_no_pattern, write_file
 from imagenet_fast.paths import Path, is_local, to_path

@@ -17,16 +17,13 @@ from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
-from imagenet_fast.distribute.agreement import check_agreement, texts_of_all
-from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.pipelines import workers_of
+from imagenet_fast.distribute.agreement import check_agreement, check_same_config
+from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import (
-    check_same_config,
     devices_of,
-    is_chief,
     make_strategy,
-    wait_for_all,
 )
+from imagenet_fast.distribute.workers import is_chief, worker_place
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, to_path
@@ -287,8 +284,7 @@ class _Run:
 
     def _own_shards(self) -> list[str]:
         """Returns the files that this process reads."""
-        cluster = Cluster.from_environment() if workers_of(self.strategy) else None
-        pipelines, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
+        pipelines, own = worker_place(self.strategy)
         splits = [split for split in self.info.splits.values() if split.paths]  # not synthetic ones
         shares = (share_of(split, self.config, pipelines, own) for split in splits)
         return [path for share in shares for path in share.paths]
@@ -319,10 +315,8 @@ class _Run:
         if not config.examine or "validation" not in self.info.splits:
             return
         missing = load_examination(directory) is None
-        if workers_of(self.strategy) is not None:
-            # A shared directory may look different from other machines: the chief decides.
-            missing = texts_of_all(self.strategy, str(missing))[0] == str(True)
-        if missing:
+        # A shared directory may look different from other machines: the chief decides.
+        if text_of_chief(self.strategy, str(missing)) == str(True):
             examination = examine(self.model, config, self.info, step)
             if self.chief:
                 keep_examination(directory, examination, self.info.labels, self.board)

@@ -16,11 +16,10 @@ import tf_keras as keras
 
 from imagenet_fast import Config, UserError, make_strategy
 from imagenet_fast.distribute import all_reduce
-from imagenet_fast.distribute.agreement import numbers_of_all
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.all_reduce_optimizer import with_all_reduce
+from imagenet_fast.distribute.exchange import numbers_of_all, wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.strategy import wait_for_all
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training.classifier import Classifier

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import columns, consecutive
-from imagenet_fast.distribute.strategy import wait_for_all
 
 REPLICAS = 4
 VALUES = np.random.default_rng(0).normal(size=(REPLICAS, 2, 3))

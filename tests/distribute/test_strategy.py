@@ -10,12 +10,11 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import (
-    check_same_config,
-    is_chief,
     make_strategy,
     per_replica_batch_size,
     tpu_coordinates,
 )
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 
 LOGICAL_CPUS = """
@@ -141,25 +140,11 @@ def test_variables_of_a_tpu_vm_ask_for_the_tpu(no_cluster, monkeypatch, variable
         make_strategy(Config(fusion_bytes=len(variable)))
 
 
-def test_chief(no_cluster, monkeypatch):
-    workers = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)  # none are started
-    alone = tf.distribute.get_strategy()
-    assert is_chief(alone)
-    for index, expected in enumerate([True, False]):
-        monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), index).to_tf_config())
-        assert is_chief(workers) == expected
-        assert is_chief(alone)
-
-
 def test_a_pipeline_of_ones_own_in_a_job(no_cluster, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
     strategy = make_strategy(Config(strategy="one_device", pipeline_stages=2))
     assert strategy.num_replicas_in_sync == 1
     assert is_chief(strategy)
-
-
-def test_one_process_has_nothing_to_compare():
-    assert check_same_config(Config(), tf.distribute.get_strategy()) is None
 
 
 def test_where_the_cores_of_a_tpu_are(no_cluster, monkeypatch):

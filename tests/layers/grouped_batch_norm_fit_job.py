@@ -12,7 +12,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import Config, make_strategy
-from imagenet_fast.distribute.strategy import is_chief, wait_for_all
+from imagenet_fast.distribute.exchange import wait_for_all
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import GroupedBatchNormalization
 
 BATCH = 24

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.models import build
 from imagenet_fast.optimizers import LARS, variable_roles
 from imagenet_fast.optimizers.roles import Role

@@ -11,7 +11,8 @@ import sys
 import numpy as np
 
 from imagenet_fast import Config, build_model, make_dataset
-from imagenet_fast.distribute.strategy import is_chief, make_strategy
+from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.distribute.workers import is_chief
 
 STEPS = 3
 

@@ -14,7 +14,7 @@ import tf_keras as keras
 from imagenet_fast import Config, build_model, make_dataset, make_strategy
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build import build_optimizer
 from imagenet_fast.training.classifier import Classifier

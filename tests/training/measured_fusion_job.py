@@ -13,8 +13,8 @@ import numpy as np
 from small_config import SMALL
 
 from imagenet_fast import build_model, make_strategy
+from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.strategy import wait_for_all
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_all_reduce
 

@@ -12,7 +12,7 @@ from equivalence_job import build_without_batch_norm, train
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device
-from imagenet_fast.distribute.strategy import is_chief
+from imagenet_fast.distribute.workers import is_chief
 
 STEPS = 12
 

@@ -9,7 +9,7 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import Config, UserError, build_model
-from imagenet_fast.distribute.pipelines import PipelineStrategy
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.layers import GroupedBatchNormalization
 from imagenet_fast.training.build import build_classifier
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
-from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.pipelines import workers_of
+from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
+from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.recorder import check_evaluated
 
@@ -77,8 +77,8 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
             pairs.append(np.stack([labels[counted], answers[counted]], axis=1))
             skipped += np.sum(~counted & (labels >= 0))
             worst.add(*mistakes)
-    pairs = _of_all_workers(strategy, np.concatenate(pairs))
-    (skipped,) = _sum_over_workers(strategy, skipped)
+    pairs = rows_of_all_workers(strategy, np.concatenate(pairs))
+    (skipped,) = sum_over_workers(strategy, skipped)
     check_evaluated(
         {"examples": len(pairs), "skipped": float(skipped)}, info.splits["validation"].examples
     )
@@ -168,12 +168,11 @@ class _Worst:
 
         They agree on which those are before any image travels, so that no more do than are shown.
         """
-        cluster = _cluster(strategy)
-        workers, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
+        workers, own = worker_place(strategy)
         losses = np.zeros([workers, _MISTAKES], np.float32)
         losses[own] = -np.inf
         losses[own, : len(self._facts)] = self._facts[:, -1]
-        (losses,) = _sum_over_workers(strategy, losses)
+        (losses,) = sum_over_workers(strategy, losses)
         chosen = _worst_first(losses.ravel())
         # Where each of them is to be, by the worker that has it and its place there.
         images = np.zeros([len(chosen), *self._images.shape[1:]], np.float32)
@@ -181,56 +180,11 @@ class _Worst:
         for place, (worker, index) in enumerate(zip(*np.unravel_index(chosen, losses.shape))):
             if worker == own:
                 images[place], facts[place] = self._images[index], self._facts[index]
-        images, facts = _sum_over_workers(strategy, images, facts)
+        images, facts = sum_over_workers(strategy, images, facts)
         return images.astype(np.uint8), facts
-
-
-def _of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
-    """Returns the rows of each worker's integer array, one worker's behind the other's.
-
-    Numbers up to 16.7 million, to which float32 is exact, which any device can sum.
-    """
-    cluster = _cluster(strategy)
-    workers, own = (len(cluster.workers), cluster.index) if cluster else (1, 0)
-    counts = np.zeros([workers], np.float32)
-    counts[own] = len(rows)
-    counts = _sum_over_workers(strategy, counts)[0].astype(np.int64)
-    first = counts[:own].sum()
-    everything = np.zeros([counts.sum(), *rows.shape[1:]], np.float32)
-    everything[first : first + len(rows)] = rows
-    return _sum_over_workers(strategy, everything)[0].astype(np.int64)
 
 
 def _worst_first(losses: np.ndarray) -> np.ndarray:
     """Returns the places of the highest losses, without those that stand for no mistake."""
     order = np.argsort(-losses, kind="stable")[:_MISTAKES]
     return order[losses[order] > -np.inf]
-
-
-def _cluster(strategy: tf.distribute.Strategy) -> Cluster | None:
-    return Cluster.from_environment() if workers_of(strategy) else None
-
-
-def _sum_over_workers(
-    strategy: tf.distribute.Strategy, *values: np.ndarray
-) -> Sequence[np.ndarray]:
-    """Returns the sums of each worker's float32 arrays, of the same shapes; all must come here."""
-    if not _cluster(strategy):
-        return values
-    flat = np.concatenate([value.ravel() for value in values])
-    # The first of a worker's replicas has all of it.
-    parts = iter([flat])
-
-    def part(_: tf.distribute.ValueContext) -> tf.Tensor:
-        return tf.constant(next(parts, np.zeros_like(flat)))
-
-    per_replica = strategy.experimental_distribute_values_from_function(part)
-    total = tf.function(lambda: strategy.run(_sum_over_replicas, args=(per_replica,)))()
-    sums = strategy.experimental_local_results(total)[0].numpy()
-    ends = np.cumsum([value.size for value in values])
-    return [split.reshape(value.shape) for split, value in zip(np.split(sums, ends[:-1]), values)]
-
-
-def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)

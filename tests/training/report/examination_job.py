@@ -13,7 +13,7 @@ import numpy as np
 from imagenet_fast import Config, build_model
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.strategy import wait_for_all
+from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.training.report.examination import examine
 
 

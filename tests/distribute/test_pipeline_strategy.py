@@ -11,12 +11,13 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.pipelines import PipelineStrategy, workers_of
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 
-JOB = pathlib.Path(__file__).with_name("pipelines_job.py")
+JOB = pathlib.Path(__file__).with_name("pipeline_strategy_job.py")
 
 
 @pytest.fixture(scope="module")

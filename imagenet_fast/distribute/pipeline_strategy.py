@@ -35,17 +35,6 @@ class PipelineStrategy(tf.distribute.Strategy):
         return self.workers.cluster_resolver if self.workers else None
 
 
-def workers_of(
-    strategy: tf.distribute.Strategy,
-) -> tf.distribute.MultiWorkerMirroredStrategy | None:
-    """Returns the strategy under which worker processes meet; None: there is one process."""
-    if isinstance(strategy, PipelineStrategy):
-        return strategy.workers
-    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return strategy
-    return None
-
-
 class _Extended(OneDeviceExtended):
     """What the strategy does, for Keras and ``tf.distribute``.
 

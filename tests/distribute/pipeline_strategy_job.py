@@ -7,11 +7,12 @@ import sys
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.agreement import texts_of_all
+from imagenet_fast.distribute.agreement import check_same_config
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.exchange import texts_of_all, wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.distribute.strategy import check_same_config, make_strategy, wait_for_all
+from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 

@@ -1,0 +1,34 @@
+"""Checks that workers agree, of one process; several are in the jobs of other tests."""
+
+import re
+
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.distribute import agreement
+from imagenet_fast.distribute.agreement import check_agreement, check_same_config
+
+
+def test_one_process_has_nothing_to_compare():
+    alone = tf.distribute.get_strategy()
+    check_same_config(Config(), alone)
+    check_agreement(alone, "anything", "this way")
+
+
+def test_options_that_differ_are_named_with_their_worker(monkeypatch):
+    """Of two workers with two replicas each, the second has another seed."""
+    other = {"0": "7"}
+    monkeypatch.setattr(agreement, "workers_of", lambda strategy: "workers")
+    monkeypatch.setattr(agreement, "worker_place", lambda strategy: (2, 0))
+    monkeypatch.setattr(agreement, "option_names", lambda: ["batch_size", "seed"])
+
+    def texts(strategy, own):
+        digest = own not in ("256", "0")
+        theirs = "another" if digest else other.get(own, own)
+        return [own, own, theirs, theirs]
+
+    monkeypatch.setattr(agreement, "texts_of_all", texts)
+    message = "workers were started with different options: seed is 0 at the chief, 7 at worker 1"
+    with pytest.raises(UserError, match=re.escape(message) + "$"):
+        check_same_config(Config(batch_size=256, seed=0), tf.distribute.get_strategy())
