@@ -8,16 +8,15 @@ that is not.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import pathlib
-import time
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tqdm import tqdm
 
 from imagenet_fast import models
-from imagenet_fast.benchmarks.timing import Times
+from imagenet_fast.benchmarks.timing import Times, in_turns, timed
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size
 from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
@@ -140,50 +139,56 @@ def compare_all_reduce(
     results = []
     replicas = strategy.num_replicas_in_sync
     group = group_size or default_group_size(strategy)
-    with tqdm(
-        total=len(cases) * len(ways) * (warmup + repeats),
-        unit=" sums",
-        dynamic_ncols=True,
-        disable=not is_chief(strategy),
-    ) as bar:
-        for number, case in enumerate(cases):
-            tensors = [tf.random.stateless_normal(s, (0, i)) for i, s in enumerate(case.shapes)]
-            sums = [
-                _all_reduce(strategy, way, group, f"case{number}_way{i}", timeout_seconds)
-                for i, way in enumerate(ways)
-            ]
-            calls = [_summing(strategy, own, tensors) for own in sums]
-            taken: list[list[tuple[float, float]]] = [[] for _ in ways]
-            sent = [0.0 for _ in ways]
-            wait_for_all(strategy)
-            for turn in range(warmup + repeats):
-                bar.set_description(f"{case.name}, {'warm-up' if turn < warmup else 'timing'}")
-                for i, call in enumerate(calls):
-                    before = _sent()
-                    # Workers come out of the meeting at different times; after one sum they are
-                    # as far apart as sums of this kind leave them, as in training.
-                    call()
-                    start, cpu_start = time.perf_counter(), time.process_time()
-                    call()
-                    taken[i].append((time.perf_counter() - start, time.process_time() - cpu_start))
-                    # What a worker sends leaves it when another asks for it, which may be after
-                    # its own sum: only when all have met has it sent both sums.
-                    wait_for_all(strategy)
-                    if turn >= warmup:
-                        sent[i] += ((_sent() or 0) - (before or 0)) / 2
-                    bar.update()
-            for asked, own, times, total in zip(ways, sums, taken, sent):
-                way = dataclasses.replace(asked, algorithm=own.algorithm)
-                results.append(
-                    Result(
-                        case,
-                        way,
-                        Times(*zip(*times[warmup:])),
-                        total / repeats if _sent() is not None else None,
-                        _predicted(way, case, replicas, group, network),
-                    )
+    for number, case in enumerate(cases):
+        tensors = [tf.random.stateless_normal(s, (0, i)) for i, s in enumerate(case.shapes)]
+        sums = [
+            _all_reduce(strategy, way, group, f"case{number}_way{i}", timeout_seconds)
+            for i, way in enumerate(ways)
+        ]
+        calls = [_summing(strategy, own, tensors) for own in sums]
+        wait_for_all(strategy)
+        taken = in_turns(
+            [functools.partial(_measure, strategy, call) for call in calls],
+            warmup=warmup,
+            repeats=repeats,
+            name=case.name,
+            unit=" sums",
+            silent=not is_chief(strategy),
+        )
+        for asked, own, measured in zip(ways, sums, taken):
+            way = dataclasses.replace(asked, algorithm=own.algorithm)
+            wall, cpu, sent = zip(*measured)
+            results.append(
+                Result(
+                    case,
+                    way,
+                    Times(wall, cpu),
+                    None if None in sent else sum(sent) / repeats,
+                    _predicted(way, case, replicas, group, network),
                 )
+            )
     return results
+
+
+def _measure(
+    strategy: tf.distribute.Strategy, call: Callable[[], None]
+) -> tuple[float, float, float | None]:
+    """Sums twice, the second time on the clock.
+
+    Returns:
+      The seconds of a sum, its CPU seconds, and the bytes that this worker sends in one.
+    """
+    before = _sent()
+    # Workers come out of the meeting at different times; after one sum they are as far apart as
+    # sums of this kind leave them, as in training.
+    call()
+    seconds, cpu_seconds = timed(call)()
+    # What a worker sends leaves it when another asks for it, which may be after its own sum: only
+    # when all have met has it sent both sums.
+    wait_for_all(strategy)
+    after = _sent()
+    sent = None if before is None or after is None else (after - before) / 2
+    return seconds, cpu_seconds, sent
 
 
 def _all_reduce(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -19,7 +20,7 @@ from tqdm import tqdm
 from imagenet_fast.addresses import free_port
 from imagenet_fast.benchmarks.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline_worker import Case, Network
-from imagenet_fast.benchmarks.timing import Spread
+from imagenet_fast.benchmarks.timing import Spread, in_turns
 from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.orders import ORDERS
@@ -143,7 +144,7 @@ def emulated(repeats: int) -> list[Timed]:
     # The batch grows with the devices, as do the micro-batches, of the same size each.
     cases += [Case(_EXAMPLES * k, k, 4 * k) for k in STAGES[1:]]
     with _trainer(_EMULATED, devices=max(STAGES)) as worker:
-        seconds = _in_turns(worker, cases, repeats)
+        seconds = _time_steps(worker, cases, repeats)
     return [
         Timed(case, own, simulated(case, _EMULATED.seconds * case.batch))
         for case, own in zip(cases, seconds)
@@ -183,7 +184,7 @@ def overlap(repeats: int) -> list[Timed]:
         _servers(cores=[cores[1:2]]) as (_, addresses),
         _trainer(_STEP, servers=addresses, cores=cores[:1]) as worker,
     ):
-        seconds = _in_turns(worker, cases, repeats)
+        seconds = _time_steps(worker, cases, repeats)
     return [Timed(case, own, simulated(case)) for case, own in zip(cases, seconds)]
 
 
@@ -191,7 +192,7 @@ def recomputation(repeats: int) -> list[Timed]:
     """Times four stages on one core, so that the time is that of all that is computed."""
     cases = [Case(_STEP_BATCH, 4, 8, kept) for kept in ("always", "except_last", "never")]
     with _trainer(_STEP, devices=4, cores=sorted(os.sched_getaffinity(0))[:1]) as worker:
-        seconds = _in_turns(worker, cases, repeats)
+        seconds = _time_steps(worker, cases, repeats)
     return [Timed(case, own, simulated(case)) for case, own in zip(cases, seconds)]
 
 
@@ -266,16 +267,15 @@ PARTS: dict[str, Callable[..., list[Any]]] = {
 }
 
 
-def _in_turns(worker: Worker, cases: Sequence[Case], repeats: int) -> list[tuple[float, ...]]:
+def _time_steps(worker: Worker, cases: Sequence[Case], repeats: int) -> list[tuple[float, ...]]:
     """Returns the seconds of steps of each case, taken in turns; the first turn does not count."""
-    taken: list[list[float]] = [[] for _ in cases]
-    with tqdm(total=len(cases) * (repeats + 1), unit=" steps", dynamic_ncols=True) as bar:
-        for turn in range(repeats + 1):
-            bar.set_description("timing" if turn else "warm-up")
-            for case, seconds in zip(cases, taken):
-                seconds += _ask(worker, case, steps=1)["seconds"]
-                bar.update()
-    return [tuple(own[1:]) for own in taken]
+
+    def step(case: Case) -> float:
+        (seconds,) = _ask(worker, case, steps=1)["seconds"]
+        return seconds
+
+    steps = [functools.partial(step, case) for case in cases]
+    return [tuple(own) for own in in_turns(steps, warmup=1, repeats=repeats, unit=" steps")]
 
 
 def _ask(worker: Worker, case: Case, *, steps: int, first: int = 0) -> dict[str, Any]:

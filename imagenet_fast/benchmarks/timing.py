@@ -6,11 +6,13 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from tqdm import tqdm
 
 # Does something once; returns how long that took, in seconds by the clock and of CPU time.
 Timed = Callable[[], "tuple[float, float]"]
+_Measured = TypeVar("_Measured")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +104,7 @@ def timed(call: Callable[[], object]) -> Timed:
 
 
 def take_turns(calls: Sequence[Timed], *, warmup: int, repeats: int) -> tuple[Times, ...]:
-    """Times ``a, b, c, a, b, c, ...`` so that a change of the machine's speed hits all alike.
+    """Times what does the same in several ways, in turns.
 
     Args:
       calls: what does the same, each in another way.
@@ -112,11 +114,39 @@ def take_turns(calls: Sequence[Timed], *, warmup: int, repeats: int) -> tuple[Ti
     Returns:
       The times of each, without warm-up.
     """
-    taken: list[list[tuple[float, float]]] = [[] for _ in calls]
-    with tqdm(total=len(calls) * (warmup + repeats), unit=" calls", dynamic_ncols=True) as bar:
+    taken = in_turns(calls, warmup=warmup, repeats=repeats)
+    return tuple(Times(*zip(*times)) for times in taken)
+
+
+def in_turns(
+    measures: Sequence[Callable[[], _Measured]],
+    *,
+    warmup: int,
+    repeats: int,
+    name: str = "",
+    unit: str = " calls",
+    silent: bool = False,
+) -> list[list[_Measured]]:
+    """Measures ``a, b, c, a, b, c, ...`` so that a change of the machine's speed hits all alike.
+
+    Args:
+      measures: each does something once and returns what was measured.
+      warmup: turns that do not count at first.
+      repeats: turns that count.
+      name: of them all, for the progress bar.
+      unit: of the bar: what is done at once.
+      silent: whether there is no bar, as in all processes but one.
+
+    Returns:
+      What each returned, without warm-up.
+    """
+    taken: list[list[_Measured]] = [[] for _ in measures]
+    total = len(measures) * (warmup + repeats)
+    with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=silent) as bar:
         for turn in range(warmup + repeats):
-            bar.set_description("warm-up" if turn < warmup else "timing")
-            for call, times in zip(calls, taken):
-                times.append(call())
+            state = "warm-up" if turn < warmup else "timing"
+            bar.set_description(f"{name}, {state}" if name else state)
+            for measure, own in zip(measures, taken):
+                own.append(measure())
                 bar.update()
-    return tuple(Times(*zip(*times[warmup:])) for times in taken)
+    return [own[warmup:] for own in taken]
