@@ -25,7 +25,7 @@ from imagenet_fast.pipeline_parallel.statistics import commit
 from imagenet_fast.pipeline_parallel.unrolled import unrolled
 
 
-class Step(NamedTuple):
+class BatchResult(NamedTuple):
     """What a batch came to.
 
     Attributes:
@@ -107,7 +107,7 @@ class Pipeline:
 
     # No Python here depends on tensors; that of the blocks may, and is converted.
     @tf.autograph.experimental.do_not_convert
-    def compute(self, inputs: Any, targets: Any, loss: Loss, scale: Any = 1.0) -> Step:
+    def compute(self, inputs: Any, targets: Any, loss: Loss, scale: Any = 1.0) -> BatchResult:
         """Takes a batch forward and backward; what moving averages there are, move.
 
         To be called in a ``tf.function``; the weights have been made.
@@ -139,7 +139,7 @@ class Pipeline:
         for layer in {own for block in blocks for own in (block, *block.submodules)}:
             if isinstance(layer, Dropout):
                 layer.count()
-        return Step(outputs, gradients, passes.state[-1].sums.loss, tf.add_n(penalties))
+        return BatchResult(outputs, gradients, passes.state[-1].sums.loss, tf.add_n(penalties))
 
     def _programs(self, batch: MicroBatches, loss: Loss) -> list[Programs]:
         """Returns the programs of all stages."""

@@ -47,7 +47,7 @@ class Gradient(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Step:
+class StepWork:
     """A step of a replica, without its sum over replicas.
 
     Attributes:
@@ -146,7 +146,7 @@ class ComputeTime:
         return self.forward + self.backward + self.update
 
 
-def compute_time(step: Step, accelerator: Accelerator, efficiency: Efficiency) -> ComputeTime:
+def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficiency) -> ComputeTime:
     """Returns how long a replica computes on its step.
 
     Each operation takes the longer of its arithmetic and its traffic with the memory (Williams et

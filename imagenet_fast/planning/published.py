@@ -68,7 +68,7 @@ class Pipelined:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class PublishedResult:
     """A published number.
 
     Attributes:
@@ -187,7 +187,7 @@ _ON_ETHERNET = {"all_reduce": "hierarchical", "network_gbits": 50.0}
 _ON_ROCE = {"all_reduce": "hierarchical", "gradient_bytes": 2}
 
 _GOYAL_ROWS = (
-    Row(
+    PublishedResult(
         "ResNet-50, 8 P100",
         _GOYAL,
         "Caffe2, P100",
@@ -197,7 +197,7 @@ _GOYAL_ROWS = (
         90,
         fits=True,
     ),
-    Row(
+    PublishedResult(
         "ResNet-50, 256 P100",
         _GOYAL,
         "Caffe2, P100",
@@ -206,7 +206,7 @@ _GOYAL_ROWS = (
         "minutes",
         90,
     ),
-    Row(
+    PublishedResult(
         "ResNet-50, 352 P100, an epoch",
         _GOYAL,
         "Caffe2, P100",
@@ -215,7 +215,7 @@ _GOYAL_ROWS = (
         "seconds",
         1,
     ),
-    Row(
+    PublishedResult(
         "ResNet-101, 256 P100",
         _GOYAL,
         "Caffe2, P100",
@@ -227,7 +227,7 @@ _GOYAL_ROWS = (
 )
 
 _GOYAL_SCALING = (
-    Row(
+    PublishedResult(
         "ResNet-50, 256 P100 to 8",
         f"{_GOYAL}: about 90%",
         "Caffe2, P100",
@@ -239,7 +239,7 @@ _GOYAL_SCALING = (
 )
 
 _BENCHMARK_ROWS = tuple(
-    Row(
+    PublishedResult(
         f"{title}, {chips} P100, {each} images each",
         _BENCHMARKS,
         "TensorFlow 2017, P100",
@@ -266,7 +266,7 @@ def _p40(network: Options, chips: int, each: int, segments: tuple[int, ...]) -> 
 
 _ALEXNET: Options = {"model": "alexnet_bn", "batch_norm_after_pool5": True, "image_size": 227}
 _JIA_ROWS = (
-    Row(
+    PublishedResult(
         "ResNet-50, 2048 P40",
         _JIA,
         "Tencent, P40",
@@ -276,7 +276,7 @@ _JIA_ROWS = (
         90,
         fits=True,
     ),
-    Row(
+    PublishedResult(
         "AlexNet-BN, 1024 P40",
         f"{_JIA}; the number of GPUs from memory",
         "Tencent, P40",
@@ -285,7 +285,7 @@ _JIA_ROWS = (
         "minutes",
         95,
     ),
-    Row(
+    PublishedResult(
         "ResNet-50, 1024 P40 to 1",
         f"{_JIA}, the authors' article: about 99%",
         "Tencent, P40",
@@ -294,7 +294,7 @@ _JIA_ROWS = (
         "scaling",
         to=_p40(_RESNET50, 1, 64, (76,)),
     ),
-    Row(
+    PublishedResult(
         "ResNet-50, 2048 P40 to 1",
         f"{_JIA}, the authors' article",
         "Tencent, P40",
@@ -319,7 +319,7 @@ def _amoebanet(stages: int, micro_batches: int, batch: int, balance: tuple[int, 
 
 
 _TORCHGPIPE_ROWS = (
-    Row(
+    PublishedResult(
         "ResNet-101, 1 P40",
         _TORCHGPIPE_RESNET,
         "PyTorch, P40",
@@ -327,14 +327,14 @@ _TORCHGPIPE_ROWS = (
         95.862,
         fits=True,
     ),
-    Row(
+    PublishedResult(
         "ResNet-101, 2 P40, data-parallel",
         "torchgpipe, benchmarks/resnet101-accuracy",
         "PyTorch, P40",
         DataParallel(_RESNET101, "p40", 2, 256),
         180.344,
     ),
-    Row(
+    PublishedResult(
         "ResNet-101, 8 P40, data-parallel",
         "torchgpipe, benchmarks/resnet101-accuracy",
         "PyTorch, P40",
@@ -343,7 +343,7 @@ _TORCHGPIPE_ROWS = (
         why="one process copies the weights to all GPUs in each step, and reads ImageNet's files",
     ),
     *(
-        Row(
+        PublishedResult(
             f"AmoebaNet-D, {len(balance)} stages on P40, {micro_batches} micro-batches",
             _TORCHGPIPE,
             "PyTorch, P40, AmoebaNet",
@@ -382,7 +382,7 @@ def _on_tpus(stages: int, micro_batches: int) -> Pipelined:
 
 _REPRODUCED = {(4, 4): "1.68", (8, 1): "0.93", (8, 4): "2.63"}
 _GPIPE_ROWS = tuple(
-    Row(
+    PublishedResult(
         f"AmoebaNet-D, {stages} stages on TPU v2, {micro_batches} micro-batches",
         f"{_GPIPE}, to 2 stages and 1 micro-batch",
         "TensorFlow, TPU",
@@ -402,7 +402,7 @@ _GPIPE_ROWS = tuple(
 )
 
 _MLPERF_ROWS = tuple(
-    Row(
+    PublishedResult(
         f"ResNet-50, {chips} {title}",
         _mlperf(round_, system),
         "TensorFlow, TPU",
@@ -425,14 +425,14 @@ _MLPERF_ROWS = tuple(
 )
 
 _TPU_ROWS = (
-    Row(
+    PublishedResult(
         "ResNet-50, 1024 TPU v3, batch 32,768",
         "Ying et al. 2018, abstract: more than that",
         "TensorFlow, TPU",
         _tpu("tpu-v3", 1024, 32768, all_reduce="torus_2d", batch_norm_batch=128),
         1_050_000,
     ),
-    Row(
+    PublishedResult(
         "ResNet-50, 4 TPU v2, early in 2018",
         "tensorflow/tpu, models/official/resnet, README: evaluation included",
         "TensorFlow, TPU",
@@ -445,7 +445,7 @@ _TPU_ROWS = (
 )
 
 _NVIDIA_ROWS = tuple(
-    Row(
+    PublishedResult(
         f"ResNet-50, {chips} {title}",
         _NVIDIA,
         f"MXNet, {stack}",
@@ -468,7 +468,7 @@ _NVIDIA_ROWS = tuple(
 _POOL_FIRST = {"pool_order": "conv_pool_bn_relu"}
 _CELU = {**_POOL_FIRST, "activation": "celu"}
 _PAGE_ROWS = tuple(
-    Row(
+    PublishedResult(
         f"ResNet-9, {name}",
         _PAGE,
         "PyTorch, V100, ResNet-9",
@@ -489,7 +489,7 @@ _PAGE_ROWS = tuple(
     )
 )
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[PublishedResult, ...] = (
     *_GOYAL_ROWS,
     *_GOYAL_SCALING,
     *_BENCHMARK_ROWS,

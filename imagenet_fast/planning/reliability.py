@@ -86,7 +86,7 @@ class Job:
         return self.steps * (self.device_seconds + self.other_seconds)
 
 
-class Times(NamedTuple):
+class JobTimes(NamedTuple):
     """Where the seconds of simulated jobs went, float64 [jobs].
 
     Attributes:
@@ -111,7 +111,7 @@ class Times(NamedTuple):
         return self.steps + self.waiting + self.checkpoints + self.lost + self.restarts
 
 
-def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int = 0) -> Times:
+def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int = 0) -> JobTimes:
     """Returns how long some jobs of one kind took.
 
     Args:
@@ -126,7 +126,7 @@ def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int =
     _check_reached(job, conditions, conditions.restart_seconds, "to start again")
     seeds = np.random.SeedSequence(seed).spawn(jobs)
     rows = [_simulate(job, conditions, np.random.default_rng(own)) for own in seeds]
-    return Times(*np.array(rows, np.float64).T)
+    return JobTimes(*np.array(rows, np.float64).T)
 
 
 def _check_reached(job: Job, conditions: Conditions, seconds: float, what: str) -> None:
@@ -140,7 +140,7 @@ def _check_reached(job: Job, conditions: Conditions, seconds: float, what: str) 
 
 
 def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tuple[float, ...]:
-    """Returns the fields of :class:`Times` of one job."""
+    """Returns the fields of :class:`JobTimes` of one job."""
     rate = conditions.failure_rate(job.devices)
     slow = rng.binomial(job.devices, conditions.slow_share)
     # Of the slowest device, by draws that leave those of the job as they are.

@@ -11,7 +11,7 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.planning import all_reduce
 from imagenet_fast.planning.accelerators import Accelerator, accelerator
 from imagenet_fast.planning.all_reduce import Network
-from imagenet_fast.planning.compute import ComputeTime, Efficiency, Step, compute_time
+from imagenet_fast.planning.compute import ComputeTime, Efficiency, StepWork, compute_time
 from imagenet_fast.planning.fusion import best_segments, transfers
 
 # Seconds of a message from chip to chip: about 1 us through a link of a TPU (the scaling book
@@ -24,8 +24,8 @@ _BUILTIN = {True: "torus_2d", False: "flat"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Cluster:
-    """Chips that train together, each in replicas.
+class ChipCluster:
+    """ChipCluster that train together, each in replicas.
 
     Attributes:
       accelerator: the kind of chip.
@@ -43,7 +43,7 @@ class Cluster:
     latency: float = 10e-6
 
     @classmethod
-    def of(cls, accelerator_name: str, chips: int, network_gbits: float) -> Cluster:
+    def of(cls, accelerator_name: str, chips: int, network_gbits: float) -> ChipCluster:
         """Returns a cluster of a kind of chip that is given by name, and a network in Gbit/s."""
         return cls(accelerator(accelerator_name), chips, network_gbits * 1e9 / 8)
 
@@ -191,8 +191,8 @@ class StepTime:
 
 
 def step_time(
-    step: Step,
-    cluster: Cluster,
+    step: StepWork,
+    cluster: ChipCluster,
     efficiency: Efficiency,
     *,
     algorithm: str = "builtin",
@@ -208,7 +208,7 @@ def step_time(
       step: of each replica.
       cluster: of the replicas.
       efficiency: of their software.
-      algorithm: by which gradients are summed; see :meth:`Cluster.sum_seconds`.
+      algorithm: by which gradients are summed; see :meth:`ChipCluster.sum_seconds`.
       gradient_bytes: in which each number travels.
       exchange: whether sums are exchanged and gathered; see there.
       segments: after which gradients a new sum begins; None: where it is best.

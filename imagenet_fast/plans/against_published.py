@@ -20,11 +20,18 @@ from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.pipeline_parallel.balance import tasks
 from imagenet_fast.pipeline_parallel.pipeline import bounds
 from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.planning.compute import Efficiency, Step
+from imagenet_fast.planning.compute import Efficiency, StepWork
 from imagenet_fast.planning.fusion import best_segments
 from imagenet_fast.planning.pipeline import BlockCost, simulate
-from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Options, Pipelined, Row
-from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
+from imagenet_fast.planning.published import (
+    ROWS,
+    STACKS,
+    DataParallel,
+    Options,
+    Pipelined,
+    PublishedResult,
+)
+from imagenet_fast.planning.step_time import ChipCluster, StepTime, step_time
 from imagenet_fast.plans.step_costs import Block, block_seconds, count_blocks, count_step
 
 # Momentum alone.
@@ -41,7 +48,7 @@ class Prediction(NamedTuple):
       value: in its unit.
     """
 
-    row: Row
+    row: PublishedResult
     value: float
 
     @property
@@ -223,7 +230,9 @@ def _constants(own: Efficiency) -> str:
     return f"{own.matrix:.1%} of the peak in matrices{rows}{fused}"
 
 
-def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STACKS) -> Validation:
+def validate(
+    rows: Sequence[PublishedResult] = ROWS, stacks: Mapping[str, Efficiency] = STACKS
+) -> Validation:
     """Returns the predictions of published numbers.
 
     Args:
@@ -247,11 +256,11 @@ def validate(rows: Sequence[Row] = ROWS, stacks: Mapping[str, Efficiency] = STAC
     return Validation(tuple(found), tuple(cuts), tuple(scalings))
 
 
-def _has_segments(row: Row) -> bool:
+def _has_segments(row: PublishedResult) -> bool:
     return isinstance(row.run, DataParallel) and bool(row.run.segments)
 
 
-def cut_of(row: Row, efficiency: Efficiency) -> Cut:
+def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
     """Returns how good a run's segments of gradients are.
 
     Args:
@@ -294,7 +303,7 @@ def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
     )
 
 
-def fitted(stack: str, rows: Sequence[Row] = ROWS) -> Efficiency:
+def fitted(stack: str, rows: Sequence[PublishedResult] = ROWS) -> Efficiency:
     """Returns a software's constants with which its rows that say so are met.
 
     The share of the peak that matrix operations reach is fitted to the first of them, and the rows
@@ -346,8 +355,8 @@ def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> 
     return run.batch / _step_time(run, efficiency).total
 
 
-def _cluster(run: DataParallel) -> Cluster:
-    return Cluster.of(run.accelerator, run.chips, run.network_gbits)
+def _cluster(run: DataParallel) -> ChipCluster:
+    return ChipCluster.of(run.accelerator, run.chips, run.network_gbits)
 
 
 def _images(run: DataParallel) -> int:
@@ -408,7 +417,7 @@ def by_cumulative_work(blocks: Sequence[BlockCost], stages: int) -> list[int]:
 
 
 @functools.cache
-def _counted(network: tuple[tuple[str, object], ...], images: int) -> Step:
+def _counted(network: tuple[tuple[str, object], ...], images: int) -> StepWork:
     return count_step(_config(dict(network)), images, 1, _SLOTS)
 
 

@@ -21,11 +21,17 @@ from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
 from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
-from imagenet_fast.planning.compute import Step
+from imagenet_fast.planning.compute import StepWork
 from imagenet_fast.planning.fusion import few_segments
 from imagenet_fast.planning.published import STACKS, stack_for
-from imagenet_fast.planning.reliability import Conditions, Job, Times, best_interval, simulate_jobs
-from imagenet_fast.planning.step_time import Cluster, StepTime, step_time
+from imagenet_fast.planning.reliability import (
+    Conditions,
+    Job,
+    JobTimes,
+    best_interval,
+    simulate_jobs,
+)
+from imagenet_fast.planning.step_time import ChipCluster, StepTime, step_time
 from imagenet_fast.plans.step_costs import count_step, slots_of
 from imagenet_fast.training.schedule import total_steps
 
@@ -62,9 +68,9 @@ class Hardware:
             raise UserError(f"host_images is {self.host_images:g}, but must not be negative")
 
     @functools.cached_property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ChipCluster:
         """The chips together."""
-        return Cluster.of(self.accelerator, self.chips, self.network_gbits)
+        return ChipCluster.of(self.accelerator, self.chips, self.network_gbits)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +89,7 @@ class RunPlan:
     hardware: Hardware
     examples: int
     steps: int
-    step: Step
+    step: StepWork
 
     @property
     def stack(self) -> str:
@@ -149,7 +155,7 @@ class RunPlan:
         )
 
     @functools.cached_property
-    def times(self) -> Times:
+    def times(self) -> JobTimes:
         """How long simulated runs take, with all that can happen to them."""
         return simulate_jobs(self._job(), self.hardware.conditions, _JOBS, self.config.seed)
 
@@ -279,7 +285,7 @@ class RunPlan:
 
     def _time(
         self,
-        cluster: Cluster,
+        cluster: ChipCluster,
         segments: Sequence[int] | None,
         algorithm: str = "",
         groups: bool = True,
@@ -372,7 +378,7 @@ class RunPlan:
         return lines
 
 
-def _algorithms(cluster: Cluster) -> tuple[str, ...]:
+def _algorithms(cluster: ChipCluster) -> tuple[str, ...]:
     """Returns the algorithms that training has for a cluster."""
     if cluster.accelerator.torus:
         return ("builtin", "torus_2d")

@@ -25,7 +25,7 @@ from imagenet_fast.planning.compute import (
     Efficiency,
     Gradient,
     Operation,
-    Step,
+    StepWork,
     operation_seconds,
 )
 from imagenet_fast.planning.pipeline import BlockCost
@@ -43,7 +43,7 @@ _NOTHING = {
 }
 
 
-def count_step(config: Config, images: int, micro_batches: int, slots: float) -> Step:
+def count_step(config: Config, images: int, micro_batches: int, slots: float) -> StepWork:
     """Returns what a replica does in each step of the run that ``config`` describes.
 
     It makes no weights. To be called outside of a strategy's scope.
@@ -61,7 +61,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
     operations, forward = _operations(model, config, images)
     layers = {layer.name: layer for layer in _leaves(model)}
     kept = _kept(operations, forward)
-    return Step(
+    return StepWork(
         images=images,
         micro_batches=micro_batches,
         operations=tuple(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from imagenet_fast.config import Config
-from imagenet_fast.tpu_compile.lower import Step
+from imagenet_fast.tpu_compile.lower import LoweredStep
 from imagenet_fast.tpu_compile.module import Instruction, Module
 
 # Names in messages; the number of all is told with them.
@@ -30,7 +30,7 @@ class Check(NamedTuple):
     wrong: str = ""
 
 
-def check_types(step: Step, config: Config, batch: int, classes: int) -> list[Check]:
+def check_types(step: LoweredStep, config: Config, batch: int, classes: int) -> list[Check]:
     """Returns what there is of shapes and types, and whether it is as it should be.
 
     Args:
@@ -95,7 +95,7 @@ def _loss(module: Module, shape: tuple[int, ...]) -> Check:
     return Check("loss", _counts(own.arrays[0].dtype for own in exponentials), wrong)
 
 
-def _updates(step: Step) -> Check:
+def _updates(step: LoweredStep) -> Check:
     """Returns the types of the variables that the step changes."""
     changed = [
         (step.module.results[result], step.arguments[parameter])

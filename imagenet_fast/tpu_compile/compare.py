@@ -14,7 +14,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers.dropout import Dropout
-from imagenet_fast.tpu_compile.lower import Step, variables_of
+from imagenet_fast.tpu_compile.lower import LoweredStep, variables_of
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 
@@ -110,7 +110,9 @@ class Reference:
     kinds: Mapping[object, str]
 
 
-def write_inputs(path: pathlib.Path, step: Step, batches: Batches, reference: Reference) -> None:
+def write_inputs(
+    path: pathlib.Path, step: LoweredStep, batches: Batches, reference: Reference
+) -> None:
     """Writes what the replicas start with, and what they are compared with, for the worker.
 
     Args:
@@ -223,7 +225,10 @@ def reference_order(
 
 
 def differences(
-    config: Config, step: Step, reference: Reference, found: Mapping[str, Mapping[str, float]]
+    config: Config,
+    step: LoweredStep,
+    reference: Reference,
+    found: Mapping[str, Mapping[str, float]],
 ) -> list[Difference]:
     """Returns how far the replicas are from the reference.
 

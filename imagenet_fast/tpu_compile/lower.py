@@ -17,7 +17,7 @@ _WITHOUT_KERNEL = re.compile(r"No registered '(\w+)' OpKernel for \w+ devices.*?
 _ANY_NODE = re.compile(r"{{node (\S+?)}}")
 
 
-class Step(NamedTuple):
+class LoweredStep(NamedTuple):
     """A training step, lowered.
 
     Attributes:
@@ -32,7 +32,7 @@ class Step(NamedTuple):
     arguments: tuple[str | tf.Variable | np.ndarray, ...]
 
 
-def lower_step(model: Classifier, batch: int, image_size: int) -> Step:
+def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
     """Returns the step that ``model.train_step`` takes in each replica, as XLA gets it.
 
     Args:
@@ -69,7 +69,9 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> Step:
             serialized = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
     except (tf.errors.OpError, ValueError) as error:  # by the version
         raise UserError(_refusal(str(error))) from error
-    return Step(serialized, read_module(serialized), (*(spec.name for spec in specs), *captured))
+    return LoweredStep(
+        serialized, read_module(serialized), (*(spec.name for spec in specs), *captured)
+    )
 
 
 def variables_of(model: Classifier) -> list[tf.Variable]:

@@ -29,7 +29,7 @@ from imagenet_fast.tpu_compile.compiler import (
     require_packages,
     start_compiler,
 )
-from imagenet_fast.tpu_compile.lower import Step, lower_step
+from imagenet_fast.tpu_compile.lower import LoweredStep, lower_step
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 
@@ -147,7 +147,9 @@ def _require_compilable(config: Config) -> None:
         )
 
 
-def _compile(compiler: Compiler, topology: Topology, step: Step) -> tuple[Program | None, str]:
+def _compile(
+    compiler: Compiler, topology: Topology, step: LoweredStep
+) -> tuple[Program | None, str]:
     try:
         return compiler.compile(topology, step.serialized), ""
     except RefusedError as error:
@@ -155,7 +157,7 @@ def _compile(compiler: Compiler, topology: Topology, step: Step) -> tuple[Progra
         return None, f"{error} (of {', '.join(sources)})" if sources else str(error)
 
 
-def _compare(config: Config, model: Classifier, step: Step, steps: int) -> list[Difference]:
+def _compare(config: Config, model: Classifier, step: LoweredStep, steps: int) -> list[Difference]:
     replicas = model.distribute_strategy.num_replicas_in_sync
     batches = Batches.random(config, replicas, steps, len(model.labels))
     reference = take_reference_steps(config, model, batches)

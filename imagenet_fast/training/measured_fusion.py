@@ -35,7 +35,7 @@ _WASTE = 0.002
 Make = Callable[..., AllReduce]
 
 
-class Times(NamedTuple):
+class FusionTimes(NamedTuple):
     """What was measured, the same in all workers.
 
     Attributes:
@@ -82,7 +82,7 @@ class Times(NamedTuple):
         return self.cost.start + self.cost.per_byte * size
 
 
-def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> Times:
+def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> FusionTimes:
     """Measures a model's gradients and its replicas' sums; all workers must come here.
 
     Args:
@@ -114,7 +114,7 @@ def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> 
     if workers_of(strategy) is not None:
         rows = numbers_of_all(strategy, rows[0])
     last = rows.max(axis=0).tolist()
-    return Times(
+    return FusionTimes(
         tuple(last[: len(known)]),
         sizes,
         last[len(known)],

@@ -9,7 +9,7 @@ from imagenet_fast.planning.compute import (
     Efficiency,
     Gradient,
     Operation,
-    Step,
+    StepWork,
     compute_time,
     operation_seconds,
 )
@@ -76,7 +76,7 @@ def step(**changes):
         "precision": "float32",
         "slots": 1.0,
     }
-    return Step(**{**values, **changes})
+    return StepWork(**{**values, **changes})
 
 
 def test_a_step():

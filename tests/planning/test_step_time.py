@@ -7,13 +7,13 @@ import pytest
 
 from imagenet_fast import UserError
 from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.planning.compute import Efficiency, Gradient, Operation, Step, compute_time
-from imagenet_fast.planning.step_time import Cluster, step_time
+from imagenet_fast.planning.compute import Efficiency, Gradient, Operation, StepWork, compute_time
+from imagenet_fast.planning.step_time import ChipCluster, step_time
 
 GPU, TPU = accelerator("p100"), accelerator("tpu-v3")
 EFFICIENCY = Efficiency(0.5, 0.0, 0.8, False, 0.0)
 # Ten layers of 1 M weights, backward twice as long as forward.
-STEP = Step(
+STEP = StepWork(
     images=32,
     micro_batches=1,
     operations=(
@@ -31,7 +31,7 @@ STEP = Step(
 
 
 def time_of(chips, kind=GPU, host_bandwidth=5e9, **options):
-    return step_time(STEP, Cluster(kind, chips, host_bandwidth), EFFICIENCY, **options)
+    return step_time(STEP, ChipCluster(kind, chips, host_bandwidth), EFFICIENCY, **options)
 
 
 def test_one_replica_only_computes():
@@ -87,7 +87,7 @@ def test_statistics_over_groups_cost_time():
 )
 def test_groups_need_not_fit_rows(kind, chips, group, within, between):
     """Messages through links of a host or a row, and through others, by the group with most."""
-    cluster = Cluster(kind, chips, latency=1e-3)
+    cluster = ChipCluster(kind, chips, latency=1e-3)
     # The same on a torus.
     far = 1e-6 if kind.torus else 1e-3
     near = 1e-6 if kind.torus else 5e-6
@@ -96,17 +96,19 @@ def test_groups_need_not_fit_rows(kind, chips, group, within, between):
 
 def test_a_torus_sums_as_fast_at_any_size():
     """Its bandwidth grows with it; only the steps along its axes grow."""
-    times = [Cluster(TPU, chips).sum_seconds("torus_2d", 100e6) for chips in (16, 64, 256, 1024)]
+    times = [
+        ChipCluster(TPU, chips).sum_seconds("torus_2d", 100e6) for chips in (16, 64, 256, 1024)
+    ]
     assert max(times) < 1.3 * min(times)
     # Each chip sends nearly twice the tensor through four links.
     assert times[-1] == pytest.approx(200e6 / (4 * TPU.link), rel=0.2)
-    flat = Cluster(TPU, 1024).sum_seconds("flat", 100e6)
+    flat = ChipCluster(TPU, 1024).sum_seconds("flat", 100e6)
     assert flat > 3 * times[-1]
 
 
 def test_hosts_share_their_network():
     """All of a host's chips carry a part across, or one of them the whole."""
-    cluster = Cluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
+    cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
     whole = cluster.sum_seconds("hierarchical", 80e6)
     parts = cluster.sum_seconds("torus_2d", 80e6)
     ring = cluster.sum_seconds("flat", 80e6)
@@ -118,9 +120,9 @@ def test_hosts_share_their_network():
 
 def test_sums_of_exchanged_halves():
     """By this package's algorithms; XLA's and NCCL's own sums are the same in any type."""
-    for own, name in ((Cluster(GPU, 64), "builtin"), (Cluster(TPU, 64), "torus_2d")):
+    for own, name in ((ChipCluster(GPU, 64), "builtin"), (ChipCluster(TPU, 64), "torus_2d")):
         assert own.sum_seconds(name, 1e6, exchange=True) == own.sum_seconds(name, 1e6)
-    cluster = Cluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
+    cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
     # Each of a host's 8 chips sends 56 of 64 parts out; then the sums go around once.
     assert cluster.sum_cost("flat", exchange=True)(80e6) == pytest.approx(
         (8 * 56 / 64 + 63 / 64) * 80e6 / 5e9, rel=0.02
@@ -133,21 +135,21 @@ def test_sums_of_exchanged_halves():
 
 
 def test_rows():
-    assert Cluster(TPU, 1024).rows == 32
-    assert Cluster(TPU, 512).rows in (16, 32)
-    assert Cluster(GPU, 64).rows == 8
-    assert Cluster(GPU, 6).rows == 6
-    assert Cluster(GPU, 12).rows == 4
-    assert Cluster(GPU, 20).hosts == 3
-    assert Cluster(TPU, 4).replicas == 8
+    assert ChipCluster(TPU, 1024).rows == 32
+    assert ChipCluster(TPU, 512).rows in (16, 32)
+    assert ChipCluster(GPU, 64).rows == 8
+    assert ChipCluster(GPU, 6).rows == 6
+    assert ChipCluster(GPU, 12).rows == 4
+    assert ChipCluster(GPU, 20).hosts == 3
+    assert ChipCluster(TPU, 4).replicas == 8
 
 
 def test_refusals():
     with pytest.raises(UserError, match=r"chips is 2,048, but must be .* of TPU v3, at most 1,024"):
-        Cluster(TPU, 2048)
+        ChipCluster(TPU, 2048)
     with pytest.raises(UserError, match="chips is 0"):
-        Cluster(GPU, 0)
+        ChipCluster(GPU, 0)
     with pytest.raises(UserError, match="does not compute in mixed_bfloat16"):
         step_time(
-            dataclasses.replace(STEP, precision="mixed_bfloat16"), Cluster(GPU, 8), EFFICIENCY
+            dataclasses.replace(STEP, precision="mixed_bfloat16"), ChipCluster(GPU, 8), EFFICIENCY
         )

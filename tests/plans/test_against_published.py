@@ -8,7 +8,7 @@ import xml.etree.ElementTree
 import pytest
 
 from imagenet_fast.planning.pipeline import BlockCost
-from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, Row
+from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, PublishedResult
 from imagenet_fast.plans.against_published import (
     Prediction,
     Validation,
@@ -98,12 +98,12 @@ def test_less_done_for_sums():
     [("images/s", 200.0), ("seconds", 10.0), ("minutes", 1 / 6), ("times", 0.5), ("scaling", 0.25)],
 )
 def test_units(unit, expected):
-    row = Row("a", "b", "c", RUN, 1.0, unit, 2, 1000, dataclasses.replace(RUN, chips=4))
+    row = PublishedResult("a", "b", "c", RUN, 1.0, unit, 2, 1000, dataclasses.replace(RUN, chips=4))
     assert row.told(200.0, 400.0) == pytest.approx(expected)
 
 
 def test_table_and_files():
-    good = Row("one", "A 2017", "PyTorch, P40", RUN, 100.0)
+    good = PublishedResult("one", "A 2017", "PyTorch, P40", RUN, 100.0)
     bad = dataclasses.replace(good, name="two", why="nobody knows")
     fit = dataclasses.replace(good, name="three", fits=True)
     found = Validation((Prediction(good, 105.0), Prediction(bad, 60.0), Prediction(fit, 100.0)))

@@ -12,10 +12,12 @@ from imagenet_fast import UserError, build_model
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.planning.fusion import SumCost
 from imagenet_fast.training import measured_fusion
-from imagenet_fast.training.measured_fusion import Times
+from imagenet_fast.training.measured_fusion import FusionTimes
 
 JOB = pathlib.Path(__file__).with_name("measured_fusion_job.py")
-TIMES = Times((0.5, 0.3, 0.1), (4_000_000, 1_000_000, 8_000_000), 1.0, SumCost(0.01, 5e-8, 1e-8))
+TIMES = FusionTimes(
+    (0.5, 0.3, 0.1), (4_000_000, 1_000_000, 8_000_000), 1.0, SumCost(0.01, 5e-8, 1e-8)
+)
 
 
 @pytest.fixture(scope="module")

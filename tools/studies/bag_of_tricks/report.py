@@ -32,7 +32,7 @@ PAGE, STEP_TIMES = "bag_of_tricks.md", "step_times.json"
 _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
 
 # Seconds of an epoch.
-Times = Mapping[Config, float]
+StepTimes = Mapping[Config, float]
 
 
 def write_report(
@@ -52,7 +52,7 @@ def write_report(
     page.rewrite(PAGE, lambda text: filled_page(text, records, times), pages)
 
 
-def read_step_times(directory: pathlib.Path) -> Times:
+def read_step_times(directory: pathlib.Path) -> StepTimes:
     """Returns what ``step_times.py`` has measured; nothing if it has not."""
     file = directory / STEP_TIMES
     if not file.exists():
@@ -63,7 +63,7 @@ def read_step_times(directory: pathlib.Path) -> Times:
     }
 
 
-def filled_page(text: str, records: Mapping[Key, Record], times: Times) -> str:
+def filled_page(text: str, records: Mapping[Key, Record], times: StepTimes) -> str:
     """Returns the page with its tables made from the log and the times."""
     parts = {
         "ladder": _ladder_table(records, times),
@@ -89,7 +89,7 @@ def _seconds(epochs: int, time: float | None) -> str:
     return "" if time is None else f"{epochs * time:.0f}"
 
 
-def _ladder_table(records: Mapping[Key, Record], times: Times) -> str:
+def _ladder_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     rows = []
     for step, setting in zip(STEPS, ladder().settings):
         published = "" if step.seconds is None else f"{step.seconds:g}"
@@ -99,7 +99,7 @@ def _ladder_table(records: Mapping[Key, Record], times: Times) -> str:
     return tables.markdown(heading, rows)
 
 
-def _epochs_table(records: Mapping[Key, Record], times: Times) -> str:
+def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     first, last = STEPS[0], STEPS[-1]
     rows = []
     for width in EPOCHS:
@@ -161,7 +161,7 @@ def _taken_away(trick: str) -> str:
     return f"without {trick}" if kept == trick else f"with {kept}"
 
 
-def _precisions_table(records: Mapping[Key, Record], times: Times) -> str:
+def _precisions_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     rows = []
     for setting in precisions().settings:
         seconds = [_seconds(1, times.get(setting.config.replace(width=width))) for width in EPOCHS]
