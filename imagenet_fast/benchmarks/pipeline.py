@@ -23,7 +23,7 @@ from imagenet_fast.benchmarks.pipeline_worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, in_turns
 from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError
-from imagenet_fast.pipeline_parallel.orders import ORDERS
+from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.planning.pipeline import Simulation, simulate
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline_worker"]
@@ -160,7 +160,7 @@ def simulated(case: Case, forward: float = 1.0) -> Simulation:
     """
     each = [forward / case.stages / case.micro_batches] * case.stages
     return simulate(
-        ORDERS["1f1b" if case.schedule == "1f1b" else "gpipe"](case.stages, case.micro_batches),
+        tasks(case.schedule, case.stages, case.micro_batches),
         each,
         [BACKWARD * own for own in each],
         rematerialize=case.rematerialize,

@@ -9,7 +9,7 @@ from typing import Any
 
 import tf_keras as keras
 
-from imagenet_fast.pipeline_parallel.orders import ORDERS, Task
+from imagenet_fast.pipeline_parallel.orders import Task, tasks
 from imagenet_fast.pipeline_parallel.partition import partition
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.planning.pipeline import BlockCost, held, stage_memory
@@ -85,17 +85,6 @@ def best_balance(
         memory=None if math.isinf(limit) else memory,
         limit=limit,
     )
-
-
-def tasks(schedule: str, stages: int, micro_batches: int) -> list[Task]:
-    """Returns the tasks of a schedule, each after those whose results it needs.
-
-    Args:
-      schedule: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
-      stages: how many there are.
-      micro_batches: the same.
-    """
-    return ORDERS["1f1b" if schedule == "1f1b" else "gpipe"](stages, micro_batches)
 
 
 def _in_turn(order: Sequence[Task]) -> bool:

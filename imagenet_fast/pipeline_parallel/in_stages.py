@@ -11,7 +11,7 @@ import tf_keras as keras
 from imagenet_fast.errors import UserError
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
-from imagenet_fast.pipeline_parallel.pipeline import bounds
+from imagenet_fast.pipeline_parallel.partition import bounds
 
 # From blocks, whose weights have no values, to how many of them each stage gets.
 Balancer = Callable[[Sequence[keras.Model]], Sequence[int]]

@@ -31,7 +31,7 @@ def looped(passes: Passes, rematerialize: str) -> Any:
     apart = rematerialize == "except_last"  # the last micro-batch, whose activations are kept
     count = passes.batch.count - apart
     if not count:
-        return unrolled(passes, "gpipe", rematerialize)
+        return unrolled(passes, "unrolled", rematerialize)
     loops = _Loops(passes, count, keep=rematerialize == "never")
     loops.forward()
     parts = [_there_and_back(passes, count)] if apart else []

@@ -57,6 +57,17 @@ def one_forward_one_backward(stages: int, micro_batches: int) -> list[Task]:
 ORDERS = {"gpipe": gpipe, "1f1b": one_forward_one_backward}
 
 
+def tasks(schedule: str, stages: int, micro_batches: int) -> list[Task]:
+    """Returns the tasks of a schedule, each after those whose results it needs.
+
+    Args:
+      schedule: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
+      stages: how many there are.
+      micro_batches: the same.
+    """
+    return ORDERS["1f1b" if schedule == "1f1b" else "gpipe"](stages, micro_batches)
+
+
 def needed_by(task: Task, stages: int) -> list[Task]:
     """Returns the tasks whose results one needs."""
     stage, number, backward = task

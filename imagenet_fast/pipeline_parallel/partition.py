@@ -128,6 +128,28 @@ def _least(
     return best[blocks], [end - first for first, end in zip(ends, ends[1:])]
 
 
+def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tuple[int, int]]:
+    """Returns the first block of each stage, and the one after its last.
+
+    Args:
+      balance: how many blocks each stage gets; None: about as many each.
+      blocks: how many there are.
+      stages: the same.
+
+    Raises:
+      UserError: if the blocks cannot be split like that.
+    """
+    check_stages(blocks, stages)
+    balance = partition([1.0] * blocks, stages) if balance is None else balance
+    if len(balance) != stages:
+        raise UserError(
+            f"balance {list(balance)} is of {len(balance)} stages, but there are {stages} devices"
+        )
+    check_balance(balance, blocks)
+    ends = list(itertools.accumulate(balance))
+    return [(end - count, end) for end, count in zip(ends, balance)]
+
+
 def check_balance(balance: Sequence[int], blocks: int) -> None:
     """Checks how many blocks each stage is to have.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
-from imagenet_fast.pipeline_parallel.partition import check_balance, check_stages, partition
+from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.passes import Passes
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs
@@ -128,8 +127,7 @@ class Pipeline:
         if self._schedule == "while":
             outputs = looped(passes, self._rematerialize)
         else:
-            order = "1f1b" if self._schedule == "1f1b" else "gpipe"
-            outputs = unrolled(passes, order, self._rematerialize)
+            outputs = unrolled(passes, self._schedule, self._rematerialize)
         gradients, penalties = [], []
         for stage, programs, (_, sums) in zip(self.stages, passes.programs, passes.state):
             commit(stage.norms, programs.moments(sums))
@@ -173,28 +171,6 @@ class Pipeline:
                         f"{variable.name} is on {variable.device}, but its stage is on "
                         f"{stage.device}: give the pipeline blocks that are not built yet"
                     )
-
-
-def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tuple[int, int]]:
-    """Returns the first block of each stage, and the one after its last.
-
-    Args:
-      balance: how many blocks each stage gets; None: about as many each.
-      blocks: how many there are.
-      stages: the same.
-
-    Raises:
-      UserError: if the blocks cannot be split like that.
-    """
-    check_stages(blocks, stages)
-    balance = partition([1.0] * blocks, stages) if balance is None else balance
-    if len(balance) != stages:
-        raise UserError(
-            f"balance {list(balance)} is of {len(balance)} stages, but there are {stages} devices"
-        )
-    check_balance(balance, blocks)
-    ends = list(itertools.accumulate(balance))
-    return [(end - count, end) for end, count in zip(ends, balance)]
 
 
 def _check_no_mask(outputs: Any, block: keras.layers.Layer) -> None:

@@ -6,17 +6,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.pipeline_parallel.orders import ORDERS
+from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.pipeline_parallel.passes import Kept, Passes
 from imagenet_fast.pipeline_parallel.programs import Tensors
+from imagenet_fast.planning.pipeline import keeps_activations
 
 
-def unrolled(passes: Passes, order: str, rematerialize: str) -> Any:
+def unrolled(passes: Passes, schedule: str, rematerialize: str) -> Any:
     """Takes all micro-batches forward and backward.
 
     Args:
       passes: adds up what is found.
-      order: a name in ``orders.ORDERS``.
+      schedule: as of :func:`~imagenet_fast.pipeline_parallel.orders.tasks`.
       rematerialize: ``always``: of each stage only its inputs are kept, and its activations
         computed again; ``except_last``: those of the last micro-batch are kept; ``never``: all are.
 
@@ -28,7 +29,7 @@ def unrolled(passes: Passes, order: str, rematerialize: str) -> Any:
     # By micro-batch: what the stage before, or after, has made of it.
     outputs: dict[int, Any] = {}
     upstream: dict[int, Tensors] = {number: [] for number in range(count)}
-    for place, number, backward in ORDERS[order](last + 1, count):
+    for place, number, backward in tasks(schedule, last + 1, count):
         if backward:
             found, upstream[number] = passes.backward(
                 place, number, kept.pop((place, number)), upstream[number]
@@ -37,7 +38,7 @@ def unrolled(passes: Passes, order: str, rematerialize: str) -> Any:
                 outputs[number] = found
             continue
         inputs = outputs.pop(number) if place else passes.inputs(number)
-        keep = rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
+        keep = keeps_activations(rematerialize, number, count)
         if keep or place < last:
             kept[place, number], outputs[number] = passes.forward(place, number, inputs, keep)
         else:  # its backward pass computes it anyway

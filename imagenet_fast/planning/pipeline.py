@@ -152,7 +152,7 @@ def simulate(
     done: dict[tuple[int, int, bool], float] = {}
     intervals: list[Interval] = []
     for stage, number, goes_back in order:
-        kept = _keeps(rematerialize, number, count)
+        kept = keeps_activations(rematerialize, number, count)
         parts = [("backward", backward[stage])] if goes_back else []
         if not goes_back and (kept or stage < last):
             parts = [("forward", forward[stage])]
@@ -207,7 +207,7 @@ def held(order: Order, rematerialize: str) -> list[Held]:
         for stage, number, goes_back in order:
             if stage != place:
                 continue
-            keeps = _keeps(rematerialize, number, count)
+            keeps = keeps_activations(rematerialize, number, count)
             if goes_back:
                 most_kept = max(most_kept, kept + (not keeps))
                 under_way -= 1
@@ -263,10 +263,16 @@ def stage_memory(cost: BlockCost, held: Held, slots: float) -> StageMemory:
     )
 
 
+def keeps_activations(rematerialize: str, number: int, count: int) -> bool:
+    """Whether the activations of a micro-batch are kept for its backward pass.
+
+    Args:
+      rematerialize: whose are not: ``always``, ``except_last`` or ``never``.
+      number: of the micro-batch.
+      count: how many there are.
+    """
+    return rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
+
+
 def _micro_batches(order: Order) -> int:
     return 1 + max(number for _, number, _ in order)
-
-
-def _keeps(rematerialize: str, number: int, count: int) -> bool:
-    """Whether the activations of a micro-batch are kept."""
-    return rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)

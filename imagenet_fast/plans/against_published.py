@@ -17,8 +17,8 @@ from tqdm import tqdm
 from imagenet_fast import environment
 from imagenet_fast.config import Config
 from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
-from imagenet_fast.pipeline_parallel.balance import tasks
-from imagenet_fast.pipeline_parallel.pipeline import bounds
+from imagenet_fast.pipeline_parallel.orders import tasks
+from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.planning.compute import Efficiency, StepWork
 from imagenet_fast.planning.fusion import best_segments

@@ -15,10 +15,10 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
-from imagenet_fast.pipeline_parallel.balance import best_balance, tasks
+from imagenet_fast.pipeline_parallel.balance import best_balance
 from imagenet_fast.pipeline_parallel.model import default_devices
-from imagenet_fast.pipeline_parallel.orders import Task
-from imagenet_fast.pipeline_parallel.pipeline import bounds
+from imagenet_fast.pipeline_parallel.orders import Task, tasks
+from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.planning.pipeline import (
     BlockCost,

@@ -91,3 +91,9 @@ def test_micro_batches_that_wait(stages, count):
 
     assert waiting("gpipe") == [count] * stages
     assert waiting("1f1b") == [min(stages - stage, count) for stage in range(stages)]
+
+
+def test_schedules_and_their_orders():
+    found = {name: orders.tasks(name, 3, 4) for name in ("unrolled", "while", "1f1b")}
+    assert found["unrolled"] == found["while"] == orders.gpipe(3, 4)
+    assert found["1f1b"] == orders.one_forward_one_backward(3, 4)

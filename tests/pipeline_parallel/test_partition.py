@@ -7,7 +7,7 @@ import random
 import pytest
 
 from imagenet_fast.errors import UserError
-from imagenet_fast.pipeline_parallel.partition import check_balance, partition
+from imagenet_fast.pipeline_parallel.partition import bounds, check_balance, partition
 
 
 def stages_of(values, balance):
@@ -131,3 +131,37 @@ def test_balances_that_are_none(balance, told):
     with pytest.raises(UserError, match=told):
         check_balance(balance, 5)
     check_balance([2, 3], 5)
+
+
+@pytest.mark.parametrize(
+    ("balance", "blocks", "stages", "expected"),
+    [
+        (None, 6, 3, [(0, 2), (2, 4), (4, 6)]),
+        (None, 1, 1, [(0, 1)]),
+        ([1, 3, 2], 6, 3, [(0, 1), (1, 4), (4, 6)]),
+        ((4, 1), 5, 2, [(0, 4), (4, 5)]),
+    ],
+)
+def test_bounds(balance, blocks, stages, expected):
+    assert bounds(balance, blocks, stages) == expected
+
+
+def test_bounds_of_what_cannot_be_dealt_out_evenly():
+    found = bounds(None, 11, 4)
+    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
+    assert sorted(end - begin for begin, end in found) == [2, 3, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("balance", "stages", "told"),
+    [
+        (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 devices"),
+        (None, 0, "5 blocks cannot be split into 0 stages"),
+        ([2, 2], 2, r"balance \[2, 2\] is of 4 blocks, but there are 5"),
+        ([5], 2, r"balance \[5\] is of 1 stages, but there are 2 devices"),
+        ([5, 0], 2, r"balance \[5, 0\] leaves a stage without blocks"),
+    ],
+)
+def test_no_bounds(balance, stages, told):
+    with pytest.raises(UserError, match=told):
+        bounds(balance, 5, stages)

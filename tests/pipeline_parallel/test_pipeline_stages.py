@@ -12,7 +12,7 @@ import tf_keras as keras
 
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
-from imagenet_fast.pipeline_parallel.pipeline import Pipeline, bounds
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 
 layers = keras.layers
 # Names of the one device that there is.
@@ -54,40 +54,9 @@ def assert_close(found, expected, rtol=1e-5):
         np.testing.assert_allclose(own, other, rtol=rtol, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("balance", "blocks", "stages", "expected"),
-    [
-        (None, 6, 3, [(0, 2), (2, 4), (4, 6)]),
-        (None, 1, 1, [(0, 1)]),
-        ([1, 3, 2], 6, 3, [(0, 1), (1, 4), (4, 6)]),
-        ((4, 1), 5, 2, [(0, 4), (4, 5)]),
-    ],
-)
-def test_bounds(balance, blocks, stages, expected):
-    assert bounds(balance, blocks, stages) == expected
-
-
-def test_bounds_of_what_cannot_be_dealt_out_evenly():
-    found = bounds(None, 11, 4)
-    assert [begin for begin, _ in found] == [0, *(end for _, end in found[:-1])]
-    assert sorted(end - begin for begin, end in found) == [2, 3, 3, 3]
-
-
-@pytest.mark.parametrize(
-    ("balance", "stages", "told"),
-    [
-        (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 devices"),
-        (None, 0, "5 blocks cannot be split into 0 stages"),
-        ([2, 2], 2, r"balance \[2, 2\] is of 4 blocks, but there are 5"),
-        ([5], 2, r"balance \[5\] is of 1 stages, but there are 2 devices"),
-        ([5, 0], 2, r"balance \[5, 0\] leaves a stage without blocks"),
-    ],
-)
-def test_no_bounds(balance, stages, told):
-    with pytest.raises(UserError, match=told):
-        bounds(balance, 5, stages)
-    with pytest.raises(UserError, match=told):
-        Pipeline([layers.ReLU() for _ in range(5)], DEVICES[:1] * stages, balance=balance)
+def test_a_balance_that_does_not_fit():
+    with pytest.raises(UserError, match=r"balance \[2, 2\] is of 4 blocks, but there are 5"):
+        Pipeline([layers.ReLU() for _ in range(5)], DEVICES[:1] * 2, balance=[2, 2])
 
 
 @pytest.mark.parametrize(
