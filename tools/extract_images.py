@@ -11,10 +11,10 @@ import itertools
 import pathlib
 import re
 
-from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.records import ENCODED, TEXT, decode_example, read_records
 from imagenet_fast.errors import UserError
+from imagenet_fast.quiet import import_tensorflow
 
 
 def main() -> None:

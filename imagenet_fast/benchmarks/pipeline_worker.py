@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_fast.benchmarks.input_worker import end_with_parent
 from imagenet_fast.benchmarks.process_memory import limit_memory, memory
-from imagenet_fast.commands.quiet import import_tensorflow
+from imagenet_fast.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     import tf_keras as keras

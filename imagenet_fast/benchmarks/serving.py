@@ -21,7 +21,6 @@ import tensorflow as tf
 import imagenet_fast
 from imagenet_fast.benchmarks.serving_worker import ENCODED, PIXELS, best_classes
 from imagenet_fast.benchmarks.timing import Comparison, take_turns
-from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.config import Config
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.batches import evaluation_batches
@@ -35,6 +34,7 @@ from imagenet_fast.serving.convert import export_onnx, export_tflite
 from imagenet_fast.serving.export import export
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
+from imagenet_fast.worker_process import Worker, start_worker
 
 # By the runtime's name in serving_worker.py, that for people. The first is the one of interest.
 WAYS = {

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.errors import UserError
+from imagenet_fast.quiet import import_tensorflow
 
 # What a step depends on most.
 _MAIN_OPTIONS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.quiet import import_tensorflow
+from imagenet_fast.quiet import import_tensorflow
 
 _OPTIONS = (
     "model_dir",

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable
 
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.errors import UserError
+from imagenet_fast.quiet import import_tensorflow
 
 # The flags that only some kinds of source take: their defaults and what they are.
 _SOURCE_OPTIONS = {

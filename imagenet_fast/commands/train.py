@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.commands.quiet import import_tensorflow
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import new_path
 from imagenet_fast.paths import to_path
+from imagenet_fast.quiet import import_tensorflow
 
 # What most runs are told, if not by a recipe.
 _MAIN_OPTIONS = (

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from imagenet_fast.benchmarks.worker import Worker, start_worker
 from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.worker_process import Worker, start_worker
 
 _GIB = 2**30
 # By the kind that libtpu tells: which of our accelerators it is.

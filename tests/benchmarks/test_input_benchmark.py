@@ -5,7 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,27 +20,12 @@ from imagenet_fast.benchmarks.input_variants import (
     names_of_variants,
 )
 from imagenet_fast.benchmarks.timing import Comparison, Times
-from imagenet_fast.benchmarks.worker import start_worker
 from imagenet_fast.commands import run
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Counts hundredths of a second as long as it runs.
-CLOCK = """
-import os, sys, threading, time
-os.setpgid(0, 0)
-count = 0
-def tick():
-    global count
-    while True:
-        time.sleep(0.01)
-        count += 1
-threading.Thread(target=tick, daemon=True).start()
-for _ in sys.stdin:
-    print(count, flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -66,56 +50,6 @@ def environment(tmp_path):
 
 def first(dataset):
     return next(iter(dataset))
-
-
-# --- Processes --------------------------------------------------------------------------------
-
-
-def test_a_worker_stands_still_between_its_answers():
-    with start_worker([sys.executable, "-c", CLOCK], {}, name="the clock") as worker:
-        before = worker.ask("")
-        time.sleep(0.6)
-        assert worker.ask("") - before < 30
-        process = worker._process
-        assert process.poll() is None
-    assert process.poll() is not None
-
-
-def test_a_worker_ends_with_its_parent(run_python, tmp_path):
-    """Though it stands still, and the parent had no time to end it."""
-    program = tmp_path / "program.py"
-    ending = "from imagenet_fast.benchmarks.input_worker import end_with_parent\nend_with_parent()"
-    program.write_text(ending + CLOCK)
-    parent = (
-        "import os, sys\n"
-        "from imagenet_fast.benchmarks.worker import start_worker\n"
-        f"with start_worker([sys.executable, {str(program)!r}], 0, name='x') as worker:\n"
-        "    print(worker._process.pid, flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
-    )
-    finished = run_python(["-c", parent], check=False, fresh=True)
-    assert finished.returncode == -9
-    status = pathlib.Path(f"/proc/{int(finished.stdout)}/stat")
-    deadline = time.monotonic() + 10
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["/no/python"], r"^it failed under /no/python: No such file or directory; do that$"),
-        ([sys.executable, "-c", "raise OSError('no disk')"], r"python.*: OSError: no disk; do tha"),
-        ([sys.executable, "-c", "input()"], "no reason told; do that"),
-    ],
-)
-def test_a_worker_that_fails(command, message):
-    with (
-        pytest.raises(UserError, match=message),
-        start_worker(command, {}, name="it", advice="do that"),
-    ):
-        pass
 
 
 def test_jobs_of_the_peers(config, environment):

@@ -1,4 +1,4 @@
-"""A process of its own for one side of a comparison: asked by lines, answering in JSON."""
+"""A process of its own that is asked by lines and answers in JSON."""
 
 from __future__ import annotations
 
