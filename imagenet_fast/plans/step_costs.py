@@ -14,8 +14,7 @@ from imagenet_fast.distribute.fusion import creation_order
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
-from imagenet_fast.optimizers import LARS, SGD, Muon
-from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.by_name import OWN, make_optimizer
 from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
@@ -32,7 +31,6 @@ from imagenet_fast.planning.pipeline import BlockCost
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.classifier import Classifier
 
-_OWN_OPTIMIZERS = {"sgd": SGD, "lars": LARS, "muon": Muon}
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
 _WEIGHTS = ("ReadVariableOp", "Const")
 _SUMS = ("Sum", "Mean", "Max", "BiasAddGrad")
@@ -89,8 +87,8 @@ def slots_of(config: Config) -> float:
     Raises:
       UserError: if there is no such optimizer.
     """
-    if config.optimizer in _OWN_OPTIMIZERS:
-        optimizer = _OWN_OPTIMIZERS[config.optimizer](momentum=config.momentum)
+    if config.optimizer in OWN:
+        optimizer = OWN[config.optimizer](momentum=config.momentum)
     else:
         optimizer = make_optimizer(
             config.optimizer,

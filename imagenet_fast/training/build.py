@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
@@ -30,14 +29,13 @@ from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
-from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
-from imagenet_fast.optimizers.names import OWN, make_optimizer
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 from imagenet_fast.training import measured_fusion
+from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.mix import Mixer
@@ -64,15 +62,6 @@ _MODEL_OPTIONS = (
     "normal_cells",
     "cell_filters",
 )
-
-# Below it, Google's TPU code warns, too.
-_LEAST_LARS_BATCH = 2000
-
-_DECAYED_ROLES = {
-    "weights": (Role.WEIGHT,),
-    "weights_and_biases": (Role.WEIGHT, Role.BIAS),
-    "all": tuple(Role),
-}
 
 
 def build_model(
@@ -307,122 +296,6 @@ def build_all_reduce(
         [stage.device for stage in pipeline.stages],
         lambda place: make(place=place, name=f"stage_{place}"),
     )
-
-
-def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, in a loss scale for float16.
-
-    Which variables are decayed, and which LARS scales, follows from their roles.
-
-    Raises:
-      UserError: if there is no such optimizer, or the schedule does not fit the run.
-    """
-    optimizer = _bare_optimizer(config, model)
-    if config.precision != "mixed_float16":
-        return optimizer
-    if config.loss_scale:
-        return keras.mixed_precision.LossScaleOptimizer(
-            optimizer, dynamic=False, initial_scale=config.loss_scale
-        )
-    return keras.mixed_precision.LossScaleOptimizer(optimizer)
-
-
-def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
-    schedule = build_schedule(config, model.steps_per_epoch)
-    roles = variable_roles(model)
-    kind = config.weight_decay_on
-    if kind == "auto":
-        kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
-    decayed = [role in _DECAYED_ROLES[kind] for role in roles]
-    clip_norm = config.clip_norm or None
-    if config.batch_table and config.optimizer != "lars":
-        warnings.warn(
-            f"the rates of batch_table={config.batch_table} are for lars, not for "
-            f"{config.optimizer}",
-            stacklevel=2,
-        )
-    if config.optimizer not in OWN:
-        for name, given in (
-            ("bias_rate_factor", config.bias_rate_factor != 1),
-            ("rate_in_momentum", config.rate_in_momentum != "auto"),
-        ):
-            if given:
-                raise UserError(f"{name} is for sgd, lars and muon, not for {config.optimizer}")
-        return make_optimizer(
-            config.optimizer,
-            schedule,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
-            clip_norm=clip_norm,
-            epsilon=config.optimizer_epsilon or None,
-        )
-    if config.optimizer_epsilon:
-        raise UserError(
-            f"optimizer_epsilon is for optimizers of Keras and Addons, not for {config.optimizer}"
-            + ("; see lars_epsilon" if config.optimizer == "lars" else "")
-        )
-    rate_factors = _rate_factors(config, model, roles)
-    shared = {
-        "momentum": config.momentum,
-        "nesterov": config.nesterov,
-        "weight_decay": config.weight_decay,
-        "weight_decay_mask": [own / factor for own, factor in zip(decayed, rate_factors)],
-        "rate_factors": rate_factors,
-        "global_clipnorm": clip_norm,
-    }
-    rate_in_momentum = config.rate_in_momentum == "yes"
-    if config.optimizer == "sgd":
-        return SGD(schedule, rate_in_momentum=rate_in_momentum, **shared)
-    if config.optimizer == "muon":
-        return Muon(
-            schedule,
-            rate_in_momentum=rate_in_momentum,
-            filter_mask=_filters(model),
-            filter_momentum=config.muon_momentum,
-            **shared,
-        )
-    if config.batch_size < _LEAST_LARS_BATCH:
-        warnings.warn(
-            f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
-            f"{config.batch_size}",
-            stacklevel=2,
-        )
-    return LARS(
-        schedule,
-        eeta=config.lars_eeta,
-        epsilon=config.lars_epsilon,
-        rate_in_momentum=config.rate_in_momentum != "no",
-        trust_mask=[role is Role.WEIGHT for role in roles],
-        **shared,
-    )
-
-
-def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
-    """Returns the rate of each trainable variable as a multiple of the schedule's."""
-    head = None
-    if config.optimizer == "muon":
-        head = network_of(model).get_layer("logits").kernel
-
-    def factor(variable: tf.Variable, role: Role) -> float:
-        if role in (Role.BIAS, Role.SHIFT):
-            return config.bias_rate_factor
-        return config.muon_head_rate_factor if variable is head else 1.0
-
-    return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
-
-
-def _filters(model: Classifier) -> list[bool]:
-    """Returns which trainable variables are filters of convolutions over all channels."""
-    depthwise = {
-        layer.depthwise_kernel.ref()
-        for layer in model.submodules
-        if hasattr(layer, "depthwise_kernel")
-    }
-    return [
-        variable.shape.rank == 4 and variable.ref() not in depthwise
-        for variable in model.trainable_variables
-    ]
 
 
 def _mixer(config: Config) -> Mixer | None:

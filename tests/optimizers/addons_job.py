@@ -9,7 +9,7 @@ import sys
 import tensorflow as tf
 
 from imagenet_fast import Config, make_strategy
-from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.by_name import make_optimizer
 from imagenet_fast.optimizers.schedules import StepDecay
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, make_dataset, train
-from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.by_name import make_optimizer
 from imagenet_fast.optimizers.schedules import StepDecay
 
 pytestmark = [

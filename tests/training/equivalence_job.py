@@ -16,7 +16,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import PixelNormalization
-from imagenet_fast.training.build import build_optimizer
+from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 
 STEPS = 20

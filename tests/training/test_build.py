@@ -10,7 +10,8 @@ from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, models
 from imagenet_fast.optimizers import SGD
-from imagenet_fast.training.build import build_classifier, build_schedule
+from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.schedule import build_schedule
 
 RECIPES = pathlib.Path(__file__).parents[2] / "flags"
 # As large as ImageNet; no data is read.

@@ -9,7 +9,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import UserError, build_model, make_dataset
-from imagenet_fast.optimizers.names import make_optimizer
+from imagenet_fast.optimizers.by_name import make_optimizer
 from imagenet_fast.optimizers.schedules import StepDecay
 
 HAS_ADDONS = importlib.util.find_spec("tensorflow_addons") is not None

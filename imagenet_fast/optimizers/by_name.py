@@ -12,10 +12,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.errors import UserError, choices_hint, how_to_install
+from imagenet_fast.optimizers.lars import LARS
+from imagenet_fast.optimizers.muon import Muon
 from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.optimizers.sgd import SGD
 
 # This package's, which are made elsewhere.
-OWN = ("sgd", "lars", "muon")
+OWN = {"sgd": SGD, "lars": LARS, "muon": Muon}
 _ADDONS_NAME = re.compile(r"tfa:(\w+)(?:\((.+)\))?")
 # What is in Keras' module besides.
 _NO_OPTIMIZERS = ("optimizer", "lossscaleoptimizer")

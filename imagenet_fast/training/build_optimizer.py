@@ -1,0 +1,148 @@
+"""The optimizer that a configuration asks for."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.config import Config
+from imagenet_fast.errors import UserError
+from imagenet_fast.models import network_of
+from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
+from imagenet_fast.optimizers.by_name import OWN, make_optimizer
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.schedule import build_schedule
+
+# Below it, Google's TPU code warns, too.
+_LEAST_LARS_BATCH = 2000
+
+_DECAYED_ROLES = {
+    "weights": (Role.WEIGHT,),
+    "weights_and_biases": (Role.WEIGHT, Role.BIAS),
+    "all": tuple(Role),
+}
+
+
+def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
+    """Returns the optimizer, in a loss scale for float16.
+
+    Which variables are decayed, and which LARS scales, follows from their roles.
+
+    Raises:
+      UserError: if there is no such optimizer, or the schedule does not fit the run.
+    """
+    optimizer = _bare_optimizer(config, model)
+    if config.precision != "mixed_float16":
+        return optimizer
+    if config.loss_scale:
+        return keras.mixed_precision.LossScaleOptimizer(
+            optimizer, dynamic=False, initial_scale=config.loss_scale
+        )
+    return keras.mixed_precision.LossScaleOptimizer(optimizer)
+
+
+def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
+    _check_options(config)
+    schedule = build_schedule(config, model.steps_per_epoch)
+    roles = variable_roles(model)
+    kind = config.weight_decay_on
+    if kind == "auto":
+        kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
+    decayed = [role in _DECAYED_ROLES[kind] for role in roles]
+    clip_norm = config.clip_norm or None
+    if config.optimizer not in OWN:
+        return make_optimizer(
+            config.optimizer,
+            schedule,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
+            clip_norm=clip_norm,
+            epsilon=config.optimizer_epsilon or None,
+        )
+    rate_factors = _rate_factors(config, model, roles)
+    shared = {
+        "momentum": config.momentum,
+        "nesterov": config.nesterov,
+        "weight_decay": config.weight_decay,
+        "weight_decay_mask": [own / factor for own, factor in zip(decayed, rate_factors)],
+        "rate_factors": rate_factors,
+        "global_clipnorm": clip_norm,
+    }
+    if config.optimizer == "lars":
+        return LARS(
+            schedule,
+            eeta=config.lars_eeta,
+            epsilon=config.lars_epsilon,
+            rate_in_momentum=config.rate_in_momentum != "no",
+            trust_mask=[role is Role.WEIGHT for role in roles],
+            **shared,
+        )
+    shared["rate_in_momentum"] = config.rate_in_momentum == "yes"
+    if config.optimizer == "sgd":
+        return SGD(schedule, **shared)
+    return Muon(
+        schedule, filter_mask=_filters(model), filter_momentum=config.muon_momentum, **shared
+    )
+
+
+def _check_options(config: Config) -> None:
+    """Checks that the optimizer has the options that are given, and warns of odd ones.
+
+    Raises:
+      UserError: if it has not.
+    """
+    own = config.optimizer in OWN
+    for name, given in (
+        ("bias_rate_factor", config.bias_rate_factor != 1),
+        ("rate_in_momentum", config.rate_in_momentum != "auto"),
+    ):
+        if given and not own:
+            raise UserError(f"{name} is for sgd, lars and muon, not for {config.optimizer}")
+    if config.optimizer_epsilon and own:
+        raise UserError(
+            f"optimizer_epsilon is for optimizers of Keras and Addons, not for {config.optimizer}"
+            + ("; see lars_epsilon" if config.optimizer == "lars" else "")
+        )
+    if config.batch_table and config.optimizer != "lars":
+        warnings.warn(
+            f"the rates of batch_table={config.batch_table} are for lars, not for "
+            f"{config.optimizer}",
+            stacklevel=2,
+        )
+    if config.optimizer == "lars" and config.batch_size < _LEAST_LARS_BATCH:
+        warnings.warn(
+            f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
+            f"{config.batch_size}",
+            stacklevel=2,
+        )
+
+
+def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
+    """Returns the rate of each trainable variable as a multiple of the schedule's."""
+    head = None
+    if config.optimizer == "muon":
+        head = network_of(model).get_layer("logits").kernel
+
+    def factor(variable: tf.Variable, role: Role) -> float:
+        if role in (Role.BIAS, Role.SHIFT):
+            return config.bias_rate_factor
+        return config.muon_head_rate_factor if variable is head else 1.0
+
+    return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
+
+
+def _filters(model: Classifier) -> list[bool]:
+    """Returns which trainable variables are filters of convolutions over all channels."""
+    depthwise = {
+        layer.depthwise_kernel.ref()
+        for layer in model.submodules
+        if hasattr(layer, "depthwise_kernel")
+    }
+    return [
+        variable.shape.rank == 4 and variable.ref() not in depthwise
+        for variable in model.trainable_variables
+    ]
