@@ -15,7 +15,7 @@ import numbers
 import os
 import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.durations import Duration
@@ -37,48 +37,16 @@ _KINDS = {
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 
 
-def _option(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    choices: tuple[str, ...] = (),
-    check: Callable[[Any], bool] | None = None,
-    must: str = "",
-    free: bool = False,
-) -> Any:
-    """Declares a field of :class:`Config`.
+class _Check(NamedTuple):
+    """Which values an option may have.
 
-    Args:
-      default: its value where none is given.
-      help: one line for ``--helpfull``.
-      group: the heading in ``--helpfull`` under which it stands.
-      choices: the values allowed, if they can be listed.
-      check: tells whether a value is allowed.
-      must: what ``check`` asks for, to complete "... must ...".
-      free: whether it may change when a run is continued, because it has no part in the weights.
+    Attributes:
+      allows: tells whether a value is allowed.
+      must: what it asks for, to complete "... must ...".
     """
-    metadata = {
-        "help": help,
-        "group": group,
-        "choices": choices,
-        "check": check,
-        "must": must,
-        "free": free,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
 
-
-def _positive(value: float) -> bool:
-    return value > 0
-
-
-def _not_negative(value: float) -> bool:
-    return value >= 0
-
-
-def _fraction(value: float) -> bool:
-    return 0 <= value < 1
+    allows: Callable[[Any], bool]
+    must: str
 
 
 def _is_address(value: str) -> bool:
@@ -89,6 +57,45 @@ def _is_address(value: str) -> bool:
 def _ordered(value: tuple[Duration, ...]) -> bool:
     amounts = [at.amount for at in value]
     return len({at.unit for at in value}) <= 1 and amounts == sorted(amounts)
+
+
+_POSITIVE = _Check(lambda value: value > 0, "be positive")
+_ALL_POSITIVE = _Check(lambda value: all(entry > 0 for entry in value), "be positive")
+_LASTS = _Check(lambda value: value.amount > 0, "be positive")
+_NOT_NEGATIVE = _Check(lambda value: value >= 0, "not be negative")
+_SHARE = _Check(lambda value: 0 <= value < 1, "be in [0, 1)")
+_PART = _Check(lambda value: 0 < value <= 1, "be in (0, 1]")
+_ORDERED = _Check(_ordered, "be in one unit and in order")
+_ADDRESSES = _Check(lambda value: all(map(_is_address, value)), "be host:port, each")
+
+
+def _option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    choices: tuple[str, ...] = (),
+    check: _Check | None = None,
+    free: bool = False,
+) -> Any:
+    """Declares a field of :class:`Config`.
+
+    Args:
+      default: its value where none is given.
+      help: one line for ``--helpfull``.
+      group: the heading in ``--helpfull`` under which it stands.
+      choices: the values allowed, if they can be listed.
+      check: which values are allowed; None: all.
+      free: whether it may change when a run is continued, because it has no part in the weights.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "choices": choices,
+        "check": check,
+        "free": free,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +121,7 @@ class Config:
         0,
         "number of classes; 0: as the manifest in data_dir says",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     label_offset: int = _option(
         0, "added to each label when read: -1 for shards whose first class is 1", group="data"
@@ -124,24 +130,21 @@ class Config:
         224,
         "height and width of the images that the model sees, in pixels",
         group="data",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     train_sizes: tuple[int, ...] = _option(
         (),
         "progressive resizing: sizes of training images at first, as 128,160, each until its time "
         "in train_until; then image_size",
         group="data",
-        check=lambda value: all(size > 0 for size in value),
-        must="be positive",
+        check=_ALL_POSITIVE,
     )
     train_until: tuple[Duration, ...] = _option(
         (),
         "when each of train_sizes ends, counted from the start of the run, as '10 epochs,20 "
         "epochs'; also steps or examples",
         group="data",
-        check=_ordered,
-        must="be in one unit and in order",
+        check=_ORDERED,
     )
     train_crop: str = _option(
         "random_resized",
@@ -156,22 +159,19 @@ class Config:
         "least area of a random_resized or inception crop, as a fraction of the image; inception "
         "never takes less than a tenth",
         group="data",
-        check=lambda value: 0 < value <= 1,
-        must="be in (0, 1]",
+        check=_PART,
     )
     crop_attempts: int = _option(
         10,
         "random_resized or inception crops that may fail to fit before the centre is taken",
         group="data",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     crop_padding: int = _option(
         4,
         "pixels added at each side by train_crop=pad",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     crop_border: str = _option(
         "zeros",
@@ -191,8 +191,7 @@ class Config:
         "side of a square somewhere in each training image that is replaced by pixel_mean, in "
         "pixels; 0: none",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     augment_in_groups: bool = _option(
         False,
@@ -204,39 +203,34 @@ class Config:
         0.0,
         "strength of random brightness, contrast and saturation (0.4 in fb.resnet.torch); 0: none",
         group="data",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     lighting: float = _option(
         0.0,
         "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch); 0: none",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     rand_augment_layers: int = _option(
         0,
         "random operations of RandAugment done to each training image, one after another "
         "(2 in the paper, for ResNet-50); 0: none",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     rand_augment_magnitude: float = _option(
         10.0,
         "strength of RandAugment's operations, from 0 to 10, AutoAugment's strongest (9 in the "
         "paper, for ResNet-50)",
         group="data",
-        check=lambda value: 0 <= value <= 10,
-        must="be in [0, 10]",
+        check=_Check(lambda value: 0 <= value <= 10, "be in [0, 10]"),
     )
     mixup_alpha: float = _option(
         0.0,
         "blend each training image and its label with another's, in shares drawn from "
         "Beta(alpha, alpha) (0.2 in the paper, for ImageNet); 0: do not",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     cutmix_alpha: float = _option(
         0.0,
@@ -244,8 +238,7 @@ class Config:
         "their labels by area (1 in the paper); with mixup_alpha, half of the images get one, half "
         "the other; 0: do not",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     resize_method: str = _option(
         "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
@@ -281,29 +274,30 @@ class Config:
         0.875,
         "side of the centre crop in evaluation, as a fraction of the image's shorter side",
         group="data",
-        check=lambda value: 0 < value <= 1,
-        must="be in (0, 1]",
+        check=_PART,
     )
     pixel_mean: tuple[float, ...] = _option(
         (123.675, 116.28, 103.53),
         "means of red, green and blue, which are subtracted from pixels in 0..255",
         group="data",
-        check=lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
-        must="have three values in [0, 255]",
+        check=_Check(
+            lambda value: len(value) == 3 and min(value) >= 0 and max(value) <= 255,
+            "have three values in [0, 255]",
+        ),
     )
     pixel_std: tuple[float, ...] = _option(
         (58.395, 57.12, 57.375),
         "standard deviations of red, green and blue, by which those differences are divided",
         group="data",
-        check=lambda value: len(value) == 3 and min(value) > 0,
-        must="have three positive values",
+        check=_Check(
+            lambda value: len(value) == 3 and min(value) > 0, "have three positive values"
+        ),
     )
     shuffle_buffer: int = _option(
         8192,
         "training images from which the next one is drawn at random; they are held in memory",
         group="data",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     shard_by: str = _option(
         "auto",
@@ -331,16 +325,14 @@ class Config:
         "",
         "directory on a local disk to which each host copies the shards that it reads; empty: none",
         group="data",
-        check=is_local,
-        must="be on a disk of this machine",
+        check=_Check(is_local, "be on a disk of this machine"),
         free=True,
     )
     data_threads: int = _option(
         0,
         "threads that read and decode in each process; 0: one a core",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
         free=True,
     )
     input_servers: tuple[str, ...] = _option(
@@ -348,16 +340,14 @@ class Config:
         "host:port of each `imagenet-fast input-server` that reads and decodes training images in "
         "place of this process; the order stays the same",
         group="data",
-        check=lambda value: all(map(_is_address, value)),
-        must="be host:port, each",
+        check=_ADDRESSES,
         free=True,
     )
     max_bad_images: int = _option(
         100,
         "unreadable images skipped between two evaluations before the run stops",
         group="data",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
         free=True,
     )
 
@@ -369,8 +359,7 @@ class Config:
         "airbench96, with which those of the others grow; 0: as published, 64, or 128 of "
         "airbench95 and airbench96",
         group="model",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     pool_order: str = _option(
         "conv_bn_relu_pool",
@@ -386,16 +375,14 @@ class Config:
         0.075,
         "limit of celu at minus infinity, without its sign",
         group="model",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     logits_scale: float = _option(
         0.0,
         "what the logits of resnet9 and airbench94 to airbench96 are multiplied by; 0: as "
         "published, 1/8 and 1/9",
         group="model",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     whitening: bool = _option(
         False,
@@ -414,23 +401,20 @@ class Config:
         "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D): a third of them before "
         "each of two reductions and after",
         group="model",
-        check=lambda value: value > 0 and value % 3 == 0,
-        must="be a positive multiple of 3",
+        check=_Check(lambda value: value > 0 and value % 3 == 0, "be a positive multiple of 3"),
     )
     cell_filters: int = _option(
         208,
         "channels of each operation in the first cells of amoebanet_b and amoebanet_d, D in "
         "GPipe's (L, D); each reduction doubles them",
         group="model",
-        check=lambda value: value > 0 and value % 8 == 0,
-        must="be a positive multiple of 8",
+        check=_Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
     )
     whitening_images: int = _option(
         10_000,
         "number of training images, the first ones, from which whitening filters are made",
         group="model",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     initial_weights: str = _option(
         "",
@@ -464,15 +448,13 @@ class Config:
         0.9,
         "share of the old moving average that a step keeps",
         group="model",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     batch_norm_epsilon: float = _option(
         1e-5,
         "added to the variance in batch norm",
         group="model",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     batch_norm_scale: bool = _option(
         True, "train gamma in batch norm of resnet9; else it is 1", group="model"
@@ -483,15 +465,13 @@ class Config:
         "together, or each takes several for parts of its images (ghost batch norm); 0: one for "
         "each replica",
         group="model",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     dropout: float = _option(
         0.5,
         "share of AlexNet's fully connected units dropped",
         group="model",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
 
     batch_norm_after_pool5: bool = _option(
@@ -503,22 +483,19 @@ class Config:
         256,
         "images in a weight update, over all replicas",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     accumulation_steps: int = _option(
         1,
         "micro-batches that each replica's share is split into, to save memory",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     duration: Duration = _option(
         Duration(90, "epochs"),
         "length of the run, as '90 epochs' or '5000 steps'; also examples",
         group="optimization",
-        check=lambda value: value.amount > 0,
-        must="be positive",
+        check=_LASTS,
     )
     optimizer: str = _option(
         "sgd",
@@ -531,8 +508,7 @@ class Config:
         0.9,
         "share of the momentum that a step keeps, in optimizers that have one",
         group="optimization",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     nesterov: bool = _option(
         True, "Nesterov's momentum, of sgd, lars and muon", group="optimization"
@@ -542,8 +518,7 @@ class Config:
         "share of the weights that is added to their gradients (L2) in sgd, lars and, but for "
         "filters, muon; else the optimizer's own weight_decay, as adamw's",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     weight_decay_on: str = _option(
         "auto",
@@ -556,23 +531,20 @@ class Config:
         0.001,
         "trust coefficient of lars",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     lars_epsilon: float = _option(
         0.0,
         "added to the norm of the gradient in lars",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     optimizer_epsilon: float = _option(
         0.0,
         "added to the denominators of Keras' and Addons' optimizers, as of rmsprop; 0: what the "
         "optimizer has by itself",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     rate_in_momentum: str = _option(
         "auto",
@@ -586,75 +558,65 @@ class Config:
         "rate of biases, and of beta of batch norm, in sgd, lars and muon, as a multiple of "
         "learning_rate; their weight_decay is divided by it",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     muon_momentum: float = _option(
         0.6,
         "momentum of filters in muon; that of the rest is momentum",
         group="optimization",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     muon_head_rate_factor: float = _option(
         1.0,
         "rate of the last layer's weights in muon, as a multiple of learning_rate; their "
         "weight_decay is divided by it",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     clip_norm: float = _option(
         0.0,
         "greatest norm of all gradients together, after their sum over replicas; 0: no clipping",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     ema_decay: float = _option(
         0.0,
         "share that a step keeps of the weights' moving average, with which evaluation and export "
         "work; 0: no average",
         group="optimization",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     ema_every: int = _option(
         1,
         "steps, counted anew in each epoch, after which that average takes in the weights, with "
         "as much of it kept as all of them would have",
         group="optimization",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     lookahead_every: int = _option(
         0,
         "steps after which the weights go back to their slow average (Zhang et al. 2019); 0: none",
         group="optimization",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     lookahead_decay: float = _option(
         0.95,
         "share that a step keeps of lookahead's slow average at the end of the run, to which it "
         "grows with the cube of the time",
         group="optimization",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     label_smoothing: float = _option(
         0.0,
         "probability spread evenly over all classes",
         group="optimization",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
     )
     seed: int = _option(
         0,
         "of all random numbers: first weights, order of the data, augmentation, dropout",
         group="optimization",
-        check=lambda value: 0 <= value < 2**32,
-        must="be in [0, 2**32)",
+        check=_Check(lambda value: 0 <= value < 2**32, "be in [0, 2**32)"),
     )
 
     # Learning rate.
@@ -662,15 +624,13 @@ class Config:
         0.1,
         "reference rate, for a batch of learning_rate_batch images",
         group="learning rate",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     learning_rate_batch: int = _option(
         256,
         "batch size for which learning_rate is meant; see rate_scaling",
         group="learning rate",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     rate_scaling: str = _option(
         "linear",
@@ -703,8 +663,7 @@ class Config:
         "first rate of the warmup; -1: learning_rate, and no warmup unless the scaled rate is "
         "higher",
         group="learning rate",
-        check=lambda value: value >= 0 or value == -1,
-        must="not be negative, or be -1",
+        check=_Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
     )
     schedule: str = _option(
         "steps",
@@ -717,15 +676,13 @@ class Config:
         (Duration(30, "epochs"), Duration(60, "epochs"), Duration(80, "epochs")),
         "schedule=steps: when to multiply the rate by decay_factor",
         group="learning rate",
-        check=_ordered,
-        must="be in one unit and in order",
+        check=_ORDERED,
     )
     decay_factor: float = _option(
         0.1,
         "schedule=steps: by which the rate is multiplied at each of decay_at, or decay_every",
         group="learning rate",
-        check=lambda value: 0 < value <= 1,
-        must="be in (0, 1]",
+        check=_PART,
     )
     decay_every: Duration = _option(
         Duration(0, "steps"),
@@ -736,30 +693,26 @@ class Config:
         2.0,
         "schedule=polynomial: power to which the share of the run that is left is raised",
         group="learning rate",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
     )
     end_learning_rate: float = _option(
         0.0,
         "schedule=polynomial and cosine: rate at the end of the run",
         group="learning rate",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     knots_at: tuple[Duration, ...] = _option(
         (),
         "schedule=piecewise_linear: times, counted from step 1, between which the rate changes by "
         "the same amount each step; a warmup is in them, too",
         group="learning rate",
-        check=_ordered,
-        must="be in one unit and in order",
+        check=_ORDERED,
     )
     knots: tuple[float, ...] = _option(
         (),
         "schedule=piecewise_linear: the rate at each of knots_at, as a share of that of this batch",
         group="learning rate",
-        check=lambda value: not value or min(value) >= 0,
-        must="not be negative",
+        check=_Check(lambda value: not value or min(value) >= 0, "not be negative"),
     )
 
     # Hardware.
@@ -776,8 +729,7 @@ class Config:
         0,
         "split the CPU into so many devices, to try replicas without accelerators",
         group="hardware",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     pipeline_stages: int = _option(
         1,
@@ -785,8 +737,7 @@ class Config:
         "accumulation_steps micro-batches pass through them one after another (GPipe); 1: no "
         "pipeline",
         group="hardware",
-        check=_positive,
-        must="be positive",
+        check=_POSITIVE,
         free=True,
     )
     pipeline_servers: tuple[str, ...] = _option(
@@ -794,8 +745,7 @@ class Config:
         "host:port of each `imagenet-fast stage-server`, whose devices take the stages that this "
         "process has no device for",
         group="hardware",
-        check=lambda value: all(map(_is_address, value)),
-        must="be host:port, each",
+        check=_ADDRESSES,
         free=True,
     )
     pipeline_balance: tuple[int, ...] = _option(
@@ -803,8 +753,7 @@ class Config:
         "blocks of each stage, as 3,6,7,8; none: stages of about as much work each, which "
         "`imagenet-fast plan --pipeline` shows",
         group="hardware",
-        check=lambda value: all(blocks > 0 for blocks in value),
-        must="be positive",
+        check=_ALL_POSITIVE,
         free=True,
     )
     pipeline_schedule: str = _option(
@@ -836,16 +785,17 @@ class Config:
         25 * 2**20,
         "bytes of gradients that workers sum at once; 0: all of them",
         group="hardware",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     fusion_segments: tuple[int, ...] = _option(
         (),
         "instead of fusion_bytes: after how many gradients, counted from the first layer's, to "
         "begin a new sum; Jia et al. took 20 for AlexNet, 76 for ResNet-50",
         group="hardware",
-        check=lambda value: all(a < b for a, b in zip((0, *value), value)),
-        must="be positive and increasing",
+        check=_Check(
+            lambda value: all(a < b for a, b in zip((0, *value), value)),
+            "be positive and increasing",
+        ),
     )
     all_reduce: str = _option(
         "auto",
@@ -860,8 +810,7 @@ class Config:
         "replicas in a group, or row, of all_reduce=hierarchical and torus_2d; 0: those of one "
         "host, or about the square root of all",
         group="hardware",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     all_reduce_dtype: str = _option(
         "float32",
@@ -879,8 +828,7 @@ class Config:
         0.0,
         "fixed scale of the loss under mixed_float16; 0: adapted as training goes",
         group="hardware",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
     )
     xla: bool = _option(
         False,
@@ -904,16 +852,14 @@ class Config:
         Duration(1, "epochs"),
         "time between evaluations, as '1 epoch' or '500 steps'",
         group="run",
-        check=lambda value: value.amount > 0,
-        must="be positive",
+        check=_LASTS,
     )
     eval_batch_size: int = _option(
         0,
         "images in a step of evaluation, over all replicas; 0: as many as in a micro-batch of "
         "training, batch_size / accumulation_steps",
         group="run",
-        check=_not_negative,
-        must="not be negative",
+        check=_NOT_NEGATIVE,
         free=True,
     )
     test_time_augmentation: str = _option(
@@ -928,26 +874,23 @@ class Config:
         Duration(1, "epochs"),
         "time between checkpoints",
         group="run",
-        check=lambda value: value.amount > 0,
-        must="be positive",
+        check=_LASTS,
     )
     keep_checkpoints: int = _option(
-        2, "latest checkpoints kept", group="run", check=_positive, must="be positive", free=True
+        2, "latest checkpoints kept", group="run", check=_POSITIVE, free=True
     )
     log_every: Duration = _option(
         Duration(20, "steps"),
         "time between lines of metrics.jsonl",
         group="run",
-        check=lambda value: value.amount > 0,
-        must="be positive",
+        check=_LASTS,
         free=True,
     )
     stop_at_accuracy: float = _option(
         0.0,
         "end the run at this top-1 accuracy, a fraction; 0: do not",
         group="run",
-        check=_fraction,
-        must="be in [0, 1)",
+        check=_SHARE,
         free=True,
     )
     tensorboard: bool = _option(
@@ -965,8 +908,10 @@ class Config:
         (),
         "first and last step that TensorFlow's profiler records for TensorBoard, as 100,110",
         group="run",
-        check=lambda value: not value or (len(value) == 2 and 0 < value[0] <= value[1]),
-        must="be the first step, from 1, and the last one",
+        check=_Check(
+            lambda value: not value or (len(value) == 2 and 0 < value[0] <= value[1]),
+            "be the first step, from 1, and the last one",
+        ),
         free=True,
     )
     mlperf_log: bool = _option(
@@ -1000,10 +945,8 @@ class Config:
         choices, check = field.metadata["choices"], field.metadata["check"]
         if choices:
             require_choice(field.name, value, choices)
-        if check and not check(value):
-            raise UserError(
-                f"{field.name} is {option_text(value)}, but must {field.metadata['must']}"
-            )
+        if check and not check.allows(value):
+            raise UserError(f"{field.name} is {option_text(value)}, but must {check.must}")
 
     def _check_together(self) -> None:
         """Checks of options against each other that need neither data nor devices."""

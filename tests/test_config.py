@@ -208,7 +208,6 @@ def test_each_option_has_help_and_a_group(field):
         "hardware",
         "run",
     )
-    assert bool(field.metadata["check"]) == bool(field.metadata["must"])
 
 
 @pytest.mark.parametrize(
