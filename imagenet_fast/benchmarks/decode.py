@@ -13,9 +13,11 @@ from PIL import Image
 from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
+from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.records import ENCODED, decode_example, read_records
+from imagenet_fast.data.records import read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.windows import training_windows
 from imagenet_fast.errors import UserError
 
 # By name: the options, of which the first ones are the defaults.
@@ -46,7 +48,7 @@ def compare_decoding(config: Config, images: int, *, warmup: int, repeats: int) 
     encoded = _jpegs(config, images)
     sizes = tf.stack([decode.image_size(image) for image in encoded])
     identities = tf.stack([tf.zeros(images, tf.int64)] * 2 + [tf.range(images, dtype=tf.int64)], 1)
-    windows = decode.training_windows(sizes, identities, config)
+    windows = training_windows(sizes, identities, config)
     calls = {name: _decoder(encoded, windows, config.replace(**way)) for name, way in WAYS.items()}
     exact = _as_pillow(encoded, windows.numpy(), config)
     notes = ["Difference from Pillow's pixels, in levels of 0 to 255:"]

@@ -15,9 +15,10 @@ from typing import Any
 
 import imagenet_fast
 from imagenet_fast.config import Config
+from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
-from imagenet_fast.data.records import ENCODED, LABEL, decode_example, read_records
+from imagenet_fast.data.records import read_records
 from imagenet_fast.paths import to_local_path, to_path
 from imagenet_fast.worker_process import Worker, start_worker
 

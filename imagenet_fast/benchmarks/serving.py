@@ -24,10 +24,11 @@ from imagenet_fast.benchmarks.timing import Comparison, take_turns
 from imagenet_fast.config import Config
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.batches import evaluation_batches
+from imagenet_fast.data.examples import ENCODED as ENCODED_FIELD
+from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
-from imagenet_fast.data.records import ENCODED as ENCODED_FIELD
-from imagenet_fast.data.records import decode_example, read_records
+from imagenet_fast.data.records import read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.serving.convert import export_onnx, export_tflite

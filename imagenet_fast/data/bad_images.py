@@ -11,17 +11,10 @@ import threading
 from typing import Any
 
 from imagenet_fast.config import Config
+from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
 from imagenet_fast.data.images import BadImageError, normalise_encoding
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.records import (
-    ENCODED,
-    FILENAME,
-    HEIGHT,
-    LABEL,
-    WIDTH,
-    Damage,
-    decode_example,
-)
+from imagenet_fast.data.records import Damage
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import whole_lines, write_file
 from imagenet_fast.paths import Path, to_path

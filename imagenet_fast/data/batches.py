@@ -17,8 +17,9 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.records import ENCODED, HEIGHT, LABEL, WIDTH
+from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 # The label of what fills a batch and does not count.
 PADDING = -1
@@ -76,7 +77,7 @@ def plan_training(
     """
     examples, labels = parse_examples(records, info)
     sizes = _header_sizes(examples) if careful else _sizes(examples)
-    windows = decode.training_windows(sizes, identities, config)
+    windows = training_windows(sizes, identities, config)
     return examples[ENCODED], labels, windows, draw_changes(identities, config)
 
 
@@ -95,7 +96,7 @@ def evaluation_batches(
     def plan(records: tf.Tensor, careful: bool) -> Plan:
         examples, labels = parse_examples(records, info)
         # As in serving, which knows nothing but the image.
-        windows = decode.evaluation_windows(_header_sizes(examples), config)
+        windows = evaluation_windows(_header_sizes(examples), config)
         return examples[ENCODED], labels, windows, {}
 
     return _batches(records, plan, config, threads, bad_images)

@@ -9,13 +9,8 @@ import re
 
 from imagenet_fast.config import Config
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data.records import (
-    LABEL,
-    CorruptRecordError,
-    decode_example,
-    index_shard,
-    read_records,
-)
+from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
 

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import Path, to_path
 
@@ -236,7 +237,7 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
         )
     try:
         for record in records.read_records(path):
-            labels[records.decode_example(record)[records.LABEL][0]] += 1
+            labels[decode_example(record)[LABEL][0]] += 1
     except records.CorruptRecordError as error:
         problems.append(str(error))
     except (KeyError, IndexError, ValueError) as error:

@@ -9,17 +9,13 @@ from there, and the last thing that a run does is to replace the journal by the 
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import fcntl
-import json
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -28,13 +24,19 @@ from tqdm import tqdm
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalise_encoding
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
+from imagenet_fast.data.prepare_journal import (
+    JOURNAL,
+    Done,
+    Journal,
+    check_same_job,
+    unwritable,
+)
 from imagenet_fast.data.sources import Item, Source
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
-
-JOURNAL = "prepare.journal"
 
 # By encoding; raised whenever the same source begins to give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 1, "png": 2}
@@ -117,14 +119,14 @@ def prepare(
     if (directory / manifests.FILE).exists():
         return _mend(converter, tasks, job, directory)
     _check_no_strangers(directory)
-    with _Journal(directory, job) as journal:
+    with Journal(directory, job) as journal:
         intact = {
             done.shard.file: done
             for done in journal.done
             if not manifests.size_problem(done.shard, directory / done.shard.file)
         }
 
-        def finish(done: _Done) -> None:
+        def finish(done: Done) -> None:
             journal.add(done)
             intact[done.shard.file] = done
 
@@ -134,7 +136,7 @@ def prepare(
         try:
             manifests.write_manifest(manifest, directory)
         except OSError as error:
-            raise _unwritable(directory / manifests.FILE, error) from error
+            raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
 
@@ -157,13 +159,13 @@ def _mend(
 ) -> Manifest:
     """Makes the shards of a finished data set again that are not what its manifest says."""
     manifest = manifests.read_manifest(directory)
-    _check_same_job(manifest.source, job, directory)
+    check_same_job(manifest.source, job, directory)
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
     damaged = [
         task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)
     ]
 
-    def compare(done: _Done) -> None:
+    def compare(done: Done) -> None:
         if done.shard != shards[done.shard.file]:
             (directory / done.shard.file).unlink()
             raise UserError(
@@ -172,7 +174,7 @@ def _mend(
             )
 
     if damaged:
-        with _Journal(directory, job) as journal:
+        with Journal(directory, job) as journal:
             converter.run(damaged, [], compare)
             journal.remove()
     # Left behind by a run that was killed between writing the manifest and this.
@@ -235,21 +237,6 @@ def _plan(source: Source, shards: dict[str, int], seed: int) -> list[_Task]:
 # --- The work -----------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Done:
-    """A shard that was made, and what became of the images that were to be in it."""
-
-    split: str
-    shard: Shard
-    class_counts: list[int]
-    converted: dict[str, int]
-    skipped: list[Skipped]
-
-    @property
-    def images(self) -> int:
-        return self.shard.examples + len(self.skipped)
-
-
 class _Converter:
     """Makes shards, several at a time in threads: reading and codecs leave Python's lock alone."""
 
@@ -272,7 +259,7 @@ class _Converter:
         self._skipped: list[Skipped] = []
         self._stopped = False
 
-    def run(self, tasks: list[_Task], done: list[_Done], finish: Callable[[_Done], None]) -> None:
+    def run(self, tasks: list[_Task], done: list[Done], finish: Callable[[Done], None]) -> None:
         """Makes the shards of ``tasks``.
 
         Args:
@@ -303,7 +290,7 @@ class _Converter:
                 self._stopped = True  # an error or Ctrl-C needn't wait for whole shards
                 pool.shutdown(cancel_futures=True)
 
-    def _make(self, task: _Task, finish: Callable[[_Done], None]) -> None:
+    def _make(self, task: _Task, finish: Callable[[Done], None]) -> None:
         """Makes one shard, in a thread of the pool."""
         path = self._directory / task.file
         counts = [0] * len(self._source.labels)
@@ -327,9 +314,9 @@ class _Converter:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
             with self._lock:
-                finish(_Done(task.split, shard, counts, dict(converted), skipped))
+                finish(Done(task.split, shard, counts, dict(converted), skipped))
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise unwritable(path, error) from error
 
     def _read(self, split: str, index: int) -> Item:
         try:
@@ -349,7 +336,7 @@ class _Converter:
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets
-        return records.encode_example(
+        return encode_example(
             image.data,
             label=item.label,
             text=self._source.labels[item.label],
@@ -379,14 +366,7 @@ class _Converter:
         )
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"{path}: cannot be written: {error.strerror}; when that is mended, the same command "
-        "goes on"
-    )
-
-
-def _summarise(source: Source, job: dict[str, Any], done: list[_Done]) -> Manifest:
+def _summarise(source: Source, job: dict[str, Any], done: list[Done]) -> Manifest:
     splits = {}
     converted: collections.Counter[str] = collections.Counter()
     for split in job["shards"]:
@@ -411,116 +391,3 @@ def _summarise(source: Source, job: dict[str, Any], done: list[_Done]) -> Manife
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
         warnings=(*source.warnings, *absent),
     )
-
-
-# --- The journal --------------------------------------------------------------------------------
-
-
-class _Journal:
-    """The job and the shards that are done, a line of JSON each; held by one process at a time."""
-
-    def __init__(self, directory: Path, job: dict[str, Any]) -> None:
-        """Opens the journal in ``directory``, or begins it.
-
-        Raises:
-          UserError: The directory cannot be written to or is in use, the journal is of another job,
-            or there are shards that no journal tells of.
-        """
-        self._path = directory / JOURNAL
-        self.done: list[_Done] = []
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a+b")
-        except OSError as error:
-            raise UserError(f"{directory}: cannot be written to: {error.strerror}") from error
-        try:
-            self._lock()
-            self._begin(job)
-        except BaseException:
-            self._close()
-            raise
-
-    def __enter__(self) -> _Journal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
-
-    def add(self, done: _Done) -> None:
-        """Notes a shard that lies under its final name."""
-        self._write(dataclasses.asdict(done))
-
-    def remove(self) -> None:
-        """Removes the journal, once it isn't needed any more."""
-        self._path.unlink()
-
-    def _close(self) -> None:
-        # What could not be written is tried once more, and has been told.
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
-        except BlockingIOError as error:
-            raise UserError(f"{self._path.parent}: another process is preparing it") from error
-        except OSError:  # a file system without locks
-            return
-
-    def _begin(self, job: dict[str, Any]) -> None:
-        lines = self._read()
-        if lines:
-            _check_same_job(lines[0], job, self._path.parent)
-            self.done = [_from_json(line) for line in lines[1:]]
-        else:
-            self._write(job)
-
-    def _read(self) -> list[dict[str, Any]]:
-        """Returns the whole lines and cuts off one that a kill left unfinished."""
-        self._file.seek(0)
-        lines = self._file.read().splitlines(keepends=True)
-        if lines and not lines[-1].endswith(b"\n"):
-            self._file.truncate(self._file.tell() - len(lines.pop()))
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise UserError(
-                f"{self._path}: is damaged ({error}); delete {self._path.parent}"
-            ) from error
-
-    def _write(self, values: dict[str, Any]) -> None:
-        try:
-            self._file.write(json.dumps(values).encode() + b"\n")
-            self._file.flush()
-        except OSError as error:
-            raise _unwritable(self._path, error) from error
-
-
-def _from_json(values: dict[str, Any]) -> _Done:
-    return _Done(
-        split=values["split"],
-        shard=Shard(**values["shard"]),
-        class_counts=values["class_counts"],
-        converted=values["converted"],
-        skipped=[Skipped(**skipped) for skipped in values["skipped"]],
-    )
-
-
-def _check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
-    # What was made before there was a choice does not tell.
-    there = {"encoding": "jpeg", **there}
-    differences = [
-        f"{key} {there.get(key)!r} there, {value!r} asked for"
-        for key, value in job.items()
-        if there.get(key) != value
-    ]
-    if differences:
-        raise UserError(
-            f"{directory}: holds other data, or the same made in another way: "
-            f"{'; '.join(differences)}; choose another directory or delete this one"
-        )

@@ -1,9 +1,7 @@
-"""TFRecord shards of encoded images: how an example is written, framed, checked and read back.
+"""TFRecord files: how records are framed, checked and read back.
 
-The fields of an example are those of the ImageNet converters of tensorflow/tpu and of TensorFlow
-Model Garden, so their programs read these shards and this package reads theirs. The framing is
-TFRecord's: per record the length (uint64), a checksum of the length, the data, and a checksum of
-the data; both checksums are "masked" CRC-32C. It is done here in Python because TensorFlow's reader
+Per record there is the length (uint64), a checksum of the length, the data, and a checksum of the
+data; both checksums are "masked" CRC-32C. It is done here in Python because TensorFlow's reader
 stops at a damaged record without saying where, and cannot go past it.
 """
 
@@ -14,24 +12,12 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 
-from imagenet_fast.data.images import PNG_SIGNATURE
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
-
-ENCODED = "image/encoded"
-FORMAT = "image/format"
-LABEL = "image/class/label"
-TEXT = "image/class/text"
-SYNSET = "image/class/synset"
-HEIGHT = "image/height"
-WIDTH = "image/width"
-CHANNELS = "image/channels"
-COLORSPACE = "image/colorspace"
-FILENAME = "image/filename"
 
 _HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
 _FOOTER = struct.Struct("<I")  # masked checksum of the data
@@ -77,84 +63,6 @@ class Written(NamedTuple):
     examples: int
     bytes: int
     sha256: str
-
-
-# --- Examples ---------------------------------------------------------------------------------
-
-
-def encode_example(
-    encoded: bytes,
-    *,
-    label: int,
-    text: str,
-    filename: str,
-    height: int,
-    width: int,
-    channels: int,
-    synset: str | None = None,
-) -> bytes:
-    """Returns a serialised ``tf.train.Example`` of one image.
-
-    Args:
-      encoded: The image as a JPEG or PNG file, which its first bytes tell.
-      label: The class, from 0.
-      text: The class's name.
-      filename: The name that the image had in its source, for people who look for it.
-      height: In pixels.
-      width: In pixels.
-      channels: 1 (grey) or 3 (RGB).
-      synset: The class's WordNet id; the field is left out when None.
-
-    Returns:
-      The same bytes for the same arguments, in every process.
-    """
-    import tensorflow as tf  # here, because who reads a manifest needs no TensorFlow
-
-    example = tf.train.Example()
-    fields = example.features.feature
-    for name, number in (
-        (LABEL, label),
-        (HEIGHT, height),
-        (WIDTH, width),
-        (CHANNELS, channels),
-    ):
-        fields[name].int64_list.value.append(number)
-    strings = {
-        FORMAT: "PNG" if encoded.startswith(PNG_SIGNATURE) else "JPEG",
-        TEXT: text,
-        COLORSPACE: "Grayscale" if channels == 1 else "RGB",
-        FILENAME: filename,
-    }
-    if synset is not None:
-        strings[SYNSET] = synset
-    for name, string in strings.items():
-        fields[name].bytes_list.value.append(string.encode())
-    fields[ENCODED].bytes_list.value.append(encoded)
-    # Deterministic: the order of a protobuf map is otherwise a matter of hashing.
-    return example.SerializeToString(deterministic=True)
-
-
-def decode_example(record: bytes) -> dict[str, list[Any]]:
-    """Returns the fields of a serialised ``tf.train.Example`` as lists of bytes, int or float.
-
-    Raises:
-      ValueError: ``record`` is not a ``tf.train.Example``.
-    """
-    import tensorflow as tf
-    from google.protobuf.message import DecodeError
-
-    try:
-        fields = tf.train.Example.FromString(record).features.feature
-    except DecodeError as error:
-        raise ValueError("not a tf.train.Example") from error
-    values = {}
-    for name, feature in fields.items():
-        kind = feature.WhichOneof("kind")
-        values[name] = list(getattr(feature, kind).value) if kind else []
-    return values
-
-
-# --- Files ------------------------------------------------------------------------------------
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Written:

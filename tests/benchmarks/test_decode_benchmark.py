@@ -35,7 +35,7 @@ def data(tmp_path):
             Image.open(io.BytesIO(file)).save(buffer, "PNG")
             file = buffer.getvalue()
         examples.append(
-            records.encode_example(
+            examples.encode_example(
                 file, label=0, text="", filename="", height=90, width=120, channels=3
             )
         )

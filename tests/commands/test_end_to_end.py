@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 
 from imagenet_fast import commands
-from imagenet_fast.data.records import ENCODED, FILENAME, LABEL, decode_example, read_records
+from imagenet_fast.data.examples import ENCODED, FILENAME, LABEL, decode_example
+from imagenet_fast.data.records import read_records
 
 TRAIN = (
     "train",

@@ -10,6 +10,7 @@ from imagenet_fast import Config
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.decode import evaluation_image
+from imagenet_fast.data.examples import ENCODED, decode_example, encode_example
 from imagenet_fast.data.images import encode_pixels
 
 CLASSES = 61
@@ -31,7 +32,7 @@ def numbered_example():
 
     def encode(number, jpeg=None, label=None):
         pixels = np.random.RandomState(number).randint(0, 256, (12, 10, 3)).astype(np.uint8)
-        return records.encode_example(
+        return encode_example(
             encode_pixels(pixels).data if jpeg is None else jpeg,
             label=number if label is None else label,
             text=str(number),
@@ -54,7 +55,7 @@ def numbered_examples(numbered_example):
 def evaluated(numbered_examples):
     """Each numbered image as evaluation sees it: uint8 [61, 8, 8, 3]."""
     config = Config(image_size=8)
-    encoded = [records.decode_example(example)[records.ENCODED][0] for example in numbered_examples]
+    encoded = [decode_example(example)[ENCODED][0] for example in numbered_examples]
     return np.stack([evaluation_image(image, config) for image in encoded])
 
 
@@ -62,7 +63,7 @@ def evaluated(numbered_examples):
 def bad_examples(numbered_example, numbered_examples):
     """The numbered examples, some of them unreadable, and the numbers of those."""
     examples = list(numbered_examples)
-    jpeg = records.decode_example(examples[9])[records.ENCODED][0]
+    jpeg = decode_example(examples[9])[ENCODED][0]
     examples[4] = numbered_example(4, jpeg=b"\xff\xd8\xff not a JPEG")
     examples[9] = numbered_example(9, jpeg=jpeg[: len(jpeg) // 2])
     examples[10] = numbered_example(10, jpeg=b"")
@@ -70,7 +71,7 @@ def bad_examples(numbered_example, numbered_examples):
     examples[33] = numbered_example(33, label=-1)
     examples[40] = b"not an Example"
     without_label = tf.train.Example()
-    without_label.features.feature[records.ENCODED].bytes_list.value.append(jpeg)
+    without_label.features.feature[ENCODED].bytes_list.value.append(jpeg)
     examples[44] = without_label.SerializeToString()
     examples[60] = numbered_example(60, jpeg=b"GIF89a")
     return examples, [4, 9, 10, 20, 33, 40, 44, 60]

@@ -22,9 +22,10 @@ from imagenet_fast.data.bad_images import (
     list_bad_images,
     read_bad_images,
 )
+from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.images import encode_pixels
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.records import Damage, decode_example, locate_records
+from imagenet_fast.data.records import Damage, locate_records
 
 CLASSES = 61
 LABELS = range(CLASSES)

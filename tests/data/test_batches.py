@@ -7,9 +7,10 @@ import tensorflow as tf
 from imagenet_fast import Config
 from imagenet_fast.data.augment import augment, draw_changes
 from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
-from imagenet_fast.data.decode import training_windows, window_image
+from imagenet_fast.data.decode import window_image
+from imagenet_fast.data.examples import ENCODED, HEIGHT, WIDTH, decode_example
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.records import ENCODED, HEIGHT, WIDTH, decode_example
+from imagenet_fast.data.windows import training_windows
 
 CLASSES = 61
 INFO = DatasetInfo("numbers", tuple(map(str, range(CLASSES))), 0, {})

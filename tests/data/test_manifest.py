@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.manifest import (
     FILE,
     Manifest,
@@ -28,7 +29,7 @@ LABELS = {
 
 def examples(labels):
     for label in labels:
-        yield records.encode_example(
+        yield encode_example(
             b"jpeg", label=label, text="x", filename="f", height=1, width=1, channels=3
         )
 

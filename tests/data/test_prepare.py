@@ -16,9 +16,23 @@ from PIL import Image
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import (
+    CHANNELS,
+    COLORSPACE,
+    ENCODED,
+    FILENAME,
+    FORMAT,
+    HEIGHT,
+    LABEL,
+    SYNSET,
+    TEXT,
+    WIDTH,
+    decode_example,
+)
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.manifest import FILE, read_manifest, verify
-from imagenet_fast.data.prepare import JOURNAL, default_shards, prepare
+from imagenet_fast.data.prepare import default_shards, prepare
+from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.sources import Item, Source, open_source
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.errors import UserError
@@ -53,7 +67,7 @@ def contents(directory):
 
 def read(directory, split):
     return [
-        records.decode_example(record)
+        decode_example(record)
         for path in sorted(directory.glob(f"{split}-*"))
         for record in records.read_records(path)
     ]
@@ -68,14 +82,14 @@ def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
     assert manifest.splits["validation"].class_counts == (10, 5, 15)
     assert [len(manifest.splits[split].shards) for split in manifest.splits] == [8, 4]
     examples = read(tmp_path, "train") + read(tmp_path, "validation")
-    names = {example[records.FILENAME][0].decode() for example in examples}
+    names = {example[FILENAME][0].decode() for example in examples}
     assert len(examples) == len(names) == 120
     for example in examples:
-        name = example[records.FILENAME][0].decode()
-        assert example[records.ENCODED][0] == (folders / name).read_bytes()
-        assert example[records.TEXT][0].decode() == name.split("/")[0]
-        assert manifest.labels[example[records.LABEL][0]] == name.split("/")[0]
-        assert (example[records.HEIGHT], example[records.WIDTH]) == ([20], [24])
+        name = example[FILENAME][0].decode()
+        assert example[ENCODED][0] == (folders / name).read_bytes()
+        assert example[TEXT][0].decode() == name.split("/")[0]
+        assert manifest.labels[example[LABEL][0]] == name.split("/")[0]
+        assert (example[HEIGHT], example[WIDTH]) == ([20], [24])
     assert not (tmp_path / JOURNAL).exists()
 
 
@@ -84,7 +98,7 @@ def test_both_splits_are_shuffled_by_the_seed(source, tmp_path):
     for seed in (0, 1):
         prepare(source, tmp_path / str(seed), seed=seed, progress=False)
         for split in ("train", "validation"):
-            labels = [example[records.LABEL][0] for example in read(tmp_path / str(seed), split)]
+            labels = [example[LABEL][0] for example in read(tmp_path / str(seed), split)]
             assert labels != sorted(labels)
             orders.append(labels)
     assert orders[0] != orders[2] and orders[1] != orders[3]
@@ -347,8 +361,8 @@ def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
     assert {skipped.reason for skipped in manifest.skipped} >= {"empty"}
     assert verify(tmp_path / "out", progress=False) == []
     for example in read(tmp_path / "out", "train"):
-        pixels = tf.image.decode_jpeg(example[records.ENCODED][0])
-        assert tuple(pixels.shape) == (20, 24, example[records.CHANNELS][0])
+        pixels = tf.image.decode_jpeg(example[ENCODED][0])
+        assert tuple(pixels.shape) == (20, 24, example[CHANNELS][0])
 
 
 def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp_path):
@@ -388,8 +402,8 @@ def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
     assert manifest.converted == {"pixels": 24}
     assert manifest.warnings == ("class 'two' has no training image",)
     for example in read(tmp_path, "train"):
-        assert example[records.SYNSET] == [b"n1"]
-        assert example[records.COLORSPACE] == [b"Grayscale"]
+        assert example[SYNSET] == [b"n1"]
+        assert example[COLORSPACE] == [b"Grayscale"]
 
 
 class Noise(ArraySource):
@@ -455,9 +469,9 @@ def test_odd_images_become_pngs(mixed, tmp_path):
     assert manifest.converted == {"CMYK JPEG": 2, "PNG": 4}
     kinds = {}
     for example in read(tmp_path / "out", "train"):
-        image = Image.open(io.BytesIO(example[records.ENCODED][0]))
-        kinds[Path(example[records.FILENAME][0].decode()).name] = image.format, image.mode
-        assert example[records.FORMAT] == [image.format.encode()]
+        image = Image.open(io.BytesIO(example[ENCODED][0]))
+        kinds[Path(example[FILENAME][0].decode()).name] = image.format, image.mode
+        assert example[FORMAT] == [image.format.encode()]
     assert kinds == {
         "cmyk.jpg": ("PNG", "RGB"),
         "good.jpg": ("JPEG", "RGB"),

@@ -15,6 +15,7 @@ from imagenet_fast import Config, UserError, train
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.bad_images import read_bad_images
+from imagenet_fast.data.examples import ENCODED, LABEL
 
 SHARDS, SHARD = 4, 80
 # Of the training images, and what is wrong with each: two of a kind in different shards.
@@ -53,15 +54,15 @@ def spoil(record, kind):
     """Makes a record unreadable."""
     example = tf.train.Example.FromString(record)
     fields = example.features.feature
-    (image,) = fields[records.ENCODED].bytes_list.value
+    (image,) = fields[ENCODED].bytes_list.value
     if kind == "no example":
         return record[:-50]
     if kind == "damaged image":
-        fields[records.ENCODED].bytes_list.value[0] = image[:-60]
+        fields[ENCODED].bytes_list.value[0] = image[:-60]
     elif kind == "no image":
-        fields[records.ENCODED].bytes_list.value[0] = b"<html>" + image
+        fields[ENCODED].bytes_list.value[0] = b"<html>" + image
     elif kind == "wrong label":
-        fields[records.LABEL].int64_list.value[0] = 10
+        fields[LABEL].int64_list.value[0] = 10
     return example.SerializeToString()
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.sources.base import Item, Source
 from imagenet_fast.errors import UserError
 
@@ -66,7 +67,7 @@ class TfdsSource(Source):
         position = index - int(ends[number]) + len(offsets)
         record = records.read_record(path, position, int(offsets[position]))
         try:
-            fields = records.decode_example(record)
+            fields = decode_example(record)
             filename = next((fields[name][0] for name in _FILENAMES if name in fields), None)
             return Item(
                 fields["image"][0],

@@ -17,8 +17,9 @@ from scipy.io import savemat
 
 from imagenet_fast import Config, commands, make_dataset
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import ENCODED, FILENAME, LABEL, SYNSET, decode_example
 from imagenet_fast.data.manifest import FILE, read_manifest
-from imagenet_fast.data.prepare import JOURNAL
+from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.sources import imagenet, open_source
 from imagenet_fast.errors import UserError
 
@@ -436,14 +437,14 @@ def test_odd_images_are_converted_and_told_and_others_are_as_they_were(miniature
     ]
     found = {}
     for path in miniature.killed.glob("*-of-*"):
-        for example in map(records.decode_example, records.read_records(path)):
-            found[example[records.FILENAME][0].decode()] = example
+        for example in map(decode_example, records.read_records(path)):
+            found[example[FILENAME][0].decode()] = example
     assert found.keys() == miniature.images.keys()
     for name, example in found.items():
         synset = miniature.synsets[name]
-        assert example[records.SYNSET] == [synset.encode()]
-        assert example[records.LABEL] == [IDS.index(synset)]
-        same = example[records.ENCODED][0] == miniature.images[name]
+        assert example[SYNSET] == [synset.encode()]
+        assert example[LABEL] == [IDS.index(synset)]
+        same = example[ENCODED][0] == miniature.images[name]
         assert same == (name not in (PNG, CMYK))
     assert commands.run(["prepare", "--verify", f"--data_dir={miniature.killed}"]) == 0
 

@@ -1,0 +1,94 @@
+"""What a record of a shard holds: a ``tf.train.Example`` of one encoded image.
+
+Its fields are those of the ImageNet converters of tensorflow/tpu and of TensorFlow Model Garden, so
+their programs read these shards and this package reads theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from imagenet_fast.data.images import PNG_SIGNATURE
+
+ENCODED = "image/encoded"
+FORMAT = "image/format"
+LABEL = "image/class/label"
+TEXT = "image/class/text"
+SYNSET = "image/class/synset"
+HEIGHT = "image/height"
+WIDTH = "image/width"
+CHANNELS = "image/channels"
+COLORSPACE = "image/colorspace"
+FILENAME = "image/filename"
+
+
+def encode_example(
+    encoded: bytes,
+    *,
+    label: int,
+    text: str,
+    filename: str,
+    height: int,
+    width: int,
+    channels: int,
+    synset: str | None = None,
+) -> bytes:
+    """Returns a serialised ``tf.train.Example`` of one image.
+
+    Args:
+      encoded: The image as a JPEG or PNG file, which its first bytes tell.
+      label: The class, from 0.
+      text: The class's name.
+      filename: The name that the image had in its source, for people who look for it.
+      height: In pixels.
+      width: In pixels.
+      channels: 1 (grey) or 3 (RGB).
+      synset: The class's WordNet id; the field is left out when None.
+
+    Returns:
+      The same bytes for the same arguments, in every process.
+    """
+    import tensorflow as tf  # here, because who reads a manifest needs no TensorFlow
+
+    example = tf.train.Example()
+    fields = example.features.feature
+    for name, number in (
+        (LABEL, label),
+        (HEIGHT, height),
+        (WIDTH, width),
+        (CHANNELS, channels),
+    ):
+        fields[name].int64_list.value.append(number)
+    strings = {
+        FORMAT: "PNG" if encoded.startswith(PNG_SIGNATURE) else "JPEG",
+        TEXT: text,
+        COLORSPACE: "Grayscale" if channels == 1 else "RGB",
+        FILENAME: filename,
+    }
+    if synset is not None:
+        strings[SYNSET] = synset
+    for name, string in strings.items():
+        fields[name].bytes_list.value.append(string.encode())
+    fields[ENCODED].bytes_list.value.append(encoded)
+    # Deterministic: the order of a protobuf map is otherwise a matter of hashing.
+    return example.SerializeToString(deterministic=True)
+
+
+def decode_example(record: bytes) -> dict[str, list[Any]]:
+    """Returns the fields of a serialised ``tf.train.Example`` as lists of bytes, int or float.
+
+    Raises:
+      ValueError: ``record`` is not a ``tf.train.Example``.
+    """
+    import tensorflow as tf
+    from google.protobuf.message import DecodeError
+
+    try:
+        fields = tf.train.Example.FromString(record).features.feature
+    except DecodeError as error:
+        raise ValueError("not a tf.train.Example") from error
+    values = {}
+    for name, feature in fields.items():
+        kind = feature.WhichOneof("kind")
+        values[name] = list(getattr(feature, kind).value) if kind else []
+    return values

@@ -1,0 +1,142 @@
+"""Which part of an image is seen: the windows of a whole batch at once, from its sizes alone."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data import draws
+
+# Width by height: of a random_resized crop the root of this, of an inception crop this itself.
+_RATIOS = (3 / 4, 4 / 3)
+# Of the image, by an inception crop.
+_LEAST_SHOWN = 0.1
+
+
+def training_windows(sizes: tf.Tensor, identities: tf.Tensor, config: Config) -> tf.Tensor:
+    """Draws the windows of training images, as ``config.train_crop`` says.
+
+    Args:
+      sizes: int32 [images, 2]: their heights and widths.
+      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      config: gives ``train_crop`` and its options.
+
+    Returns:
+      int32 [images, 4]: top, left, height and width of each.
+    """
+    draw_windows = _DRAW_WINDOWS.get(config.train_crop)
+    if not draw_windows:
+        return evaluation_windows(sizes, config)
+    numbers = draws.uniform(identities, "crop", 5 * config.crop_attempts)
+    numbers = tf.reshape(numbers, [-1, 5, config.crop_attempts])
+    return draw_windows(sizes, tf.unstack(numbers, axis=1), config)
+
+
+def evaluation_windows(sizes: tf.Tensor, config: Config) -> tf.Tensor:
+    """Returns the windows in the middle that evaluation sees: like :func:`training_windows`."""
+    return _centre_windows(sizes, config.eval_crop_fraction)
+
+
+def _random_resized_windows(
+    sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config
+) -> tf.Tensor:
+    """Draws windows as fb.resnet.torch does, on which Goyal et al. 2017 build.
+
+    The area is a uniform fraction of the image; the *root* of the ratio of width to height is
+    uniform in [3/4, 4/3], or of height to width, with even odds. The first of
+    ``config.crop_attempts`` windows that fits is taken; if none does, the largest square in the
+    middle.
+
+    Args:
+      sizes: int32 [images, 2].
+      numbers: five of float32 [images, attempts].
+      config: gives ``crop_min_area``.
+    """
+    areas, ratios, turns, tops, lefts = numbers
+    height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
+    fraction = config.crop_min_area + (1 - config.crop_min_area) * areas
+    side = tf.sqrt(fraction * height * width)
+    low, high = _RATIOS
+    ratio = low + (high - low) * ratios
+    wide, narrow = tf.round(side * ratio), tf.round(side / ratio)
+    turned = turns < 0.5
+    heights = tf.maximum(tf.where(turned, wide, narrow), 1)
+    widths = tf.maximum(tf.where(turned, narrow, wide), 1)
+    fits = tf.logical_and(heights <= height, widths <= width)
+    windows = _placed(height, width, heights, widths, tops, lefts)
+    return _first_that_fits(windows, fits, _centre_windows(sizes, 1.0))
+
+
+def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config) -> tf.Tensor:
+    """Draws windows as Google's code for TPUs does, and MLPerf's reference code.
+
+    The algorithm is that of TensorFlow's ``sample_distorted_bounding_box``, for all images at once.
+    The ratio of width to height is uniform in [3/4, 4/3] (MLPerf's: 1.33), and so is the height
+    between its bounds, which makes small areas more likely than large ones. Windows below a tenth
+    of the image fail, whatever ``config.crop_min_area``: that code wants to see a tenth of an
+    object, and takes the whole image for the object (MLPerf's: where none is marked). If all of
+    ``config.crop_attempts`` fail, evaluation's window is taken (MLPerf's: the whole image).
+
+    Args:
+      sizes: int32 [images, 2].
+      numbers: five of float32 [images, attempts], of which four serve.
+      config: gives ``crop_min_area`` and ``eval_crop_fraction``.
+    """
+    ratios, shares, tops, lefts, _ = numbers
+    height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
+    least, most = config.crop_min_area * height * width, height * width
+    low, high = _RATIOS
+    ratio = low + (high - low) * ratios
+    lowest = tf.round(tf.sqrt(least / ratio))
+    highest = tf.round(tf.sqrt(most / ratio))
+    widest = tf.floor((width + 0.5 - 1e-7) / ratio)
+    widest -= tf.cast(tf.round(widest * ratio) > width, tf.float32)
+    highest = tf.where(tf.round(highest * ratio) > width, widest, highest)
+    highest = tf.minimum(highest, height)
+    lowest = tf.minimum(lowest, highest)
+    heights = lowest + tf.floor(shares * (highest - lowest + 1))
+    # Rounding may have left the bounds.
+    heights += tf.cast(heights * tf.round(heights * ratio) < least, tf.float32)
+    heights -= tf.cast(heights * tf.round(heights * ratio) > most, tf.float32)
+    widths = tf.round(heights * ratio)
+    areas = heights * widths
+    within = tf.logical_and(heights <= height, widths <= width)
+    allowed = tf.logical_and(areas >= tf.maximum(least, _LEAST_SHOWN * most), areas <= most)
+    seen = tf.logical_and(heights >= 1, widths >= 1)
+    windows = _placed(height, width, heights, widths, tops, lefts)
+    fallback = evaluation_windows(sizes, config)
+    chosen = _first_that_fits(windows, within & allowed & seen, fallback)
+    # As Google's code does, which knows of no other sign of failure than the whole image.
+    failed = tf.reduce_all(chosen[:, 2:] == sizes, axis=1, keepdims=True)
+    return tf.where(failed, fallback, chosen)
+
+
+_DRAW_WINDOWS = {"random_resized": _random_resized_windows, "inception": _inception_windows}
+
+
+def _placed(
+    height: tf.Tensor,
+    width: tf.Tensor,
+    heights: tf.Tensor,
+    widths: tf.Tensor,
+    tops: tf.Tensor,
+    lefts: tf.Tensor,
+) -> tf.Tensor:
+    """Returns windows int32 [images, attempts, 4] at places that are uniform in [0, 1)."""
+    top = tf.floor(tops * (height - heights + 1))
+    left = tf.floor(lefts * (width - widths + 1))
+    return tf.cast(tf.stack([top, left, heights, widths], axis=-1), tf.int32)
+
+
+def _first_that_fits(windows: tf.Tensor, fits: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
+    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
+    chosen = tf.gather(windows, first, axis=1, batch_dims=1)
+    return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, fallback)
+
+
+def _centre_windows(sizes: tf.Tensor, fraction: float) -> tf.Tensor:
+    """Returns the squares in the middle, ``fraction`` of the shorter side wide."""
+    shorter = tf.cast(tf.reduce_min(sizes, axis=1, keepdims=True), tf.float32)
+    side = tf.maximum(tf.cast(tf.round(fraction * shorter), tf.int32), 1)
+    corners = (sizes - side + 1) // 2
+    return tf.concat([corners, side, side], axis=1)
