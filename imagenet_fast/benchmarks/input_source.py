@@ -7,7 +7,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.cache import read_indices, records_from_memory
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.data.order import Share, read_records, share_of, training_order
+from imagenet_fast.data.order import Share, read_shard, share_of, training_order
 from imagenet_fast.data.pipeline import thread_count
 
 # Of the first shards: a cache must hold them several times, once for each number of threads.
@@ -25,7 +25,7 @@ def training_records(info: DatasetInfo, config: Config) -> tf.data.Dataset:
     share = _few_shards(info.splits["train"], config)
     order = training_order(
         share,
-        read_records if config.cache == "none" else read_indices,
+        read_shard if config.cache == "none" else read_indices,
         config,
         batch_size=config.batch_size,
         images_per_step=config.batch_size,

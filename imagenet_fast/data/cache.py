@@ -24,7 +24,7 @@ from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.order import Share, read_records
+from imagenet_fast.data.order import Share, read_shard
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, is_local, to_local_path, to_path
 
@@ -120,7 +120,7 @@ def _records(
     """
 
     def read(*shard: tf.Tensor) -> tf.Tensor:
-        return read_records(*shard, bad_images).batch(shard[1]).get_single_element()
+        return read_shard(*shard, bad_images).batch(shard[1]).get_single_element()
 
     # Nothing makes a batch of no records, which is what a shard has whose images were all bad.
     shards = share.shards().filter(lambda path, count, start: count > 0)
@@ -159,7 +159,7 @@ def _images_of(
 ) -> tuple[tf.Tensor, ...]:
     """Returns what :func:`images_of` does, with ``states`` as :func:`_records` has them."""
     count = sum(share.counts)
-    read = functools.partial(read_records, bad_images=bad_images)
+    read = functools.partial(read_shard, bad_images=bad_images)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):

@@ -155,7 +155,7 @@ def training_order(
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_records)
 
 
-def read_records(
+def read_shard(
     path: tf.Tensor,
     count: tf.Tensor,
     start: tf.Tensor,
@@ -184,7 +184,7 @@ def read_records(
 def read_until_damage(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
     """Returns exactly ``count`` records of a shard; empty strings from the first one that is lost.
 
-    As :func:`read_records`, but with TensorFlow's operations alone, for processes that do not have
+    As :func:`read_shard`, but with TensorFlow's operations alone, for processes that do not have
     this one's Python functions. What is behind the damage is lost, and nothing tells a disk that
     fails for a moment from damage; a file that cannot be opened is an error of TensorFlow's.
 

@@ -40,7 +40,7 @@ from imagenet_fast.data.order import (
     ReadShard,
     Share,
     is_by_files,
-    read_records,
+    read_shard,
     read_until_damage,
     share_of,
     training_order,
@@ -329,7 +329,7 @@ def _shards(
     share = share_of(info.splits[split], config, pipelines, pipeline)
     if with_python:
         bad_images = list_bad_images(config, info, split, pipeline)
-        return share, functools.partial(read_records, bad_images=bad_images), bad_images
+        return share, functools.partial(read_shard, bad_images=bad_images), bad_images
     # Other processes have other working directories.
     paths = tuple(str(to_path(path).absolute()) for path in share.paths)
     return dataclasses.replace(share, paths=paths), read_until_damage, None

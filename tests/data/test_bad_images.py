@@ -287,7 +287,7 @@ def corrupt(shard, *places):
 
 
 def read(shard, bad, count=20):
-    dataset = order.read_records(str(shard), count, 0, bad_images=bad)
+    dataset = order.read_shard(str(shard), count, 0, bad_images=bad)
     return list(dataset.as_numpy_iterator())
 
 

@@ -9,7 +9,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.order import (
     is_by_files,
-    read_records,
+    read_shard,
     read_until_damage,
     share_of,
     training_order,
@@ -267,11 +267,11 @@ def shard(tmp_path, write_data, numbered_examples):
     return pathlib.Path(tmp_path, "data", "train-00000-of-00001")
 
 
-def read(shard, count=20, reader=read_records):
+def read(shard, count=20, reader=read_shard):
     return list(reader(str(shard), count, 0).as_numpy_iterator())
 
 
-@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
 def test_records_of_a_shard(shard, numbered_examples, reader):
     assert read(shard, reader=reader) == numbered_examples[:20]
 
@@ -307,13 +307,13 @@ def test_without_python_the_rest_is_lost(shard, numbered_examples, where, number
     assert found == [*numbered_examples[:number], *[b""] * (20 - number)]
 
 
-@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
 def test_shard_cut_short(shard, numbered_examples, reader):
     shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
     assert read(shard, reader=reader) == [*numbered_examples[:13], *[b""] * 7]
 
 
-@pytest.mark.parametrize("reader", [read_records, read_until_damage])
+@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
 def test_shard_has_no_more_records_than_were_counted(shard, numbered_examples, reader):
     assert read(shard, count=5, reader=reader) == numbered_examples[:5]
 
