@@ -17,13 +17,13 @@ import typing
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from imagenet_fast.batch_tables import BATCH_TABLES, values_for_batch
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest, require_choice
 from imagenet_fast.models.names import MODEL_NAMES
 from imagenet_fast.paths import Path, is_local, to_path
 from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
-from imagenet_fast.planning.large_batch import BATCH_TABLES, values_for_batch
 
 _COMMENT_MARKS = ("#", "//")
 _RECIPES = "flags"  # in a clone of the project

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
-from imagenet_fast.data.images import BadImageError, normalise_encoding
+from imagenet_fast.data.images import BadImageError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import Damage
 from imagenet_fast.errors import UserError
@@ -129,7 +129,7 @@ def _diagnose_fields(fields: dict[str, list[Any]], labels: range) -> tuple[str, 
         reason = f"{fields[LABEL][0]} is not in [{labels.start}, {labels.stop})"
         return "wrong label", reason
     try:
-        image = normalise_encoding(fields[ENCODED][0])
+        image = normalize_encoding(fields[ENCODED][0])
     except BadImageError as error:
         known = fields[ENCODED][0].startswith(_SIGNATURES)
         return "damaged image" if known else "no image", str(error)

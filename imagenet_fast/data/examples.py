@@ -33,7 +33,7 @@ def encode_example(
     channels: int,
     synset: str | None = None,
 ) -> bytes:
-    """Returns a serialised ``tf.train.Example`` of one image.
+    """Returns a serialized ``tf.train.Example`` of one image.
 
     Args:
       encoded: The image as a JPEG or PNG file, which its first bytes tell.
@@ -75,7 +75,7 @@ def encode_example(
 
 
 def decode_example(record: bytes) -> dict[str, list[Any]]:
-    """Returns the fields of a serialised ``tf.train.Example`` as lists of bytes, int or float.
+    """Returns the fields of a serialized ``tf.train.Example`` as lists of bytes, int or float.
 
     Raises:
       ValueError: ``record`` is not a ``tf.train.Example``.

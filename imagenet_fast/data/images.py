@@ -49,7 +49,7 @@ class EncodedImage(NamedTuple):
     converted_from: str | None
 
 
-def normalise_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
+def normalize_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
     """Returns an image file as one that training can decode.
 
     Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
@@ -96,7 +96,7 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
 
     Args:
       pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
-      encoding: As ``normalise_encoding``.
+      encoding: As ``normalize_encoding``.
 
     Raises:
       BadImageError: They cannot be encoded.

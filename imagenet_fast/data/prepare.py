@@ -25,7 +25,7 @@ from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import encode_example
-from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalise_encoding
+from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalize_encoding
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare_journal import (
     JOURNAL,
@@ -132,7 +132,7 @@ def prepare(
 
         todo = [task for task in tasks if task.file not in intact]
         converter.run(todo, list(intact.values()), finish)
-        manifest = _summarise(source, job, [intact[task.file] for task in tasks])
+        manifest = _summarize(source, job, [intact[task.file] for task in tasks])
         try:
             manifests.write_manifest(manifest, directory)
         except OSError as error:
@@ -331,7 +331,7 @@ class _Converter:
         return item
 
     def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
-        encode = normalise_encoding if isinstance(item.image, bytes) else encode_pixels
+        encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
         image = encode(item.image, self._encoding)
         if image.converted_from:
             converted[image.converted_from] += 1
@@ -366,7 +366,7 @@ class _Converter:
         )
 
 
-def _summarise(source: Source, job: dict[str, Any], done: list[Done]) -> Manifest:
+def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifest:
     splits = {}
     converted: collections.Counter[str] = collections.Counter()
     for split in job["shards"]:

@@ -1,4 +1,4 @@
-"""Groups of replicas: who sums, or normalises, with whom.
+"""Groups of replicas: who sums, or normalizes, with whom.
 
 Replicas are numbered as TensorFlow numbers them, ``replica_id_in_sync_group``: worker by worker,
 and within a worker device by device.

@@ -1,4 +1,4 @@
-"""Image classifiers: Keras models that turn normalised images into float32 logits.
+"""Image classifiers: Keras models that turn normalized images into float32 logits.
 
 ``build`` makes a model by name, ``load`` reads one that was saved; ``MODELS`` is the table of
 names. The functions behind it, ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``,
@@ -46,7 +46,7 @@ def build(
         **options: keyword arguments of the model's own function.
 
     Returns:
-        A functional model from float images [batch, height, width, channels], normalised, to
+        A functional model from float images [batch, height, width, channels], normalized, to
         float32 logits [batch, num_classes].
 
     Raises:

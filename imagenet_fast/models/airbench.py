@@ -80,7 +80,7 @@ def airbench(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such size, the image is too small, or the width is negative.

@@ -1,7 +1,7 @@
 """AlexNet with batch norm, as trained at batch 64K by Jia et al. 2018 (arXiv 1807.11205).
 
 Krizhevsky's network in BVLC Caffe's sizes, but in one tower without groups, and without local
-response normalisation. Every convolutional stage has a batch norm: between the convolution and its
+response normalization. Every convolutional stage has a batch norm: between the convolution and its
 ReLU in stages 1 to 4 and, what Jia et al. add, after the last pool in stage 5, because the
 distribution there drifts most. The convolutions keep their biases: the network is then the 62
 million parameters and 26 tensors of the publication.
@@ -53,7 +53,7 @@ def alexnet_bn(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if the image is too small or its size unknown, or dropout is no share.

@@ -148,7 +148,7 @@ def amoebanet(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such variant, the image is too small, or a number of cells or

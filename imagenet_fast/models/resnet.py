@@ -64,7 +64,7 @@ def resnet(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth or stem, or the depth has no 1x1 for the stride.
@@ -144,7 +144,7 @@ def cifar_resnet(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth.

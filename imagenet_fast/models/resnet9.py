@@ -74,7 +74,7 @@ def resnet9(
 
     Returns:
         An un-compiled functional model from float images [batch, height, width, channels],
-        normalised, to float32 logits [batch, num_classes].
+        normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if the image is too small, there is no such order or activation, a number is

@@ -1,1 +1,1 @@
-"""The published systems as data. Nothing here imports TensorFlow."""
+"""Cost models: what training takes and costs, worked out. Nothing here imports TensorFlow."""

@@ -8,11 +8,11 @@ import math
 
 import numpy as np
 
+from imagenet_fast.batch_tables import describe
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.optimizers.schedules import Schedule
-from imagenet_fast.planning.large_batch import describe
 from imagenet_fast.training.metrics_file import Row
 from imagenet_fast.training.report.charts import LEARNING_RATE
 from imagenet_fast.training.schedule import (

@@ -10,7 +10,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.benchmarks.decode import WAYS, compare_decoding
 from imagenet_fast.commands.benchmark import main
 from imagenet_fast.data import records
-from imagenet_fast.data.images import normalise_encoding
+from imagenet_fast.data.images import normalize_encoding
 
 
 def photo(number):
@@ -28,7 +28,7 @@ def data(tmp_path):
     """Four images, one of them a PNG, without a manifest."""
     examples = []
     for number in range(4):
-        image = normalise_encoding(photo(number))
+        image = normalize_encoding(photo(number))
         file = image.data
         if number == 2:
             buffer = io.BytesIO()

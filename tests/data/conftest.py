@@ -28,7 +28,7 @@ def identities():
 
 @pytest.fixture(scope="session")
 def numbered_example():
-    """A serialised example whose label is its number: numbered_example(number, jpeg=None)."""
+    """A serialized example whose label is its number: numbered_example(number, jpeg=None)."""
 
     def encode(number, jpeg=None, label=None):
         pixels = np.random.RandomState(number).randint(0, 256, (12, 10, 3)).astype(np.uint8)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from imagenet_fast.data.images import BadImageError, encode_pixels, normalise_encoding
+from imagenet_fast.data.images import BadImageError, encode_pixels, normalize_encoding
 
 RANDOM = np.random.RandomState(0)
 # Smooth, as photographs are, so that JPEG changes little.
@@ -34,14 +34,14 @@ def close(image, pixels):
 @pytest.mark.parametrize(("mode", "channels"), [("RGB", 3), ("L", 1)])
 def test_good_jpegs_stay_as_they_are(mode, channels, progressive):
     data = encoded(Image.fromarray(RAMP).convert(mode), "JPEG", progressive=progressive)
-    image = normalise_encoding(data)
+    image = normalize_encoding(data)
     assert image == (data, 48, 64, channels, None)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
 def test_other_formats_become_jpegs(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
-    image = normalise_encoding(encoded(Image.fromarray(RAMP), kind, **options))
+    image = normalize_encoding(encoded(Image.fromarray(RAMP), kind, **options))
     assert image[1:] == (48, 64, 3, kind)
     if kind == "GIF":  # 256 colours
         assert np.abs(decoded(image).astype(int) - RAMP).mean() < 12
@@ -57,7 +57,7 @@ def test_pngs_keep_each_pixel(kind, mode):
         image = encode_pixels(np.asarray(original), "png")
     else:
         options = {"lossless": True} if kind == "WEBP" else {}
-        image = normalise_encoding(encoded(original, kind, **options), "png")
+        image = normalize_encoding(encoded(original, kind, **options), "png")
     channels = 3 if kind in ("GIF", "WEBP") else len(mode)  # these two know no grey
     assert image[1:] == (15, 11, channels, kind)
     assert Image.open(io.BytesIO(image.data)).format == "PNG"
@@ -74,12 +74,12 @@ def png_channels(data):
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 def test_jpegs_do_not_become_pngs(mode):
     data = encoded(Image.fromarray(RAMP).convert(mode), "JPEG")
-    assert normalise_encoding(data, "png").data == data
+    assert normalize_encoding(data, "png").data == data
 
 
 def test_cmyk_jpegs_become_rgb_pngs_without_its_profile():
     data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", icc_profile=b"of CMYK")
-    image = normalise_encoding(data, "png")
+    image = normalize_encoding(data, "png")
     assert image[1:] == (48, 64, 3, "CMYK JPEG")
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     np.testing.assert_array_equal(decoded(image), expected)
@@ -88,7 +88,7 @@ def test_cmyk_jpegs_become_rgb_pngs_without_its_profile():
 
 def test_cmyk_jpegs_become_rgb():
     data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", quality=95)
-    image = normalise_encoding(data)
+    image = normalize_encoding(data)
     assert image[1:] == (48, 64, 3, "CMYK JPEG")
     assert close(image, RAMP)
 
@@ -99,14 +99,14 @@ def test_what_is_transparent_becomes_white():
     data = encoded(Image.fromarray(np.dstack([RAMP, alpha])), "PNG")
     expected = RAMP.copy()
     expected[:24] = 255
-    assert close(normalise_encoding(data), expected)
+    assert close(normalize_encoding(data), expected)
 
 
 def test_a_transparent_palette_becomes_white():
     image = Image.new("P", (16, 16), 0)
     image.putpalette([200, 0, 0, 0, 0, 200])
     image.paste(1, (0, 0, 16, 8))
-    result = decoded(normalise_encoding(encoded(image, "PNG", transparency=0)))
+    result = decoded(normalize_encoding(encoded(image, "PNG", transparency=0)))
     assert (result[12, 8] > 250).all()
     assert result[3, 8, 2] > 180 and result[3, 8, 0] < 20
 
@@ -115,8 +115,8 @@ def test_grey_stays_grey_whatever_the_depth():
     grey = RAMP[:, :, 0]
     deep = Image.fromarray(grey.astype(np.uint16) * 256)
     for image in (
-        normalise_encoding(encoded(Image.fromarray(grey), "PNG")),
-        normalise_encoding(encoded(deep, "PNG")),
+        normalize_encoding(encoded(Image.fromarray(grey), "PNG")),
+        normalize_encoding(encoded(deep, "PNG")),
         encode_pixels(grey),
     ):
         assert image.channels == 1
@@ -148,17 +148,17 @@ def test_other_arrays_are_refused(pixels):
 def test_what_is_too_wide_for_a_jpeg_is_bad():
     wide = np.zeros((4, 70000), np.uint8)
     data = encoded(Image.fromarray(wide), "PNG")
-    for encode in (lambda: normalise_encoding(data), lambda: encode_pixels(wide)):
+    for encode in (lambda: normalize_encoding(data), lambda: encode_pixels(wide)):
         with pytest.raises(BadImageError, match=r"^70000 x 4 pixels cannot be encoded as jpeg: "):
             encode()
-    assert normalise_encoding(data, "png").width == 70000
+    assert normalize_encoding(data, "png").width == 70000
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_truncated_images_are_bad(kind):
     data = encoded(Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)), kind)
     with pytest.raises(BadImageError, match="cannot be decoded"):
-        normalise_encoding(data[: len(data) // 2])
+        normalize_encoding(data[: len(data) // 2])
 
 
 @pytest.mark.parametrize("data", [b"", b"<html>not found</html>", b"\xff\xd8\xff"])
@@ -166,7 +166,7 @@ def test_what_is_no_image_is_bad_and_the_reason_always_the_same(data):
     reasons = set()
     for _ in range(2):
         with pytest.raises(BadImageError) as caught:
-            normalise_encoding(data)
+            normalize_encoding(data)
         reasons.add(str(caught.value))
     assert len(reasons) == 1
 
@@ -176,6 +176,6 @@ def test_tensorflow_decodes_the_first_picture_of_an_mpo():
     Image.fromarray(RAMP).save(
         buffer, "MPO", save_all=True, append_images=[Image.fromarray(255 - RAMP)], quality=95
     )
-    image = normalise_encoding(buffer.getvalue())
+    image = normalize_encoding(buffer.getvalue())
     assert image.converted_from is None
     assert close(image, RAMP)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.decode import evaluation_image
-from imagenet_fast.data.images import normalise_encoding
+from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.serving.prepare import prepare_image
 
 
@@ -82,7 +82,7 @@ def random_pixels(*shape, below=256, dtype=np.uint8):
 def test_pngs_that_shards_do_not_hold_are_prepared_as_for_shards(pixels, mode, options):
     file = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(file, "PNG", **options)
-    in_shard = Image.open(io.BytesIO(normalise_encoding(file.getvalue(), "png").data))
+    in_shard = Image.open(io.BytesIO(normalize_encoding(file.getvalue(), "png").data))
     expected = np.asarray(in_shard.convert("RGB")).astype(int)
     for image in both(file.getvalue(), size=32, crop_fraction=1.0, resize_method="bilinear"):
         np.testing.assert_array_equal(image, expected)

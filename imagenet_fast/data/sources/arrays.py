@@ -21,7 +21,7 @@ class ArraySource(Source):
         labels: Iterable[str],
         arrays: Mapping[str, tuple[np.ndarray, np.ndarray]],
     ) -> None:
-        """Initialises the source.
+        """Initializes the source.
 
         Args:
           kind: As ``Source``.

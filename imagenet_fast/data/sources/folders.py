@@ -35,7 +35,7 @@ class FolderSource(Source):
         files: Mapping[str, _Files],
         warnings: tuple[str, ...] = (),
     ) -> None:
-        """Initialises the source.
+        """Initializes the source.
 
         Args:
           name: As ``Source``.

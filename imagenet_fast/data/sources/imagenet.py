@@ -76,7 +76,7 @@ class TarSource(Source):
         members: Mapping[str, list[_Member]],
         warnings: Iterable[str],
     ) -> None:
-        """Initialises the source.
+        """Initializes the source.
 
         Args:
           synsets: As ``Source``.

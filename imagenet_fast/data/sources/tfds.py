@@ -36,7 +36,7 @@ class TfdsSource(Source):
     def __init__(
         self, name: str, labels: tuple[str, ...], shards: Mapping[str, list[_Shard]]
     ) -> None:
-        """Initialises the source.
+        """Initializes the source.
 
         Args:
           name: As ``Source``.

@@ -34,7 +34,7 @@ class JpegSource(Source):
     """The images of a grey source as JPEGs."""
 
     def __init__(self, source: Source, drawing: str) -> None:
-        """Initialises the source.
+        """Initializes the source.
 
         Args:
           source: of pixels, uint8 [height, width].
