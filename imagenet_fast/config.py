@@ -857,7 +857,7 @@ class Config:
     eval_batch_size: int = _option(
         0,
         "images in a step of evaluation, over all replicas; 0: as many as in a micro-batch of "
-        "training, batch_size / accumulation_steps",
+        "training, batch_size / accumulation_steps, by `evaluate` at most 256 on each device",
         group="run",
         check=_NOT_NEGATIVE,
         free=True,

@@ -36,8 +36,10 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.evaluate import evaluate
     from imagenet_fast.training.model_dir import read_config
 
-    # These have no part in evaluation, and contradict another precision, TPUs or a pipeline.
-    config = read_config(flags["model_dir"]).replace(loss_scale=0.0, xla=False, **flags.changes())
+    # These have no part in evaluation, and contradict another precision, TPUs or a pipeline; and
+    # the machine may be another one than that of training.
+    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "tpu": "", "logical_cpus": 0}
+    config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
     result = evaluate(config)
     if not is_chief(make_strategy(config)):
         return 0

@@ -200,7 +200,7 @@ def copy_shards(share: Share, directory: str) -> Share:
     missing = [
         (path, copy)
         for path, copy in zip(map(to_path, share.paths), copies)
-        if not copy.exists() or copy.stat().st_size != path.stat().st_size
+        if not copy.exists() or _size_and_time(copy) != _size_and_time(path)
     ]
     total = sum(path.stat().st_size for path, _ in missing)
     with tqdm(total=total, desc="cache_dir", unit="B", unit_scale=True, disable=not missing) as bar:
@@ -212,6 +212,12 @@ def copy_shards(share: Share, directory: str) -> Share:
                     f"cache_dir: cannot copy {path} to {copy}: {error.strerror}"
                 ) from error
     return dataclasses.replace(share, paths=tuple(map(str, copies)))
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Returns a file's size, and the second in which it was written, which a copy has from it."""
+    found = path.stat()
+    return found.st_size, int(found.st_mtime)
 
 
 def _copy_path(path: Path, directory: str) -> pathlib.Path:
@@ -230,6 +236,8 @@ def _copy(path: Path, copy: pathlib.Path, bar: tqdm) -> None:
             while block := source.read(_COPIED_AT_ONCE):
                 target.write(block)
                 bar.update(len(block))
+        written = path.stat().st_mtime
+        os.utime(temporary, (written, written))
         temporary.replace(copy)
     finally:
         temporary.unlink(missing_ok=True)

@@ -102,6 +102,8 @@ def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
     splits = {}
     for name, split in manifest.splits.items():
         manifests.check_sizes(manifest, directory, name)
+        if not split.examples:  # none of its images could be used
+            continue
         splits[name] = SplitInfo(
             paths=tuple(str(directory / shard.file) for shard in split.shards),
             counts=tuple(shard.examples for shard in split.shards),
@@ -109,7 +111,7 @@ def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
             examples=split.examples,
         )
     if "train" not in splits:
-        raise UserError(f"{directory} has no training shards")
+        raise UserError(f"{directory} has no training images")
     return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
 
 

@@ -97,8 +97,11 @@ class ImagesOnDevice:
         return batch * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
 
     def _gather(self, indices: tf.Tensor, replica: tf.Tensor | int) -> Batch:
-        own = self._copies[replica % len(self._copies) if len(self._copies) > 1 else 0]
-        images, labels, weights = (tf.gather(part, indices) for part in own)
+        own = 0
+        if len(self._copies) > 1:
+            # A replica's program is made for it alone, and knows its number.
+            own = int(tf.get_static_value(tf.convert_to_tensor(replica))) % len(self._copies)
+        images, labels, weights = (tf.gather(part, indices) for part in self._copies[own])
         return images, tf.cast(labels, tf.int32), weights
 
 

@@ -377,11 +377,15 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         )
     for shard in done:
         converted.update(shard.converted)
+    if not splits["train"].examples:
+        raise UserError(f"{source.name}: none of its training images can be used")
     absent = [
         f"class {label!r} has no training image"
         for label, count in zip(source.labels, splits["train"].class_counts)
         if not count
     ]
+    if "validation" in splits and not splits["validation"].examples:
+        absent.append("none of the validation images can be used, by which to measure accuracy")
     return Manifest(
         name=source.name,
         labels=source.labels,

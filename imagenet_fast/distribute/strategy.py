@@ -168,7 +168,7 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
         strategy = tf.distribute.TPUStrategy(resolver)
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(
-            f"cannot use the TPU {name!r}: {error}. A TPU VM needs the "
+            f"cannot use the TPU {name!r}: {str(error).partition(chr(10))[0]}. A TPU VM needs the "
             "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy"
         ) from error
     # [hosts, cores of a host, axes]: replicas are numbered host by host, too.

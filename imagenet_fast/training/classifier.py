@@ -506,12 +506,19 @@ class Classifier(keras.Model):
     def _parts(self, batch: Sequence[tf.Tensor]) -> Tensors:
         """Returns the micro-batches of each tensor: [accumulation_steps, images, ...]."""
         parts, images = [], batch[0].shape[0]
+        unequal = (
+            f"cannot be split into accumulation_steps={self.accumulation_steps} equal "
+            "micro-batches: give batches that can be, or leave out a last one that cannot "
+            "(drop_remainder=True)"
+        )
         if images is not None and images % self.accumulation_steps:
-            raise UserError(
-                f"a replica's {images} images cannot be split into "
-                f"accumulation_steps={self.accumulation_steps} equal micro-batches: give batches "
-                "that can be, or leave out a last one that cannot (drop_remainder=True)"
-            )
+            raise UserError(f"a replica's {images} images {unequal}")
+        if images is None:
+            found = tf.shape(batch[0])[0]
+            equal = tf.equal(found % self.accumulation_steps, 0)
+            told = tf.debugging.Assert(equal, [f"images that {unequal}; a replica has", found])
+            with tf.control_dependencies([told]):
+                batch = [tf.identity(whole) for whole in batch]
         for whole in batch:
             shape = tf.concat([[self.accumulation_steps, -1], tf.shape(whole)[1:]], 0)
             parts.append(tf.reshape(whole, shape))

@@ -15,6 +15,9 @@ from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.model_dir import check_labels
 from imagenet_fast.training.recorder import check_evaluated
 
+# At most, in a step, where the configuration does not say.
+_IMAGES_OF_A_DEVICE = 256
+
 
 def evaluate(config: Config) -> dict[str, Any]:
     """Evaluates the latest checkpoint in ``model_dir`` on each validation image once.
@@ -30,15 +33,23 @@ def evaluate(config: Config) -> dict[str, Any]:
     with errors_explained("evaluates again", config.pipeline_servers):
         # How training splits a batch has no part in evaluation, which may be on other devices.
         config = config.replace(batch_norm_batch_size=0)
+        strategy = make_strategy(config)
+        if not config.eval_batch_size:
+            # Training's batch, unless it was for more devices than there are here.
+            most = _IMAGES_OF_A_DEVICE * strategy.num_replicas_in_sync
+            size = min(config.batch_size // config.accumulation_steps, most)
+            config = config.replace(eval_batch_size=size)
         info = read_info(config)
         if "validation" not in info.splits:
             raise UserError(f"{info.name} has no validation shards")
         check_labels(config, info.labels)
-        model = build_for_evaluation(config)
+        # The list of unreadable images in model_dir is training's: nothing is written there.
+        elsewhere = config.replace(model_dir="")
+        model = build_for_evaluation(elsewhere)
         checkpoint = restore_weights(model, config.model_dir)
         result = model.evaluate(
-            make_dataset(config, "validation"),
-            steps=evaluation_steps(info, config, make_strategy(config)),
+            make_dataset(elsewhere, "validation"),
+            steps=evaluation_steps(info, config, strategy),
             verbose=0,
             return_dict=True,
         )

@@ -172,6 +172,17 @@ def test_a_copy_that_was_cut_short_is_made_again(numbered, tmp_path):
     assert pathlib.Path(copy).read_bytes() == path.read_bytes()
 
 
+def test_a_shard_that_was_made_again_is_copied_again(tmp_path):
+    """With other labels it may have as many bytes as before."""
+    path = tmp_path / "train-00000-of-00001"
+    share = Share((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
+    for number, text in enumerate(["label 0", "label 1"]):
+        path.write_text(text)
+        os.utime(path, (1e9, 1e9 + 60 * number))
+        (copy,) = cache.copy_shards(share, str(tmp_path / "local")).paths
+        assert pathlib.Path(copy).read_text() == text
+
+
 def test_a_place_that_cannot_be_written_is_named(numbered, tmp_path):
     (tmp_path / "file").write_text("")
     share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)

@@ -121,7 +121,7 @@ def test_damaged_shard_is_named_before_any_work(with_manifest, split, damage, wo
 
 def test_manifest_without_training_shards(tmp_path, write_data, numbered_example):
     data = write_data(tmp_path / "data", 2, validation=[[numbered_example(0)]])
-    assert "no training shards" in problem(data)
+    assert "no training images" in problem(data)
 
 
 # --- Without a manifest ---------------------------------------------------------------------------

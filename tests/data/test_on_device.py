@@ -52,6 +52,20 @@ def batches(config, steps, split="train", replicas=1):
         yield [np.concatenate(part) for part in parts]
 
 
+def test_replicas_of_a_process_with_a_copy_each_take_their_own(plain):
+    """As of workers with several GPUs, in the programs of their replicas."""
+    images = make_images_on_device(plain, "train")
+    ((pixels, labels, weights),) = images._copies
+    images._copies.append([pixels, tf.Variable(-labels), weights])
+
+    @tf.function
+    def labels_of(number):
+        _, found, _ = images.batch(tf.constant(0, tf.int64), tf.constant(number))
+        return found
+
+    assert [labels_of(number).numpy().min() >= 0 for number in (0, 1, 2, 3)] == [True, False] * 2
+
+
 def numbers_of(config, steps):
     """The images' numbers; an unreadable one has no label of its own."""
     parts = [

@@ -406,6 +406,24 @@ def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
         assert example[COLORSPACE] == [b"Grayscale"]
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_split_of_which_no_image_can_be_used(tmp_path, split):
+    class Spoiled(Pixels):
+        def read(self, own, index):
+            item = super().read(own, index)
+            return item._replace(image=b"none") if own == split else item
+
+    if split == "train":
+        with pytest.raises(UserError, match="pixels: none of its training images can be used"):
+            prepare(Spoiled(), tmp_path, progress=False)
+        return
+    manifest = prepare(Spoiled(), tmp_path, progress=False)
+    assert manifest.warnings[-1].startswith("none of the validation images can be used")
+    assert [skipped.split for skipped in manifest.skipped] == ["validation"] * 4
+    # To training it is data without that split.
+    assert list(read_info(Config(data_dir=str(tmp_path))).splits) == ["train"]
+
+
 class Noise(ArraySource):
     """Twelve images of noise of 16 pixels in each split, grey or RGB; the label is the place."""
 

@@ -464,6 +464,11 @@ def test_a_batch_that_cannot_be_split_into_micro_batches():
     message = "6 images cannot be split into accumulation_steps=4 equal micro-batches"
     with pytest.raises(UserError, match=message):
         step(classifier(accumulation_steps=4), IMAGES[:6], LABELS[:6], WEIGHTS[:6])
+    # Of an epoch's last batch that is known only when it comes.
+    data = tf.data.Dataset.from_tensor_slices((IMAGES[:6], LABELS[:6])).batch(4)
+    message = r"(?s)cannot be split into accumulation_steps=4 equal micro-batches.*drop_remainder"
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        classifier(accumulation_steps=4).fit(data, verbose=0)
 
 
 def test_weights_that_the_loss_does_not_depend_on():

@@ -151,6 +151,51 @@ def test_on_devices_over_which_training_could_not_split_its_batch(
     assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+def test_on_another_machine_than_that_of_training(config, saved, tmp_path, capfd):
+    """Whose TPU is not here; and no device takes a batch that was for many."""
+    pod = config.replace(
+        model_dir=str(tmp_path), strategy="tpu", tpu="a-pod", batch_size=1024, logical_cpus=2
+    )
+    claim_model_dir(config.replace(model_dir=str(tmp_path)), saved.labels)
+    (tmp_path / "config.json").write_text(pod.to_json())
+    Checkpoints(saved, pod).save(7, {"step": 7})
+    assert commands.run(["evaluate", f"--model_dir={tmp_path}", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] == 359
+
+
+@pytest.mark.parametrize(
+    ("changes", "images"),
+    [({}, 32), ({"batch_size": 1024}, 256), ({"batch_size": 1024, "eval_batch_size": 300}, 300)],
+)
+def test_images_of_a_step(config, saved, monkeypatch, changes, images):
+    seen = []
+    make = evaluation.make_dataset
+
+    def make_and_look(*arguments):
+        data = make(*arguments)
+        seen.append(data.element_spec[0].shape[0])
+        return data
+
+    monkeypatch.setattr(evaluation, "make_dataset", make_and_look)
+    assert evaluate(config.replace(**changes))["examples"] == 359
+    assert seen == [images]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_it_writes_nothing_into_the_run(config, saved, tmp_path, on_device):
+    """Whose list of unreadable images is training's."""
+    data = tmp_path / "data"
+    shutil.copytree(config.data_dir, data)
+    shard = data / "validation-00002-of-00004"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    before = sorted(pathlib.Path(config.model_dir).rglob("*"))
+    result = evaluate(config.replace(data_dir=str(data), data_on_device=on_device))
+    assert result["skipped"] >= 1
+    assert sorted(pathlib.Path(config.model_dir).rglob("*")) == before
+
+
 def test_a_loss_scale_is_no_obstacle_to_other_precisions(config, saved, tmp_path, capfd):
     half = config.replace(model_dir=str(tmp_path), precision="mixed_float16", loss_scale=128.0)
     claim_model_dir(half, saved.labels)
