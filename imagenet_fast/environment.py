@@ -11,8 +11,6 @@ import sys
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tf_keras as keras
 
 import imagenet_fast
 from imagenet_fast.cores import cpu_cores
@@ -23,6 +21,9 @@ _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "a
 
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages that decide a result."""
+    import tensorflow as tf  # here: programs print their help without it
+    import tf_keras as keras
+
     return {
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -37,6 +38,8 @@ def hardware() -> dict[str, Any]:
 
     Where the system does not say, the name is the architecture's and there are no features.
     """
+    import tensorflow as tf
+
     name, features = _cpu()
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     return {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Searches for the best values of a recipe's options, by training with many.
+r"""Searches for the best values of a recipe's options, by training with many.
 
     python tools/tune.py --flagfile=flags/digits.flags --data_dir=data/digits \
         --study_dir=runs/tune --trials=12 --fine_trials=8 \

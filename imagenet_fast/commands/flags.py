@@ -38,6 +38,7 @@ class CommandFlags:
       options: the options of Config that it takes.
       main: those of them that ``--help`` lists, where ``--helpfull`` lists all; empty: all.
       of_run: whether those of a run that is there already are taken where they are not given.
+      about: what the command does, where more is to be said than in the list of commands.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class CommandFlags:
         options: Sequence[str] = (),
         main: Sequence[str] = (),
         of_run: bool = False,
+        about: str = "",
     ) -> None:
         self._command = command
+        self._about = about or COMMANDS.get(command, "")
         self._of_run = of_run
         self._other = set(options) - set(main) if main else set()
         self._has_options = bool(options)
@@ -111,8 +114,8 @@ class CommandFlags:
         flagfile = " [--flagfile=FILE]" if self._has_options else ""
         usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
         lines = [usage]
-        if self._command in COMMANDS:
-            lines += ["", COMMANDS[self._command]]
+        if self._about:
+            lines += ["", self._about]
         left_out = set() if full else self._other
         for group, names in self._groups.items():
             shown = [name for name in names if name not in left_out]

@@ -19,10 +19,8 @@ def main(arguments: list[str]) -> int:
     # Not among absl's flags: --schedule=cosine is an option of Config.
     asked = [name for name in PLANS if f"--{name}" in arguments]
     if not arguments:
-        print(_help())
+        print(f"usage: imagenet-fast plan [--NAME] [--flag=value ...]\n\n{_about()}")
         return 0
-    if not asked and {"--help", "-h"} & set(arguments):
-        print(_help(), end="\n\n")  # and, below, the flags of a run's plan
     if len(asked) > 1:
         raise UserError(f"plan one thing at a time, not {' and '.join(f'--{n}' for n in asked)}")
     if asked:
@@ -52,7 +50,7 @@ _RUN_OPTIONS = (
 
 
 def _run(arguments: list[str]) -> None:
-    flags = CommandFlags("plan", option_names(), _RUN_OPTIONS)
+    flags = CommandFlags("plan", option_names(), _RUN_OPTIONS, about=_about())
     flags.define("accelerator", "", f"kind of chip: {', '.join(ACCELERATORS)}")
     flags.define("chips", 1, "how many")
     flags.define("network_gbits", 100.0, "Gbit/s of each host's network; of GPUs only")
@@ -230,17 +228,15 @@ PLANS = {
 }
 
 
-def _help() -> str:
+def _about() -> str:
     lines = [f"  --{name:10} {text}" for name, (_, text) in PLANS.items()]
     return "\n".join(
         [
-            "usage: imagenet-fast plan [--NAME] [--flagfile=FILE] [--flag=value ...]",
-            "",
-            "Tells what a training run would do, without doing it: with --accelerator and --chips",
-            "how long its steps and all of it take, and what bounds them; and by a name",
+            "Tells what a training run would do, without doing it. With --accelerator and --chips:",
+            "how long its steps and all of it take, and what bounds them. Or, by name:",
             "",
             *lines,
             "",
-            "imagenet-fast plan --help lists the flags of the first, plan --NAME --help others'.",
+            "imagenet-fast plan --NAME --help lists the flags of these.",
         ]
     )

@@ -28,7 +28,8 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
     Returns:
       float32 [images, count], multiples of 2**-24.
     """
-    seeds, epochs, places = tf.unstack(tf.cast(identities, tf.uint64), axis=1)
+    # GPUs have no unstack of uint64.
+    seeds, epochs, places = (tf.cast(own, tf.uint64) for own in tf.unstack(identities, axis=1))
     streams = _streams(seeds, epochs, purpose)
     indices = places[:, tf.newaxis] * _MOST + tf.cast(tf.range(count), tf.uint64)
     mixed = splitmix64(streams[:, tf.newaxis], indices)

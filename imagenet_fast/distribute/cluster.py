@@ -121,6 +121,12 @@ class Cluster:
         if len(hosts) != len(counts) or len(workers) != tasks or not 0 <= index < tasks:
             told = ", ".join(f"{name}={environment[name]}" for name in names)
             raise UserError(f"Slurm's variables contradict each other: {told}")
+        node = environment.get("SLURMD_NODENAME", "")
+        if node and workers[index].rpartition(":")[0] != node:
+            raise UserError(
+                f"Slurm has put task {index} on {node}, but tasks must be numbered node by node: "
+                "start them with srun --distribution=block"
+            )
         return cls(workers, index)
 
     def to_tf_config(self) -> str:

@@ -69,6 +69,7 @@ def build_model(
     strategy: tf.distribute.Strategy | None = None,
     *,
     fusion: Fusion | None = None,
+    restored: bool = False,
 ) -> Classifier:
     """Returns the model that ``config`` describes, compiled, made in its strategy's scope.
 
@@ -80,6 +81,8 @@ def build_model(
       strategy: in whose scope it is made; None: the one that ``config`` asks for.
       fusion: how gradients are joined, as an earlier part of the run has found; None: as ``config``
         says.
+      restored: whether its weights are about to be restored: then neither ``initial_weights`` nor
+        images to whiten by are read for them.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or the model's options cannot be
@@ -90,7 +93,7 @@ def build_model(
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
     model = _build_without_images(config, info, strategy)
-    if config.initial_weights:
+    if config.initial_weights and not restored:
         print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
     with model.distribute_strategy.scope():
         if model.mixer is not None:
@@ -107,7 +110,7 @@ def build_model(
         model.all_reduce = build_all_reduce(config, model.pipeline, fusion)
         model.all_reduce.fusion.check(len(model.trainable_variables))
     # Images are read last, when nothing else can be wrong.
-    if not config.initial_weights:
+    if not config.initial_weights and not restored:
         whiten(network_of(model), config, info)
         model.restart_copies()
     if config.data_on_device:

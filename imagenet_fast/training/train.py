@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,14 @@ from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.headline import batch_norm_images, headline
 from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
 from imagenet_fast.training.mlperf_log import MLPerfLog
-from imagenet_fast.training.model_dir import alone_in, check_model_dir, claim_model_dir
+from imagenet_fast.training.model_dir import (
+    CHECKPOINTS,
+    alone_in,
+    check_model_dir,
+    claim_model_dir,
+    directory_of,
+    latest_checkpoint,
+)
 from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.progress_bar import ProgressBar
 from imagenet_fast.training.recorder import Recorder
@@ -107,12 +115,19 @@ class _Run:
                 f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
                 f"{self.total_steps} steps"
             )
+        if config.stop_at_accuracy and "validation" not in info.splits:
+            warnings.warn(
+                f"stop_at_accuracy={config.stop_at_accuracy:g} will not be reached: {info.name} "
+                "has no validation images",
+                stacklevel=2,
+            )
         check_model_dir(config, info.labels)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         searched = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
         fusion = measured_fusion.kept(strategy, config.model_dir) if searched else None
-        self.model = build_model(config, fusion=fusion)
+        restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
+        self.model = build_model(config, fusion=fusion, restored=restored)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
         if searched and fusion is None and self.chief:

@@ -227,6 +227,7 @@ def test_help_lists_the_plans_and_the_flags_of_a_run(capsys, argument):
     assert "  --schedule " in page
     assert all(f"  --{name}: " in page for name in ("accelerator", "chips", "compare", "model"))
     assert "--warmup" not in page
+    assert page.count("usage: ") == 1
     assert "--helpfull lists" in page
 
 

@@ -162,6 +162,15 @@ def test_slurm_with_impossible_values(environment, message):
         Cluster.from_environment(environment)
 
 
+def test_slurm_that_does_not_number_tasks_node_by_node():
+    """As with --distribution=cyclic, where task 1 is the second node's first."""
+    environment = slurm("a,b", "2(x2)", 4, 1)
+    Cluster.from_environment({**environment, "SLURMD_NODENAME": "a"})
+    message = "put task 1 on b, but .* srun --distribution=block"
+    with pytest.raises(UserError, match=message):
+        Cluster.from_environment({**environment, "SLURMD_NODENAME": "b"})
+
+
 @pytest.mark.parametrize(
     "missing", ["SLURM_PROCID", "SLURM_STEP_NODELIST", "SLURM_STEP_TASKS_PER_NODE"]
 )

@@ -3,13 +3,14 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 import tf_keras as keras
 from small_config import SMALL
 
-from imagenet_fast import Config, UserError, build_model, export, make_dataset, models
+from imagenet_fast import Config, UserError, build_model, export, make_dataset, models, train
 from imagenet_fast.models import network_of
 from imagenet_fast.training import fine_tune
 from imagenet_fast.training.build import build_classifier
@@ -139,6 +140,24 @@ def test_a_run_in_a_pipeline_needs_none_to_begin_from(tmp_path):
     file = tmp_path / CONFIG_FILE
     file.write_text(json.dumps({**json.loads(file.read_text()), "pipeline_stages": 2}))
     assert_same(values(build_model(SMALL.replace(initial_weights=str(tmp_path)))), before)
+
+
+def test_a_run_goes_on_where_its_initial_weights_are_gone(run, tmp_path):
+    """Its checkpoint has all of them."""
+    given = tmp_path / "given"
+    shutil.copytree(run.path, given)
+    config = SMALL.replace(
+        initial_weights=str(given),
+        model_dir=str(tmp_path / "run"),
+        duration="2 steps",
+        examine=False,
+        tensorboard=False,
+    )
+    trained = train(config)
+    shutil.rmtree(given)
+    assert train(config)["steps"] == trained["steps"] == 2
+    with pytest.raises(UserError, match="given is neither the model_dir of a run"):
+        train(config.replace(model_dir=str(tmp_path / "another")))
 
 
 @pytest.mark.parametrize("through", ["stem", "stage1", "stage3"])

@@ -384,8 +384,10 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
         eval_every="1 epoch",
         checkpoint_every="3 epochs",
         log_every="9 epochs",
+        stop_at_accuracy=0.5,
     )
-    summary = train(config)
+    with pytest.warns(UserWarning, match="stop_at_accuracy=0.5 will not be reached: "):
+        summary = train(config)
     assert summary["steps"] == 7
     assert load_examination(str(tmp_path)) is None
     names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")

@@ -11,22 +11,18 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Sequence
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from bag_of_tricks import experiments
 from bag_of_tricks.report import STEP_TIMES
 from imagenet_fast import environment
-from imagenet_fast.benchmarks.step import on_new_iterators
 from imagenet_fast.benchmarks.timing import Spread, take_turns
-from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.files import write_file
-from imagenet_fast.training.build import build_model
+from imagenet_fast.quiet import import_tensorflow
 
 _OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
 # The baseline's pipeline makes several batches at once: a sample holds more than one such burst.
@@ -55,6 +51,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
     """Returns the seconds of an epoch of each step: median, min and max over the turns."""
+    import_tensorflow()
+    from imagenet_fast.benchmarks.step import on_new_iterators
+    from imagenet_fast.data.pipeline import make_dataset
+    from imagenet_fast.training.build import build_model
+
     configs = experiments.timed()
     models = [build_model(config.replace(data_dir=data_dir)) for config in configs.values()]
     calls = [
