@@ -23,6 +23,12 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 
+def pytest_collection_modifyitems(items):
+    """Begins with the files whose tests start processes: none of them is left for the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """scikit-learn's digits as shards: 1,438 training and 359 validation images."""

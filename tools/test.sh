@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 export TF_CPP_MIN_LOG_LEVEL=2
 # Two files at a time: many tests wait for processes that they have started.
-at_once=(--numprocesses=2 --dist=loadfile)
+at_once=(--numprocesses=2 --dist=loadfile --no-loadscope-reorder)
 if [ "${1-}" = addons ]; then
   shift
   [ $# -gt 0 ] || set -- tests/{data,distribute,layers,models,optimizers,pipeline_parallel,plans,serving,training}

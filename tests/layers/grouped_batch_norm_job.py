@@ -15,17 +15,13 @@ from imagenet_fast import Config, make_strategy
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.layers import GroupedBatchNormalization
 
+GROUP_SIZES = (1, 2, 4)
 DTYPES = ("float32", "bfloat16", "float16")
 # Images of a replica in each step: another number makes TensorFlow trace the layer again.
 BATCHES = (6, 4)
 CHANNELS = 5
 MOMENTUM = 0.8
 EPSILON = 1e-3
-
-
-def group_sizes(replicas):
-    """Those that are tried: each replica alone is the same of eight as of four."""
-    return (1, 2, 4) if replicas < 8 else (2, 4)
 
 
 def problem(replicas, batch, dtype="float32"):
@@ -144,7 +140,7 @@ def main():
         Config(strategy=kind, logical_cpus=int(logical_cpus), batch_size=replicas)
     )
     results = {}
-    for group_size in group_sizes(replicas):
+    for group_size in GROUP_SIZES:
         for dtype in DTYPES:
             found = one_layer(strategy, group_size, dtype)
             results.update({f"{group_size}_{dtype}_{k}": v for k, v in found.items()})

@@ -18,7 +18,6 @@ FOLDER = pathlib.Path(__file__).parent
 STRATEGIES = {
     "four_devices": ("mirrored", 4, 0),
     "four_workers": ("multi_worker", 0, 4),
-    "eight_workers": ("multi_worker", 0, 8),
 }
 # Of what is rounded to the layer's dtype: outputs and their gradients.
 ROUNDING = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11}
@@ -97,11 +96,7 @@ def own_results(found, group_size, dtype):
 @pytest.mark.parametrize("dtype", job.DTYPES)
 @pytest.mark.parametrize(
     ("name", "group_size"),
-    [
-        (name, group_size)
-        for name, (_, logical_cpus, workers) in STRATEGIES.items()
-        for group_size in job.group_sizes(logical_cpus or workers)
-    ],
+    [(name, group_size) for name in STRATEGIES for group_size in job.GROUP_SIZES],
 )
 def test_one_batch_norm_over_the_images_of_the_group(results, name, group_size, dtype):
     own = own_results(results(name), group_size, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 
@@ -95,9 +96,14 @@ def test_no_classes(name):
         models.build(name, 0, (64, 64, 3))
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "mixed_float16"])
-@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
-def test_precision(name, shape, options, policy):
+@pytest.mark.parametrize(
+    ("policy", "name", "shape", "options"),
+    [
+        (policy, *network)
+        for policy, network in zip(itertools.cycle(["mixed_bfloat16", "mixed_float16"]), SMALL)
+    ],
+)
+def test_precision(policy, name, shape, options):
     keras.mixed_precision.set_global_policy(policy)
     model = models.build(name, 7, shape, **options)
     images = np.random.default_rng(0).normal(size=(2, *shape)).astype("float32")

@@ -1,6 +1,8 @@
 """Gradients of pipelines against the same network without one, on four CPU devices.
 
-Argument: the path of a JSON file to write, with the greatest differences by the name of the case.
+Arguments: the path of a JSON file to write, with the greatest differences by the name of the case;
+and the cases, also in JSON: the kind of network, stages, micro-batches, what is computed again, and
+the schedule.
 """
 
 import itertools
@@ -19,6 +21,7 @@ from imagenet_fast.pipeline_parallel.model import GPipe
 CPU = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(CPU, [tf.config.LogicalDeviceConfiguration()] * 4)
 DEVICES = [device.name for device in tf.config.list_logical_devices("CPU")]
+KINDS = ("noisy", "plain")
 EXAMPLES = 13
 IMAGES = np.random.default_rng(0).normal(size=(EXAMPLES, 8, 8, 3)).astype("float32")
 LABELS = np.arange(EXAMPLES) % 3
@@ -113,27 +116,15 @@ def difference(one, other):
     return max(float(np.abs(a - b).max()) for a, b in zip(one, other))
 
 
-MODES = ("always", "except_last", "never")
-
-
-# Of the last, some micro-batches are larger than others, and they are more than stages by two.
-PARTS = (1, 2, 3, 6)
-
-
-def cases():
-    """Yields the kind, stages, micro-batches, what is computed again, and the schedule."""
-    for parts in PARTS:
-        yield from itertools.product(["noisy"], (1, 2, 3, 4), [parts], MODES, ("unrolled", "while"))
-        yield from itertools.product(["noisy"], (2, 4), [parts], MODES, ["1f1b"])
-    yield from itertools.product(["plain"], [3], PARTS[-1:], MODES, ("unrolled", "while", "1f1b"))
-
-
 def main():
-    kinds = ("noisy", "plain")
-    expected = {own: accumulated(*own) for own in itertools.product(kinds, PARTS)}
+    path, cases = sys.argv[1], json.loads(sys.argv[2])
+    parts_of_all = sorted({parts for _, _, parts, _, _ in cases})
+    expected = {own: accumulated(*own) for own in itertools.product(KINDS, parts_of_all)}
     whole = expected["plain", 1]
-    found = {f"plain M={parts}": difference(expected["plain", parts], whole) for parts in PARTS}
-    for kind, stages, parts, mode, schedule in cases():
+    found = {
+        f"plain M={parts}": difference(expected["plain", parts], whole) for parts in parts_of_all
+    }
+    for kind, stages, parts, mode, schedule in cases:
         model, gradients = pipelined(kind, stages, parts, mode, schedule)
         name = f"{kind} K={stages} M={parts} {mode} {schedule}"
         places = {variable.device.split("/")[-1] for variable in model.variables}
@@ -142,7 +133,7 @@ def main():
         if kind == "plain":
             found[f"{name}, whole batch"] = difference(gradients, whole)
     found["least gradient"] = min(float(np.abs(own).max()) for own in whole)
-    pathlib.Path(sys.argv[1]).write_text(json.dumps(found))
+    pathlib.Path(path).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

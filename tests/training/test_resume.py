@@ -92,11 +92,14 @@ def run_until_killed(arguments, log_path, model_dir, step):
         process.wait()
 
 
-@pytest.mark.parametrize(("workers", "options"), [(0, OPTIONS), (2, OPTIONS), (2, TRICKS)])
-def test_killed_three_times_ends_with_the_same_bits(digits, tmp_path, workers, options):
+@pytest.mark.parametrize(("workers", "options", "kills"), [(0, OPTIONS, 3), (2, TRICKS, 2)])
+def test_killed_again_and_again_it_ends_with_the_same_bits(
+    digits, tmp_path, workers, options, kills
+):
+    """Two workers that read images are killed in tests/gcp/test_gcp_training.py."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_to_the_end(command(digits, whole, workers, options), tmp_path / "whole.log")
-    steps = sorted(random.sample(range(2, STEPS), 3))
+    steps = sorted(random.sample(range(2, STEPS), kills))
     print("killed at steps", steps)
     arguments = command(digits, killed, workers, options)
     for step in steps:
