@@ -10,6 +10,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.benchmarks.decode import WAYS, compare_decoding
 from imagenet_fast.commands.benchmark import main
 from imagenet_fast.data import records
+from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.images import normalize_encoding
 
 
@@ -35,9 +36,7 @@ def data(tmp_path):
             Image.open(io.BytesIO(file)).save(buffer, "PNG")
             file = buffer.getvalue()
         examples.append(
-            examples.encode_example(
-                file, label=0, text="", filename="", height=90, width=120, channels=3
-            )
+            encode_example(file, label=0, text="", filename="", height=90, width=120, channels=3)
         )
     records.write_records(tmp_path / "train-00000-of-00001", examples)
     return str(tmp_path)

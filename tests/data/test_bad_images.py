@@ -13,7 +13,7 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config, UserError, make_dataset
-from imagenet_fast.data import bad_images, order, pipeline, records
+from imagenet_fast.data import bad_images, order, pipeline
 from imagenet_fast.data.bad_images import (
     BadImages,
     count_kinds,
@@ -22,7 +22,7 @@ from imagenet_fast.data.bad_images import (
     list_bad_images,
     read_bad_images,
 )
-from imagenet_fast.data.examples import decode_example
+from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.images import encode_pixels
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import Damage, locate_records
@@ -59,7 +59,7 @@ def example(numbered_example):
 
 @pytest.fixture
 def jpeg(example):
-    return decode_example(example)[records.ENCODED][0]
+    return decode_example(example)[ENCODED][0]
 
 
 @pytest.mark.parametrize(
