@@ -6,13 +6,12 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any
 
 from tqdm import tqdm
 
 # Does something once; returns how long that took, in seconds by the clock and of CPU time.
 Timed = Callable[[], "tuple[float, float]"]
-_Measured = TypeVar("_Measured")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,14 +118,14 @@ def take_turns(calls: Sequence[Timed], *, warmup: int, repeats: int) -> tuple[Ti
 
 
 def in_turns(
-    measures: Sequence[Callable[[], _Measured]],
+    measures: Sequence[Callable[[], Any]],
     *,
     warmup: int,
     repeats: int,
     name: str = "",
     unit: str = " calls",
     silent: bool = False,
-) -> list[list[_Measured]]:
+) -> list[list[Any]]:
     """Measures ``a, b, c, a, b, c, ...`` so that a change of the machine's speed hits all alike.
 
     Args:
@@ -140,7 +139,7 @@ def in_turns(
     Returns:
       What each returned, without warm-up.
     """
-    taken: list[list[_Measured]] = [[] for _ in measures]
+    taken: list[list[Any]] = [[] for _ in measures]
     total = len(measures) * (warmup + repeats)
     with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=silent) as bar:
         for turn in range(warmup + repeats):
