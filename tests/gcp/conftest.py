@@ -26,12 +26,12 @@ class Bench:
 
     Args:
       folder: where everything lies.
-      checkout: the project's files.
+      checkout: the project's files; the person has a copy.
     """
 
     def __init__(self, folder: pathlib.Path, checkout: pathlib.Path) -> None:
         self.folder = folder
-        self.checkout = checkout
+        self.checkout = shutil.copytree(checkout, folder / "checkout")
         self.cloud = fake_gcloud.Cloud(folder / "cloud")
         (folder / "bin").mkdir()
         program = folder / "bin" / "gcloud"

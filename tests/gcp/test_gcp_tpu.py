@@ -86,10 +86,8 @@ def test_a_wrong_setting(bench, name, value, told):
 
 
 @pytest.mark.parametrize("place", ["runs/best.flags", "../best.flags"])
-def test_a_flagfile_that_would_not_be_sent(bench, tmp_path, place):
+def test_a_flagfile_that_would_not_be_sent(bench, place):
     bench.make_data()
-    shutil.copytree(bench.checkout, tmp_path / "mine" / "checkout")
-    bench.checkout = tmp_path / "mine" / "checkout"
     (bench.checkout / "runs").mkdir()
     (bench.checkout / place).touch()
     told = f"{place} is there, but git ignores it or it lies outside, so the hosts would not get it"
@@ -500,11 +498,9 @@ def test_what_is_installed(ready):
         assert not [name for name in asked if name.startswith(("tensorflow", "tf_keras"))]
 
 
-def test_install_again_does_nothing_until_a_file_changes(ready, tmp_path):
+def test_install_again_does_nothing_until_a_file_changes(ready):
     assert "installed on all 2 hosts already" in ready.run("install")
     assert words(ready, "scp")[1:] == []
-    shutil.copytree(ready.checkout, tmp_path / "changed")
-    ready.checkout = tmp_path / "changed"
     (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
     (ready.checkout / "LICENSE").unlink()
     (ready.checkout / "runs").mkdir()
@@ -528,12 +524,10 @@ def test_another_stack_gets_an_environment_of_its_own(bench):
         assert found.name.startswith(f"{name}-")
 
 
-def test_nothing_is_installed_under_a_running_training(ready, tmp_path):
+def test_nothing_is_installed_under_a_running_training(ready):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
-    shutil.copytree(ready.checkout, tmp_path / "changed")
-    ready.checkout = tmp_path / "changed"
     (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
     assert "digits is training there: gcp/tpu stop it first" in ready.run("install", status=1)
     (ready.cloud.folder / "hold").unlink()
