@@ -642,14 +642,16 @@ def test_a_single_host_drives_its_own_chips(bench):
     assert (venv / "site" / "libtpu-0.0.14.dist-info").is_dir()
 
 
-def test_training_outlives_the_connection_and_is_not_started_twice(ready):
+def test_training_outlives_the_connection_and_is_not_started_twice(ready, tmp_path):
     hold = ready.cloud.folder / "hold"
     hold.touch()
-    process = ready.start("train")
-    wait_for(lambda: ready.trained(1))
+    # A file: what runs on the host still has it open.
+    with (tmp_path / "output").open("w") as output:
+        process = ready.start("train", output=output)
+    wait_for(lambda: "training on" in (tmp_path / "output").read_text())
     # What the terminal does: gcloud gets it, too.
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.wait(timeout=20)
     again = ready.start("train")
     lines = [again.stdout.readline() for _ in range(4)]
     assert lines[1::2] == [f"already running on t1v-my-tpu-w-{worker}\n" for worker in range(2)]
