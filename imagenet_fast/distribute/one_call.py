@@ -8,12 +8,15 @@ of 2,048 cores would get 600,000 of them to swap the weights of a ResNet-50 with
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.trackable.base import VARIABLE_VALUE_KEY
+from tensorflow.python.training.saving.saveable_object import SaveableObject, SaveSpec
 
 
 def one_call(
@@ -36,7 +39,8 @@ def one_call(
 
 
 def _run(strategy: tf.distribute.Strategy, function: Callable[..., None], *arguments: Any) -> None:
-    strategy.run(function, args=arguments)
+    # Not as arguments of ``run``, of which TensorFlow passes each replica its own.
+    strategy.run(lambda: function(*arguments))
 
 
 def own_values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
@@ -56,21 +60,93 @@ def assign_own(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) ->
 
 
 def assign_everywhere(
-    strategy: tf.distribute.Strategy,
-    variables: Sequence[tf.Variable],
-    values: Sequence[np.ndarray | tf.Tensor | float],
+    variables: Sequence[tf.Variable], values: Sequence[np.ndarray | tf.Tensor | float]
 ) -> None:
     """Sets all replicas' copies of variables, by one call; outside of replicas.
 
     Args:
-      strategy: in whose scope the variables were made.
-      variables: to be set.
+      variables: of one strategy.
       values: of their shapes.
 
     Raises:
       ValueError: if a value is of another shape than its variable.
     """
-    tensors = [tf.convert_to_tensor(v, own.dtype.base_dtype) for own, v in zip(variables, values)]
-    for variable, tensor in zip(variables, tensors):
-        variable.shape.assert_is_compatible_with(tensor.shape)
+    tensors = []
+    for variable, value in zip(variables, values):
+        tensors.append(tf.convert_to_tensor(value, variable.dtype.base_dtype))
+        variable.shape.assert_is_compatible_with(tensors[-1].shape)
+    found = (getattr(variable, "distribute_strategy", None) for variable in variables)
+    strategy = next(filter(None, found), None) or tf.distribute.get_strategy()
     one_call(strategy, functools.partial(assign_own, variables))(tensors)
+
+
+@contextlib.contextmanager
+def first_copies_read(variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Inside, who reads these variables outside of replicas gets the first replica's values.
+
+    For variables that are the same in all replicas: TensorFlow would read the copies of all, to
+    take the mean (``SyncOnReadVariable._get_cross_replica``).
+    """
+    before = [own.aggregation for own in variables]
+    for own in variables:
+        own._aggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA
+    try:
+        yield
+    finally:
+        for own, aggregation in zip(variables, before):
+            own._aggregation = aggregation
+
+
+@contextlib.contextmanager
+def restored_everywhere(checkpoint: tf.train.Checkpoint) -> Iterator[None]:
+    """Inside, what is restored of distributed variables is kept, and in the end set by one call.
+
+    TensorFlow would assign them replica by replica, or, where the variables are on several hosts,
+    make a graph with a node for each replica and variable (``MultiDeviceSaver.restore``,
+    ``values_util.get_on_write_restore_ops``).
+
+    Args:
+      checkpoint: of the variables, which are of one strategy.
+    """
+    everything = tf.train.TrackableView(checkpoint).descendants()
+    distributed = [own for own in everything if isinstance(own, tf.distribute.DistributedValues)]
+    restored: dict[int, tf.Tensor] = {}
+    for place, own in enumerate(distributed):
+        own._gather_saveables_for_checkpoint = functools.partial(_kept, own, place, restored)
+    try:
+        yield
+    finally:
+        for own in distributed:
+            del own._gather_saveables_for_checkpoint
+    if restored:
+        assign_everywhere([distributed[place] for place in restored], list(restored.values()))
+
+
+def _kept(
+    variable: tf.Variable, place: int, restored: dict[int, tf.Tensor]
+) -> dict[str, Callable[..., SaveableObject]]:
+    return {VARIABLE_VALUE_KEY: functools.partial(_Kept, variable, place, restored)}
+
+
+class _Kept(SaveableObject):
+    """Has a checkpoint's value for a variable kept rather than assigned."""
+
+    def __init__(
+        self, variable: tf.Variable, place: int, restored: dict[int, tf.Tensor], name: str = ""
+    ) -> None:
+        # On this host: of values that are all for one host TensorFlow makes no function, out of
+        # which none could be kept.
+        with tf.device("CPU:0"):
+            device = tf.zeros([]).device
+        spec = SaveSpec(variable.read_value, "", name, variable.dtype, device)
+        super().__init__(variable, [spec], name)
+        self._variable, self._place, self._restored = variable, place, restored
+
+    def restore(self, restored_tensors: Sequence[tf.Tensor], restored_shapes: Any) -> tf.Operation:
+        if tf.executing_eagerly():
+            (self._restored[self._place],) = restored_tensors
+            return tf.no_op()
+        # Something else in the checkpoint is on another host.
+        gather = type(self._variable)._gather_saveables_for_checkpoint
+        own = gather(self._variable)[VARIABLE_VALUE_KEY](name=self.name)
+        return own.restore(restored_tensors, restored_shapes)

@@ -15,6 +15,7 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import is_local, to_path
@@ -66,8 +67,11 @@ class Checkpoints:
         Raises:
           UserError: if it cannot be written, as to a full disk.
         """
-        self._model.average_batch_norm_statistics()
         self._state.value = state
+        with self._model.averaged_batch_norm_statistics():
+            self._write(step)
+
+    def _write(self, step: int) -> None:
         try:
             self._manager.save(checkpoint_number=step, options=_options())
         except (OSError, *_UNWRITABLE) as error:
@@ -95,7 +99,8 @@ class Checkpoints:
         # Slots exist only once the optimizer is built, and are then checked with all else.
         self._model.make_slots()
         try:
-            status = self._checkpoint.restore(latest, options=_options())
+            with restored_everywhere(self._checkpoint):
+                status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
         except _UNREADABLE as error:
             raise _unreadable(latest, error) from error
@@ -125,7 +130,8 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     network = keras.Model(model.inputs, model.outputs)
     try:
         checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
-        status = checkpoint.restore(latest, options=_options())
+        with restored_everywhere(checkpoint):
+            status = checkpoint.restore(latest, options=_options())
         status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
         raise _unreadable(latest, error) from error

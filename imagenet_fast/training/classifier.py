@@ -17,6 +17,7 @@ from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import (
     assign_everywhere,
     assign_own,
+    first_copies_read,
     one_call,
     own_values,
 )
@@ -342,7 +343,7 @@ class Classifier(keras.Model):
         variables = self.weights
         if len(weights) != len(variables):
             raise UserError(f"{len(weights)} arrays for the model's {len(variables)} weights")
-        assign_everywhere(self.distribute_strategy, variables, weights)
+        assign_everywhere(variables, weights)
         self.restart_copies()
 
     def get_config(self) -> dict[str, Any]:
@@ -371,6 +372,13 @@ class Classifier(keras.Model):
                 self._average_statistics()
 
     @contextlib.contextmanager
+    def averaged_batch_norm_statistics(self) -> Iterator[None]:
+        """The same, and inside, the first replica's are read as those of all, which they are."""
+        self.average_batch_norm_statistics()
+        with first_copies_read(self._statistics()):
+            yield
+
+    @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:
         """What layers compute inside leaves no trace in batch norm's averages and dropout's counts.
 
@@ -384,7 +392,10 @@ class Classifier(keras.Model):
         def read() -> Any:
             return strategy.run(lambda: own_values(variables))
 
-        restore = one_call(strategy, lambda values: assign_own(variables, values))
+        @tf.function(autograph=False)
+        def restore(before: Any) -> None:  # each replica's own
+            strategy.run(lambda values: assign_own(variables, values), args=(before,))
+
         before = read()
         try:
             yield
@@ -435,8 +446,7 @@ class Classifier(keras.Model):
         It has its averaged weights, and the mean of the replicas' statistics of batch norm, which
         it keeps afterwards. To be called outside the training step, by all workers.
         """
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.averaged_batch_norm_statistics(), self.averaged_weights():
             yield
 
     def reset_metrics(self) -> None:
