@@ -362,8 +362,8 @@ def test_headers(path):
     assert command and f"--flagfile=flags/{path.name}" in header
 
 
-# TPUClusterResolver.cluster_spec (tpu_cluster_resolver.py) names a server on each host, all of which
-# the one process that makes a TPUStrategy connects to. Google's own tests start it on worker 0 of a
+# TPUClusterResolver.cluster_spec (tpu_cluster_resolver.py) names a server on each host, to all of
+# which the process that makes a TPUStrategy connects. Google's own tests start it on worker 0 of a
 # slice (GoogleCloudPlatform/ml-auto-solutions: all_workers=not is_pod).
 PROCESSES = "On a TPU slice of several hosts: one process, on host 0"
 
