@@ -190,8 +190,8 @@ def why_no_gpu() -> str:
             f"is built for {_dotted(lowest[0])} and newer; use an older TensorFlow"
         )
     return (
-        "the driver and all CUDA libraries load now; start again with TF_CPP_MIN_LOG_LEVEL=0 to see "
-        "what TensorFlow says"
+        "the driver and all CUDA libraries load now; start again with TF_CPP_MIN_LOG_LEVEL=0 to "
+        "see what TensorFlow says"
     )
 
 
