@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -94,6 +95,22 @@ class Library:
     required: bool = True
 
 
+class Problem(NamedTuple):
+    """Something that keeps TensorFlow from using a GPU.
+
+    Attributes:
+      reason: what is wrong.
+      advice: what to do.
+    """
+
+    reason: str
+    advice: str
+
+    def __str__(self) -> str:
+        """For an error message."""
+        return f"{self.reason}; {self.advice}"
+
+
 def built_for() -> Build:
     """Returns what TensorFlow was built for."""
     info = tf.sysconfig.get_build_info()
@@ -160,63 +177,77 @@ def preload_libraries() -> None:
 
 def why_no_gpu() -> str:
     """Returns why TensorFlow sees none of the GPUs that the driver shows, and what to do."""
+    return f"{find_problem()}."
+
+
+def find_problem() -> Problem:
+    """Returns the first thing that keeps TensorFlow from seeing the GPUs of this machine.
+
+    In the order in which TensorFlow comes to it: its build, the driver (``cuInit``), the devices
+    that the driver shows (``VisibleDeviceCount``), the libraries (``MaybeTryDlopenGPULibraries``),
+    and their compute capability (all in ``GetValidDeviceIds`` of ``gpu_device.cc``).
+    """
     build = built_for()
     if not build.cuda:
-        return f"this TensorFlow is built without CUDA; {INSTALL}, in a new environment"
+        return Problem("this TensorFlow is built without CUDA", f"{INSTALL}, in a new environment")
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
     if shown in ("", "-1"):
-        return f"CUDA_VISIBLE_DEVICES={shown!r} hides them; unset it"
+        return Problem(f"CUDA_VISIBLE_DEVICES={shown!r} hides them", "unset it")
     driver = find_driver()
-    if driver.cuda and too_old(driver, build):
-        return too_old(driver, build)
-    if driver.error:
-        return (
-            f"the driver cannot be used ({driver.error}); in a container, start it with the NVIDIA "
-            "Container Toolkit (docker run --gpus=all), elsewhere reinstall the driver or restart "
-            "the machine"
-        )
+    problem = driver_problem(driver, build)
+    if problem:
+        return problem
+    if driver.hides_all and shown is not None:
+        return Problem(f"CUDA_VISIBLE_DEVICES={shown!r} names no GPU of this machine", "unset it")
     if driver.hides_all:
-        if shown is not None:
-            return f"CUDA_VISIBLE_DEVICES={shown!r} names no GPU of this machine; unset it"
-        return "the driver shows this process no GPU; see whether `nvidia-smi` lists any here"
+        return Problem(
+            "the driver shows this process no GPU",
+            "see whether `nvidia-smi` lists any here, and give the container or the job GPUs",
+        )
     missing = [library for library in find_libraries() if library.required and library.error]
     if missing:
         names = " and ".join(library.name for library in missing)
-        return f"TensorFlow cannot load {names} ({missing[0].error}); {how_to_mend(missing)}"
-    lowest = build.capabilities[:1]
-    if lowest and all(own < lowest[0] for own in driver.capabilities):
-        return (
+        return Problem(f"TensorFlow cannot load {names} ({missing[0].error})", how_to_mend(missing))
+    if build.capabilities and max(driver.capabilities) < build.capabilities[0]:
+        return Problem(
             f"their compute capability is {_dotted(max(driver.capabilities))}, and this TensorFlow "
-            f"is built for {_dotted(lowest[0])} and newer; use an older TensorFlow"
+            f"is built for {_dotted(build.capabilities[0])} and newer",
+            "use an older TensorFlow",
         )
-    return (
-        "the driver and all CUDA libraries load now; start again with TF_CPP_MIN_LOG_LEVEL=0 to "
-        "see what TensorFlow says"
+    return Problem(
+        "the driver and all CUDA libraries load now",
+        "start again with TF_CPP_MIN_LOG_LEVEL=0 to see what TensorFlow says",
     )
+
+
+def driver_problem(driver: Driver, build: Build) -> Problem | None:
+    """Returns what is wrong with the driver, if anything.
+
+    A driver for any 12.x runs programs of all of 12 (CUDA's minor version compatibility).
+    """
+    if driver.cuda and _major(driver.cuda) < _major(build.cuda):
+        own = f"the driver {driver.version}".strip()
+        return Problem(
+            f"{own} supports CUDA {driver.cuda}, and this TensorFlow is built for {build.cuda}",
+            "update the driver",
+        )
+    if driver.error:
+        return Problem(
+            f"the driver cannot be used ({driver.error})",
+            "in a container, start it with the NVIDIA Container Toolkit (docker run --gpus=all); "
+            "elsewhere reinstall the driver, or restart the machine after an update",
+        )
+    return None
 
 
 def how_to_mend(missing: Sequence[Library]) -> str:
     """Returns what to do about libraries that do not load."""
-    folders = [str(_in_packages(own.name).parent) for own in missing if _in_packages(own.name)]
+    folders = [path.parent for own in missing if (path := _in_packages(own.name))]
     if len(folders) < len(missing):
         return INSTALL
     return (
         "add the folders in which TensorFlow does not look for them to LD_LIBRARY_PATH: "
-        f"{':'.join(folders)}"
-    )
-
-
-def too_old(driver: Driver, build: Build) -> str:
-    """Returns why the driver is too old for TensorFlow, and what to do; empty if it is not.
-
-    A driver of any 12.x runs programs of all of 12 (CUDA's minor version compatibility).
-    """
-    if int(driver.cuda.partition(".")[0]) >= int(build.cuda.partition(".")[0]):
-        return ""
-    own = f"the driver {driver.version}".strip()
-    return (
-        f"{own} supports CUDA {driver.cuda}, and this TensorFlow is built for {build.cuda}; update "
-        "the driver"
+        f"{':'.join(map(str, folders))}"
     )
 
 
@@ -334,6 +365,10 @@ def _version_by(function: str) -> Callable[[ctypes.CDLL], str]:
         return _dotted(numbers)
 
     return version
+
+
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
 
 
 def _dotted(numbers: tuple[int, ...] | list[int]) -> str:

@@ -30,8 +30,8 @@ def check_devices(_: Config) -> list[Finding]:
         # That is how a user, Slurm or the local launcher gives a process its GPUs.
         findings.append(ok("GPUs", f"{told} (CUDA_VISIBLE_DEVICES)", **numbers))
     else:
-        reason, _, advice = cuda.why_no_gpu().rpartition("; ")
-        findings.append(wrong("GPUs", f"{told}: {reason}", advice, **numbers))
+        problem = cuda.find_problem()
+        findings.append(wrong("GPUs", f"{told}: {problem.reason}", problem.advice, **numbers))
     return findings + [_without_code(device) for device in seen if _is_newer(device)]
 
 
@@ -46,8 +46,8 @@ def _without_code(device: tf.config.PhysicalDevice) -> Finding:
     own = ".".join(map(str, _capability(device)))
     return slow(
         f"GPU:{device.name.rpartition(':')[2]}",
-        f"TensorFlow {tf.__version__} has no machine code for compute capability {own}, and compiles "
-        "its kernels when they are first used, for up to half an hour",
+        f"TensorFlow {tf.__version__} has no machine code for compute capability {own}, and "
+        "compiles its kernels when they are first used, for up to half an hour",
         "take a TensorFlow that is built for it, such as NVIDIA's containers",
     )
 

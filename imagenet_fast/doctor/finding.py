@@ -40,3 +40,8 @@ def slow(name: str, found: str, advice: str, **numbers: Any) -> Finding:
 def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
     """Returns the finding that something makes training fail."""
     return Finding(name, WRONG, found, advice, numbers)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its name if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -32,7 +32,9 @@ def check_packages(_: Config) -> list[Finding]:
 def check_cuda(_: Config) -> list[Finding]:
     """Checks the driver and the CUDA libraries against what TensorFlow was built for."""
     build = cuda.built_for()
-    built = f"built for CUDA {build.cuda} and cuDNN {build.cudnn}" if build.cuda else "built without"
+    built = (
+        f"built for CUDA {build.cuda} and cuDNN {build.cudnn}" if build.cuda else "built without"
+    )
     gpus = installed_gpus()
     if not gpus:
         return [ok("CUDA", f"no NVIDIA GPU here; TensorFlow is {built}", **vars(build))]
@@ -55,14 +57,10 @@ def check_cuda(_: Config) -> list[Finding]:
 
 def _driver(build: cuda.Build) -> Finding:
     driver = cuda.find_driver()
+    problem = cuda.driver_problem(driver, build)
+    if problem:
+        return wrong("driver", problem.reason, problem.advice)
     told = f"{driver.version or 'of unknown version'}, for CUDA up to {driver.cuda or 'unknown'}"
-    if driver.cuda:
-        advice = cuda.too_old(driver, build)
-        if advice:
-            reason, _, what = advice.partition("; ")
-            return wrong("driver", reason, what)
-    if driver.error:
-        return wrong("driver", driver.error, cuda.MEND_DRIVER)
     return ok("driver", told, version=driver.version, cuda=driver.cuda)
 
 
