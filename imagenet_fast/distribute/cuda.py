@@ -25,6 +25,7 @@ import tensorflow as tf
 INSTALL = "install the CUDA libraries with `tools/install.sh .venv digits,gpu`"
 
 _DRIVER_LIBRARY = "libcuda.so.1"
+_MODULE_VERSION = pathlib.Path("/proc/driver/nvidia/version")
 # Those of TryDlopenCUDALibraries, in its order, with the versions of CUDA 12 for installs whose
 # header is missing.
 _REQUIRED = {
@@ -297,7 +298,7 @@ def _in_packages(name: str) -> pathlib.Path | None:
 def _module_version() -> str:
     """Returns the version of the driver's kernel module; empty if the system does not say."""
     try:
-        text = pathlib.Path("/proc/driver/nvidia/version").read_text()
+        text = _MODULE_VERSION.read_text()
     except OSError:
         return ""
     found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)

@@ -33,7 +33,7 @@ def check_cuda(_: Config) -> list[Finding]:
     """Checks the driver and the CUDA libraries against what TensorFlow was built for."""
     build = cuda.built_for()
     built = (
-        f"built for CUDA {build.cuda} and cuDNN {build.cudnn}" if build.cuda else "built without"
+        f"built for CUDA {build.cuda} and cuDNN {build.cudnn}" if build.cuda else "built without CUDA"
     )
     gpus = installed_gpus()
     if not gpus:
