@@ -51,14 +51,13 @@ ON_GPU = Size(batch=64, pixels=28, channels=256)
 def check_convolutions(_: Config) -> list[Finding]:
     """Checks each device against float32 on the CPU, and that none is slower than it should be."""
     gpus = tf.config.list_logical_devices("GPU")
-    size = ON_GPU if gpus else ON_CPU
     cpu = tf.config.list_logical_devices("CPU")[0].name
-    operands = _operands(size)
+    findings = _check_device(cpu, _operands(ON_CPU))
+    if not gpus:
+        return findings
+    operands = _operands(ON_GPU)
     reference = _step(cpu, operands, "float32", xla=False)
     expected = _numpy(reference())
-    findings = _check_device(cpu, _operands(ON_CPU), None) if gpus else []
-    if not gpus:
-        return _check_device(cpu, operands, expected)
     seconds = _seconds(reference, repeats=1)
     for gpu in gpus:
         findings += _check_device(gpu.name, operands, expected, cpu_seconds=seconds)
@@ -68,7 +67,7 @@ def check_convolutions(_: Config) -> list[Finding]:
 def _check_device(
     device: str,
     operands: Sequence[np.ndarray],
-    expected: Sequence[np.ndarray] | None,
+    expected: Sequence[np.ndarray] | None = None,
     cpu_seconds: float | None = None,
 ) -> list[Finding]:
     """Checks a device in each type.
@@ -89,7 +88,8 @@ def _check_device(
             own = finding.numbers["seconds"]
             if dtype == "float32":
                 float32 = own
-            finding = _judge(device, finding, dtype, cpu_seconds if dtype == "float32" else float32)
+            than = cpu_seconds if dtype == "float32" else float32
+            finding = _judge(device, finding, dtype, than)
         findings.append(finding)
     return findings
 

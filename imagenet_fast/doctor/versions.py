@@ -32,9 +32,9 @@ def check_packages(_: Config) -> list[Finding]:
 def check_cuda(_: Config) -> list[Finding]:
     """Checks the driver and the CUDA libraries against what TensorFlow was built for."""
     build = cuda.built_for()
-    built = (
-        f"built for CUDA {build.cuda} and cuDNN {build.cudnn}" if build.cuda else "built without CUDA"
-    )
+    built = f"built for CUDA {build.cuda} and cuDNN {build.cudnn}"
+    if not build.cuda:
+        built = "built without CUDA"
     gpus = installed_gpus()
     if not gpus:
         return [ok("CUDA", f"no NVIDIA GPU here; TensorFlow is {built}", **vars(build))]
@@ -43,10 +43,14 @@ def check_cuda(_: Config) -> list[Finding]:
     findings = [ok("CUDA", f"TensorFlow is {built}", **vars(build)), _driver(build)]
     libraries = cuda.find_libraries()
     loaded = [own for own in libraries if not own.error]
-    if loaded:
-        told = ", ".join(f"{_short(own.name)} {own.version}" for own in loaded)
-        numbers = {own.name: {"version": own.version, "path": own.path} for own in loaded}
-        findings.append(ok("CUDA libraries", told, **numbers))
+    if not loaded:
+        names = ", ".join(own.name for own in libraries)
+        told = f"none loads, and TensorFlow sees no GPU without them: {names}"
+        findings.append(wrong("CUDA libraries", told, cuda.how_to_mend(libraries)))
+        return findings
+    told = ", ".join(f"{_short(own.name)} {own.version}" for own in loaded)
+    numbers = {own.name: {"version": own.version, "path": own.path} for own in loaded}
+    findings.append(ok("CUDA libraries", told, **numbers))
     for own in libraries:
         if own.error:
             what = "TensorFlow sees no GPU without it" if own.required else "no NCCL without it"

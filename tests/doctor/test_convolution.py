@@ -16,15 +16,17 @@ def test_all_types_are_right_on_this_cpu():
     for own in findings:
         assert own.state == "ok", own
         assert set(own.numbers["seconds"]) == {"plain", "XLA"}
-        assert all(0 < seconds for seconds in own.numbers["seconds"].values())
+        assert all(seconds > 0 for seconds in own.numbers["seconds"].values())
     # Less than the tolerance by far, which hides no fault.
     assert max(findings[0].numbers["errors"].values()) < 1e-5
     # What is compared does round, as the types do.
     assert all(min(own.numbers["errors"].values()) > 1e-5 for own in findings[1:])
 
 
-@pytest.mark.parametrize("way", ["without XLA", "with XLA"])
-@pytest.mark.parametrize("result", range(3))
+@pytest.mark.parametrize(
+    ("way", "result"),
+    [("without XLA", 0), ("without XLA", 1), ("without XLA", 2), ("with XLA", 1)],
+)
 def test_wrong_results_are_told(monkeypatch, way, result):
     """Of the forward pass, and of the gradients of images and of the kernel."""
     make = convolution._step
@@ -89,6 +91,22 @@ def test_what_is_slow_on_a_gpu(monkeypatch, dtype, seconds, capability, state, a
     assert judged.state == state
     assert advice in judged.advice
     assert judged.numbers == finding.numbers
+
+
+def test_each_gpu_is_checked_and_judged_by_the_cpu(monkeypatch):
+    """The CPU stands for two GPUs, with the times of a slow one."""
+    cpu = tf.config.list_logical_devices("CPU")
+    listed = {"CPU": cpu, "GPU": cpu * 2}
+    monkeypatch.setattr(tf.config, "list_logical_devices", listed.__getitem__)
+    monkeypatch.setattr(convolution, "ON_GPU", convolution.ON_CPU)
+    monkeypatch.setattr(convolution, "_capability", lambda device: (7, 0))
+    times = iter([*[0.1] * 6, 1.0, *[0.5, 0.5, 0.8, 0.5, 0.5, 0.5], *[1.5, 1, 1, 1, 1, 1]])
+    monkeypatch.setattr(convolution, "_seconds", lambda step, repeats=5: next(times))
+    findings = check_convolutions(Config())
+    assert [own.name.split()[1] for own in findings] == list(convolution.DTYPES) * 3
+    # The first GPU's bfloat16 is slower than its float32, and the second GPU than the CPU.
+    states = ["ok", "ok", "ok", "ok", "slow", "ok", "slow", "ok", "ok"]
+    assert [own.state for own in findings] == states
 
 
 def test_no_rounding_changes_what_a_relu_passes():

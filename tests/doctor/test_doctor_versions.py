@@ -20,7 +20,12 @@ def not_ok(findings):
 def machine(monkeypatch):
     """A machine with a GPU: machine(driver, libraries)."""
 
-    def machine(driver=None, libraries=(), build=BUILD, tensorflow="2.21.0"):
+    def machine(
+        driver=None,
+        libraries=(cuda.Library("libcudart.so.12", "12.9"),),
+        build=BUILD,
+        tensorflow="2.21.0",
+    ):
         monkeypatch.setattr(versions, "installed_gpus", lambda: ["NVIDIA H100 80GB HBM3"])
         monkeypatch.setattr(cuda, "built_for", lambda: build)
         monkeypatch.setattr(cuda, "find_driver", lambda: driver or cuda.Driver("550.54", "12.4"))
@@ -89,6 +94,15 @@ def test_each_library_that_does_not_load_is_named(machine):
     assert (nccl.state, nccl.name) == ("wrong", "libnccl.so.2")
     assert "no NCCL" in nccl.found
     assert "cudart 12.9" in [own.found for own in findings if own.name == "CUDA libraries"]
+
+
+def test_libraries_none_of_which_loads_are_one_line(machine):
+    names = ("libcudart.so.12", "libcudnn.so.9")
+    machine(libraries=[cuda.Library(name, error=f"{name}: {NO_SUCH_FILE}") for name in names])
+    (found,) = not_ok(versions.check_cuda(Config()))
+    assert (found.state, found.name) == ("wrong", "CUDA libraries")
+    assert found.found.endswith(": libcudart.so.12, libcudnn.so.9")
+    assert "tools/install.sh .venv digits,gpu" in found.advice
 
 
 def test_a_driver_that_is_too_old(machine):
