@@ -63,13 +63,18 @@ def command() -> str:
     return shlex.join([program, *sys.argv[1:]])
 
 
+def now() -> str:
+    """Returns this moment, to the second, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def provenance() -> dict[str, Any]:
     """Returns ``command``, ``hardware``, ``versions`` and ``finished``, this moment, for a file."""
     return {
         "command": command(),
         "hardware": hardware(),
         "versions": versions(),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "finished": now(),
     }
 
 
