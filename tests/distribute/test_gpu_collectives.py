@@ -19,7 +19,10 @@ import pathlib
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.python.framework import kernels
+
+from imagenet_fast.distribute.collectives import Communicator
 
 JOB = pathlib.Path(__file__).with_name("gpu_collectives_job.py")
 # By the way to sum gradients: how many groups a replica is in, batch norm's pair and, for the
@@ -139,3 +142,27 @@ def test_tensorflow_has_kernels_for_gpus(operation):
     """``DEFAULT`` is every device without kernels of its own: collective_ops.cc."""
     registered = kernels.get_registered_kernels_for_op(operation).kernel
     assert {"GPU", "DEFAULT"} & {kernel.device_type for kernel in registered}
+
+
+def test_a_pipelines_stages_each_have_one_token():
+    """There the strategy is none of TensorFlow's; each stage has a GPU, and a place, of its own."""
+
+    @tf.function
+    def traced():
+        for place in (0, 1):
+            group = Communicator((0, 1), 0, place=place, hint="nccl")
+            pair = Communicator((0, 2), 0, place=place, hint="nccl")
+            group.all_reduce(tf.ones([2]), "first")
+            pair.all_gather(group.all_reduce(tf.ones([2]), "second"), "first")
+
+    graph = traced.get_concrete_function().graph
+    nodes = [node for node in graph.get_operations() if node.type.startswith("Collective")]
+    tokens = [node.inputs[-1].name for node in nodes]
+    assert len(nodes) == 6
+    assert tokens == [tokens[0]] * 3 + [tokens[3]] * 3
+    assert tokens[0] != tokens[3]
+
+
+def test_broadcasts_cannot_be_ordered():
+    with pytest.raises(RuntimeError, match="cannot be ordered among other NCCL collectives"):
+        Communicator((0, 1), 0, hint="nccl").broadcast(tf.ones([2]), "test")
