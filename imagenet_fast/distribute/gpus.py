@@ -100,8 +100,8 @@ def choose_gpus(
     each = len(chosen) // tasks
     if not each:
         raise UserError(
-            f"{tasks} tasks on {cluster.host} cannot share {_count(len(chosen))}: start at most one "
-            "task for each GPU (srun --ntasks-per-node), or train on CPUs with --gpus=0"
+            f"{tasks} tasks on {cluster.host} cannot share {_count(len(chosen))}: start at most "
+            "one task for each GPU (srun --ntasks-per-node), or train on CPUs with --gpus=0"
         )
     return chosen[task * each : (task + 1) * each]
 

@@ -83,12 +83,11 @@ def _data_name(config: Config) -> str:
 
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:
-    replicas = summary.get("replicas")
     parts = [
         _epochs(summary, config),
         _count(summary.get("steps"), "step"),
         f"batch {config.batch_size:,}",
-        f"{_count(replicas, 'replica')} ({', '.join(summary.get('devices') or [_MISSING])})",
+        summary.get("runs_on") or _count(summary.get("replicas"), "replica"),
         config.precision,
     ]
     finished = str(summary.get("finished") or "")
@@ -268,7 +267,7 @@ def _bad_images(summary: dict[str, Any]) -> str:
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
     parameters, hardware = summary.get("parameters"), summary.get("hardware") or {}
     return [
-        ("Devices", ", ".join(summary.get("devices") or [_MISSING])),
+        ("Devices", summary.get("runs_on") or ", ".join(summary.get("devices") or [_MISSING])),
         ("Replicas", _number(summary.get("replicas"))),
         ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
         ("Processor of the chief", hardware.get("cpu") or _MISSING),
