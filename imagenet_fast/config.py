@@ -897,6 +897,14 @@ class Config:
     keep_checkpoints: int = _option(
         2, "latest checkpoints kept", group="run", check=_POSITIVE, free=True
     )
+    on_damaged_checkpoint: str = _option(
+        "previous",
+        "what to do if the newest checkpoint is damaged: previous sets it aside and resumes from "
+        "the one before it; stop ends the run",
+        group="run",
+        choices=("previous", "stop"),
+        free=True,
+    )
     log_every: Duration = _option(
         Duration(20, "steps"),
         "time between lines of metrics.jsonl",

@@ -30,6 +30,7 @@ from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.headline import batch_norm_images, headline
 from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
@@ -70,8 +71,8 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
     ``report.html``, ``checkpoints/`` and ``tensorboard/``, ``input_images.npz`` and
     ``examination.npz`` unless ``examine`` is off, ``mlperf.log`` if that is asked for,
-    ``bad_images.jsonl`` if there are images that cannot be read, and ``fusion.json`` with
-    ``fusion=auto``.
+    ``bad_images.jsonl`` if there are images that cannot be read, ``damaged_checkpoints.jsonl`` if
+    checkpoints were set aside, and ``fusion.json`` with ``fusion=auto``.
 
     Args:
       config: what to train, and how.
@@ -385,6 +386,7 @@ class _Run:
             "images_skipped_in_training": sum(row["skipped"] for row in training),
             "images_skipped_in_evaluation": last.get("skipped"),
             "bad_images": bad_images.count_kinds(unreadable),
+            "damaged_checkpoints": damaged_checkpoints(self.config.model_dir) if self.chief else [],
             "epochs": step / self.steps_per_epoch,
             "steps": step,
             "train_seconds": self.clock.train_seconds,

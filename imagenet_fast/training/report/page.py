@@ -60,6 +60,7 @@ def render(
         _mistakes(examination, labels),
         _inputs(inputs, labels),
         _bad_images(summary),
+        _damaged_checkpoints(summary),
         _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
         _section("Options", _options(config)),
     ]
@@ -262,6 +263,18 @@ def _bad_images(summary: dict[str, Any]) -> str:
     total = ("all, as listed in bad_images.jsonl", _number(sum(kinds.values())))
     lines = [(kind, _number(number)) for kind, number in kinds.items()]
     return _section("Unreadable images", _table([*lines, total]))
+
+
+def _damaged_checkpoints(summary: dict[str, Any]) -> str:
+    """Which checkpoints were set aside, if any."""
+    lines = [
+        (
+            f"step {_number(own['step'])}",
+            f"{own['reason']}; from step {_number(own['resumed_from'])}",
+        )
+        for own in summary.get("damaged_checkpoints") or []
+    ]
+    return _section("Damaged checkpoints, set aside", _table(lines)) if lines else ""
 
 
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
