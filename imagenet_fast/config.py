@@ -159,7 +159,7 @@ class Config:
     train_crop: str = _option(
         "random_resized",
         "which part of a training image is taken; random_resized: of random area and aspect, as in "
-        "fb.resnet.torch; inception: the same as TensorFlow draws it, in recipes for TPUs and "
+        "torchvision; inception: the same as TensorFlow draws it, in recipes for TPUs and "
         "MLPerf; pad: a border around, then a random window; none: the centre, as in evaluation",
         group="data",
         choices=("random_resized", "inception", "pad", "none"),
@@ -173,7 +173,7 @@ class Config:
     )
     crop_attempts: int = _option(
         10,
-        "random_resized or inception crops that may fail to fit before the centre is taken",
+        "random_resized or inception crops that may fail to fit before the middle is taken",
         group="data",
         check=_POSITIVE,
     )

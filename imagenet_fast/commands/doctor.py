@@ -13,6 +13,7 @@ _OPTIONS = (
     "model_dir",
     "strategy",
     "tpu",
+    "gpus",
     "logical_cpus",
     "fusion_bytes",
     "all_reduce",

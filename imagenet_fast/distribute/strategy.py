@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.cuda import why_no_gpu
+from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
 from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
 from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
@@ -110,6 +110,7 @@ def _make_strategy(
     cluster = Cluster.from_environment()
     own_gpus = 0
     if not logical_cpus:
+        preload_libraries()
         own_gpus = use_gpus(gpus, cluster)
         reason = _why_gpus_are_unused(kind, tpu, gpus)
         if reason:

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.devices import run_devices
 from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.strategy import devices_of, make_strategy
-from imagenet_fast.distribute.workers import worker_place, workers_of
+from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.doctor.finding import Finding, ok, wrong
 
 _REPEATS = 5
@@ -43,7 +44,6 @@ def check_cluster(config: Config) -> list[Finding]:
 def _check(name: str, config: Config) -> list[Finding]:
     """Sums a known tensor over all replicas, as training sums gradients."""
     strategy = make_strategy(config)
-    workers, _ = worker_place(strategy)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         return [ok(name, "one device: nothing to sum")]
@@ -55,8 +55,8 @@ def _check(name: str, config: Config) -> list[Finding]:
         dtype=config.all_reduce_dtype,
         name="doctor",
     )
-    kind = devices_of(strategy)[0].rpartition("device:")[2].partition(":")[0]
-    size = _ON_CPUS if kind == "CPU" else _ON_GPUS
+    place = run_devices(strategy, devices_of(strategy))
+    size = _ON_CPUS if place.kind == "CPU" else _ON_GPUS
     error, taken = _measure(strategy, all_reduce, size)
     if workers_of(strategy) is not None:
         wait_for_all(strategy)
@@ -64,18 +64,13 @@ def _check(name: str, config: Config) -> list[Finding]:
     seconds = statistics.median(taken)
     # What nccl-tests calls bus bandwidth: the bytes that each replica must send.
     rate = 2 * (replicas - 1) / replicas * 4 * size / seconds / 1e9
-    place = (
-        f"{workers} workers x {replicas // workers} {kind}"
-        if workers > 1
-        else (f"{replicas} {kind}")
-    )
     told = (
-        f"{place}, {all_reduce.algorithm}, {config.all_reduce_dtype}: {4 * size / 1e6:.0f} MB in "
+        f"{place}; {all_reduce.algorithm}, {config.all_reduce_dtype}: {4 * size / 1e6:.0f} MB in "
         f"{1e3 * seconds:.1f} ms, {rate:.2f} GB/s"
     )
     numbers = {
         "replicas": replicas,
-        "workers": workers,
+        "devices": str(place),
         "algorithm": all_reduce.algorithm,
         "bytes": 4 * size,
         "seconds": seconds,

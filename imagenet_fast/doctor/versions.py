@@ -64,7 +64,7 @@ def _driver(build: cuda.Build) -> Finding:
     problem = cuda.driver_problem(driver, build)
     if problem:
         return wrong("driver", problem.reason, problem.advice)
-    told = f"{driver.version or 'of unknown version'}, for CUDA up to {driver.cuda or 'unknown'}"
+    told = ", ".join(filter(None, [driver.version, f"supports CUDA up to {driver.cuda}"]))
     return ok("driver", told, version=driver.version, cuda=driver.cuda)
 
 

@@ -56,7 +56,7 @@ def main() -> None:
 
     cluster = Cluster.from_environment()
     if not job["cluster"]:
-        use_gpus(getattr(config, "gpus", ""), cluster)
+        use_gpus(config.gpus, cluster)
         for name in _CLUSTER_VARIABLES:
             os.environ.pop(name, None)
     _answer(answers, len(cluster.workers) if cluster else 1)

@@ -96,5 +96,5 @@ def test_two_workers(digits, tmp_path, run_python):
     found = re.findall(r"^\[worker (\d)\] cluster +ok +(.*)$", finished.stdout, re.MULTILINE)
     assert sorted(worker for worker, _ in found) == ["0", "1"]
     for _, text in found:
-        assert re.match(r"2 workers x 1 CPU, torus_2d, float32: .* [\d.]+ GB/s$", text)
+        assert re.match(r"2 workers x 1 CPU .*, gRPC; torus_2d, float32: .* [\d.]+ GB/s$", text)
     assert not list(tmp_path.iterdir())

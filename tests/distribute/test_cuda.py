@@ -6,7 +6,8 @@ import subprocess
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.distribute import cuda
+from imagenet_fast import Config
+from imagenet_fast.distribute import cuda, strategy
 
 CUDA_12 = {
     "is_cuda_build": True,
@@ -219,6 +220,16 @@ def test_libraries_that_tensorflow_does_not_look_for_are_loaded(monkeypatch, in_
     monkeypatch.setattr(cuda, "open_library", lambda name: FakeDriver())
     cuda.preload_libraries()
     assert load(in_packages).probe() == 42
+
+
+def test_make_strategy_loads_them_before_it_asks_for_gpus(monkeypatch):
+    """Else TensorFlow has looked, which it does once: ``CachedDsoLoader`` (``dso_loader.cc``)."""
+    calls = []
+    monkeypatch.setattr(strategy, "preload_libraries", lambda: calls.append("preload"))
+    monkeypatch.setattr(strategy, "use_gpus", lambda *_: calls.append("use") or 0)
+    # Options that no other test has: strategies are kept.
+    strategy.make_strategy(Config(strategy="one_device", fusion_bytes=12_345_678))
+    assert calls == ["preload", "use"]
 
 
 def _raise(name):

@@ -38,7 +38,8 @@ def findings(run_python_session):
 def test_the_sum_and_the_bandwidth_over_four_devices(findings):
     right, half, *_ = findings
     assert (right["state"], half["state"]) == ("ok", "ok")
-    assert right["found"].startswith("4 CPU, builtin, float32: 17 MB in ")
+    assert right["found"].startswith("4 CPU (")
+    assert "), ring; builtin, float32: 17 MB in " in right["found"]
     numbers = right["numbers"]
     assert numbers["error"] == 0
     # What nccl-tests calls bus bandwidth: 2 (n - 1) / n of the bytes.

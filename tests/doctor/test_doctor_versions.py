@@ -9,6 +9,7 @@ from imagenet_fast.distribute import cuda
 from imagenet_fast.doctor import versions
 
 BUILD = cuda.Build("12.5.1", "9", ((6, 0), (9, 0)))
+CUDART = cuda.Library("libcudart.so.12", "12.9")
 NO_SUCH_FILE = "cannot open shared object file: No such file or directory"
 
 
@@ -22,7 +23,7 @@ def machine(monkeypatch):
 
     def machine(
         driver=None,
-        libraries=(cuda.Library("libcudart.so.12", "12.9"),),
+        libraries=(CUDART,),
         build=BUILD,
         tensorflow="2.21.0",
     ):
