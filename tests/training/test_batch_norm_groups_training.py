@@ -61,7 +61,8 @@ def test_as_one_device(digits, one_device, tmp_path, run_python, changes, worker
     expected = one_device[changes.get("accumulation_steps", 1)]
     assert found.keys() == expected.keys()
     for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, rtol=0, atol=1e-5, err_msg=key)
+        # 1.01e-5 on a CPU without AVX-512.
+        np.testing.assert_allclose(found[key], values, rtol=0, atol=1.5e-5, err_msg=key)
 
 
 @pytest.mark.slow

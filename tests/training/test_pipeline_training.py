@@ -59,9 +59,9 @@ def test_losses_are_those_without_a_pipeline(runs, name):
 
 
 def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python):
-    flags = ("--strategy=multi_worker", "--logical_cpus=2")
-    other = train(run_python, digits, tmp_path / "plain", *flags)
-    own = train(run_python, digits, tmp_path / "stages", *flags, "--pipeline_stages=2")
+    workers, stages = "--strategy=multi_worker", ("--logical_cpus=2", "--pipeline_stages=2")
+    other = train(run_python, digits, tmp_path / "plain", workers)
+    own = train(run_python, digits, tmp_path / "stages", workers, *stages)
     np.testing.assert_allclose(own, other, rtol=1e-5)
 
 

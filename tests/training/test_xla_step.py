@@ -35,8 +35,8 @@ def recipe(name, digits, **changes):
     [
         ("myrtle_cifar10", "float32", 2e-5),
         ("myrtle_cifar10", "mixed_float16", None),
-        # Muon multiplies matrices in bfloat16.
-        ("airbench_cifar10", "float32", 2e-3),
+        # Muon multiplies matrices in bfloat16: 2.8e-3 on a CPU without AVX-512.
+        ("airbench_cifar10", "float32", 4e-3),
         ("airbench_cifar10", "mixed_bfloat16", None),
     ],
 )
