@@ -23,7 +23,7 @@ if [ "${1-}" = addons ]; then
 fi
 if [ "${1-}" = compile ]; then
   shift
-  [ $# -gt 0 ] || set -- tests/tpu_compile
+  [ $# -gt 0 ] || set -- tests/xla_compile
   tools/install.sh .venv-compile test,compile
   exec .venv-compile/bin/python -m pytest -m compile "$@"
 fi

@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from imagenet_fast import UserError, build_model
 from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
-from imagenet_fast.tpu_compile.lower import lower_step, variables_of
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.lower import lower_step, variables_of
 
 
 def test_all_that_training_changes_is_changed(lowered):

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from imagenet_fast import Config
-from imagenet_fast.tpu_compile.check import Check
-from imagenet_fast.tpu_compile.compare import Difference
-from imagenet_fast.tpu_compile.compiler import Program, Topology
-from imagenet_fast.tpu_compile.recipe import Compilation
-from imagenet_fast.tpu_compile.report import table, write
+from imagenet_fast.xla_compile.check import Check
+from imagenet_fast.xla_compile.compare import Difference
+from imagenet_fast.xla_compile.compiler import Program, Topology
+from imagenet_fast.xla_compile.recipe import Compilation
+from imagenet_fast.xla_compile.report import table, write
 
 PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
 

@@ -11,10 +11,10 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.strategy import per_replica_batch_size, tpu_coordinates
-from imagenet_fast.tpu_compile.check import Check
-from imagenet_fast.tpu_compile.module import Groups, Module
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.totals import NAMES
+from imagenet_fast.xla_compile.check import Check
+from imagenet_fast.xla_compile.module import Groups, Module
 
 _DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 # Groups, and members of one, that are written down; of more, the first and the last are.

@@ -7,7 +7,7 @@ import json
 
 from imagenet_fast import environment
 from imagenet_fast.files import write_results
-from imagenet_fast.tpu_compile.recipe import Compilation
+from imagenet_fast.xla_compile.recipe import Compilation
 
 _NEXT_UNIT = 2**10
 _NAME_WIDTH = 20

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.distribute.virtual_tpu import xla_sum
-from imagenet_fast.tpu_compile.module import Array, Instruction, Module, read_module
+from imagenet_fast.xla_compile.module import Array, Instruction, Module, read_module
 
 ROWS = consecutive(8, 4)
 

@@ -11,9 +11,11 @@ from imagenet_fast.config import Config
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
 from imagenet_fast.errors import UserError
-from imagenet_fast.tpu_compile.check import Check, check_types
-from imagenet_fast.tpu_compile.check_sums import check_sums
-from imagenet_fast.tpu_compile.compare import (
+from imagenet_fast.training.build import build_model
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.check import Check, check_types
+from imagenet_fast.xla_compile.check_sums import check_sums
+from imagenet_fast.xla_compile.compare import (
     Batches,
     Difference,
     differences,
@@ -21,7 +23,7 @@ from imagenet_fast.tpu_compile.compare import (
     take_reference_steps,
     write_inputs,
 )
-from imagenet_fast.tpu_compile.compiler import (
+from imagenet_fast.xla_compile.compiler import (
     Compiler,
     Program,
     RefusedError,
@@ -29,9 +31,7 @@ from imagenet_fast.tpu_compile.compiler import (
     require_packages,
     start_compiler,
 )
-from imagenet_fast.tpu_compile.lower import LoweredStep, lower_step
-from imagenet_fast.training.build import build_model
-from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
 
 
 @dataclasses.dataclass(frozen=True)

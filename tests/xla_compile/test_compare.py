@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.tpu_compile.compare import (
+from imagenet_fast.xla_compile.compare import (
     Batches,
     Reference,
     differences,

@@ -6,8 +6,8 @@ import tensorflow as tf
 from imagenet_fast.distribute import all_reduce, virtual_tpu
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.layers import grouped_batch_normalization
-from imagenet_fast.tpu_compile.check_sums import check_sums, groups_told
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.check_sums import check_sums, groups_told
 
 GROUPED = {"batch_norm_batch_size": 16}
 TORUS = {"all_reduce": "torus_2d"}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from imagenet_fast.tpu_compile.check import check_types
-from imagenet_fast.tpu_compile.module import Array, Instruction
+from imagenet_fast.xla_compile.check import check_types
+from imagenet_fast.xla_compile.module import Array, Instruction
 
 
 def checks(found, step=None, **changes):

@@ -189,7 +189,7 @@ def start_compiler(virtual_cpus: int = 1) -> Iterator[Compiler]:
       UserError: if it is not installed or cannot be started; inside, if it fails.
     """
     require_packages()
-    command = [sys.executable, "-m", "imagenet_fast.tpu_compile.worker"]
+    command = [sys.executable, "-m", "imagenet_fast.xla_compile.worker"]
     environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={virtual_cpus}"}
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.errors import UserError
-from imagenet_fast.tpu_compile.module import Module, read_module
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.module import Module, read_module
 
 # As TensorFlow tells what XLA has no kernel for.
 _WITHOUT_KERNEL = re.compile(r"No registered '(\w+)' OpKernel for \w+ devices.*?{{node (\S+?)}}")

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.tpu_compile.compiler import Compiler, RefusedError, Topology, require_packages
-from imagenet_fast.tpu_compile.recipe import compile_recipe
+from imagenet_fast.xla_compile.compiler import Compiler, RefusedError, Topology, require_packages
+from imagenet_fast.xla_compile.recipe import compile_recipe
 
 CORES = tuple((x, y, 0, core) for y in range(2) for x in range(2) for core in range(2))
 

@@ -14,9 +14,9 @@ from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers.dropout import Dropout
-from imagenet_fast.tpu_compile.lower import LoweredStep, variables_of
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.lower import LoweredStep, variables_of
 
 # Each has a thread of its own here, and waits for the others.
 MOST_REPLICAS = 64

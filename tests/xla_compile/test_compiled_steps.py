@@ -13,9 +13,9 @@ from imagenet_fast import UserError
 from imagenet_fast.commands import run
 from imagenet_fast.distribute import virtual_tpu
 from imagenet_fast.distribute.groups import consecutive
-from imagenet_fast.tpu_compile.compiler import RefusedError, start_compiler
-from imagenet_fast.tpu_compile.recipe import _compare
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.compiler import RefusedError, start_compiler
+from imagenet_fast.xla_compile.recipe import _compare
 
 pytestmark = [
     pytest.mark.compile,

@@ -15,7 +15,7 @@ def lower(**options):
     """Returns the configuration, the model and the step."""
     from imagenet_fast import build_model
     from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
-    from imagenet_fast.tpu_compile.lower import lower_step
+    from imagenet_fast.xla_compile.lower import lower_step
 
     config = CONFIG.replace(**options)
     model = build_model(config, VirtualTPUStrategy(PLACES))

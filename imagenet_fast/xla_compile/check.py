@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from imagenet_fast.config import Config
-from imagenet_fast.tpu_compile.lower import LoweredStep
-from imagenet_fast.tpu_compile.module import Instruction, Module
+from imagenet_fast.xla_compile.lower import LoweredStep
+from imagenet_fast.xla_compile.module import Instruction, Module
 
 # Names in messages; the number of all is told with them.
 _NAMED = 3
