@@ -33,7 +33,7 @@ from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
-from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
+from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.errors import UserError, require_choice
 
@@ -96,7 +96,7 @@ class AllReduce:
         self.fusion = fusion or Fusion()
         self.rows: Groups | None = None
         self._replicas = strategy.num_replicas_in_sync
-        self._on_tpu = is_tpu(strategy)
+        self._on_tpu = compiles_all_reduces(strategy)
         self._half = None if dtype == "float32" else tf.as_dtype(dtype)
         self._place = place
         self._timeout = timeout_seconds
@@ -299,7 +299,7 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
     require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
     if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
         return "builtin"
-    if is_tpu(strategy):
+    if compiles_all_reduces(strategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
     if isinstance(strategy, PipelineStrategy):
         if algorithm == "builtin":

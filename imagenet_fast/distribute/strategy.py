@@ -10,7 +10,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
 
@@ -64,8 +64,8 @@ def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 
 def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
-    """Returns where the core of each replica stands in a TPU, (x, y, ...); elsewhere nothing."""
-    if isinstance(strategy, VirtualTPUStrategy):
+    """Returns (x, y, ...) of each replica's core in a TPU, or of a virtual device; else nothing."""
+    if isinstance(strategy, VirtualStrategy):
         return strategy.coordinates
     return _TPU_COORDINATES.get(strategy, [])
 

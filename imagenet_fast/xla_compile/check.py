@@ -12,7 +12,7 @@ from imagenet_fast.xla_compile.module import Instruction, Module
 
 # Names in messages; the number of all is told with them.
 _NAMED = 3
-_COMPUTE = {"float32": "f32", "mixed_bfloat16": "bf16", "mixed_float16": "f16"}
+COMPUTE = {"float32": "f32", "mixed_bfloat16": "bf16", "mixed_float16": "f16"}
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
@@ -39,7 +39,7 @@ def check_types(step: LoweredStep, config: Config, batch: int, classes: int) -> 
       batch: images that a replica computes with at once.
       classes: that the network tells apart.
     """
-    module, compute = step.module, _COMPUTE[config.precision]
+    module, compute = step.module, COMPUTE[config.precision]
     # Muon multiplies matrices in bfloat16, whatever the network computes in.
     further = {"bf16"} if config.optimizer == "muon" else set()
     return [
@@ -113,7 +113,7 @@ def _doubles(module: Module) -> Check:
     doubles = [
         own for own in module.instructions if any(array.dtype == "f64" for array in own.arrays)
     ]
-    wrong = f"{_names(doubles)}: TPUs have no such arithmetic" if doubles else ""
+    wrong = f"{_names(doubles)}: accelerators lack it, or compute it slowly" if doubles else ""
     return Check("float64", str(len(doubles) or "none"), wrong)
 
 

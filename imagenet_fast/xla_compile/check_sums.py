@@ -42,7 +42,7 @@ def check_sums(module: Module, config: Config, model: Classifier) -> list[Check]
     """
     everyone = tuple(range(model.distribute_strategy.num_replicas_in_sync))
     found = [
-        _Sum(array.dtype, array.elements, _ordered(own.groups or [everyone]), _ordered(own.before))
+        _Sum(array.dtype, array.elements, ordered(own.groups or [everyone]), ordered(own.before))
         for own in module.of("all-reduce")
         for array in own.arrays
     ]
@@ -67,7 +67,7 @@ def _statistics(config: Config, model: Classifier) -> Iterator[_Sum]:
     size = batch_norm_group_size(config.batch_norm_batch_size, images, replicas)
     if size == 1:
         return
-    groups = _ordered(range(first, first + size) for first in range(0, replicas, size))
+    groups = ordered(range(first, first + size) for first in range(0, replicas, size))
     for layer in model.submodules:
         if isinstance(layer, keras.layers.BatchNormalization) and layer.trainable:
             # Sums, sums of squares, and how many.
@@ -171,10 +171,10 @@ def _torus(config: Config, model: Classifier, replicas: int) -> tuple[Groups, Gr
         row, column = (replica // size, replica % size) if size else (y, (x, *further))
         rows[row].append(replica)
         columns[column].append(replica)
-    return _ordered(rows.values()), _ordered(columns.values())
+    return ordered(rows.values()), ordered(columns.values())
 
 
-def _ordered(groups: Iterable[Iterable[int]]) -> Groups:
+def ordered(groups: Iterable[Iterable[int]]) -> Groups:
     """Returns groups in an order of their own: it makes no difference to a sum."""
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 

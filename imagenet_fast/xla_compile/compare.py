@@ -24,6 +24,8 @@ MOST_REPLICAS = 64
 _TOLERANCES = {"float32": 1e-4, "mixed_bfloat16": 0.05, "mixed_float16": 0.05}
 # Rounding of float32, as a share of the weights: what they moved may be little beside it.
 _ROUNDING = 1e-6
+# The most of the weights' way that this may be: of less way there is nothing to compare.
+_MOST_ROUNDING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Difference:
         the reference went.
       allowed: the greatest such share that rounding explains.
       spread: greatest difference of a number between two replicas.
+      moved: length of the reference's way, by the length of what it began with.
     """
 
     kind: str
@@ -44,10 +47,17 @@ class Difference:
     share: float
     allowed: float
     spread: float
+    moved: float = math.inf
 
     @property
     def wrong(self) -> str:
-        """What is more than rounding explains, or nothing."""
+        """What is more than rounding explains, or why nothing can be told; else nothing."""
+        if self.kind == "weights" and self.moved * _MOST_ROUNDING < _ROUNDING:
+            return (
+                f"the reference moved by only {self.moved:.1g} of its length, so that nothing is "
+                "compared; take more steps, or a higher learning rate from the first step on "
+                "(--warmup, --warmup_start)"
+            )
         return "" if self.share <= self.allowed else f"more than rounding, {self.allowed:.1g}"
 
 
@@ -260,6 +270,7 @@ def differences(
                 length["difference"] / way,
                 tolerance + _ROUNDING * length["start"] / way,
                 max(own["spread"] for own in several),
+                length["way"] / length["start"] if length["start"] else math.inf,
             )
         )
     return result

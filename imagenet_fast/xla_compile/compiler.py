@@ -1,4 +1,4 @@
-"""libtpu's compiler, in a process of its own."""
+"""XLA's compilers for TPUs (libtpu) and GPUs (jax's CUDA plugin), in a process of their own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Union
 
 from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.worker_process import Worker, start_worker
+from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topology
+from imagenet_fast.xla_compile.module import Module, read_module
 
 _GIB = 2**30
 # By the kind that libtpu tells: which of our accelerators it is.
@@ -40,11 +42,17 @@ _FOR_AUTHORS = (
     re.compile(r"^RET_CHECK failure \(\S+\) [^A-Z%]*"),
     re.compile(r": %\S+ = .*"),
 )
-_PACKAGES = ("jax", "jaxlib", "libtpu")
+_PACKAGES = {
+    "TPU": ("jax", "jaxlib", "libtpu"),
+    "GPU": ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
+}
+# Of the last of these: folder with what XLA takes of CUDA, and the files that it must have.
+_CUDA = "nvidia/cuda_nvcc"
+_CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
 @dataclasses.dataclass(frozen=True)
-class Topology:
+class TpuTopology:
     """The cores of a TPU.
 
     Attributes:
@@ -56,6 +64,10 @@ class Topology:
     name: str
     kind: str
     coordinates: tuple[tuple[int, ...], ...]
+
+    platform = "TPU"
+    # libtpu itself refuses what does not fit.
+    usable = 0
 
     @property
     def chips(self) -> int:
@@ -74,6 +86,9 @@ class Topology:
         return f"{replicas:,} replica{'s' * (replicas != 1)} on {self.chips:,} {self.kind}{each}"
 
 
+Topology = Union[TpuTopology, GpuTopology]
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """What the compiler says of a program of one replica.
@@ -83,13 +98,15 @@ class Program:
       memory: bytes of ``arguments``, ``outputs``, what of these is ``shared`` with arguments,
         ``temporary`` arrays and ``code``.
       flops: of a step, as XLA counts them.
-      bytes: that a step reads and writes, as XLA counts them.
+      bytes: that a step reads and writes, as XLA counts them; of TPUs only.
+      optimized: what XLA made of the module; of GPUs only.
     """
 
     seconds: float
     memory: Mapping[str, int]
     flops: float
     bytes: float
+    optimized: Module | None = None
 
     @property
     def peak(self) -> int:
@@ -114,7 +131,7 @@ class RefusedError(Exception):
 
 
 class Compiler:
-    """What compiles for TPUs, started by :func:`start_compiler`.
+    """What compiles, started by :func:`start_compiler`.
 
     Args:
       worker: the process, as ``start_worker`` gives it.
@@ -131,24 +148,41 @@ class Compiler:
         Raises:
           UserError: if there is none.
         """
+        own = gpu_topology(name)
+        if own is not None:
+            return own
         found = self._ask("topology", name=name)
         if "error" in found:
-            raise UserError(
-                f"libtpu has no topology {name!r}: {_line(found['error'])}; choose one like "
-                f"{_EXAMPLES}"
-            )
-        return Topology(name, found["kind"], tuple(map(tuple, found["coordinates"])))
+            raise no_topology(name, _line(found["error"]), _EXAMPLES)
+        return TpuTopology(name, found["kind"], tuple(map(tuple, found["coordinates"])))
 
     def compile(self, topology: Topology, module: bytes) -> Program:
-        """Returns what a serialized HLO module is for a replica on each of the cores.
+        """Returns what a serialized HLO module is for a replica on each of the devices.
 
         Raises:
-          RefusedError: if it needs too much memory, or has what such a TPU does not have.
+          RefusedError: if it needs too much memory, or has what such a device does not have.
         """
-        found = self._ask("compile_step", name=topology.name, module=self._file(module))
+        if isinstance(topology, GpuTopology):
+            return self._compile_for_gpus(topology, module)
+        found = self._ask("compile_for_tpu", name=topology.name, module=self._file(module))
         if "error" in found:
             raise RefusedError(found["error"])
         return Program(**found)
+
+    def _compile_for_gpus(self, topology: GpuTopology, module: bytes) -> Program:
+        optimized = self._folder / "optimized.hlo"
+        found = self._ask(
+            "compile_for_gpus",
+            target=topology.gpu.target,
+            hosts=topology.hosts,
+            gpus=topology.gpus,
+            cuda=str(find_cuda()),
+            module=self._file(module),
+            optimized=str(optimized),
+        )
+        if "error" in found:
+            raise RefusedError(found["error"])
+        return Program(**found, optimized=read_module(optimized.read_bytes()))
 
     def run(
         self, module: bytes, inputs: pathlib.Path, updates: Mapping[int, int], steps: int
@@ -179,41 +213,64 @@ class Compiler:
 
 
 @contextlib.contextmanager
-def start_compiler(virtual_cpus: int = 1) -> Iterator[Compiler]:
+def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
     """Starts the compiler, and ends it at the end.
 
     Args:
+      platform: ``TPU`` or ``GPU``.
       virtual_cpus: devices that its own processor is to be.
 
     Raises:
       UserError: if it is not installed or cannot be started; inside, if it fails.
     """
-    require_packages()
+    require_packages(platform)
     command = [sys.executable, "-m", "imagenet_fast.xla_compile.worker"]
     environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={virtual_cpus}"}
     with (
         tempfile.TemporaryDirectory() as folder,
         start_worker(
-            command, {"do": "start"}, name="the compiler for TPUs", environment=environment
+            command, {"do": "start"}, name="XLA's compiler", environment=environment
         ) as worker,
     ):
         yield Compiler(worker, pathlib.Path(folder))
 
 
-def require_packages() -> dict[str, str]:
-    """Returns the versions of the packages that compile.
+def require_packages(platform: str) -> dict[str, str]:
+    """Returns the versions of the packages that compile for a platform, ``TPU`` or ``GPU``.
 
     Raises:
-      UserError: if they are not installed.
+      UserError: if they are not installed, or not whole.
     """
     try:
-        return {name: importlib.metadata.version(name) for name in _PACKAGES}
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES[platform]}
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            f"compiling for TPUs needs {error.name}, which is not installed here: "
+            f"compiling for {platform}s needs {error.name}, which is not installed here: "
             f"{how_to_install('compile')} installs it, best into an environment of its own "
             "(tools/install.sh DIRECTORY compile)"
         ) from None
+    if platform == "GPU":
+        find_cuda()
+    return versions
+
+
+def find_cuda() -> pathlib.Path:
+    """Returns the folder of the ptxas and libdevice that this package's extra installs.
+
+    Raises:
+      UserError: if one of them is missing. XLA would then look for another CUDA on this machine,
+        of any version, and use it without a word.
+    """
+    package = _PACKAGES["GPU"][-1]
+    folder = pathlib.Path(importlib.metadata.distribution(package).locate_file(_CUDA))
+    for name in _CUDA_FILES:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{package} is installed without {folder / name}, in whose place XLA would use "
+                f"any other CUDA of this machine: install it again (pip install --force-reinstall "
+                f"{package}=={importlib.metadata.version(package)})"
+            )
+    return folder
 
 
 def _refusal(message: str) -> str:

@@ -1,19 +1,25 @@
-"""A recipe's training step for a TPU: lowered, checked, compiled, compared."""
+"""A recipe's training step for TPUs or GPUs: lowered, checked, compiled, compared."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
-import sys
 import tempfile
+from collections.abc import Callable, Mapping
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.strategy import per_replica_batch_size
-from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.virtual import (
+    VirtualGPUStrategy,
+    VirtualStrategy,
+    VirtualTPUStrategy,
+)
 from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.check import Check, check_types
+from imagenet_fast.xla_compile.check_compiled import check_compiled
 from imagenet_fast.xla_compile.check_sums import check_sums
 from imagenet_fast.xla_compile.compare import (
     Batches,
@@ -31,7 +37,19 @@ from imagenet_fast.xla_compile.compiler import (
     require_packages,
     start_compiler,
 )
+from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology
 from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
+from imagenet_fast.xla_compile.progress import doing
+from imagenet_fast.xla_compile.search import (
+    Search,
+    batch_sizes,
+    divisors,
+    largest_that_fits,
+)
+
+_GIB = 2**30
+# Images of a device that --find_batch goes up to.
+_MOST_IMAGES = 65_536
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +64,10 @@ class Compilation:
       checks: what the lowered step is made of.
       program: what the compiler made of it; None: it refused.
       refusal: why.
+      compiled: what the compiled step is made of; of GPUs only.
+      batches: bytes by a GPU's images in a step, of those that were compiled to find its batch.
+      accumulations: bytes by the accumulation steps that were compiled because the recipe's own do
+        not fit; None: they cannot be used.
       steps: that were taken on this machine's processor.
       differences: of the replicas from one device after these.
     """
@@ -57,6 +79,9 @@ class Compilation:
     checks: tuple[Check, ...]
     program: Program | None
     refusal: str = ""
+    compiled: tuple[Check, ...] = ()
+    batches: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
+    accumulations: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
     steps: int = 0
     differences: tuple[Difference, ...] = ()
 
@@ -64,6 +89,12 @@ class Compilation:
     def batch(self) -> int:
         """Images of a replica in a step."""
         return self.config.batch_size // len(self.topology.coordinates)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory is enough, as far as that is known."""
+        usable = self.topology.usable
+        return self.program is None or not usable or self.program.peak <= usable
 
     @property
     def failure(self) -> str:
@@ -74,13 +105,35 @@ class Compilation:
             reasons.append(f"the step is not what the recipe says: {'; '.join(wrong)}")
         if self.program is None:
             reasons.append(f"it does not compile for {self.topology.name}: {self.refusal}")
+        reasons += [own.wrong for own in self.compiled if own.wrong]
+        if not self.fits:
+            reasons.append(self._does_not_fit())
         far = [own.kind for own in self.differences if own.wrong]
         if far:
-            reasons.append(f"replicas end with other {' and '.join(far)} than one device")
+            reasons.append(f"on this machine's processor: {' and '.join(far)} are wrong")
         return "; ".join(reasons)
 
+    def _does_not_fit(self) -> str:
+        told = (
+            f"it does not fit: {self.batch:,} images a GPU need {self.program.peak / _GIB:.2f} "
+            f"GiB, and a step can have {self.topology.usable / _GIB:.2f} GiB of the "
+            f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
+        )
+        fitting = [
+            steps
+            for steps, peak in self.accumulations.items()
+            if peak is not None and peak <= self.topology.usable
+        ]
+        if fitting:
+            return f"{told}; the smallest --accumulation_steps that fits is {min(fitting)}"
+        if self.accumulations:
+            return f"{told}, and no --accumulation_steps makes it fit: use a smaller batch_size"
+        return told
 
-def compile_recipe(config: Config, topology: str, steps_on_cpu: int = 0) -> Compilation:
+
+def compile_recipe(
+    config: Config, topology: str, steps_on_cpu: int = 0, find_batch: bool = False
+) -> Compilation:
     """Compiles the training step that ``config`` describes.
 
     What it finds wrong with the step, and what the compiler refuses, is in what it returns.
@@ -88,56 +141,146 @@ def compile_recipe(config: Config, topology: str, steps_on_cpu: int = 0) -> Comp
     Args:
       config: of the recipe; its strategy does not count. Without data it is for as many classes as
         it says, or 1,000.
-      topology: name of a TPU's, as ``v3:2x2``.
+      topology: as ``v3:2x2`` or ``h100:1x8``.
       steps_on_cpu: steps to take on this machine's processor, and to compare; 0: none.
+      find_batch: whether to look for the largest batch of a GPU that fits, and return that.
 
     Raises:
       UserError: if there is no such topology, no compiler, or an option cannot be used.
     """
-    packages = require_packages()
+    platform = "TPU" if gpu_topology(topology) is None else "GPU"
+    if find_batch and platform == "TPU":
+        raise UserError("find_batch is for GPUs: XLA's compiler for TPUs refuses what is too large")
+    packages = require_packages(platform)
     _require_compilable(config)
     config = config.replace(strategy="tpu", xla=False)
     if not config.data_dir:
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
-    with start_compiler() as compiler:
-        cores = compiler.topology(topology)
-        strategy = VirtualTPUStrategy(cores.coordinates)
+    with start_compiler(platform) as compiler:
+        recipe = _Recipe(config, compiler, compiler.topology(topology), packages)
+        if find_batch:
+            found = recipe.with_largest_batch()
+        else:
+            model, step = recipe.lowered(config)
+            if steps_on_cpu:
+                require_comparable(config, model, len(recipe.topology.coordinates))
+            found = recipe.compiled(config, model, step)
+            if not found.fits:
+                found = dataclasses.replace(found, accumulations=recipe.accumulations(found))
+    if steps_on_cpu:
+        with doing(f"taking {steps_on_cpu} steps of {recipe.replicas} replicas, and of one device"):
+            far = _compare(config, model, step, steps_on_cpu)
+        found = dataclasses.replace(found, steps=steps_on_cpu, differences=tuple(far))
+    return found
+
+
+class _Recipe:
+    """A recipe and what it is compiled with, in as many variants as are asked for."""
+
+    def __init__(
+        self, config: Config, compiler: Compiler, topology: Topology, packages: dict[str, str]
+    ) -> None:
+        self.topology = topology
+        self.replicas = len(topology.coordinates)
+        self._config = config
+        self._compiler = compiler
+        self._packages = packages
+
+    def lowered(self, config: Config) -> tuple[Classifier, LoweredStep]:
+        """Returns the model of a variant, and its step."""
+        strategy = _strategy(self.topology)
         batch = per_replica_batch_size(config, strategy)
-        model = build_model(config, strategy)
-        replicas = len(cores.coordinates)
-        if steps_on_cpu:
-            require_comparable(config, model, replicas)
-        _tell(f"lowering the step of {config.model} for {cores}")
-        step = lower_step(model, batch, config.image_size)
+        with doing(
+            f"lowering the step of {config.model} for {self.topology}, {batch:,} images each"
+        ):
+            model = build_model(config, strategy)
+            return model, lower_step(model, batch, config.image_size)
+
+    def compiled(self, config: Config, model: Classifier, step: LoweredStep) -> Compilation:
+        """Returns what becomes of a variant's step."""
+        images, classes = config.batch_size // self.replicas, len(model.labels)
         checks = (
-            *check_types(step, config, batch // config.accumulation_steps, len(model.labels)),
+            *check_types(step, config, images // config.accumulation_steps, classes),
             *check_sums(step.module, config, model),
         )
-        _tell("compiling it, which takes minutes for a large network")
-        program, refusal = _compile(compiler, cores, step)
-    found = []
-    if steps_on_cpu:
-        _tell(f"taking {steps_on_cpu} steps of {replicas} replicas, and of one device")
-        found = _compare(config, model, step, steps_on_cpu)
-    return Compilation(
-        config,
-        cores,
-        packages,
-        sum(variable.shape.num_elements() for variable in model.trainable_variables),
-        checks,
-        program,
-        refusal,
-        steps_on_cpu,
-        tuple(found),
-    )
+        with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):
+            program, refusal = _compile(self._compiler, self.topology, step)
+        found = ()
+        if program is not None and isinstance(self.topology, GpuTopology):
+            found = check_compiled(
+                program.optimized, step.module, config, self.topology.gpu, self.replicas, classes
+            )
+        return Compilation(
+            config,
+            self.topology,
+            self._packages,
+            sum(variable.shape.num_elements() for variable in model.trainable_variables),
+            checks,
+            program,
+            refusal,
+            tuple(found),
+        )
+
+    def with_largest_batch(self) -> Compilation:
+        """Returns the variant of the largest batch that fits; if none does, of the smallest."""
+        parts = self._config.accumulation_steps
+        done: dict[int, Compilation] = {}
+
+        def compiled(images: int) -> int | None:
+            config = self._config.replace(batch_size=images * parts * self.replicas)
+            done[images] = self.compiled(config, *self.lowered(config))
+            program = done[images].program
+            return program and program.peak
+
+        candidates = batch_sizes(_MOST_IMAGES)
+        asked = self._config.batch_size // parts // self.replicas
+        first = max((size for size in candidates if size <= asked), default=candidates[0])
+        search = self._search(candidates, compiled, {first: compiled(first)})
+        best = done[search.largest or min(done)]
+        return dataclasses.replace(
+            best, batches={images * parts: peak for images, peak in sorted(search.sizes.items())}
+        )
+
+    def accumulations(self, found: Compilation) -> dict[int, int | None]:
+        """Returns the bytes of the accumulation steps that tell which ones are the fewest that fit.
+
+        Args:
+          found: the recipe as it is, which does not fit.
+        """
+        images, own = found.batch, found.config.accumulation_steps
+
+        def compiled(part: int) -> int | None:
+            config = found.config.replace(accumulation_steps=images // part)
+            # Of some, batch norm's or the mixing's images cannot be made.
+            with contextlib.suppress(UserError):
+                program = self.compiled(config, *self.lowered(config)).program
+                return program and program.peak
+            return None
+
+        parts = [part for part in divisors(images) if part <= images // own]
+        search = self._search(parts, compiled, {images // own: found.program.peak})
+        return {images // part: peak for part, peak in sorted(search.sizes.items(), reverse=True)}
+
+    def _search(
+        self,
+        candidates: list[int],
+        compiled: Callable[[int], int | None],
+        known: Mapping[int, int | None],
+    ) -> Search:
+        return largest_that_fits(candidates, self.topology.usable, compiled, dict(known))
+
+
+def _strategy(topology: Topology) -> VirtualStrategy:
+    kind = VirtualGPUStrategy if isinstance(topology, GpuTopology) else VirtualTPUStrategy
+    return kind(topology.coordinates)
 
 
 def _require_compilable(config: Config) -> None:
-    """Raises a UserError if the options are not for a TPU, or need what is not here."""
+    """Raises a UserError if the options are not for XLA, or need what is not here."""
     if config.pipeline_stages > 1:
         raise UserError(
             "pipeline_stages: a pipeline is many programs on devices of their own, none of which "
-            "is for a TPU's replicas; leave it out"
+            "is the same for all replicas; leave it out"
         )
     if config.data_on_device:
         raise UserError(
@@ -161,12 +304,9 @@ def _compare(config: Config, model: Classifier, step: LoweredStep, steps: int) -
     replicas = model.distribute_strategy.num_replicas_in_sync
     batches = Batches.random(config, replicas, steps, len(model.labels))
     reference = take_reference_steps(config, model, batches)
-    with tempfile.TemporaryDirectory() as folder, start_compiler(replicas) as processor:
+    platform = model.distribute_strategy.device_type
+    with tempfile.TemporaryDirectory() as folder, start_compiler(platform, replicas) as processor:
         inputs = pathlib.Path(folder) / "inputs.npz"
         write_inputs(inputs, step, batches, reference)
         found = processor.run(step.serialized, inputs, step.module.updates, steps)
     return differences(config, step, reference, found)
-
-
-def _tell(text: str) -> None:
-    print(f"{text} ...", file=sys.stderr, flush=True)

@@ -16,10 +16,13 @@ _TOLD = (
     *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
     *("batch_norm_batch_size", "optimizer", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
 )
-NOT_PROVED = (
-    "That says nothing about its speed, the TPU's runtime or its interconnect: there was no TPU, "
-    "and none has run it."
-)
+NOT_PROVED = {
+    "TPU": "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
+    "TPU, and none has run it.",
+    "GPU": "That says nothing about its speed, the algorithms that cuDNN and cuBLAS choose and "
+    "their workspaces, TF32, NCCL, or TensorFlow without XLA: there was no GPU, and none has run "
+    "it.",
+}
 
 
 def table(found: Compilation) -> str:
@@ -40,6 +43,7 @@ def table(found: Compilation) -> str:
         *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
         "",
         *_program_lines(found),
+        *_tried_lines(found),
     ]
     if found.differences:
         lines += ["", f"{_steps(found.steps)} of the replicas, and of one device with all images:"]
@@ -50,7 +54,7 @@ def table(found: Compilation) -> str:
         )
         lines.append(_verdict(own.kind, differ, own.wrong))
     if not found.failure:
-        lines += ["", _conclusion(found), NOT_PROVED]
+        lines += ["", _conclusion(found), _not_proved(found)]
     return "\n".join(lines)
 
 
@@ -64,16 +68,20 @@ def as_json(found: Compilation) -> str:
             "replicas": len(found.topology.coordinates),
             "chips": found.topology.chips,
             "memory": found.topology.memory,
+            "usable": found.topology.usable,
         },
         "parameters": found.parameters,
         "batch": found.batch,
         "checks": [own._asdict() for own in found.checks],
-        "program": program
-        and {**dataclasses.asdict(program), "peak": program.peak, "per_image": _per_image(found)},
+        "program": program and _program_values(found),
+        "compiled": [own._asdict() for own in found.compiled],
+        "fits": found.fits,
+        "batches": found.batches,
+        "accumulations": found.accumulations,
         "failure": found.failure,
         "steps": found.steps,
         "differences": [dataclasses.asdict(own) for own in found.differences],
-        "proves": "" if found.failure else f"{_conclusion(found)} {NOT_PROVED}",
+        "proves": "" if found.failure else f"{_conclusion(found)} {_not_proved(found)}",
         "options": {name: getattr(found.config, name) for name in _TOLD},
         "packages": found.packages,
         **environment.provenance(),
@@ -101,34 +109,78 @@ def _steps(count: int) -> str:
 
 def _conclusion(found: Compilation) -> str:
     _, _, size = found.topology.name.partition(":")
+    with_what = "libtpu" if found.topology.platform == "TPU" else "jax-cuda12-pjrt"
     return (
-        f"The training step compiles for {found.topology.kind} ({size}) with libtpu "
-        f"{found.packages['libtpu']}."
+        f"The training step compiles for {found.topology.kind} ({size}) with {with_what} "
+        f"{found.packages[with_what]}."
     )
+
+
+def _not_proved(found: Compilation) -> str:
+    return NOT_PROVED[found.topology.platform]
+
+
+def _program_values(found: Compilation) -> dict[str, object]:
+    values = {
+        field.name: getattr(found.program, field.name)
+        for field in dataclasses.fields(found.program)
+        if field.name != "optimized"
+    }
+    return {**values, "peak": found.program.peak, "per_image": _per_image(found)}
 
 
 def _program_lines(found: Compilation) -> list[str]:
     program = found.program
     if program is None:
         return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
+    work = f"{_per_image(found) / 1e9:.3g} GFLOPs an image"
+    if program.bytes:
+        work += f", and {program.bytes / 1e9:.3g} GB read and written in a step of a replica"
+    return [
+        _verdict("compiled", f"in {program.seconds:.0f} s"),
+        *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
+        _memory_line(found),
+        _line("work", f"{work}, as XLA counts"),
+    ]
+
+
+def _memory_line(found: Compilation) -> str:
+    program, topology = found.program, found.topology
     memory = program.memory
-    limit = f" of {_size(found.topology.memory)}" if found.topology.memory else ""
     parts = {
         "arguments": memory["arguments"],
         "outputs besides these": memory["outputs"] - memory["shared"],
         "temporary": memory["temporary"],
         "code": memory["code"],
     }
-    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
-    return [
-        _verdict("compiled", f"in {program.seconds:.0f} s"),
-        _line("memory", f"{_size(program.peak)}{limit} of a replica: {told}"),
-        _line(
-            "work",
-            f"{_per_image(found) / 1e9:.3g} GFLOPs an image, and {program.bytes / 1e9:.3g} GB read "
-            "and written in a step of a replica, as XLA counts them",
-        ),
-    ]
+    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+    limit = f" of {_size(topology.memory)}" if topology.memory else ""
+    if not topology.usable:
+        return _line("memory", f"{_size(program.peak)}{limit} of a replica: {told}")
+    kept = topology.memory - topology.usable
+    text = (
+        f"{_size(program.peak)}{limit}, of which {_size(kept)} are kept for TensorFlow, CUDA and "
+        f"workspaces: {told}"
+    )
+    return _verdict("memory", text, "" if found.fits else "does not fit")
+
+
+def _tried_lines(found: Compilation) -> list[str]:
+    usable = found.topology.usable
+    lines = []
+    for head, sizes in (
+        ("images a GPU", found.batches),
+        ("accumulation_steps", found.accumulations),
+    ):
+        if sizes:
+            lines += ["", f"{head:{_NAME_WIDTH}}memory of a GPU"]
+        for size, peak in sizes.items():
+            if peak is None:
+                told = "cannot be used"
+            else:
+                told = f"{_size(peak):10}{'' if peak <= usable else 'does not fit'}".rstrip()
+            lines.append(_line(f"{size:,}", told))
+    return lines
 
 
 def _size(number: float) -> str:

@@ -1,4 +1,4 @@
-"""A process of its own for jax and libtpu, which share none with TensorFlow.
+"""A process of its own for jax, libtpu and the CUDA plugin, which share none with TensorFlow.
 
 Asked by lines, answering each in JSON. A line is an object with ``do``, the name of one of the
 functions of ``_WORK``, and its arguments. What the compiler refuses is an answer, too:
@@ -24,15 +24,21 @@ os.environ.update(
     TPU_SKIP_MDS_QUERY="1",
     TPU_WORKER_HOSTNAMES="localhost",
     TPU_ACCELERATOR_TYPE="v4-8",
+    # Where XLA looks for CUDA's tools if it misses one: no other CUDA is to be used unnoticed.
+    PATH="",
 )
+os.environ.pop("CUDA_ROOT", None)
 
 import jax
 import numpy as np
 from jax._src import compiler
 from jax._src.interpreters import mlir
-from jax._src.lib import xla_client
+from jax._src.lib import hlo, xla_client
 from jax._src.lib.mlir import ir
 from jax.experimental import topologies
+
+# Autotuning runs kernels, for which there is no GPU.
+_GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
 
 
 def main() -> None:
@@ -47,7 +53,7 @@ def main() -> None:
 def topology(name: str) -> dict[str, Any]:
     """Returns the ``kind`` of a TPU's chips and the ``coordinates`` of its cores."""
     try:
-        devices = _devices(name)
+        devices = _tpu_devices(name)
     except Exception as error:  # of libtpu, which has no type of its own for it
         return {"error": str(error)}
     return {
@@ -56,33 +62,58 @@ def topology(name: str) -> dict[str, Any]:
     }
 
 
-def compile_step(name: str, module: str) -> dict[str, Any]:
-    """Compiles a module for all cores of a topology.
+def compile_for_tpu(name: str, module: str) -> dict[str, Any]:
+    """Compiles a module for all cores of a TPU.
 
     Args:
       name: of the topology.
       module: file of a serialized HLO module.
     """
-    devices = _devices(name)
+    devices = _tpu_devices(name)
     start = time.perf_counter()
     try:
         program = _compile(pathlib.Path(module).read_bytes(), devices)
     except Exception as error:  # as above
         return {"error": str(error)}
     seconds = time.perf_counter() - start
-    memory, costs = program.get_compiled_memory_stats(), program.cost_analysis()
+    costs = program.cost_analysis()
     return {
         "seconds": seconds,
-        "memory": {
-            "arguments": memory.argument_size_in_bytes,
-            "outputs": memory.output_size_in_bytes,
-            "shared": memory.alias_size_in_bytes,
-            "temporary": memory.temp_size_in_bytes,
-            "code": memory.generated_code_size_in_bytes,
-        },
+        "memory": _memory(program),
         "flops": costs["flops"],
         "bytes": costs["bytes accessed"],
     }
+
+
+def compile_for_gpus(
+    target: str, hosts: int, gpus: int, cuda: str, module: str, optimized: str
+) -> dict[str, Any]:
+    """Compiles a module for all GPUs of some hosts.
+
+    Args:
+      target: the kind of GPU, as text of a ``GpuTargetConfigProto``.
+      hosts: how many.
+      gpus: of each host.
+      cuda: folder with ``bin/ptxas`` and ``nvvm/libdevice``.
+      module: file of a serialized HLO module.
+      optimized: file for the module that XLA makes of it.
+    """
+    devices = topologies.get_topology_desc(
+        platform="cuda", topology_name="", topology=f"{hosts}x{gpus}x1", target_config=target
+    ).devices
+    content = pathlib.Path(module).read_bytes()
+    start = time.perf_counter()
+    try:
+        program = _compile(content, devices, cuda)
+    except Exception as error:  # of XLA's, as above
+        return {"error": str(error)}
+    seconds = time.perf_counter() - start
+    (own,) = program.hlo_modules()
+    pathlib.Path(optimized).write_bytes(own.as_serialized_hlo_module_proto())
+    # The executable tells none.
+    lowered = hlo.HloModule.from_serialized_hlo_module_proto(content)
+    costs = xla_client._xla.hlo_module_cost_analysis(jax.devices("cpu")[0].client, lowered)
+    return {"seconds": seconds, "memory": _memory(program), "flops": costs["flops"], "bytes": 0}
 
 
 def run_steps(
@@ -159,26 +190,50 @@ def _distance(start: np.ndarray, found: np.ndarray, expected: np.ndarray) -> dic
     }
 
 
-def _devices(name: str) -> list[Any]:
+def _tpu_devices(name: str) -> list[Any]:
     # TensorFlow takes both cores of a v4 chip as one device; libtpu has to be told to.
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
     found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     return list(found.devices)
 
 
-def _compile(module: bytes, devices: list[Any]) -> Any:
-    """Returns the module, compiled for a replica on each of the devices."""
+def _compile(module: bytes, devices: list[Any], cuda: str = "") -> Any:
+    """Returns the module, compiled for a replica on each of the devices.
+
+    Args:
+      module: serialized HLO module.
+      devices: of one topology.
+      cuda: folder with CUDA's tools, for GPUs.
+    """
     client, replicas = devices[0].client, len(devices)
     numbers = np.array([[device.id] for device in devices])
     with mlir.make_ir_context():
         stablehlo = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(module))
         _leave_out_copies(stablehlo)
         options = compiler.get_compile_options(
-            replicas, 1, device_assignment=numbers, backend=client
+            replicas,
+            1,
+            device_assignment=numbers,
+            backend=client,
+            env_options_overrides=dict(_GPU_OPTIONS) if cuda else None,
         )
+        if cuda:
+            options.executable_build_options.debug_options.xla_gpu_cuda_data_dir = cuda
         return compiler.backend_compile_and_load(
             client, stablehlo, xla_client.DeviceList(tuple(devices)), options, []
         )
+
+
+def _memory(program: Any) -> dict[str, int]:
+    """Returns the bytes that a program needs of a device, by what for."""
+    found = program.get_compiled_memory_stats()
+    return {
+        "arguments": found.argument_size_in_bytes,
+        "outputs": found.output_size_in_bytes,
+        "shared": found.alias_size_in_bytes,
+        "temporary": found.temp_size_in_bytes,
+        "code": found.generated_code_size_in_bytes,
+    }
 
 
 def _leave_out_copies(stablehlo: ir.Module) -> None:
@@ -199,7 +254,8 @@ def _leave_out_copies(stablehlo: ir.Module) -> None:
 _WORK: dict[str, Callable[..., dict[str, Any]]] = {
     "start": dict,
     "topology": topology,
-    "compile_step": compile_step,
+    "compile_for_tpu": compile_for_tpu,
+    "compile_for_gpus": compile_for_gpus,
     "run_steps": run_steps,
 }
 

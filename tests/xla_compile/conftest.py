@@ -14,7 +14,7 @@ CONFIG = SMALL.replace(strategy="auto", batch_size=64)
 def lower(**options):
     """Returns the configuration, the model and the step."""
     from imagenet_fast import build_model
-    from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+    from imagenet_fast.distribute.virtual import VirtualTPUStrategy
     from imagenet_fast.xla_compile.lower import lower_step
 
     config = CONFIG.replace(**options)

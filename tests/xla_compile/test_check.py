@@ -70,7 +70,7 @@ def with_instruction(step, *instructions):
         ),
         (
             Instruction("a", "add", (Array("f64", (3,)),), (), "sum"),
-            {"float64": "sum: TPUs have no such arithmetic"},
+            {"float64": "sum: accelerators lack it, or compute it slowly"},
         ),
         (
             Instruction("m", "reshape", (Array("f32", (3,), True),), (), "mask"),

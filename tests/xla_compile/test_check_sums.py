@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.distribute import all_reduce, virtual_tpu
+from imagenet_fast.distribute import all_reduce, virtual
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.layers import grouped_batch_normalization
 from imagenet_fast.training.classifier import Classifier
@@ -127,7 +127,7 @@ def test_batch_norm_without_its_sum_backward(lower_anew, monkeypatch):
 
 def test_gradients_of_half_of_the_replicas(lower_anew, monkeypatch):
     monkeypatch.setattr(
-        virtual_tpu, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)
+        virtual, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)
     )
     assert checks(lower_anew())[1].wrong == "there are sums among (0,1,2,3 4,5,6,7)"
 

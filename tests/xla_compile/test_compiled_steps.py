@@ -11,7 +11,7 @@ import pytest
 
 from imagenet_fast import UserError
 from imagenet_fast.commands import run
-from imagenet_fast.distribute import virtual_tpu
+from imagenet_fast.distribute import virtual
 from imagenet_fast.distribute.groups import consecutive
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.compiler import RefusedError, start_compiler
@@ -96,7 +96,7 @@ def test_too_large_a_batch(capsys):
 
 
 def test_groups_that_are_not_of_all_replicas(compiler, lower_anew, monkeypatch):
-    monkeypatch.setattr(virtual_tpu, "consecutive", lambda replicas, size: consecutive(4, 4))
+    monkeypatch.setattr(virtual, "consecutive", lambda replicas, size: consecutive(4, 4))
     step = lower_anew().step
     with pytest.raises(RefusedError, match="replica"):
         compiler.compile(compiler.topology("v3:2x2"), step.serialized)
@@ -150,7 +150,7 @@ def test_a_sum_in_place_of_a_mean_is_found(lower_anew, monkeypatch):
 
 def test_a_sum_over_half_of_the_replicas_is_found(lower_anew, monkeypatch):
     monkeypatch.setattr(
-        virtual_tpu, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)
+        virtual, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)
     )
     found = differences(lower_anew())
     assert all(own.wrong for own in found.values())

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import UserError, build_model
-from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.virtual import VirtualTPUStrategy
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.lower import lower_step, variables_of
 

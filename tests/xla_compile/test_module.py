@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.distribute.groups import columns, consecutive
-from imagenet_fast.distribute.virtual_tpu import xla_sum
+from imagenet_fast.distribute.virtual import xla_sum
 from imagenet_fast.xla_compile.module import Array, Instruction, Module, read_module
 
 ROWS = consecutive(8, 4)

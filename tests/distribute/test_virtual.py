@@ -9,7 +9,7 @@ from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.distribute.strategy import tpu_coordinates
 from imagenet_fast.distribute.tpu import is_tpu
-from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.virtual import VirtualTPUStrategy
 
 # Those that make a sum of XLA's.
 sums = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""A strategy for programs of a TPU that is not there: they can be compiled, but not run."""
+"""Strategies for programs of accelerators that are not there: they can be compiled, but not run."""
 
 from __future__ import annotations
 
@@ -12,24 +12,45 @@ from tensorflow.python.distribute.one_device_strategy import OneDeviceExtended
 from imagenet_fast.distribute.groups import Groups, consecutive
 
 
-class VirtualTPUStrategy(tf.distribute.Strategy):
-    """Has as many replicas as a TPU has cores, in the programs that XLA makes of ``run``.
+class VirtualStrategy(tf.distribute.Strategy):
+    """Has as many replicas as there would be devices, in the programs that XLA makes of ``run``.
 
     Such a program is the same for all replicas, as those of a ``TPUStrategy`` are: it finds out
-    while it runs which one it is, and sums over replicas are part of it. It is made of a
-    ``tf.function`` with ``jit_compile=True`` that calls ``run``, for its compiler alone:
-    TensorFlow itself cannot run it. Variables are plain ones, as each core has them.
+    while it runs which one it is, and all-reduces are part of it. It is made of a ``tf.function``
+    with ``jit_compile=True`` that calls ``run``, for its compiler alone: TensorFlow itself cannot
+    run it. Variables are plain ones, as each device has them.
 
     Args:
-      coordinates: (x, y, ...) of each replica's core.
+      coordinates: (x, y, ...) of each replica's device.
 
     Attributes:
       coordinates: the same.
+      device_type: ``TPU`` or ``GPU``, as TensorFlow names them.
     """
+
+    device_type = ""
 
     def __init__(self, coordinates: Sequence[Sequence[int]]) -> None:
         self.coordinates = [tuple(place) for place in coordinates]
-        super().__init__(_Extended(self, len(self.coordinates)))
+        # Not super(): of OneDeviceStrategy, from which one kind inherits, only the type is wanted.
+        tf.distribute.Strategy.__init__(self, _Extended(self, len(self.coordinates)))
+
+
+class VirtualTPUStrategy(VirtualStrategy):
+    """Stands for a TPU; coordinates are (x, y, z, core)."""
+
+    device_type = "TPU"
+
+
+class VirtualGPUStrategy(VirtualStrategy, tf.distribute.OneDeviceStrategy):
+    """Stands for GPUs; coordinates are (GPU of its host, host).
+
+    By its type Keras knows (``strategy_supports_loss_scaling`` of
+    ``mixed_precision/loss_scale_optimizer.py``) that each replica has variables of its own, as one
+    device has, so that loss scaling is right.
+    """
+
+    device_type = "GPU"
 
 
 def xla_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
@@ -55,7 +76,7 @@ class _Extended(OneDeviceExtended):
     Of ``OneDeviceStrategy`` it is the part that makes variables and updates them.
     """
 
-    def __init__(self, strategy: VirtualTPUStrategy, replicas: int) -> None:
+    def __init__(self, strategy: VirtualStrategy, replicas: int) -> None:
         super().__init__(strategy, "CPU:0")
         self._replicas = replicas
 

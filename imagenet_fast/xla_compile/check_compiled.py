@@ -1,0 +1,113 @@
+"""What XLA made of a training step for GPUs: the types it computes in, and its all-reduces."""
+
+from __future__ import annotations
+
+import collections
+
+from imagenet_fast.config import Config
+from imagenet_fast.xla_compile.check import COMPUTE, Check
+from imagenet_fast.xla_compile.check_sums import groups_told, ordered
+from imagenet_fast.xla_compile.gpus import Gpu
+from imagenet_fast.xla_compile.module import Instruction, Module
+
+# Calls of cuDNN and cuBLAS, by how their targets begin.
+_CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
+_ALL_REDUCES = ("all-reduce", "all-reduce-start")
+# XLA's name for an instruction that it computes a second time to save memory.
+_AGAIN = ".remat"
+
+
+def check_compiled(
+    optimized: Module, lowered: Module, config: Config, gpu: Gpu, replicas: int, classes: int
+) -> list[Check]:
+    """Returns what the compiled step computes and sums, and whether it is as it should be.
+
+    Args:
+      optimized: what XLA made of the step.
+      lowered: the step.
+      config: of the run.
+      gpu: for which it is compiled.
+      replicas: how many there are.
+      classes: that the network tells apart.
+    """
+    return [
+        _convolutions(optimized, config, gpu),
+        _products(optimized, config, gpu, classes),
+        _all_reduces(optimized, lowered, replicas),
+        _computed_again(optimized),
+    ]
+
+
+def _convolutions(module: Module, config: Config, gpu: Gpu) -> Check:
+    found = [
+        *module.of("convolution"),
+        *(own for own in module.instructions if own.target.startswith(_CONVOLUTION)),
+    ]
+    wrong = [own for own in found if _is_float32(own) and config.precision != "float32"]
+    return Check("convolutions", _types(found), _in_float32(wrong, "convolutions", config, gpu))
+
+
+def _products(module: Module, config: Config, gpu: Gpu, classes: int) -> Check:
+    found = [
+        *module.of("dot"),
+        *(own for own in module.instructions if own.target.startswith(_PRODUCT)),
+    ]
+    wrong = [
+        own
+        for own in found
+        if _is_float32(own)
+        and config.precision != "float32"
+        # The last layer is in float32, forward and backward.
+        and not any(classes in array.shape for array in (*own.operands, *own.arrays))
+    ]
+    return Check(
+        "matrix products", _types(found), _in_float32(wrong, "matrix products", config, gpu)
+    )
+
+
+def _in_float32(wrong: list[Instruction], name: str, config: Config, gpu: Gpu) -> str:
+    if not wrong:
+        return ""
+    told = f"XLA computes {len(wrong)} {name} in float32 under {config.precision}"
+    if COMPUTE[config.precision] == "bf16" and gpu.capability < (8, 0):
+        major, minor = gpu.capability
+        told += (
+            f": {gpu.title} (compute capability {major}.{minor}) has no bfloat16 arithmetic, which "
+            "begins with 8.0; use --precision=mixed_float16"
+        )
+    return told
+
+
+def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
+    """Compares groups alone: XLA joins some all-reduces and drops those that are made twice."""
+    found = optimized.of(*_ALL_REDUCES)
+    numbers = collections.Counter()
+    for own in found:
+        for array in own.operands:
+            numbers[array.dtype] += array.elements
+    told = ", ".join(f"{count:,} numbers of {dtype}" for dtype, count in numbers.items())
+    groups, expected = (
+        {ordered(own.groups or [range(replicas)]) for own in instructions}
+        for instructions in (found, lowered.of(*_ALL_REDUCES))
+    )
+    among = " and ".join(groups_told(own) for own in sorted(groups))
+    wrong = ""
+    if groups != expected:
+        wanted = " and ".join(groups_told(own) for own in sorted(expected)) or "nobody"
+        wrong = f"the step has them among {wanted}"
+    return Check("all-reduces", f"{len(found)} of {told} among {among}" if found else "none", wrong)
+
+
+def _computed_again(module: Module) -> Check:
+    number = sum(_AGAIN in own.name for own in module.instructions)
+    found = f"{number:,} operations, to save memory" if number else "nothing"
+    return Check("computed twice", found)
+
+
+def _is_float32(own: Instruction) -> bool:
+    return own.operands[0].dtype == "f32"
+
+
+def _types(found: list[Instruction]) -> str:
+    counts = collections.Counter(own.operands[0].dtype for own in found)
+    return ", ".join(f"{count:,} of {kind}" for kind, count in counts.most_common()) or "none"
