@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.strategy import per_replica_batch_size
@@ -193,7 +195,8 @@ class _Recipe:
         with doing(
             f"lowering the step of {config.model} for {self.topology}, {batch:,} images each"
         ):
-            model = build_model(config, strategy)
+            with _without_warnings():
+                model = build_model(config, strategy)
             return model, lower_step(model, batch, config.image_size)
 
     def compiled(self, config: Config, model: Classifier, step: LoweredStep) -> Compilation:
@@ -208,7 +211,7 @@ class _Recipe:
         found = ()
         if program is not None and isinstance(self.topology, GpuTopology):
             found = check_compiled(
-                program.optimized, step.module, config, self.topology.gpu, self.replicas, classes
+                program.optimized, step.module, config, self.topology.gpu, self.replicas
             )
         return Compilation(
             config,
@@ -273,6 +276,18 @@ class _Recipe:
 def _strategy(topology: Topology) -> VirtualStrategy:
     kind = VirtualGPUStrategy if isinstance(topology, GpuTopology) else VirtualTPUStrategy
     return kind(topology.coordinates)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keeps Keras from warning that this machine has no GPU for float16."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _require_compilable(config: Config) -> None:
