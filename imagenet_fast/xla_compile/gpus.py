@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError
 
 # Text of GpuTargetConfigProto, a file for each kind.
 _TARGETS = pathlib.Path(__file__).parent / "gpu_targets"
@@ -131,14 +131,11 @@ def no_topology(name: str, reason: str, tpus: str) -> UserError:
 
     Args:
       name: of the topology.
-      reason: what the compiler for TPUs says; empty: nothing.
+      reason: what the compiler for TPUs says.
       tpus: examples of those of TPUs.
     """
-    kind = name.partition(":")[0]
-    why = f" ({reason})" if reason else ""
-    near = nearest(kind, gpus()) if kind else ""
     return UserError(
-        f"there is no topology {name!r}{why}{near}; choose hosts and their GPUs, as h100:1x8 or "
+        f"there is no topology {name!r} ({reason}); choose hosts and their GPUs, as h100:1x8 or "
         f"h100:4x8, of {', '.join(gpus())}, or a TPU's, like {tpus}"
     )
 

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -21,7 +22,7 @@ from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.check import Check, check_types
-from imagenet_fast.xla_compile.check_compiled import check_compiled
+from imagenet_fast.xla_compile.check_compiled import check_compiled, computed_twice
 from imagenet_fast.xla_compile.check_sums import check_sums
 from imagenet_fast.xla_compile.compare import (
     Batches,
@@ -42,16 +43,25 @@ from imagenet_fast.xla_compile.compiler import (
 from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology
 from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
 from imagenet_fast.xla_compile.progress import doing
-from imagenet_fast.xla_compile.search import (
-    Search,
-    batch_sizes,
-    divisors,
-    largest_that_fits,
-)
+from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that_fits
 
 _GIB = 2**30
 # Images of a device that --find_batch goes up to.
 _MOST_IMAGES = 65_536
+
+
+class Try(NamedTuple):
+    """A variant of a recipe that was compiled on the way to one that fits.
+
+    Attributes:
+      size: images of a GPU in a step, or accumulation steps.
+      peak: bytes of a GPU; None: it cannot be used.
+      computed_twice: operations that XLA computes a second time to save memory.
+    """
+
+    size: int
+    peak: int | None
+    computed_twice: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +77,10 @@ class Compilation:
       program: what the compiler made of it; None: it refused.
       refusal: why.
       compiled: what the compiled step is made of; of GPUs only.
-      batches: bytes by a GPU's images in a step, of those that were compiled to find its batch.
-      accumulations: bytes by the accumulation steps that were compiled because the recipe's own do
-        not fit; None: they cannot be used.
+      computed_twice: operations that XLA computes a second time to save memory.
+      batches: images of a GPU that were compiled to find its batch, ascending.
+      accumulations: accumulation steps that were compiled because the recipe's own do not fit,
+        ascending.
       steps: that were taken on this machine's processor.
       differences: of the replicas from one device after these.
     """
@@ -82,8 +93,9 @@ class Compilation:
     program: Program | None
     refusal: str = ""
     compiled: tuple[Check, ...] = ()
-    batches: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
-    accumulations: Mapping[int, int | None] = dataclasses.field(default_factory=dict)
+    computed_twice: int = 0
+    batches: tuple[Try, ...] = ()
+    accumulations: tuple[Try, ...] = ()
     steps: int = 0
     differences: tuple[Difference, ...] = ()
 
@@ -122,9 +134,9 @@ class Compilation:
             f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
         )
         fitting = [
-            steps
-            for steps, peak in self.accumulations.items()
-            if peak is not None and peak <= self.topology.usable
+            own.size
+            for own in self.accumulations
+            if own.peak is not None and own.peak <= self.topology.usable
         ]
         if fitting:
             return f"{told}; the smallest --accumulation_steps that fits is {min(fitting)}"
@@ -208,11 +220,13 @@ class _Recipe:
         )
         with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):
             program, refusal = _compile(self._compiler, self.topology, step)
-        found = ()
+        found, twice = [], 0
         if program is not None and isinstance(self.topology, GpuTopology):
-            found = check_compiled(
-                program.optimized, step.module, config, self.topology.gpu, self.replicas
-            )
+            optimized, gpu = program.optimized, self.topology.gpu
+            found = check_compiled(optimized, step.module, config, gpu, self.replicas)
+            twice = computed_twice(optimized)
+            # Of many variants, these would fill the memory.
+            program = dataclasses.replace(program, optimized=None)
         return Compilation(
             config,
             self.topology,
@@ -222,6 +236,7 @@ class _Recipe:
             program,
             refusal,
             tuple(found),
+            twice,
         )
 
     def with_largest_batch(self) -> Compilation:
@@ -238,39 +253,39 @@ class _Recipe:
         candidates = batch_sizes(_MOST_IMAGES)
         asked = self._config.batch_size // parts // self.replicas
         first = max((size for size in candidates if size <= asked), default=candidates[0])
-        search = self._search(candidates, compiled, {first: compiled(first)})
-        best = done[search.largest or min(done)]
+        known = {first: compiled(first)}
+        largest = largest_that_fits(candidates, self.topology.usable, compiled, known)
         return dataclasses.replace(
-            best, batches={images * parts: peak for images, peak in sorted(search.sizes.items())}
+            done[largest or min(done)],
+            batches=tuple(_try(images * parts, done[images]) for images in sorted(done)),
         )
 
-    def accumulations(self, found: Compilation) -> dict[int, int | None]:
-        """Returns the bytes of the accumulation steps that tell which ones are the fewest that fit.
+    def accumulations(self, found: Compilation) -> tuple[Try, ...]:
+        """Returns the accumulation steps that tell which ones are the fewest that fit.
 
         Args:
           found: the recipe as it is, which does not fit.
         """
         images, own = found.batch, found.config.accumulation_steps
+        tried = {own: _try(own, found)}
 
         def compiled(part: int) -> int | None:
-            config = found.config.replace(accumulation_steps=images // part)
+            steps = images // part
+            config = found.config.replace(accumulation_steps=steps)
+            tried[steps] = Try(steps, None, 0)
             # Of some, batch norm's or the mixing's images cannot be made.
             with contextlib.suppress(UserError):
-                program = self.compiled(config, *self.lowered(config)).program
-                return program and program.peak
-            return None
+                tried[steps] = _try(steps, self.compiled(config, *self.lowered(config)))
+            return tried[steps].peak
 
         parts = [part for part in divisors(images) if part <= images // own]
-        search = self._search(parts, compiled, {images // own: found.program.peak})
-        return {images // part: peak for part, peak in sorted(search.sizes.items(), reverse=True)}
+        known = {images // own: found.program.peak}
+        largest_that_fits(parts, self.topology.usable, compiled, known)
+        return tuple(tried[steps] for steps in sorted(tried))
 
-    def _search(
-        self,
-        candidates: list[int],
-        compiled: Callable[[int], int | None],
-        known: Mapping[int, int | None],
-    ) -> Search:
-        return largest_that_fits(candidates, self.topology.usable, compiled, dict(known))
+
+def _try(size: int, found: Compilation) -> Try:
+    return Try(size, found.program and found.program.peak, found.computed_twice)
 
 
 def _strategy(topology: Topology) -> VirtualStrategy:

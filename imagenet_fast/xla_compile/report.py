@@ -7,7 +7,7 @@ import json
 
 from imagenet_fast import environment
 from imagenet_fast.files import write_results
-from imagenet_fast.xla_compile.recipe import Compilation
+from imagenet_fast.xla_compile.recipe import Compilation, Try
 
 _NEXT_UNIT = 2**10
 _NAME_WIDTH = 20
@@ -76,8 +76,9 @@ def as_json(found: Compilation) -> str:
         "program": program and _program_values(found),
         "compiled": [own._asdict() for own in found.compiled],
         "fits": found.fits,
-        "batches": found.batches,
-        "accumulations": found.accumulations,
+        "computed_twice": found.computed_twice,
+        "batches": [own._asdict() for own in found.batches],
+        "accumulations": [own._asdict() for own in found.accumulations],
         "failure": found.failure,
         "steps": found.steps,
         "differences": [dataclasses.asdict(own) for own in found.differences],
@@ -162,25 +163,28 @@ def _memory_line(found: Compilation) -> str:
         f"{_size(program.peak)}{limit}, of which {_size(kept)} are kept for TensorFlow, CUDA and "
         f"workspaces: {told}"
     )
+    if found.computed_twice:
+        text += f"; to save it, {found.computed_twice:,} operations are computed twice"
     return _verdict("memory", text, "" if found.fits else "does not fit")
 
 
 def _tried_lines(found: Compilation) -> list[str]:
-    usable = found.topology.usable
     lines = []
-    for head, sizes in (
+    for head, tried in (
         ("images a GPU", found.batches),
         ("accumulation_steps", found.accumulations),
     ):
-        if sizes:
-            lines += ["", f"{head:{_NAME_WIDTH}}memory of a GPU"]
-        for size, peak in sizes.items():
-            if peak is None:
-                told = "cannot be used"
-            else:
-                told = f"{_size(peak):10}{'' if peak <= usable else 'does not fit'}".rstrip()
-            lines.append(_line(f"{size:,}", told))
+        if tried:
+            lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
+        lines += [_line(f"{own.size:,}", _tried(own, found.topology.usable)) for own in tried]
     return lines
+
+
+def _tried(own: Try, usable: int) -> str:
+    if own.peak is None:
+        return "cannot be used"
+    told = f"{_size(own.peak):11}{own.computed_twice:<5}"
+    return (told if own.peak <= usable else f"{told}does not fit").rstrip()
 
 
 def _size(number: float) -> str:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
-# In a row, predictions that only move the bound by one size; then the range is halved.
+# The most that the size grows at once where several are known: beyond some size XLA computes
+# activations twice, and memory grows otherwise.
+_MOST_GROWTH = 1.5
+# Predictions in a row that do not halve the range.
 _PATIENCE = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class Search:
-    """What a search found.
-
-    Attributes:
-      sizes: the memory in bytes of each size that was tried, in the order of the tries; None: it
-        cannot be used at all.
-      largest: the largest size that fits, next to one that does not; 0: none fits.
-    """
-
-    sizes: dict[int, int | None]
-    largest: int
 
 
 def largest_that_fits(
@@ -28,58 +16,63 @@ def largest_that_fits(
     limit: int,
     memory_of: Callable[[int], int | None],
     known: dict[int, int | None],
-) -> Search:
-    """Searches for the largest of some sizes whose memory is at most a limit.
+) -> int:
+    """Returns the largest of some sizes whose memory is at most a limit; 0: none fits.
 
-    Memory grows almost linearly with the size: a line through what is known predicts the next try,
-    which ends with neighbours of which one fits and the other one does not.
+    Memory grows almost linearly with the size: a line through what is known predicts the next try.
+    Where that halves the range too seldom, the next try does. The end are two neighbours of which the
+    smaller one fits and the larger one does not.
 
     Args:
       candidates: sizes, ascending.
       limit: bytes.
       memory_of: compiles a size and returns its bytes; None: this size cannot be used, which counts
         as not fitting.
-      known: what is known before; at least one size with its bytes.
+      known: what is known before, by size; at least one.
     """
     tried = dict(known)
-    low, high = -1, len(candidates)  # Those at and below low fit, those at and above high do not.
-
-    def place() -> None:
-        nonlocal low, high
-        for number, size in enumerate(candidates):
-            if size in tried:
-                fits = tried[size] is not None and tried[size] <= limit
-                if fits:
-                    low = max(low, number)
-                else:
-                    high = min(high, number)
-
-    place()
-    steps_of_one = 0
-    while high - low > 1:
-        guess = _predict(candidates, limit, tried)
-        number = min(max(guess, low + 1), high - 1)
-        if steps_of_one >= _PATIENCE:
-            number, steps_of_one = (low + high) // 2, 0
-        size = candidates[number]
+    slow = 0
+    while True:
+        low, high = _bounds(candidates, limit, tried)
+        if high - low <= 1:
+            return candidates[low] if low >= 0 else 0
+        halve = slow >= _PATIENCE
+        guess = (low + high) // 2 if halve else _predict(candidates, limit, tried, low, high)
+        size = candidates[min(max(guess, low + 1), high - 1)]
         tried[size] = memory_of(size)
-        before = (low, high)
-        place()
-        steps_of_one += (low - before[0] == 1) or (before[1] - high == 1)
-    return Search(tried, candidates[low] if low >= 0 else 0)
+        after = _bounds(candidates, limit, tried)
+        bounded = high < len(candidates)
+        slow = slow + 1 if bounded and 2 * (after[1] - after[0]) > high - low else 0
 
 
-def _predict(candidates: Sequence[int], limit: int, tried: dict[int, int | None]) -> int:
-    """Returns the place of the largest candidate that the nearest known sizes' line lets fit."""
-    points = sorted((size, own) for size, own in tried.items() if own is not None)
-    # Nearest to the limit: where XLA computes activations twice, memory is bent.
-    points = sorted(sorted(points, key=lambda point: abs(point[1] - limit))[:2])
-    if len(points) == 1:
-        points.insert(0, (0, 0))
-    (size, own), (other_size, other) = points
-    if other <= own:  # no slope to go by
-        return len(candidates) // 2
-    aim = size + (limit - own) * (other_size - size) / (other - own)
+def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None]) -> tuple[int, int]:
+    """Returns the places of the largest size that fits, and of the smallest above that does not."""
+    fits = {
+        number: tried[size] is not None and tried[size] <= limit
+        for number, size in enumerate(candidates)
+        if size in tried
+    }
+    low = max((number for number, own in fits.items() if own), default=-1)
+    above = [number for number, own in fits.items() if not own and number > low]
+    return low, min(above, default=len(candidates))
+
+
+def _predict(
+    candidates: Sequence[int], limit: int, tried: dict[int, int | None], low: int, high: int
+) -> int:
+    """Returns the place of the largest candidate that a line lets fit."""
+    points = [(0, 0), *sorted((size, own) for size, own in tried.items() if own is not None)]
+    below = [point for point in points if low < 0 or point[0] <= candidates[low]]
+    above = [point for point in points if high < len(candidates) and point[0] >= candidates[high]]
+    if above:
+        one, other = (below or points)[-1], above[0]
+    else:
+        one, other = below[-2:]
+    aim = float("inf")
+    if one[0] < other[0] and one[1] < other[1]:
+        aim = one[0] + (limit - one[1]) * (other[0] - one[0]) / (other[1] - one[1])
+    if len(below) > 2 and not above:
+        aim = min(aim, _MOST_GROWTH * other[0])
     fitting = [number for number, candidate in enumerate(candidates) if candidate <= aim]
     return fitting[-1] if fitting else 0
 
@@ -90,12 +83,12 @@ def divisors(number: int) -> list[int]:
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Returns multiples of 8 up to ``most``, no nearer to each other than 1/32 of themselves."""
+    """Returns multiples of 8 up to ``most``, from 256 on 1/16 to 1/32 of themselves apart."""
     sizes, size = [], 8
     while size <= most:
         sizes.append(size)
         step = 8
-        while step * 64 <= size:
+        while step * 32 <= size:
             step *= 2
         size += step
     return sizes

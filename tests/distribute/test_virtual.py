@@ -1,15 +1,16 @@
-"""Programs of a TPU that is not there, as XLA gets them."""
+"""Programs of TPUs and GPUs that are not there, as XLA gets them."""
 
 import re
 
 import pytest
 import tensorflow as tf
+from tf_keras.src.mixed_precision.loss_scale_optimizer import strategy_supports_loss_scaling
 
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.distribute.strategy import tpu_coordinates
-from imagenet_fast.distribute.tpu import is_tpu
-from imagenet_fast.distribute.virtual import VirtualTPUStrategy
+from imagenet_fast.distribute.tpu import compiles_all_reduces, is_tpu
+from imagenet_fast.distribute.virtual import VirtualGPUStrategy, VirtualTPUStrategy
 
 # Those that make a sum of XLA's.
 sums = pytest.mark.skipif(
@@ -37,11 +38,31 @@ def context():
 
 def test_it_stands_for_a_tpu():
     strategy = VirtualTPUStrategy(PLACES)
-    assert is_tpu(strategy)
+    assert strategy.device_type == "TPU"
+    assert is_tpu(strategy) and compiles_all_reduces(strategy)
     assert strategy.num_replicas_in_sync == 8
     assert tpu_coordinates(strategy) == PLACES
-    assert is_tpu(object.__new__(tf.distribute.TPUStrategy))
-    assert not is_tpu(tf.distribute.get_strategy())
+    real = object.__new__(tf.distribute.TPUStrategy)
+    assert is_tpu(real) and compiles_all_reduces(real)
+
+
+def test_it_stands_for_gpus():
+    strategy = VirtualGPUStrategy([(gpu, host) for host in range(2) for gpu in range(4)])
+    assert strategy.device_type == "GPU"
+    assert compiles_all_reduces(strategy) and not is_tpu(strategy)
+    assert strategy.num_replicas_in_sync == 8
+
+
+def test_other_strategies():
+    for strategy in (tf.distribute.get_strategy(), tf.distribute.OneDeviceStrategy("CPU:0")):
+        assert not is_tpu(strategy) and not compiles_all_reduces(strategy)
+
+
+def test_losses_can_be_scaled_on_gpus_alone():
+    # What Policy and LossScaleOptimizer ask, by the type of the strategy in scope.
+    for kind, wanted in ((VirtualGPUStrategy, True), (VirtualTPUStrategy, False)):
+        with kind(PLACES).scope():
+            assert strategy_supports_loss_scaling() == wanted
 
 
 def test_a_replica_finds_out_at_run_time_which_one_it_is():

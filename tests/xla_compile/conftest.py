@@ -11,14 +11,15 @@ PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(
 CONFIG = SMALL.replace(strategy="auto", batch_size=64)
 
 
-def lower(**options):
+def lower(device="TPU", **options):
     """Returns the configuration, the model and the step."""
     from imagenet_fast import build_model
-    from imagenet_fast.distribute.virtual import VirtualTPUStrategy
+    from imagenet_fast.distribute.virtual import VirtualGPUStrategy, VirtualTPUStrategy
     from imagenet_fast.xla_compile.lower import lower_step
 
     config = CONFIG.replace(**options)
-    model = build_model(config, VirtualTPUStrategy(PLACES))
+    kind = VirtualTPUStrategy if device == "TPU" else VirtualGPUStrategy
+    model = build_model(config, kind(PLACES))
     step = lower_step(model, config.batch_size // len(PLACES), config.image_size)
     return types.SimpleNamespace(config=config, model=model, step=step)
 

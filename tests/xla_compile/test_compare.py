@@ -84,12 +84,25 @@ def test_what_rounding_explains(precision, dtype, share, wrong):
     assert not optimizer.wrong
 
 
-def test_rounding_of_weights_that_hardly_move():
+def test_rounding_of_weights_that_move_little():
     step = types.SimpleNamespace(arguments=(Variable("a"),))
-    found = {"0": {"most": 0, "spread": 0, "way": 1e-12, "start": 1.0, "difference": 1e-14}}
+    found = {"0": {"most": 0, "spread": 0, "way": 4e-10, "start": 1.0, "difference": 1e-12}}
     (own,) = differences(Config(), step, Reference({}, {"a": "weights"}), found)
-    assert own.share == pytest.approx(0.1)
+    assert own.share == pytest.approx(0.05)
     assert not own.wrong
+
+
+@pytest.mark.parametrize("way", [0.0, 1e-12, 9e-11])
+def test_weights_that_do_not_move_are_no_comparison(way):
+    # Replicas that do not move either would else be as right as can be.
+    step = types.SimpleNamespace(arguments=(Variable("a"), Variable("b")))
+    reference = Reference({}, {"a": "weights", "b": "metrics"})
+    moving = {"most": 0, "spread": 0, "way": 1.0, "start": 0.0, "difference": 0.0}
+    still = {**moving, "way": way, "start": 1.0}
+    weights, metrics = differences(Config(), step, reference, {"0": still, "1": moving})
+    assert weights.wrong.startswith("the reference moved by only ")
+    assert "so that nothing is compared; take more steps, or a higher" in weights.wrong
+    assert not metrics.wrong
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import tensorflow as tf
 from imagenet_fast import UserError, build_model
 from imagenet_fast.distribute.virtual import VirtualTPUStrategy
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.check import check_types
 from imagenet_fast.xla_compile.lower import lower_step, variables_of
 
 
@@ -50,6 +51,18 @@ def test_an_operation_that_xla_refuses_is_named(lower_anew, monkeypatch):
 def test_half_precision_that_keras_has_not_for_tpus(lower_anew):
     with pytest.raises(UserError, match=r"mixed_float16 is not for TPUs.* use mixed_bfloat16"):
         lower_anew(precision="mixed_float16")
+
+
+def test_half_precision_of_gpus(lowered):
+    found = lowered("GPU", precision="mixed_float16")
+    checks = check_types(found.step, found.config, 8, 10)
+    assert {own.name: own.found for own in checks}["convolutions"] == "21 of f16"
+    assert not any(own.wrong for own in checks)
+    # The loss scale, which adapts, is a part of the step.
+    scale = found.model.optimizer.loss_scale
+    assert scale.numpy() == 2**15
+    changed = [found.step.arguments[number] for number in found.step.module.updates.values()]
+    assert any("current_loss_scale" in getattr(own, "name", "") for own in changed)
 
 
 def test_one_core(lowered):
