@@ -20,8 +20,8 @@ def largest_that_fits(
     """Returns the largest of some sizes whose memory is at most a limit; 0: none fits.
 
     Memory grows almost linearly with the size: a line through what is known predicts the next try.
-    Where that halves the range too seldom, the next try does. The end are two neighbours of which the
-    smaller one fits and the larger one does not.
+    Where that halves the range too seldom, the next try does. At the end two neighbours are known of
+    which the smaller one fits and the larger one does not.
 
     Args:
       candidates: sizes, ascending.
