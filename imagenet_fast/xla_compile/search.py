@@ -20,8 +20,8 @@ def largest_that_fits(
     """Returns the largest of some sizes whose memory is at most a limit; 0: none fits.
 
     Memory grows almost linearly with the size: a line through what is known predicts the next try.
-    Where that halves the range too seldom, the next try does. At the end two neighbours are known of
-    which the smaller one fits and the larger one does not.
+    Where that halves the range too seldom, the next try does. At the end two neighbours are known,
+    of which the smaller one fits and the larger one does not.
 
     Args:
       candidates: sizes, ascending.
@@ -60,18 +60,20 @@ def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None])
 def _predict(
     candidates: Sequence[int], limit: int, tried: dict[int, int | None], low: int, high: int
 ) -> int:
-    """Returns the place of the largest candidate that a line lets fit."""
+    """Returns the place of the largest candidate that a line through two known sizes lets fit."""
     points = [(0, 0), *sorted((size, own) for size, own in tried.items() if own is not None)]
-    below = [point for point in points if low < 0 or point[0] <= candidates[low]]
-    above = [point for point in points if high < len(candidates) and point[0] >= candidates[high]]
-    if above:
-        one, other = (below or points)[-1], above[0]
+    smaller = [point for point in points if point[0] <= (candidates[low] if low >= 0 else 0)]
+    larger = [point for point in points if point not in smaller]
+    if larger:
+        one, other = smaller[-1], larger[0]
+    elif len(smaller) > 1:
+        one, other = smaller[-2:]
     else:
-        one, other = below[-2:]
+        return (low + high) // 2
     aim = float("inf")
-    if one[0] < other[0] and one[1] < other[1]:
+    if one[1] < other[1]:
         aim = one[0] + (limit - one[1]) * (other[0] - one[0]) / (other[1] - one[1])
-    if len(below) > 2 and not above:
+    if len(smaller) > 2 and not larger:
         aim = min(aim, _MOST_GROWTH * other[0])
     fitting = [number for number, candidate in enumerate(candidates) if candidate <= aim]
     return fitting[-1] if fitting else 0

@@ -30,7 +30,7 @@ LIBTPU = "0.0.51"
 
 @pytest.fixture(scope="module")
 def compiler():
-    with start_compiler() as started:
+    with start_compiler("TPU") as started:
         yield started
 
 
@@ -74,9 +74,9 @@ def test_topologies(compiler, name, kind, replicas, chips):
     assert found.memory
 
 
-@pytest.mark.parametrize("name", ["v9:2x2", "v3:3x5", "somewhere", ""])
+@pytest.mark.parametrize("name", ["v9:2x2", "v3:3x5", "h200:1x8", "somewhere", ""])
 def test_topologies_that_do_not_exist(compiler, name):
-    with pytest.raises(UserError, match=f"libtpu has no topology '{name}': .*; choose one like v2"):
+    with pytest.raises(UserError, match=rf"no topology '{name}' \(.*\); choose .*like v2:2x2"):
         compiler.topology(name)
 
 
