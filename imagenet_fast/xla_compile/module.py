@@ -16,6 +16,8 @@ _MARKS = "%'\".,:;()"
 _MOST_SOURCES = 3
 # What hands a tensor on, perhaps as another type or in another form.
 _PASSING = ("bitcast", "convert", "copy", "reshape")
+# The second is what compilers for GPUs make of the first: another instruction waits for its end.
+ALL_REDUCES = ("all-reduce", "all-reduce-start")
 
 
 class Array(NamedTuple):
@@ -49,7 +51,7 @@ class Instruction(NamedTuple):
       arrays: what it returns: one array, or those of a tuple.
       operands: what it takes, likewise.
       source: the operation of TensorFlow's that it is a part of, behind its layer's name.
-      groups: of replicas, of an ``all-reduce``; else none.
+      groups: of replicas, of an all-reduce; none: all in one, or no all-reduce.
       before: the groups of the sum that an ``all-reduce`` goes on with, if its operand is one.
       target: what a ``custom-call`` calls.
     """
@@ -124,7 +126,7 @@ def read_module(serialized: bytes) -> Module:
 
 def _instruction(own: Any, by_number: dict[int, Any]) -> Instruction:
     operands = [by_number[number] for number in own.operand_ids]
-    is_sum = own.opcode == "all-reduce"
+    is_sum = own.opcode in ALL_REDUCES
     return Instruction(
         own.name,
         own.opcode,
@@ -141,7 +143,7 @@ def _sum_before(operand: Any, by_number: dict[int, Any]) -> Groups:
     """Returns the groups of the sum that an operand is, or that it is a form of."""
     while operand.opcode in _PASSING:
         operand = by_number[operand.operand_ids[0]]
-    return _groups(operand) if operand.opcode == "all-reduce" else ()
+    return _groups(operand) if operand.opcode in ALL_REDUCES else ()
 
 
 def _groups(own: Any) -> Groups:

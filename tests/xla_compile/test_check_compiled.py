@@ -107,7 +107,7 @@ def test_products_in_float32_are_the_last_layer_s_only(target):
 def test_groups_that_the_step_does_not_have(groups, told):
     found = checks(*GOOD[:3], all_reduce(groups))["all-reduces"]
     assert found.found == f"1 of 100 numbers of f32 among {told}"
-    assert found.wrong == "the step has them among all 8"
+    assert found.wrong == "the step has all-reduces among all 8"
 
 
 def test_groups_in_another_order_are_the_same():
@@ -117,8 +117,28 @@ def test_groups_in_another_order_are_the_same():
     assert not wrong(*GOOD[:3], own, lowered=lowered)
 
 
+ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@pytest.mark.parametrize(
+    ("found", "right"),
+    [
+        ((ROWS, COLUMNS), True),
+        (((EVERYONE,),), True),  # as XLA makes it of both
+        ((ROWS,), False),
+        ((ROWS, ((0, 1), (2, 3), (4, 5), (6, 7))), False),
+    ],
+)
+def test_two_in_a_row_may_become_one(found, right):
+    first = all_reduce(ROWS)
+    second = all_reduce(COLUMNS)._replace(before=ROWS)
+    lowered = module(product("f32", "logits/MatMul"), first, second)
+    told = wrong(*GOOD[:3], *map(all_reduce, found), lowered=lowered)
+    assert bool(told) != right
+
+
 def test_all_reduces_that_are_gone():
-    assert wrong(*GOOD[:3]) == {"all-reduces": "the step has them among all 8"}
+    assert wrong(*GOOD[:3]) == {"all-reduces": "the step has all-reduces among all 8"}
 
 
 def test_a_single_replica():

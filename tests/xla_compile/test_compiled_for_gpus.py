@@ -12,7 +12,7 @@ from imagenet_fast.commands import run
 from imagenet_fast.xla_compile.check_compiled import check_compiled
 from imagenet_fast.xla_compile.check_sums import check_sums
 from imagenet_fast.xla_compile.compiler import find_cuda, start_compiler
-from imagenet_fast.xla_compile.gpus import gpu_topology, gpus
+from imagenet_fast.xla_compile.gpus import gpu_topology
 
 pytestmark = [
     pytest.mark.compile,
@@ -63,21 +63,18 @@ def test_command(capsys, tmp_path):
     assert memory["shared"] > 0.9 * memory["outputs"] > 0
 
 
-@pytest.mark.parametrize("kind", list(gpus()))
-def test_every_kind_has_float16(compiler, lowered, kind):
+@pytest.mark.parametrize("kind", ["p100", "p40", "v100", "l4", "b200"])
+def test_float16(compiler, lowered, kind):
     found = compiled(compiler, lowered("GPU", precision="mixed_float16"), f"{kind}:1x8")
     assert not any(own.wrong for own in found.values())
     assert re.fullmatch(r"\d+ of f16", found["convolutions"].found)
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [("p100", "f32"), ("v100", "f32"), ("a100", "bf16"), ("l4", "bf16"), ("b200", "bf16")],
-)
-def test_bfloat16_begins_with_ampere(compiler, lowered, kind, dtype):
-    own = compiled(compiler, lowered("GPU", precision="mixed_bfloat16"), f"{kind}:1x8")
-    assert re.fullmatch(rf"\d+ of {dtype}", own["convolutions"].found)
-    assert ("use --precision=mixed_float16" in own["convolutions"].wrong) == (dtype == "f32")
+def test_bfloat16_begins_with_ampere(compiler, lowered):
+    found = lowered("GPU", precision="mixed_bfloat16")
+    assert not any(own.wrong for own in compiled(compiler, found, "a100:1x8").values())
+    told = compiled(compiler, found, "p100:1x8")["convolutions"].wrong
+    assert "use --precision=mixed_float16" in told
 
 
 def test_a_volta_in_bfloat16_fails(capsys):
@@ -86,22 +83,26 @@ def test_a_volta_in_bfloat16_fails(capsys):
     assert re.search(f"error: {told}", capsys.readouterr().err)
 
 
-def test_rows_of_a_torus_are_hosts(compiler, lower_anew):
-    found = lower_anew("GPU", all_reduce="torus_2d", all_reduce_group=4)
+def test_rows_of_a_torus_become_one_all_reduce(compiler, lowered):
+    found = lowered("GPU", all_reduce="torus_2d", all_reduce_group=4)
     (_, gradients) = check_sums(found.step.module, found.config, found.model)
+    assert "along (0,1,2,3 4,5,6,7) and (0,4 1,5 2,6 3,7)" in gradients.found
     assert not gradients.wrong
     own = compiled(compiler, found)["all-reduces"]
-    assert "among (0,1,2,3 4,5,6,7) and (0,4 1,5 2,6 3,7)" in own.found
+    assert own.found == "1 of 75,304 numbers of f32 among all 8"
     assert not own.wrong
 
 
+LARGE = ["--model=resnet8", "--num_classes=10", "--image_size=224"]
+
+
 def test_a_batch_that_does_not_fit_names_the_accumulation_steps(capsys, tmp_path):
-    # 1,440 images of 224 px on a V100: a half and a third do not fit, but a fifth does... or so.
-    flags = ["--model=resnet18", "--topology=v100:1x1", "--batch_size=1440"]
-    assert run(["compile", *flags, f"--output_dir={tmp_path}"]) == 2
+    flags = [*LARGE, "--topology=v100:1x1", "--batch_size=1440", f"--output_dir={tmp_path}"]
+    assert run(["compile", *flags]) == 2
     told = re.search(
-        r"error: it does not fit: 1,440 images a GPU need [\d.]+ GiB, and a step can have 13.50 GiB "
-        r"of the 15.77 of Tesla V100-SXM2-16GB; the smallest --accumulation_steps that fits is (\d)",
+        r"error: it does not fit: 1,440 images a GPU need [\d.]+ GiB, and a step can have 13.50 "
+        r"GiB of the 15.77 of Tesla V100-SXM2-16GB; the smallest --accumulation_steps that fits "
+        r"is (\d)",
         capsys.readouterr().err,
     )
     values = json.loads((tmp_path / "compile.json").read_text())
@@ -112,8 +113,8 @@ def test_a_batch_that_does_not_fit_names_the_accumulation_steps(capsys, tmp_path
 
 
 def test_find_batch(capsys, tmp_path):
-    flags = ["--model=resnet8", "--num_classes=10", "--image_size=224", "--topology=p100:1x1"]
-    flags += ["--batch_size=256", "--find_batch", f"--output_dir={tmp_path}"]
+    flags = [*LARGE, "--topology=p100:1x1", "--batch_size=640", "--find_batch"]
+    flags.append(f"--output_dir={tmp_path}")
     assert run(["compile", *flags]) == 0
     assert re.search(r"^images a GPU +memory +operations", capsys.readouterr().out, re.MULTILINE)
     values = json.loads((tmp_path / "compile.json").read_text())
