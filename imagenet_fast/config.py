@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from imagenet_fast.batch_tables import BATCH_TABLES, values_for_batch
+from imagenet_fast.distribute.gpus import parse_gpus
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.durations import Duration
 from imagenet_fast.errors import UserError, nearest, require_choice
@@ -54,6 +55,14 @@ def _is_address(value: str) -> bool:
     return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
 
 
+def _is_gpus(value: str) -> bool:
+    try:
+        parse_gpus(value)
+    except ValueError:
+        return False
+    return True
+
+
 def _ordered(value: tuple[Duration, ...]) -> bool:
     amounts = [at.amount for at in value]
     return len({at.unit for at in value}) <= 1 and amounts == sorted(amounts)
@@ -67,6 +76,7 @@ _SHARE = _Check(lambda value: 0 <= value < 1, "be in [0, 1)")
 _PART = _Check(lambda value: 0 < value <= 1, "be in (0, 1]")
 _ORDERED = _Check(_ordered, "be in one unit and in order")
 _ADDRESSES = _Check(lambda value: all(map(_is_address, value)), "be host:port, each")
+_GPUS = _Check(_is_gpus, "be a number of GPUs, or ids as 0,2 or 2, and each once")
 
 
 def _option(
@@ -149,7 +159,7 @@ class Config:
     train_crop: str = _option(
         "random_resized",
         "which part of a training image is taken; random_resized: of random area and aspect, as in "
-        "fb.resnet.torch; inception: the same as TensorFlow draws it, in recipes for TPUs and "
+        "torchvision; inception: the same as TensorFlow draws it, in recipes for TPUs and "
         "MLPerf; pad: a border around, then a random window; none: the centre, as in evaluation",
         group="data",
         choices=("random_resized", "inception", "pad", "none"),
@@ -163,7 +173,7 @@ class Config:
     )
     crop_attempts: int = _option(
         10,
-        "random_resized or inception crops that may fail to fit before the centre is taken",
+        "random_resized or inception crops that may fail to fit before the middle is taken",
         group="data",
         check=_POSITIVE,
     )
@@ -725,6 +735,14 @@ class Config:
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
     )
     tpu: str = _option("", "name or address of a TPU; local: this machine's", group="hardware")
+    gpus: str = _option(
+        "",
+        "GPUs of each machine to use; a number: so many; ids, as 0,2 or 2, (with a comma): those; "
+        "0: none, train on the CPU; empty: all",
+        group="hardware",
+        check=_GPUS,
+        free=True,
+    )
     logical_cpus: int = _option(
         0,
         "split the CPU into so many devices, to try replicas without accelerators",
@@ -879,6 +897,14 @@ class Config:
     keep_checkpoints: int = _option(
         2, "latest checkpoints kept", group="run", check=_POSITIVE, free=True
     )
+    on_damaged_checkpoint: str = _option(
+        "previous",
+        "what to do if the newest checkpoint is damaged: previous sets it aside and resumes from "
+        "the one before it; stop ends the run",
+        group="run",
+        choices=("previous", "stop"),
+        free=True,
+    )
     log_every: Duration = _option(
         Duration(20, "steps"),
         "time between lines of metrics.jsonl",
@@ -973,6 +999,12 @@ class Config:
             )
         if self.tpu and self.strategy not in ("auto", "tpu"):
             raise UserError(f"tpu={self.tpu!r} contradicts strategy={self.strategy}")
+        if self.gpus and parse_gpus(self.gpus) != 0:
+            for name in ("logical_cpus", "tpu"):
+                if getattr(self, name):
+                    raise UserError(f"gpus={self.gpus} contradicts {name}={getattr(self, name)}")
+            if self.strategy == "tpu":
+                raise UserError(f"gpus={self.gpus} contradicts strategy=tpu")
         if self.fusion == "auto" and self.fusion_segments:
             raise UserError("fusion=auto finds fusion_segments itself: leave one of them out")
         if self.fusion == "auto" and self.deterministic:

@@ -34,20 +34,25 @@ def versions() -> dict[str, str]:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns ``cpu`` (its name), ``cpu_features``, ``cores`` (that TensorFlow uses) and ``gpus``.
+    """Returns ``cpu`` (its name), ``cpu_features``, and what TensorFlow uses: ``cores``, ``gpus``.
 
     Where the system does not say, the name is the architecture's and there are no features.
     """
     import tensorflow as tf
 
     name, features = _cpu()
-    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    gpus = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
     return {
         "cpu": name,
         "cpu_features": [feature for feature in _CPU_FEATURES if feature in features],
         "cores": cpu_cores(),
         "gpus": [gpu.get("device_name", "GPU") for gpu in gpus],
     }
+
+
+def cpu_name() -> str:
+    """Returns the name of this machine's CPU; the architecture's where the system does not say."""
+    return _cpu()[0]
 
 
 def command() -> str:
@@ -58,13 +63,18 @@ def command() -> str:
     return shlex.join([program, *sys.argv[1:]])
 
 
+def now() -> str:
+    """Returns this moment, to the second, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
 def provenance() -> dict[str, Any]:
     """Returns ``command``, ``hardware``, ``versions`` and ``finished``, this moment, for a file."""
     return {
         "command": command(),
         "hardware": hardware(),
         "versions": versions(),
-        "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "finished": now(),
     }
 
 

@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 _SCHEME = "gs://"
 _SECONDS_BETWEEN_UPLOADS = 30.0
+# What loads the package is TensorFlow's __init__.py.
+_NO_BUCKETS = (
+    "this TensorFlow has no Google Cloud Storage: install the package tensorflow-io-gcs-filesystem "
+    "(pip install tensorflow-io-gcs-filesystem) and set TF_USE_MODULAR_FILESYSTEM=1, so that "
+    "TensorFlow loads it; or give paths of this machine"
+)
 # What the service says, in what TensorFlow says.
 _REASON = re.compile(r'"message": "(.*?)"')
 
@@ -246,6 +252,9 @@ def _explained(path: BucketPath) -> Iterator[None]:
     """Turns TensorFlow's errors into ``OSError``."""
     import tensorflow as tf
 
+    # Wheels for some platforms, and builds of one's own, come without it.
+    if "gs" not in tf.io.gfile.get_registered_schemes():
+        raise BucketError(errno.ENOTSUP, _NO_BUCKETS, str(path))
     try:
         yield
     except tf.errors.OpError as error:
@@ -264,7 +273,8 @@ class _BucketFile(io.RawIOBase):
         import tensorflow as tf
 
         self._path, self._reads, self._place = path, mode == "rb", 0
-        self._file = tf.io.gfile.GFile(str(path), mode)
+        with _explained(path):
+            self._file = tf.io.gfile.GFile(str(path), mode)
         if not self._reads:
             self.write(b"")  # So that it is there, even if nothing follows.
 

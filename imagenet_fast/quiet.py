@@ -33,6 +33,10 @@ def import_tensorflow() -> None:
         try:
             import tensorflow as tf
 
+            from imagenet_fast.distribute.cuda import preload_libraries
+
+            # Before TensorFlow looks for the GPUs, which it does once.
+            preload_libraries()
             gpus = tf.config.list_physical_devices("GPU")
             wanted = not gpus and pathlib.Path("/dev/nvidia0").exists()
         finally:

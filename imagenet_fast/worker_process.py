@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -12,6 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from imagenet_fast.errors import UserError
+
+
+class WorkerTimeout(UserError):  # noqa: N818 - like subprocess.TimeoutExpired
+    """A worker process has not answered in time."""
 
 
 @contextlib.contextmanager
@@ -22,6 +27,7 @@ def start_worker(
     name: str,
     advice: str = "",
     environment: Mapping[str, str] | None = None,
+    limit_seconds: float | None = None,
 ) -> Iterator[Worker]:
     """Starts a program, and ends it and its own processes at the end.
 
@@ -33,9 +39,11 @@ def start_worker(
       name: of what it does, for people.
       advice: what to do if it fails, if there is something.
       environment: variables besides those of this process.
+      limit_seconds: in which it must answer each line; None: no limit.
 
     Raises:
       UserError: if it cannot be started, or fails.
+      WorkerTimeout: if it does not answer in time.
     """
     # Its remarks are shown only if it fails.
     with tempfile.TemporaryFile("w+") as remarks:
@@ -51,7 +59,14 @@ def start_worker(
         except OSError as error:
             raise UserError(_failure(name, command[0], error.strerror, advice)) from None
         try:
-            yield Worker(process, remarks, json.dumps(job), name=name, advice=advice)
+            yield Worker(
+                process,
+                remarks,
+                json.dumps(job),
+                name=name,
+                advice=advice,
+                limit_seconds=limit_seconds,
+            )
         finally:
             # It may not have come so far as to have a group.
             with contextlib.suppress(ProcessLookupError):
@@ -73,21 +88,31 @@ class Worker:
       job: the first line for it.
       name: of what it does, for people.
       advice: what to do if it fails.
+      limit_seconds: in which it must answer each line; None: no limit.
 
     Attributes:
       answer: to the first line.
 
     Raises:
       UserError: if it fails.
+      WorkerTimeout: if it does not answer in time.
     """
 
     def __init__(
-        self, process: subprocess.Popen[str], remarks: IO[str], job: str, *, name: str, advice: str
+        self,
+        process: subprocess.Popen[str],
+        remarks: IO[str],
+        job: str,
+        *,
+        name: str,
+        advice: str,
+        limit_seconds: float | None = None,
     ) -> None:
         self._process = process
         self._remarks = remarks
         self._name = name
         self._advice = advice
+        self._limit = limit_seconds
         self.answer = self._ask(job)
         self._signal(signal.SIGSTOP)
 
@@ -96,6 +121,7 @@ class Worker:
 
         Raises:
           UserError: if the program fails.
+          WorkerTimeout: if it does not answer in time.
         """
         self._signal(signal.SIGCONT)
         answer = self._ask(message)
@@ -108,11 +134,16 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         else:
+            # An answer is one line, so that nothing of it waits in Python's own buffer.
+            if not select.select([self._process.stdout], [], [], self._limit)[0]:
+                raise WorkerTimeout(f"{self._name} did not answer in {self._limit:g} s")
             answer = self._process.stdout.readline()
         if not answer:
-            self._process.wait()
+            status = self._process.wait()
             self._remarks.seek(0)
             *_, reason = ["no reason told", *self._remarks.read().strip().splitlines()]
+            if status < 0:
+                reason = f"ended by {signal.Signals(-status).name}: {reason}"
             raise UserError(_failure(self._name, self._process.args[0], reason, self._advice))
         return json.loads(answer)
 

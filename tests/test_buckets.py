@@ -209,6 +209,18 @@ def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
     keys = [line.split('"key": "')[1].split('"')[0] for line in (run / "mlperf.log").open()]
     assert keys.count("init_start") == keys.count("run_stop") == 1
 
+    # A damaged checkpoint in a bucket is set aside there.
+    shard = "killed/checkpoints/ckpt-10.data-00000-of-00001"
+    content = bytearray((run / "checkpoints" / "ckpt-10.data-00000-of-00001").read_bytes())
+    content[len(content) // 2] ^= 1
+    gcs.put("runs", shard, bytes(content))
+    finished = run_python(arguments, environment=gcs.environment, fresh=True)
+    assert "set aside as damaged-ckpt-10; the run resumes from step 9" in finished.stderr
+    run = fetch(gcs, "killed", tmp_path / "again")
+    assert (run / "checkpoints" / "damaged-ckpt-10.data-00000-of-00001").read_bytes() == content
+    for name, value in weights_in(run).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+
 
 REFUSALS = {
     "no bucket": (

@@ -8,7 +8,7 @@ import pickle
 import pytest
 import tensorflow as tf
 
-from imagenet_fast import UserError
+from imagenet_fast import UserError, commands
 from imagenet_fast.paths import (
     BucketError,
     BucketPath,
@@ -126,3 +126,31 @@ def test_a_missing_bucket_is_not_just_a_missing_file():
     )
     error = bucket_error("gs://b/x", missing)
     assert not isinstance(error, FileNotFoundError) and error.errno == errno.ENOENT
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--data_dir=gs://bucket/digits", "--model_dir=run"],
+        ["train", "--synthetic", "--num_classes=2", "--model=resnet8", "--model_dir=gs://bucket/r"],
+        ["evaluate", "--model_dir=gs://bucket/run"],
+        ["export", "--model_dir=gs://bucket/run", "--saved_model=exported"],
+        ["predict", "--saved_model=gs://bucket/model", "cat.jpg"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_a_tensorflow_without_buckets(arguments, monkeypatch, capsys, tmp_path):
+    """As of wheels for some platforms, whose every call raises an UnimplementedError."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tf.io.gfile, "get_registered_schemes", lambda: ["", "file", "ram"])
+    assert commands.run(arguments) == 2
+    told = capsys.readouterr().err
+    assert "this TensorFlow has no Google Cloud Storage: install the package " in told
+    assert "pip install tensorflow-io-gcs-filesystem) and set TF_USE_MODULAR_FILESYSTEM=1" in told
+    assert "Traceback" not in told and len(told.strip().splitlines()) <= 2
+
+
+def test_the_name_of_the_package_is_tensorflows():
+    """TensorFlow's __init__.py imports it by this variable."""
+    source = pathlib.Path(tf.__file__).read_text(encoding="utf-8")
+    assert "TF_USE_MODULAR_FILESYSTEM" in source and "import tensorflow_io_gcs_filesystem" in source

@@ -6,8 +6,22 @@ import pytest
 
 SAYS = "import os, resource\nos.write(2, b'last words\\n')\n"
 FINDS_NOTHING = """
+class sysconfig:
+    get_build_info = staticmethod(dict)
 class config:
     list_physical_devices = staticmethod(lambda kind: [])
+"""
+LOOKS = """
+class errors:
+    class OpError(Exception):
+        message = "not found"
+class sysconfig:
+    get_build_info = staticmethod(lambda: {"is_cuda_build": True, "cuda_version": "12.5"})
+def load_op_library(name):
+    print("loads", name)
+    raise errors.OpError
+class config:
+    list_physical_devices = staticmethod(lambda kind: print("lists") or [])
 """
 NO_CORE = "resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
@@ -28,6 +42,12 @@ def start(tmp_path, run_python):
 def test_nothing_is_shown_of_a_good_start(start):
     finished = start(SAYS + FINDS_NOTHING)
     assert (finished.returncode, finished.stdout, finished.stderr) == (0, "on\n", "")
+
+
+def test_cuda_libraries_are_loaded_before_tensorflow_looks_for_gpus(start):
+    """It looks once (``CachedDsoLoader``, ``dso_loader.cc``)."""
+    finished = start(LOOKS)
+    assert finished.stdout == "loads libcuda.so.1\nlists\non\n"
 
 
 def test_all_is_shown_if_it_cannot_be_imported(start):

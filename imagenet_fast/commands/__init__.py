@@ -17,6 +17,7 @@ COMMANDS = {
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
     "compile": "compile a training step for a TPU that is not there",
+    "doctor": "check whether this machine, or this cluster, is as training needs it",
     "input-server": "read and decode images for training on other machines",
     "stage-server": "lend devices to the pipelines of other processes",
     "benchmark": "time parts of the package against other ways to do the same",

@@ -17,6 +17,7 @@ _OPTIONS = (
     "precision",
     "strategy",
     "tpu",
+    "gpus",
     "logical_cpus",
     "pipeline_stages",
     "pipeline_servers",
@@ -38,7 +39,8 @@ def main(arguments: list[str]) -> int:
 
     # These have no part in evaluation, and contradict another precision, TPUs or a pipeline; and
     # the machine may be another one than that of training.
-    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto", "tpu": "", "logical_cpus": 0}
+    here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
+    here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
     result = evaluate(config)
     if not is_chief(make_strategy(config)):

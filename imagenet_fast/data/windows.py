@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.data import draws
 
-# Width by height: of a random_resized crop the root of this, of an inception crop this itself.
+# Width by height of a crop.
 _RATIOS = (3 / 4, 4 / 3)
 # Of the image, by an inception crop.
 _LEAST_SHOWN = 0.1
@@ -27,8 +29,8 @@ def training_windows(sizes: tf.Tensor, identities: tf.Tensor, config: Config) ->
     draw_windows = _DRAW_WINDOWS.get(config.train_crop)
     if not draw_windows:
         return evaluation_windows(sizes, config)
-    numbers = draws.uniform(identities, "crop", 5 * config.crop_attempts)
-    numbers = tf.reshape(numbers, [-1, 5, config.crop_attempts])
+    numbers = draws.uniform(identities, "crop", 4 * config.crop_attempts)
+    numbers = tf.reshape(numbers, [-1, 4, config.crop_attempts])
     return draw_windows(sizes, tf.unstack(numbers, axis=1), config)
 
 
@@ -40,31 +42,31 @@ def evaluation_windows(sizes: tf.Tensor, config: Config) -> tf.Tensor:
 def _random_resized_windows(
     sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config
 ) -> tf.Tensor:
-    """Draws windows as fb.resnet.torch does, on which Goyal et al. 2017 build.
+    """Draws crop boxes as torchvision's ``RandomResizedCrop`` does.
 
-    The area is a uniform fraction of the image; the *root* of the ratio of width to height is
-    uniform in [3/4, 4/3], or of height to width, with even odds. The first of
-    ``config.crop_attempts`` windows that fits is taken; if none does, the largest square in the
-    middle.
+    The area is a uniform fraction of the image, the ratio of width to height log-uniform in
+    [3/4, 4/3]. The first of ``config.crop_attempts`` boxes that fits is taken; if none does, the
+    middle of the image, all of it unless its own ratio is beyond those bounds.
+
+    fb.resnet.torch, on which Goyal et al. 2017 build, draws the ratio uniformly, and its inverse
+    with even odds; torchvision's is the form that its users have compared with the paper's results.
 
     Args:
       sizes: int32 [images, 2].
-      numbers: five of float32 [images, attempts].
+      numbers: four of float32 [images, attempts].
       config: gives ``crop_min_area``.
     """
-    areas, ratios, turns, tops, lefts = numbers
+    areas, ratios, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
     fraction = config.crop_min_area + (1 - config.crop_min_area) * areas
-    side = tf.sqrt(fraction * height * width)
-    low, high = _RATIOS
-    ratio = low + (high - low) * ratios
-    wide, narrow = tf.round(side * ratio), tf.round(side / ratio)
-    turned = turns < 0.5
-    heights = tf.maximum(tf.where(turned, wide, narrow), 1)
-    widths = tf.maximum(tf.where(turned, narrow, wide), 1)
+    area = fraction * height * width
+    low, high = map(math.log, _RATIOS)
+    ratio = tf.exp(low + (high - low) * ratios)
+    heights, widths = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
+    seen = tf.logical_and(heights >= 1, widths >= 1)
     fits = tf.logical_and(heights <= height, widths <= width)
     windows = _placed(height, width, heights, widths, tops, lefts)
-    return _first_that_fits(windows, fits, _centre_windows(sizes, 1.0))
+    return _first_that_fits(windows, seen & fits, _middle_windows(sizes))
 
 
 def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config) -> tf.Tensor:
@@ -79,10 +81,10 @@ def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Confi
 
     Args:
       sizes: int32 [images, 2].
-      numbers: five of float32 [images, attempts], of which four serve.
+      numbers: four of float32 [images, attempts].
       config: gives ``crop_min_area`` and ``eval_crop_fraction``.
     """
-    ratios, shares, tops, lefts, _ = numbers
+    ratios, shares, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
     least, most = config.crop_min_area * height * width, height * width
     low, high = _RATIOS
@@ -132,6 +134,16 @@ def _first_that_fits(windows: tf.Tensor, fits: tf.Tensor, fallback: tf.Tensor) -
     first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
     chosen = tf.gather(windows, first, axis=1, batch_dims=1)
     return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, fallback)
+
+
+def _middle_windows(sizes: tf.Tensor) -> tf.Tensor:
+    """Returns the largest boxes in the middle whose ratio of width to height is in bounds."""
+    height, width = tf.unstack(tf.cast(sizes, tf.float32), axis=1)
+    low, high = _RATIOS
+    heights = tf.cast(tf.minimum(height, tf.round(width / low)), tf.int32)
+    widths = tf.cast(tf.minimum(width, tf.round(height * high)), tf.int32)
+    inner = tf.stack([heights, widths], axis=1)
+    return tf.concat([(sizes - inner) // 2, inner], axis=1)
 
 
 def _centre_windows(sizes: tf.Tensor, fraction: float) -> tf.Tensor:

@@ -34,7 +34,7 @@ from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTY
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
-from imagenet_fast.distribute.workers import workers_of
+from imagenet_fast.distribute.workers import collective_hint, workers_of
 from imagenet_fast.errors import UserError, require_choice
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
@@ -101,7 +101,7 @@ class AllReduce:
         self._place = place
         self._timeout = timeout_seconds
         self._name = name
-        self._hint = "nccl" if _workers_have_gpus(strategy) else "ring"
+        self._hint = collective_hint(strategy)
         if self.algorithm in _STAGED:
             if topology and not group_size:
                 self.rows, self._columns = torus(topology)
@@ -191,7 +191,9 @@ class AllReduce:
     ) -> list[tf.Tensor]:
         """Returns the sums of the tensors of a bucket."""
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
-        pieces = max(1, round(size / _PIECE_BYTES)) if self.algorithm in _STAGED else 1
+        # NCCL's collectives of a GPU run one after another: pieces would not overlap.
+        staged = self.algorithm in _STAGED and self._hint != "nccl"
+        pieces = max(1, round(size / _PIECE_BYTES)) if staged else 1
         packed = pack(tensors, multiple=self._replicas * pieces)
         sums = [
             self._sum(piece, f"{stream}_{number}", half)
@@ -222,6 +224,9 @@ class AllReduce:
         if self.rows is None:
             return meet(range(self._replicas)).all_reduce(tensor, stream)
         row = self.rows.of(replica)
+        if self.algorithm == "hierarchical" and self._hint == "nccl":
+            masters = self._columns.of(row[0])
+            return _sum_in_three_stages(tensor, stream, replica, meet(row), masters, meet)
         part = meet(row).reduce_scatter(tensor, stream)
         if self.algorithm == "torus_2d":
             part = meet(self._columns.of(replica)).all_reduce(part, stream)
@@ -294,6 +299,27 @@ def _sum_through_masters(
         return tf.identity(own)
 
 
+def _sum_in_three_stages(
+    tensor: tf.Tensor,
+    stream: str,
+    replica: int,
+    row: Communicator,
+    masters: Sequence[int],
+    meet: Callable[[Sequence[int]], Communicator],
+) -> tf.Tensor:
+    """Returns the sum over all rows by all-reduces alone, which NCCL's ordering token orders.
+
+    In the row, among the rows' first replicas, and in the row again, where the others give zeros:
+    TensorFlow's broadcast takes no token.
+    """
+    total = row.all_reduce(tensor, stream)
+    if replica == row.members[0]:
+        total = meet(masters).all_reduce(total, stream)
+    else:
+        total = tf.zeros_like(total)
+    return row.all_reduce(total, f"{stream}_back")
+
+
 def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
     """Returns the algorithm to use under ``strategy``."""
     require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
@@ -309,8 +335,8 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
             )
         return "flat" if algorithm == "auto" else algorithm
     if algorithm == "auto":
-        workers_alone = workers_of(strategy) is not None and not _workers_have_gpus(strategy)
-        return "flat" if workers_alone else "builtin"
+        on_cpus = workers_of(strategy) is not None and collective_hint(strategy) == "ring"
+        return "flat" if on_cpus else "builtin"
     if algorithm != "builtin" and workers_of(strategy) is None:
         raise UserError(
             f"all_reduce={algorithm} is for several workers or a TPU, but the strategy is "
@@ -318,11 +344,6 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
             "TensorFlow sums without a network; choose auto or builtin"
         )
     return algorithm
-
-
-def _workers_have_gpus(strategy: tf.distribute.Strategy) -> bool:
-    workers = workers_of(strategy)
-    return workers is not None and "GPU" in workers.extended.worker_devices[0]
 
 
 def _hosts_of_workers(strategy: tf.distribute.Strategy) -> list[str]:

@@ -24,10 +24,26 @@ class Cluster:
     Attributes:
       workers: ``host:port`` of each, in the order of their indices; the chief is the first.
       index: this process' place among them.
+      tasks_share_gpus: whether the processes of one host see the same GPUs, as Slurm's tasks do.
     """
 
     workers: tuple[str, ...]
     index: int
+    tasks_share_gpus: bool = dataclasses.field(default=False, compare=False, repr=False)
+
+    @property
+    def host(self) -> str:
+        """The host of this process."""
+        return self.hosts[self.index]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The host of each process, in the order of their indices."""
+        return [worker.rpartition(":")[0] for worker in self.workers]
+
+    def place_on_host(self) -> tuple[int, int]:
+        """Returns this process' number among those of its host, from 0, and how many they are."""
+        return self.hosts[: self.index].count(self.host), self.hosts.count(self.host)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -127,7 +143,7 @@ class Cluster:
                 f"Slurm has put task {index} on {node}, but tasks must be numbered node by node: "
                 "start them with srun --distribution=block"
             )
-        return cls(workers, index)
+        return cls(workers, index, tasks_share_gpus=True)
 
     def to_tf_config(self) -> str:
         """Returns the ``TF_CONFIG`` that describes this cluster to this process."""

@@ -5,22 +5,31 @@ TensorFlow's own strategies sum over all replicas only. These are the operations
 which saves a round trip to the leader for each use.
 
 To be used in the replica context of a ``MultiWorkerMirroredStrategy`` or a ``PipelineStrategy``,
-inside a ``tf.function``. Every member of a group must come to the same operations; they need not
-come in the same order as long as the streams differ. None of the operations has a gradient.
+inside a ``tf.function``. Every member of a group must come to the same operations. None of the
+operations has a gradient.
+
+Order: over gRPC (``hint="ring"``), operations of different streams need not come in the same order
+in all members. NCCL matches the operations of a communicator by the order of their launches, and
+TensorFlow launches those of all communicators of a GPU on one CUDA stream
+(``NcclManager::GetCommunicator``), where one that waits for another GPU holds up all behind it.
+With ``hint="nccl"`` all operations of a GPU therefore name one ordering token, that of the
+strategy's own all-reduce: automatic control dependencies then run them one after another, in the
+program's order. That cannot deadlock if the members' programs agree on one order of all
+operations, of which each member takes part in some.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import tensorflow as tf
 
 from imagenet_fast.distribute.groups import group_key
 
-# By (group key, replica, stream, device): what orders the operations of a stream. They live as long
-# as the process, since graphs refer to them.
-_TOKENS: dict[tuple[int, int, str, str], tf.Tensor] = {}
+# The ordering tokens by what they order. They live as long as the process, since graphs refer to
+# them.
+_TOKENS: dict[tuple[Hashable, ...], tf.Tensor] = {}
 # By instance key: what it stands for, to see two that are the same by accident.
 _INSTANCES: dict[int, str] = {}
 
@@ -60,7 +69,7 @@ class Communicator:
     ) -> None:
         self.members = tuple(members)
         self.position = self.members.index(replica)
-        self._replica = replica
+        self._replica, self._place = replica, place
         self._hint = hint
         self._timeout = float(timeout_seconds)
         self._key = group_key(self.members, place)
@@ -91,7 +100,7 @@ class Communicator:
         return total
 
     def exchange(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
-        """Returns this member's part of each member's tensor.
+        """Returns this member's part of each member's tensor (an all-to-all).
 
         Args:
           tensor: [size * n], the same in all members.
@@ -104,12 +113,12 @@ class Communicator:
         if self.size == 1:
             return parts
         exchanged = tf.raw_ops.CollectiveAllToAllV2(
-            input=parts,
+            input=_movable(parts),
             ordering_token=self._token(tensor, stream),
             **self._keys("exchange", tensor, stream),
         )
         exchanged.set_shape(parts.shape)
-        return exchanged
+        return tf.bitcast(exchanged, tensor.dtype)
 
     def reduce_scatter(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
         """Returns this member's part of the sum.
@@ -138,9 +147,14 @@ class Communicator:
         return tf.bitcast(gathered, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
-        """Returns the first member's tensor; the others' give its shape and dtype."""
+        """Returns the first member's tensor; the others' give its shape and dtype.
+
+        Not for NCCL: TensorFlow's operation takes no ordering token.
+        """
         if self.size == 1:
             return tensor
+        if self._hint == "nccl":
+            raise RuntimeError("broadcasts cannot be ordered among other NCCL collectives")
         keys = self._keys("broadcast", tensor, stream)
         moved = _movable(tensor)
         if self.position == 0:
@@ -173,20 +187,41 @@ class Communicator:
         }
 
     def _token(self, tensor: tf.Tensor, stream: str) -> list[tf.Tensor]:
-        """A resource that all operations of a stream name, which keeps their order.
+        """The resource that orders this operation: all that name it run one after another.
 
         Without one, TensorFlow would keep the order of all collectives of a program.
         """
+        if self._hint == "nccl":
+            return [_launch_token(self._replica, self._place, tensor.device)]
         # A tensor in a tf.function of its own knows no device, so that this alone does not tell
         # replicas of one process apart.
-        place = (self._key, self._replica, stream, tensor.device)
-        if place not in _TOKENS:
-            with tf.init_scope(), tf.device(tensor.device):
-                # Only its name matters: nothing is ever stored under it.
-                _TOKENS[place] = tf.raw_ops.VarHandleOp(
-                    dtype=tf.float32, shape=[], shared_name=f"collectives_{place}"
-                )
-        return [_TOKENS[place]]
+        return [_own_token((self._key, self._replica, stream, tensor.device), tensor.device)]
+
+
+def _launch_token(replica: int, place: int, device: str) -> tf.Tensor:
+    """Returns the token that orders all NCCL collectives of one GPU.
+
+    The strategy has collectives of its own in a training step, such as that of the loss that Keras
+    returns, and orders them by the token of its launcher for the replica's device
+    (``CollectiveReplicaLauncher`` in ``tensorflow/python/distribute/cross_device_utils.py``). A
+    pipeline does not use the strategy's; there the operations of a stage have a token of their own.
+    """
+    strategy = tf.distribute.get_strategy()
+    if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        launchers = strategy.extended._cross_device_ops._launchers
+        return launchers[replica % len(launchers)]._get_ordering_token()
+    return _own_token(("nccl", replica, place), device)
+
+
+def _own_token(place: tuple[Hashable, ...], device: str) -> tf.Tensor:
+    """Returns the token of a place, which is made the first time."""
+    if place not in _TOKENS:
+        with tf.init_scope(), tf.device(device):
+            # Only its name matters: nothing is ever stored under it.
+            _TOKENS[place] = tf.raw_ops.VarHandleOp(
+                dtype=tf.float32, shape=[], shared_name=f"collectives_{place}"
+            )
+    return _TOKENS[place]
 
 
 def _movable(tensor: tf.Tensor) -> tf.Tensor:

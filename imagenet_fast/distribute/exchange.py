@@ -98,7 +98,7 @@ def _meeting(strategy: tf.distribute.Strategy) -> Callable[[], tf.Tensor]:
 
     def own() -> tf.Tensor:
         context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
 
     return tf.function(lambda: strategy.run(own))
 

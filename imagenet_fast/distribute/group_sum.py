@@ -7,6 +7,7 @@ import tensorflow as tf
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
+from imagenet_fast.distribute.workers import collective_hint
 from imagenet_fast.errors import UserError
 
 
@@ -53,7 +54,9 @@ def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
 
 def _sum_over_workers(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
     replica = this_replica()
-    return Communicator(groups.of(replica), replica).all_reduce(tensor, f"group_sum/{name}")
+    hint = collective_hint(tf.distribute.get_strategy())
+    group = Communicator(groups.of(replica), replica, hint=hint)
+    return group.all_reduce(tensor, f"group_sum/{name}")
 
 
 def _sum_over_devices(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:

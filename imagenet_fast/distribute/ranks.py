@@ -9,6 +9,7 @@ import tensorflow as tf
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.workers import collective_hint
 
 
 def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
@@ -23,13 +24,14 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
       groups: of its replicas.
     """
     pipelines = isinstance(strategy, PipelineStrategy)
+    hint = "ring" if pipelines else collective_hint(strategy)
 
     def own() -> tf.Tensor:
         replica = this_replica()
         with tf.device("CPU:0") if pipelines else contextlib.nullcontext():  # where those meet
             # TensorFlow binds a group to the devices that meet in it first: the place is one that
             # sums of gradients do not have.
-            meet = Communicator(groups.of(replica), replica, place=-1)
+            meet = Communicator(groups.of(replica), replica, place=-1, hint=hint)
             members = meet.all_gather(tf.constant([replica], tf.float32), "ranks")
             return tf.distribute.get_replica_context().all_gather(members[tf.newaxis], axis=0)
 

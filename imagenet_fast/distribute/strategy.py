@@ -9,10 +9,14 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
+from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
+from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
+from imagenet_fast.notices import tell_once
 
 # TensorFlow tells a TPU's topology once, when it is initialized.
 _TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
@@ -32,12 +36,31 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
     return _make_strategy(
         config.strategy,
         config.tpu,
+        config.gpus,
         config.logical_cpus,
         # A search may find a single sum best, which TensorFlow's own packing must not split.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
         config.pipeline_stages > 1,
     )
+
+
+def check_gpus_are_used(config: Config) -> None:
+    """Checks that a run does not train on the CPU where there are GPUs, unless that is meant.
+
+    ``gpus=0``, ``logical_cpus`` and an empty ``CUDA_VISIBLE_DEVICES`` mean it; a TPU is meant by
+    its own options.
+
+    Raises:
+      UserError: with the reason why TensorFlow sees none of the GPUs, and what to do.
+    """
+    reason = (
+        ""
+        if config.logical_cpus
+        else _why_gpus_are_unused(config.strategy, config.tpu, config.gpus)
+    )
+    if reason:
+        raise UserError(f"{reason}. To train on the CPU, add --gpus=0")
 
 
 def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:
@@ -74,6 +97,7 @@ def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
 def _make_strategy(
     kind: str,
     tpu: str,
+    gpus: str,
     logical_cpus: int,
     fusion_bytes: int,
     deterministic: bool,
@@ -84,6 +108,13 @@ def _make_strategy(
     if logical_cpus:
         _split_cpu(logical_cpus)
     cluster = Cluster.from_environment()
+    own_gpus = 0
+    if not logical_cpus:
+        preload_libraries()
+        own_gpus = use_gpus(gpus, cluster)
+        reason = _why_gpus_are_unused(kind, tpu, gpus)
+        if reason:
+            tell_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
     if pipeline:
         if kind not in ("auto", "one_device", "multi_worker"):
             raise UserError(
@@ -92,13 +123,19 @@ def _make_strategy(
             )
         in_a_job = cluster is not None and len(cluster.workers) > 1
         several = kind == "multi_worker" or (kind == "auto" and in_a_job)
-        return PipelineStrategy(_multi_worker_strategy(cluster, fusion_bytes) if several else None)
+        workers = _multi_worker_strategy(cluster, own_gpus, fusion_bytes) if several else None
+        return PipelineStrategy(workers)
     if kind == "auto":
         kind = _find_kind(tpu, cluster, logical_cpus)
     if kind == "tpu":
         return _tpu_strategy(tpu)
     if kind == "multi_worker":
-        return _multi_worker_strategy(cluster, fusion_bytes)
+        if logical_cpus > 1:
+            raise UserError(
+                f"logical_cpus={logical_cpus} is for one process, but several workers train here, "
+                "each of which is one replica on its CPU: drop it, and start more workers"
+            )
+        return _multi_worker_strategy(cluster, own_gpus, fusion_bytes)
     devices = _replica_devices(logical_cpus)
     if kind == "mirrored":
         return tf.distribute.MirroredStrategy(devices)
@@ -106,13 +143,32 @@ def _make_strategy(
 
 
 def _find_kind(tpu: str, cluster: Cluster | None, logical_cpus: int) -> str:
-    # TensorFlow lists a TPU_SYSTEM device where there is no TPU: only these variables, which TPU
-    # VMs set, tell.
-    if tpu or os.environ.get("TPU_NAME") or os.environ.get("TPU_ACCELERATOR_TYPE"):
+    if _tpu_is_named(tpu):
         return "tpu"
     if cluster is not None and len(cluster.workers) > 1:
         return "multi_worker"
     return "mirrored" if len(_replica_devices(logical_cpus)) > 1 else "one_device"
+
+
+def _tpu_is_named(tpu: str) -> bool:
+    # TensorFlow lists a TPU_SYSTEM device where there is no TPU: only these variables, which TPU
+    # VMs set, tell.
+    return bool(tpu or os.environ.get("TPU_NAME") or os.environ.get("TPU_ACCELERATOR_TYPE"))
+
+
+def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
+    """Returns why a run would leave the GPUs unused, though nothing says that the CPU is meant."""
+    if kind == "tpu" or (kind == "auto" and _tpu_is_named(tpu)) or cpu_is_meant(gpus):
+        return ""
+    if tf.config.get_visible_devices("GPU"):
+        return ""
+    installed = installed_gpus()
+    if not installed:
+        return ""
+    return (
+        f"this machine has {describe_gpus(installed)}, but TensorFlow sees none: {why_no_gpu()} "
+        "`imagenet-fast doctor` checks this machine"
+    )
 
 
 def _replica_devices(logical_cpus: int) -> list[str]:
@@ -136,26 +192,48 @@ def _split_cpu(parts: int) -> None:
 
 
 def _multi_worker_strategy(
-    cluster: Cluster | None, fusion_bytes: int
+    cluster: Cluster | None, gpus: int, fusion_bytes: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     if cluster is None:
         raise UserError(
             "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "
             "tools/launch_local.py starts workers on this machine"
         )
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    with waiting_told(cluster):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            cluster_resolver=cluster_resolver(cluster, gpus),
+            communication_options=tf.distribute.experimental.CommunicationOptions(
+                bytes_per_pack=fusion_bytes,
+                # AUTO would be gRPC rings: in eager mode TensorFlow takes NCCL only where it is
+                # asked for (CollectiveParamResolverLocal::AssignCollectiveType).
+                implementation=implementations.NCCL if gpus else implementations.AUTO,
+            ),
+        )
+    check_same_devices(cluster)
+    return strategy
+
+
+def cluster_resolver(
+    cluster: Cluster, gpus: int
+) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
+    """Returns what tells ``MultiWorkerMirroredStrategy`` its workers, and this one's GPUs.
+
+    The strategy counts GPUs itself only where it is given a ``TFConfigClusterResolver``; any other
+    resolver has to say their number, or each worker trains on its CPU
+    (``CollectiveAllReduceExtended._initialize_local_devices``).
+
+    Args:
+      cluster: the workers, of which this process is one.
+      gpus: the number of GPUs that it uses.
+    """
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),
         task_type="worker",
         task_id=cluster.index,
+        num_accelerators={"GPU": gpus},
         rpc_layer="grpc",
     )
-    with waiting_told(cluster):
-        return tf.distribute.MultiWorkerMirroredStrategy(
-            cluster_resolver=resolver,
-            communication_options=tf.distribute.experimental.CommunicationOptions(
-                bytes_per_pack=fusion_bytes
-            ),
-        )
 
 
 def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:

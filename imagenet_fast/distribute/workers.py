@@ -19,6 +19,18 @@ def workers_of(
     return None
 
 
+def collective_hint(strategy: tf.distribute.Strategy) -> str:
+    """Returns how several workers communicate: by ``"nccl"`` between GPUs, or ``"ring"``, gRPC.
+
+    To be given to each collective: TensorFlow takes NCCL only for those that name it, or that a
+    strategy with ``CommunicationImplementation.NCCL`` makes
+    (``CollectiveParamResolverLocal::AssignCollectiveType``).
+    """
+    workers = workers_of(strategy)
+    on_gpus = workers is not None and "GPU" in workers.extended.worker_devices[0]
+    return "nccl" if on_gpus else "ring"
+
+
 def worker_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns how many worker processes there are, and the number of this one, from 0."""
     if workers_of(strategy) is None:

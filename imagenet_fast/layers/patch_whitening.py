@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.errors import UserError
 
 # Elements of the patches that are held at a time, as float64: 32 MiB.
@@ -97,7 +98,8 @@ class PatchWhitening(keras.layers.Layer):
                 f"{self.name} takes images of {self.kernel.shape[2]} channels, "
                 f"but is to adapt to images of {images.shape[-1]}"
             )
-        self.kernel.assign(self._kernel_of(whitening_filters(covariance, self.epsilon)))
+        kernel = self._kernel_of(whitening_filters(covariance, self.epsilon))
+        assign_everywhere([self.kernel], [kernel])
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         """Convolves a batch with the filters."""

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import tf_keras as keras
 
+from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
 
@@ -75,8 +76,8 @@ def load_keras_applications_weights(
             f"{'; '.join(filter(None, (lacking, beyond)))}; build the model with their depth"
         )
     _check_shapes(values)
-    for layer, arrays in values.items():
-        layer.set_weights(arrays)
+    variables = [variable for layer in values for variable in layer.weights]
+    assign_everywhere(variables, [array for arrays in values.values() for array in arrays])
 
 
 def _check_variant(model: keras.Model) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.distribute.one_call import assign_own, own_values
 from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.slow_copies import SlowCopies
 
@@ -63,7 +64,4 @@ class Lookahead(SlowCopies):
 
     def _pull(self, keep: tf.Tensor) -> None:
         self._follow(keep)
-        for average, variable in zip(self.averages, self._variables):
-            # To this replica's copy, as the others do to theirs: variables take no assignment in a
-            # replica unless they say how values would be summed.
-            tf.raw_ops.AssignVariableOp(resource=variable.handle, value=average.read_value())
+        assign_own(self._variables, own_values(self.averages))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.distribute.one_call import assign_own, one_call, own_values
 from imagenet_fast.errors import UserError
 
 
@@ -41,36 +42,39 @@ class SlowCopies:
         self.averages = [
             _copy(variable, f"average_{index}") for index, variable in enumerate(self._variables)
         ]
+        strategy = tf.distribute.get_strategy()
+        self._restart = one_call(strategy, self._restart_own)
+        self._swap = one_call(strategy, self._swap_own)
 
     def restart(self) -> None:
         """Begins anew at the present values; outside of replicas."""
-        for average, variable in zip(self.averages, self._variables):
-            for own, value in zip(copies(average), copies(variable)):
-                own.assign(value.read_value())
+        self._restart()
+
+    def _restart_own(self) -> None:
+        assign_own(self.averages, own_values(self._variables))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """The variables hold the copies inside, and afterwards, to the bit, what they held.
 
-        Outside of functions and replicas. Values change places, copy by copy: no arithmetic. Once
-        inside, being inside again changes nothing.
+        Outside of functions and replicas. Values change places: no arithmetic. Once inside,
+        being inside again changes nothing.
         """
         if self._used:
             yield
             return
         self._swap()
+        self._used = True
         try:
             yield
         finally:
             self._swap()
+            self._used = False
 
-    def _swap(self) -> None:
-        self._used = not self._used
-        for average, variable in zip(self.averages, self._variables):
-            for one, other in zip(copies(average), copies(variable)):
-                value = one.read_value()
-                one.assign(other.read_value())
-                other.assign(value)
+    def _swap_own(self) -> None:
+        values, averages = own_values(self._variables), own_values(self.averages)
+        assign_own(self._variables, averages)
+        assign_own(self.averages, values)
 
     def _follow(self, keep: tf.Tensor | float) -> None:
         """Makes each copy ``keep * copy + (1 - keep) * value``; in a replica."""
@@ -89,8 +93,3 @@ def _copy(variable: tf.Variable, name: str) -> tf.Variable:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             name=name,
         )
-
-
-def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """Returns this process' copies of a variable: one on each device."""
-    return tuple(getattr(variable, "values", (variable,)))

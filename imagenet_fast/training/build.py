@@ -42,6 +42,13 @@ from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
 from imagenet_fast.training.whitening import whiten
 
+# Under these Keras scales the loss (strategy_supports_loss_scaling, loss_scale_optimizer.py).
+_SCALES_LOSS = (
+    tf.distribute.MirroredStrategy,
+    tf.distribute.MultiWorkerMirroredStrategy,
+    tf.distribute.OneDeviceStrategy,
+)
+
 # Options of Config that belong to some models only.
 _MODEL_OPTIONS = (
     "stem",
@@ -92,6 +99,7 @@ def build_model(
     build_schedule(config, steps_per_epoch(info, config))
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
+    _check_loss_scaling(config, strategy)
     model = _build_without_images(config, info, strategy)
     if config.initial_weights and not restored:
         print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
@@ -129,6 +137,24 @@ def build_for_evaluation(config: Config) -> Classifier:
     model = _build_without_images(config, info, make_strategy(config))
     _hold_validation_images(model, config, info)
     return model
+
+
+def _check_loss_scaling(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Checks that Keras scales the loss under a strategy, if it is to be scaled.
+
+    TPUs, on which it does not, are :func:`build_classifier`'s to refuse.
+    """
+    if config.precision != "mixed_float16" or is_tpu(strategy):
+        return
+    with strategy.scope():
+        if not isinstance(strategy, _SCALES_LOSS) and tf.distribute.has_strategy():
+            what = (
+                "pipelines" if isinstance(strategy, PipelineStrategy) else type(strategy).__name__
+            )
+            raise UserError(
+                f"precision=mixed_float16 is not for {what}, with which Keras scales no loss: use "
+                "mixed_bfloat16, which needs no scale"
+            )
 
 
 def _build_without_images(

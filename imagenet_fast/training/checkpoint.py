@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
@@ -15,10 +16,13 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.exchange import text_of_chief
+from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import is_local, to_path
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
 
 # Where there is no space, or no permission any more.
@@ -47,13 +51,19 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
+        self._config = config
         self._folder = to_path(config.model_dir, CHECKPOINTS)
         # A worker killed without notice leaves its files; the next one of its place removes them.
-        chief = is_chief(model.distribute_strategy)
-        self._temporary = None if chief else _temporary_folder(config.model_dir)
-        own = self._temporary or self._folder
-        self._manager = tf.train.CheckpointManager(
-            self._checkpoint, str(own), max_to_keep=config.keep_checkpoints
+        self._chief = is_chief(model.distribute_strategy)
+        self._temporary = None if self._chief else _temporary_folder(config.model_dir)
+
+    @functools.cached_property
+    def _manager(self) -> tf.train.CheckpointManager:
+        # Not before restoring, which may set checkpoints aside.
+        return tf.train.CheckpointManager(
+            self._checkpoint,
+            str(self._temporary or self._folder),
+            max_to_keep=self._config.keep_checkpoints,
         )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -66,8 +76,11 @@ class Checkpoints:
         Raises:
           UserError: if it cannot be written, as to a full disk.
         """
-        self._model.average_batch_norm_statistics()
         self._state.value = state
+        with self._model.averaged_batch_norm_statistics():
+            self._write(step)
+
+    def _write(self, step: int) -> None:
         try:
             self._manager.save(checkpoint_number=step, options=_options())
         except (OSError, *_UNWRITABLE) as error:
@@ -86,20 +99,40 @@ class Checkpoints:
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
 
+        All workers must come here, and take the one that the chief finds to be whole.
+
         Raises:
-          UserError: if it is another model's, or damaged.
+          UserError: if it is another model's; if it is damaged, as ``on_damaged_checkpoint`` says.
         """
-        latest = latest_checkpoint(self._folder)
+        latest = self._latest()
         if latest is None:
             return None
         # Slots exist only once the optimizer is built, and are then checked with all else.
         self._model.make_slots()
         try:
-            status = self._checkpoint.restore(latest, options=_options())
+            with restored_everywhere(self._checkpoint):
+                status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
         except _UNREADABLE as error:
             raise _unreadable(latest, error) from error
         return self._state.value
+
+    def _latest(self) -> str | None:
+        """Returns the checkpoint from which all workers resume."""
+        found = {"name": ""}
+        if self._chief:
+            try:
+                whole = whole_checkpoint(self._config.model_dir, self._config.on_damaged_checkpoint)
+                found = {"name": to_path(whole).name if whole else ""}
+            except UserError as error:
+                found = {"error": str(error)}
+        found = json.loads(text_of_chief(self._model.distribute_strategy, json.dumps(found)))
+        if "error" in found:
+            raise UserError(found["error"])
+        if found["name"] and (self._folder / f"{found['name']}.index").exists():
+            return str(self._folder / found["name"])
+        # That of another folder than the chief's, which is found out when workers compare steps.
+        return latest_checkpoint(self._folder)
 
     def close(self) -> None:
         """Removes what a worker other than the chief wrote."""
@@ -125,7 +158,8 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     network = keras.Model(model.inputs, model.outputs)
     try:
         checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
-        status = checkpoint.restore(latest, options=_options())
+        with restored_everywhere(checkpoint):
+            status = checkpoint.restore(latest, options=_options())
         status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
         raise _unreadable(latest, error) from error
@@ -145,14 +179,13 @@ def _averages(model: Classifier) -> dict[str, Any]:
 
 
 def _unreadable(path: str, error: Exception) -> UserError:
-    reason = next((line for line in str(error).splitlines() if line.strip()), "")
-    cut_off = isinstance(error, (IndexError, tf.errors.OutOfRangeError, tf.errors.DataLossError))
-    # Of a wrong bit TensorFlow's reader says no more than by its message.
-    if cut_off or "Checksum does not match" in str(error):
+    damage = damage_of(path)
+    if damage is not None:
         return UserError(
-            f"checkpoint {path} is damaged ({reason[:200]}); remove its files, {path}.*, to go on "
-            "with the one before it"
+            f"checkpoint {path} is damaged ({damage}); the run's `train` command sets it aside and "
+            "resumes from the one before it"
         )
+    reason = next((line for line in str(error).splitlines() if line.strip()), "")
     return UserError(
         f"checkpoint {path} is not of this model ({reason[:200]}); choose another --model_dir"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,13 @@ import tf_keras as keras
 from imagenet_fast.config import Config
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.one_call import (
+    assign_everywhere,
+    assign_own,
+    first_copies_read,
+    one_call,
+    own_values,
+)
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
@@ -117,11 +125,12 @@ class Classifier(keras.Model):
         # Each replica returns sums over all replicas, of which Keras would take the sum.
         self.distribute_reduction_method = "first"
         self._xla = xla
-        average = tf.function(
-            lambda: self.distribute_strategy.run(self._average_own_statistics), autograph=False
-        )
-        # Behind a plain function: a SavedModel traces attributes that are tf.functions.
-        self._average_statistics = lambda: average()
+        strategy = self.distribute_strategy
+        self._average_statistics = one_call(strategy, self._average_own_statistics)
+        for counter in (self._train_counter, self._test_counter, self._predict_counter):
+            # Keras sets them to 0 before it begins, which it would do replica by replica.
+            own = one_call(strategy, functools.partial(assign_own, [counter]))
+            counter.assign = functools.partial(_set_counter, own)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``, of which only the optimizer matters."""
@@ -331,7 +340,10 @@ class Classifier(keras.Model):
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
         """Keras' ``set_weights``; a moving average begins anew with what is set."""
-        super().set_weights(weights)
+        variables = self.weights
+        if len(weights) != len(variables):
+            raise UserError(f"{len(weights)} arrays for the model's {len(variables)} weights")
+        assign_everywhere(variables, weights)
         self.restart_copies()
 
     def get_config(self) -> dict[str, Any]:
@@ -360,6 +372,13 @@ class Classifier(keras.Model):
                 self._average_statistics()
 
     @contextlib.contextmanager
+    def averaged_batch_norm_statistics(self) -> Iterator[None]:
+        """The same, and inside, the first replica's are read as those of all, which they are."""
+        self.average_batch_norm_statistics()
+        with first_copies_read(self._statistics()):
+            yield
+
+    @contextlib.contextmanager
     def state_kept(self) -> Iterator[None]:
         """What layers compute inside leaves no trace in batch norm's averages and dropout's counts.
 
@@ -371,11 +390,11 @@ class Classifier(keras.Model):
 
         @tf.function(autograph=False)
         def read() -> Any:
-            return strategy.run(lambda: _values(variables))
+            return strategy.run(lambda: own_values(variables))
 
         @tf.function(autograph=False)
-        def restore(before: Any) -> None:
-            strategy.run(lambda values: _assign(variables, values), args=(before,))
+        def restore(before: Any) -> None:  # each replica's own
+            strategy.run(lambda values: assign_own(variables, values), args=(before,))
 
         before = read()
         try:
@@ -427,9 +446,12 @@ class Classifier(keras.Model):
         It has its averaged weights, and the mean of the replicas' statistics of batch norm, which
         it keeps afterwards. To be called outside the training step, by all workers.
         """
-        self.average_batch_norm_statistics()
-        with self.averaged_weights():
+        with self.averaged_batch_norm_statistics(), self.averaged_weights():
             yield
+
+    def reset_metrics(self) -> None:
+        """Keras' ``reset_metrics``: starts counting again, for all metrics at once."""
+        self.totals.reset()
 
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         gradients, sums = self.gradients(data)
@@ -461,7 +483,9 @@ class Classifier(keras.Model):
         if not statistics:
             return
         context = tf.distribute.get_replica_context()
-        _assign(statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, _values(statistics)))
+        assign_own(
+            statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, own_values(statistics))
+        )
 
     def _statistics(self) -> list[tf.Variable]:
         """Returns the moving averages of batch norm."""
@@ -480,13 +504,13 @@ class Classifier(keras.Model):
             return self._forward_backward(global_batch, *batch)
         parts = self._parts(batch)
         statistics = self._statistics()
-        before = _values(statistics)
+        before = own_values(statistics)
 
         def add(step: tf.Tensor, *so_far: Any) -> tuple[Any, ...]:
             # Each moves them from where they were, as replicas do: the mean is what the step does.
-            _assign(statistics, before)
+            assign_own(statistics, before)
             new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
-            moves = [value - own for value, own in zip(_values(statistics), before)]
+            moves = [value - own for value, own in zip(own_values(statistics), before)]
             return step + 1, *tf.nest.map_structure(tf.add, so_far, (new, new_sums, moves))
 
         zeros = [tf.zeros(variable.shape) for variable in self.trainable_variables]
@@ -497,7 +521,7 @@ class Classifier(keras.Model):
             (tf.constant(0), zeros, tf.zeros_like(self.totals.variable), none),
             parallel_iterations=1,
         )
-        _assign(
+        assign_own(
             statistics,
             [own + move / self.accumulation_steps for own, move in zip(before, moves)],
         )
@@ -647,15 +671,8 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: compiled(*args)
 
 
-def _values(variables: Sequence[tf.Variable]) -> Tensors:
-    """Returns one replica's values."""
-    # Not converted to tensors: that would read all replicas' values.
-    return [variable.read_value() for variable in variables]
-
-
-def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    for variable, value in zip(variables, values):
-        variable.assign(value)
+def _set_counter(assign: Callable[..., None], value: int) -> None:
+    assign([tf.constant(value, tf.int64)])
 
 
 def _is_step(data: Any) -> bool:

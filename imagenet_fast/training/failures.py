@@ -17,6 +17,17 @@ from imagenet_fast.paths import bucket_error
 _USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
 # What TensorFlow's client of Google Cloud Storage tells: the reason, and then the path.
 _BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
+# What only devices, their driver and their libraries make TensorFlow say, in errors of these kinds.
+_DEVICE = re.compile(
+    r"cu(DNN|BLAS|FFT|SOLVER|SPARSE)\b|CUDA|\bDNN library|NCCL|Autotun", re.IGNORECASE
+)
+_DEVICE_ERRORS = (
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+    tf.errors.UnimplementedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+)
 _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 
@@ -25,8 +36,8 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
     """Turns TensorFlow's errors that a user can mend into errors of the user's.
 
     Those are a :class:`UserError` that was raised in a dataset, as by a shard that cannot be read
-    any more, a bucket that cannot be used any more, and the end of another worker. All other errors
-    pass.
+    any more, a bucket that cannot be used any more, a device that does not work, and the end of
+    another worker. All other errors pass.
 
     Args:
       then: what the same command does once it is mended, e.g. ``evaluates again``.
@@ -45,6 +56,11 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
         if place:
             told = bucket_error(place[1], error)
             raise UserError(f"{told}; when that is mended, the same command {then}") from error
+        if isinstance(error, _DEVICE_ERRORS) and _DEVICE.search(error.message):
+            raise UserError(
+                f"{error.message.strip().splitlines()[0]} ({type(error).__name__}); "
+                "`imagenet-fast doctor` checks the devices of this machine"
+            ) from error
         if not isinstance(error, _LOST_WORKER):
             raise
         if stage_servers:

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models import network_of
@@ -139,7 +140,7 @@ def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool)
         )
     if not with_head:
         layers.remove(network.get_layer("logits"))
-    values = []
+    variables, values = [], []
     for variable in (variable for layer in layers for variable in layer.weights):
         layer, role = _place(variable)
         value = weights.get(layer, {}).get(role)
@@ -149,9 +150,9 @@ def _set(network: keras.Model, weights: Weights, path: Path, *, with_head: bool)
                 f"initial_weights: {path} holds another network than {network.name}: {role} of "
                 f"{layer} {there} there, and is {tuple(variable.shape)} here"
             )
-        values.append((variable, value))
-    for variable, value in values:
-        variable.assign(value)
+        variables.append(variable)
+        values.append(value)
+    assign_everywhere(variables, values)
 
 
 def _set_from_keras(network: keras.Model, config: Config, path: Path) -> None:
@@ -166,4 +167,5 @@ def _set_from_keras(network: keras.Model, config: Config, path: Path) -> None:
         )
     load_keras_applications_weights(network, path, include_top=False)
     kernel = next(layer for layer in network.layers if layer.weights).weights[0]
-    kernel.assign(kernel.numpy()[:, :, ::-1] * np.reshape(config.pixel_std, [3, 1]))
+    value = kernel.numpy()[:, :, ::-1] * np.reshape(config.pixel_std, [3, 1])
+    assign_everywhere([kernel], [value])

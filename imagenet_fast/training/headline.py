@@ -8,6 +8,7 @@ from imagenet_fast.batch_tables import describe
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.distribute.batch_norm_groups import images_together
+from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.classifier import Classifier
@@ -17,6 +18,7 @@ def headline(
     config: Config,
     info: DatasetInfo,
     model: Classifier,
+    devices: RunDevices,
     *,
     first_step: int,
     total_steps: int,
@@ -28,6 +30,7 @@ def headline(
       config: of the run.
       info: of its data.
       model: that it trains, which knows its strategy.
+      devices: that it trains on.
       first_step: 0, or where it goes on.
       total_steps: of the whole run.
       steps_per_epoch: of its data.
@@ -36,7 +39,7 @@ def headline(
     replicas, parts = strategy.num_replicas_in_sync, config.accumulation_steps
     return (
         f"{config.model} on {info.name} ({info.splits['train'].examples} training images, "
-        f"{info.num_classes} classes), {replicas} replica{'s' * (replicas > 1)}, "
+        f"{info.num_classes} classes), {devices}, "
         f"{config.precision}; batch {config.batch_size} = {replicas} x "
         f"{per_replica_batch_size(config, strategy)}"
         + (f" in {parts} micro-batches" if parts > 1 else "")

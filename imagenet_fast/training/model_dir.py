@@ -188,13 +188,27 @@ def latest_checkpoint(folder: Path) -> str | None:
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
     """
-    latest = tf.train.latest_checkpoint(str(folder))
-    if latest is not None or not folder.is_dir():
+    try:
+        latest = tf.train.latest_checkpoint(str(folder))
+    except ValueError:  # the file that names it is damaged, or no text
+        latest = None
+    if latest is not None:
         return latest
     # That tells only of the last one that was written, which may have been removed since.
+    steps = checkpoint_steps(folder)
+    return str(folder / f"ckpt-{steps[-1]}") if steps else None
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Returns the steps of which there are checkpoints, ascending.
+
+    Args:
+      folder: ``CHECKPOINTS`` of a ``model_dir``.
+    """
+    if not folder.is_dir():
+        return []
     found = [_INDEX.fullmatch(path.name) for path in folder.iterdir()]
-    steps = [int(match[1]) for match in found if match]
-    return str(folder / f"ckpt-{max(steps)}") if steps else None
+    return sorted(int(match[1]) for match in found if match)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from imagenet_fast.distribute.one_call import assign_own, one_call
+
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
 
@@ -43,7 +45,7 @@ class Totals:
 
     Each replica keeps its own copy of the same numbers, so that neither adding nor reading needs
     the others. Float32 counts images exactly up to 16.7 million. Not a ``tf.Module``, since Keras
-    would take its variable for one of the model's weights.
+    would take its variable for one of the model's weights. To be made in the strategy's scope.
     """
 
     def __init__(self) -> None:
@@ -54,10 +56,14 @@ class Totals:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             name="sums",
         )
+        self._reset = one_call(tf.distribute.get_strategy(), self._reset_own)
 
     def reset(self) -> None:
-        """Starts again from nothing."""
-        self.variable.assign(tf.zeros_like(self.variable))
+        """Starts again from nothing; outside of replicas."""
+        self._reset()
+
+    def _reset_own(self) -> None:
+        assign_own([self.variable], [tf.zeros([len(NAMES)])])
 
     def add(self, sums: tf.Tensor) -> None:
         """Adds one step's sums over all replicas: float32 [5]."""

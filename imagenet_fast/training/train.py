@@ -19,11 +19,9 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.agreement import check_agreement, check_same_config
+from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
-from imagenet_fast.distribute.strategy import (
-    devices_of,
-    make_strategy,
-)
+from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
 from imagenet_fast.distribute.workers import is_chief, worker_place
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
@@ -32,6 +30,7 @@ from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.headline import batch_norm_images, headline
 from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
@@ -72,8 +71,8 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     stopped. ``model_dir`` gets ``config.json``, ``metrics.jsonl``, ``summary.json``,
     ``report.html``, ``checkpoints/`` and ``tensorboard/``, ``input_images.npz`` and
     ``examination.npz`` unless ``examine`` is off, ``mlperf.log`` if that is asked for,
-    ``bad_images.jsonl`` if there are images that cannot be read, and ``fusion.json`` with
-    ``fusion=auto``.
+    ``bad_images.jsonl`` if there are images that cannot be read, ``damaged_checkpoints.jsonl`` if
+    checkpoints were set aside, and ``fusion.json`` with ``fusion=auto``.
 
     Args:
       config: what to train, and how.
@@ -90,6 +89,7 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
     if not config.model_dir:
         raise UserError("no place for the results: give --model_dir")
     with errors_explained("goes on from the last checkpoint", config.pipeline_servers):
+        check_gpus_are_used(config)
         info = read_info(config)
         strategy = make_strategy(config)
         check_same_config(config, strategy)
@@ -151,6 +151,7 @@ class _Run:
                     config=self.config,
                     info=self.info,
                     model=self.model,
+                    devices=self._run_devices(),
                     first_step=step,
                     total_steps=self.total_steps,
                     steps_per_epoch=self.steps_per_epoch,
@@ -260,6 +261,9 @@ class _Run:
         if self.model.pipeline is not None:
             return [stage.device for stage in self.model.pipeline.stages]
         return list(devices_of(self.strategy))
+
+    def _run_devices(self) -> RunDevices:
+        return run_devices(self.strategy, self._devices())
 
     def _device_count(self) -> int:
         stages = len(self.model.pipeline.stages) if self.model.pipeline is not None else 1
@@ -372,7 +376,7 @@ class _Run:
         last = validation[-1] if validation else {}
         reached = next((row for row in validation if self._reached(row)), {})
         training = [row for row in rows if row["kind"] == "train"]
-        devices = self._device_count()
+        devices, runs_on = self._device_count(), self._run_devices()
         return {
             "top1": last.get("top1"),
             "top5": last.get("top5"),
@@ -382,6 +386,7 @@ class _Run:
             "images_skipped_in_training": sum(row["skipped"] for row in training),
             "images_skipped_in_evaluation": last.get("skipped"),
             "bad_images": bad_images.count_kinds(unreadable),
+            "damaged_checkpoints": damaged_checkpoints(self.config.model_dir) if self.chief else [],
             "epochs": step / self.steps_per_epoch,
             "steps": step,
             "train_seconds": self.clock.train_seconds,
@@ -394,7 +399,9 @@ class _Run:
             "wall_seconds_to_target": reached.get("wall_seconds"),
             "parameters": int(sum(v.shape.num_elements() for v in self.model.trainable_variables)),
             "replicas": self.strategy.num_replicas_in_sync,
-            "devices": sorted({tf.DeviceSpec.from_string(d).device_type for d in self._devices()}),
+            "runs_on": str(runs_on),
+            "devices": runs_on.kind.split("+"),
+            "collective": runs_on.collective,
             **environment.provenance(),
         }
 

@@ -81,9 +81,10 @@ def test_train(journey):
     assert journey.train.stdout.endswith(f"images/s; {journey.folder}/run/report.html\n")
     told = journey.train.stderr
     assert (
-        "resnet8 on digits (1438 training images, 10 classes), 1 replica, float32; "
+        f"resnet8 on digits (1438 training images, 10 classes), {summary['runs_on']}, float32; "
         "batch 32 = 1 x 32; 88 steps of 44 an epoch"
     ) in told
+    assert summary["runs_on"] == f"1 CPU ({summary['hardware']['cpu']})"
     assert f"epoch 2: validation top-1 {summary['top1']:.2%}" in told
     assert summary["command"].startswith("imagenet-fast train --model=resnet8 --image_size=16 ")
     assert "'--warmup=0 steps'" in summary["command"]

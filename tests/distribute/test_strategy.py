@@ -1,13 +1,17 @@
 """Strategies that one machine without accelerators can show."""
 
+import contextlib
+import pathlib
 import types
 import urllib.error
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from patched_devices import FakeGpus, RecordedStrategy, local_devices
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute import gpus, strategy
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.strategy import (
     make_strategy,
@@ -17,6 +21,7 @@ from imagenet_fast.distribute.strategy import (
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 
+ROOT = pathlib.Path(__file__).parents[2]
 LOGICAL_CPUS = """
 import pytest
 import tensorflow as tf
@@ -97,6 +102,147 @@ def test_one_device(no_cluster):
 def test_several_workers_without_their_names(no_cluster):
     with pytest.raises(UserError, match="multi_worker needs TF_CONFIG, or Slurm's srun"):
         make_strategy(Config(strategy="multi_worker"))
+
+
+@pytest.fixture
+def patched(no_cluster, monkeypatch):
+    """Returns what makes the strategy of a worker that sees so many GPUs; none is started."""
+    strategy._make_strategy.cache_clear()
+
+    def make(seen, environment, **options):
+        devices = FakeGpus(monkeypatch, seen)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordedStrategy)
+        monkeypatch.setattr(strategy, "waiting_told", lambda cluster: contextlib.nullcontext())
+        monkeypatch.setattr(strategy, "check_same_devices", lambda cluster: None)
+        made = make_strategy(Config(strategy="multi_worker", **options))
+        strategy._make_strategy.cache_clear()
+        return made, devices
+
+    yield make
+    strategy._make_strategy.cache_clear()
+
+
+def tf_config(workers, index):
+    return {"TF_CONFIG": Cluster(workers, index).to_tf_config()}
+
+
+def slurm(workers, index):
+    """One task on each of several hosts, or all on one."""
+    hosts = list(dict.fromkeys(worker.partition(":")[0] for worker in workers))
+    return {
+        "SLURM_PROCID": f"{index}",
+        "SLURM_STEP_NUM_TASKS": f"{len(workers)}",
+        "SLURM_STEP_NODELIST": ",".join(hosts),
+        "SLURM_STEP_TASKS_PER_NODE": f"{len(workers) // len(hosts)}(x{len(hosts)})",
+    }
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+@pytest.mark.parametrize("count", [1, 2, 32])
+@pytest.mark.parametrize("source", [tf_config, slurm])
+def test_workers_have_the_devices_of_tensorflows_own_resolver(
+    patched, monkeypatch, gpus, count, source
+):
+    """Those that ``TFConfigClusterResolver`` gives, with which alone TensorFlow counts GPUs.
+
+    ``CollectiveAllReduceExtended._initialize_local_devices`` decides, which is called here; with
+    ``num_accelerators={"GPU": 0}`` each worker would train on its CPU.
+    """
+    workers, index = tuple(f"host{n}:8888" for n in range(count)), count - 1
+    if source is slurm and count == 1:
+        pytest.skip("one task of Slurm's is no cluster")
+    made, _ = patched(gpus, source(workers, index))
+    monkeypatch.setenv("TF_CONFIG", Cluster(workers, index).to_tf_config())
+    theirs = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    assert made.devices == local_devices(theirs)
+    assert len(made.devices) == max(gpus, 1)
+    assert all(f"/task:{index}/device:{'GPU' if gpus else 'CPU'}:" in name for name in made.devices)
+    # AUTO is gRPC in eager mode: see docs/communication.md.
+    assert made.options.implementation.value == ("NCCL" if gpus else "AUTO")
+
+
+def test_tasks_of_one_host_have_gpus_of_their_own(patched):
+    workers = tuple(f"host:{8888 + task}" for task in range(4))
+    places = []
+    for task in range(4):
+        made, devices = patched(8, slurm(workers, task))
+        assert len(made.devices) == 2
+        places += [devices.physical.index(gpu) for gpu in devices.visible]
+    assert places == list(range(8))
+
+
+def test_the_local_launcher_shares_gpus_out(patched, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import launch_local
+
+    monkeypatch.setattr(launch_local, "count_gpus", lambda: 8)
+    seen = []
+    for environment in launch_local.worker_environments([5000, 5001], {}):
+        given = environment["CUDA_VISIBLE_DEVICES"].split(",")
+        made, _ = patched(len(given), environment)
+        assert len(made.devices) == 4
+        seen += gpus.gpu_ids()
+    assert seen == [f"{gpu}" for gpu in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kinds"), [("3", ["GPU"] * 3), ("5,1", ["GPU"] * 2), ("0", ["CPU"])]
+)
+def test_some_of_a_machines_gpus(patched, wanted, kinds):
+    made, devices = patched(8, tf_config(("a:1", "b:1"), 0), gpus=wanted)
+    assert [tf.DeviceSpec.from_string(name).device_type for name in made.devices] == kinds
+    assert [devices.physical.index(gpu) for gpu in devices.visible] == {
+        "3": [0, 1, 2],
+        "5,1": [5, 1],
+        "0": [],
+    }[wanted]
+    assert made.options.implementation.value == ("AUTO" if wanted == "0" else "NCCL")
+
+
+def test_workers_are_not_split_into_logical_cpus(patched, monkeypatch):
+    monkeypatch.setattr(strategy, "_split_cpu", lambda parts: None)
+    with pytest.raises(UserError, match="logical_cpus=2 is for one process, but several workers"):
+        patched(0, tf_config(("a:1", "b:1"), 0), logical_cpus=2)
+    # With GPUs there, one logical CPU is the CPU, too.
+    made, _ = patched(8, tf_config(("a:1", "b:1"), 0), logical_cpus=1)
+    assert made.devices == ("/job:worker/task:0/device:CPU:0",)
+    assert made.options.implementation.value == "AUTO"
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "told"),
+    [
+        ({}, {}, True),
+        ({"strategy": "one_device"}, {}, True),
+        ({"strategy": "multi_worker"}, {}, True),
+        ({"gpus": "0"}, {}, False),
+        ({"logical_cpus": 2}, {}, False),
+        ({"strategy": "tpu"}, {}, False),
+        ({}, {"TPU_NAME": "pod"}, False),
+        ({}, {"CUDA_VISIBLE_DEVICES": ""}, False),
+    ],
+)
+def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, variables, told):
+    devices = FakeGpus(monkeypatch, 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(strategy, "installed_gpus", lambda: ["NVIDIA L4"] * 2)
+    monkeypatch.setattr(strategy, "why_no_gpu", lambda: "libcudnn.so.9 cannot be loaded.")
+    expected = (
+        r"this machine has 2 GPU \(NVIDIA L4\), but TensorFlow sees none: libcudnn.so.9 cannot be "
+        "loaded. `imagenet-fast doctor` .* add --gpus=0"
+    )
+    with pytest.raises(UserError, match=expected) if told else contextlib.nullcontext():
+        strategy.check_gpus_are_used(Config(**options))
+    # Where TensorFlow sees some, or there are none, nothing is wrong.
+    devices.visible = devices.physical = FakeGpus(monkeypatch, 1).physical
+    strategy.check_gpus_are_used(Config(**options))
+    FakeGpus(monkeypatch, 0)
+    monkeypatch.setattr(strategy, "installed_gpus", list)
+    strategy.check_gpus_are_used(Config(**options))
 
 
 def test_malformed_cluster_stops_even_one_device(no_cluster, monkeypatch):

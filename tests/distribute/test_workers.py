@@ -1,9 +1,13 @@
 """Which of the worker processes this one is."""
 
+import types
+
+import pytest
 import tensorflow as tf
 
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.workers import is_chief, worker_place
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.workers import collective_hint, is_chief, worker_place
 
 
 def test_place_and_chief(monkeypatch):
@@ -16,3 +20,15 @@ def test_place_and_chief(monkeypatch):
         # One that trains by itself is, whatever job it was started in.
         assert worker_place(alone) == (1, 0)
         assert is_chief(alone)
+
+
+@pytest.mark.parametrize(("kind", "hint"), [("GPU", "nccl"), ("CPU", "ring")])
+def test_gpus_communicate_by_nccl(kind, hint):
+    workers = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    devices = tuple(f"/job:worker/replica:0/task:0/device:{kind}:{n}" for n in range(2))
+    workers._extended = types.SimpleNamespace(worker_devices=devices)
+    assert collective_hint(workers) == hint
+    pipeline = object.__new__(PipelineStrategy)
+    pipeline.workers = workers
+    assert collective_hint(pipeline) == hint
+    assert collective_hint(tf.distribute.get_strategy()) == "ring"

@@ -815,3 +815,17 @@ def test_dry_run_prints_what_gcloud_takes_and_runs_nothing(bench, tmp_path, comm
     expected = {"copy_data": "rsync", "fetch": "rsync", "logs": "ssh", "stop": "ssh"}
     expected |= {"install": "scp", "train": "ssh", "keep_running": "ssh"}
     assert expected.get(command, command) in verbs
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "strategy", "processes"),
+    [("v4-8", "tpu", 1), ("v4-32", "tpu", 1), ("v4-32", "multi_worker", 2)],
+)
+def test_how_many_processes_train(bench, accelerator, strategy, processes):
+    """One drives a whole slice, from host 0 (tests/training/test_recipes.py has why)."""
+    bench.settings.update(ACCELERATOR_TYPE=accelerator, STRATEGY=strategy)
+    output = bench.run("--dry_run", "train")
+    starts = [line for line in output.splitlines() if "job.sh start" in line]
+    assert len(starts) == processes
+    hosts = [next(word for word in line.split() if "--worker=" in word) for line in starts]
+    assert hosts == [f"--worker={host}" for host in range(processes)]

@@ -9,7 +9,9 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, models
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.optimizers import SGD
+from imagenet_fast.training import build
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.schedule import build_schedule
 
@@ -276,3 +278,39 @@ def test_a_saved_model_is_its_network(tmp_path):
     assert network.optimizer is None
     images = np.random.default_rng(0).integers(0, 256, (2, *model.input_shape[1:]), np.uint8)
     np.testing.assert_array_equal(network(images), model(images))
+
+
+# --- What strategies refuse
+
+
+@pytest.mark.parametrize("name", ["OneDevice", "Mirrored", "CentralStorage", "Pipeline", "none"])
+def test_loss_scaling_is_refused_where_keras_refuses_it(name, monkeypatch):
+    """By strategy_supports_loss_scaling of loss_scale_optimizer.py, before a model is made."""
+    from tf_keras.src.mixed_precision.loss_scale_optimizer import strategy_supports_loss_scaling
+
+    strategy = {
+        "OneDevice": lambda: tf.distribute.OneDeviceStrategy("CPU:0"),
+        "Mirrored": lambda: tf.distribute.MirroredStrategy(["CPU:0"]),
+        "CentralStorage": tf.distribute.experimental.CentralStorageStrategy,
+        "Pipeline": PipelineStrategy,
+        "none": tf.distribute.get_strategy,
+    }[name]()
+    made = []
+    monkeypatch.setattr(build, "_build_without_images", lambda *_: made.append(1) or 1 / 0)
+    with strategy.scope():
+        supported = strategy_supports_loss_scaling()
+    assert supported == (name not in ("CentralStorage", "Pipeline"))
+    config = SMALL.replace(precision="mixed_float16")
+    what = "pipelines" if name == "Pipeline" else "CentralStorageStrategy"
+    refusal = pytest.raises(UserError, match=f"mixed_float16 is not for {what}.*mixed_bfloat16")
+    with pytest.raises(ZeroDivisionError) if supported else refusal:
+        build_model(config, strategy)
+    assert len(made) == supported
+    with pytest.raises(ZeroDivisionError):
+        build_model(config.replace(precision="mixed_bfloat16"), strategy)
+
+
+def test_mixed_float16_with_a_pipeline():
+    options = {"pipeline_stages": 2, "accumulation_steps": 2, "strategy": "auto"}
+    with pytest.raises(UserError, match="precision=mixed_float16 is not for pipelines"):
+        build_model(SMALL.replace(precision="mixed_float16", **options))

@@ -124,41 +124,6 @@ def test_what_a_kill_leaves_of_a_checkpoint_is_ignored(config, saved):
     assert_equal(variables_of(again), variables_of(other))
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-20])
-
-
-def flip_a_bit(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("spoil", [cut, flip_a_bit])
-def test_a_damaged_checkpoint_is_named_and_without_it_the_one_before_is_taken(config, spoil):
-    model = make_model()
-    checkpoints = Checkpoints(model, config)
-    take_steps(model)
-    checkpoints.save(4, {"step": 4})
-    weights = variables_of(model)
-    take_steps(model)
-    checkpoints.save(5, {"step": 5})
-    folder = pathlib.Path(config.model_dir, "checkpoints")
-    spoil(folder / "ckpt-5.data-00000-of-00001")
-    other = make_model(seed=1)
-    message = (
-        rf"checkpoint {folder}/ckpt-5 is damaged \(.+\); remove its files, {folder}/ckpt-5\.\*"
-    )
-    with pytest.raises(UserError, match=message):
-        Checkpoints(other, config).restore()
-    with pytest.raises(UserError, match=message):
-        restore_weights(other, config.model_dir)
-    for path in folder.glob("ckpt-5.*"):
-        path.unlink()
-    assert Checkpoints(other, config).restore() == {"step": 4}
-    assert_equal(variables_of(other), weights)
-
-
 def test_a_directory_may_be_moved(config, saved, tmp_path):
     shutil.move(config.model_dir, tmp_path / "elsewhere")
     other = make_model(seed=1)

@@ -45,6 +45,35 @@ def test_another_worker_that_stopped(monkeypatch, error, message, worker):
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "message", "pointed"),
+    [
+        # TensorFlow 2.21 with cuDNN 9.5, XLA without libdevice, too little memory for cuDNN.
+        (
+            tf.errors.InternalError,
+            "Autotuner could not find any supported configs for HLO\n%c",
+            True,
+        ),
+        (tf.errors.InternalError, "libdevice not found at ./libdevice.10.bc: CUDA", True),
+        (tf.errors.FailedPreconditionError, "DNN library initialization failed.\nsee", True),
+        (tf.errors.UnimplementedError, "DNN library is not found.", True),
+        (tf.errors.UnknownError, "Failed to get convolution: cuDNN failed to initialize", True),
+        (tf.errors.InternalError, "invalid shape", False),
+        # Of values that the program itself has made.
+        (tf.errors.InvalidArgumentError, "cuDNN", False),
+    ],
+)
+def test_a_device_that_does_not_work(error, message, pointed):
+    with pytest.raises((UserError, error)) as caught, errors_explained(then="begins anew"):
+        raise error(None, None, message)
+    assert isinstance(caught.value, UserError) == pointed
+    if pointed:
+        assert str(caught.value) == (
+            f"{message.splitlines()[0]} ({error.__name__}); `imagenet-fast doctor` checks the "
+            "devices of this machine"
+        )
+
+
 @pytest.fixture
 def stage_servers():
     """Addresses of three, of which nothing answers at the second."""

@@ -362,6 +362,31 @@ def test_headers(path):
     assert command and f"--flagfile=flags/{path.name}" in header
 
 
+# TPUClusterResolver.cluster_spec (tpu_cluster_resolver.py) names a server on each host, to all of
+# which the process that makes a TPUStrategy connects. Google's own tests start it on worker 0 of a
+# slice (GoogleCloudPlatform/ml-auto-solutions: all_workers=not is_pod).
+PROCESSES = "On a TPU slice of several hosts: one process, on host 0"
+
+
+def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
+    texts = {path.name: path.read_text().split("\n\n")[0] for path in PATHS}
+    of_slices = [name for name, text in texts.items() if "TPU v3 cores" in text]
+    of_slices.append("mlperf_64k.flags")
+    assert len(of_slices) == 6
+    pages = [ROOT / "README.md", ROOT / "gcp" / "README.md"]
+    texts |= {str(page.relative_to(ROOT)): page.read_text() for page in pages}
+    assert [name for name in texts if texts[name].replace("\n", " ").count(PROCESSES) == 1] == [
+        *sorted(of_slices),
+        "README.md",
+        "gcp/README.md",
+    ]
+    other = re.compile(
+        r"(on|of) (each|every|all) hosts? of a (TPU|slice|pod)|process (on|for) each"
+    )
+    for name, text in texts.items():
+        assert not other.search(text.replace("\n# ", " ").replace("\n", " ")), name
+
+
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_readme_lists_all_recipes(path):
     row = f"| [{path.stem}](flags/{path.name}) |"

@@ -100,7 +100,7 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
 def _results(
     model: Classifier, config: Config, info: DatasetInfo
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields what :func:`_look` returns, of each step and each of this worker's replicas."""
+    """Yields what :func:`_look` returns, of each step and all of this worker's replicas."""
     strategy = model.distribute_strategy
 
     def own(data: Any) -> tuple[tf.Tensor, ...]:
@@ -108,13 +108,14 @@ def _results(
 
     @tf.function(autograph=False)
     def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
-        return strategy.run(own, args=(next(batches),))
+        found = strategy.run(own, args=(next(batches),))
+        # Here, not outside: of a TPU slice, replica by replica would be fetched from its host.
+        with tf.device("CPU:0"):
+            return tuple(tf.concat(strategy.experimental_local_results(part), 0) for part in found)
 
     batches = iter(make_dataset(config, "validation"))
     for _ in range(evaluation_steps(info, config, strategy)):
-        parts = map(strategy.experimental_local_results, take_step(batches))
-        for replica in zip(*parts):
-            yield tuple(part.numpy() for part in replica)
+        yield tuple(part.numpy() for part in take_step(batches))
 
 
 def _look(

@@ -60,6 +60,7 @@ def render(
         _mistakes(examination, labels),
         _inputs(inputs, labels),
         _bad_images(summary),
+        _damaged_checkpoints(summary),
         _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
         _section("Options", _options(config)),
     ]
@@ -83,12 +84,11 @@ def _data_name(config: Config) -> str:
 
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:
-    replicas = summary.get("replicas")
     parts = [
         _epochs(summary, config),
         _count(summary.get("steps"), "step"),
         f"batch {config.batch_size:,}",
-        f"{_count(replicas, 'replica')} ({', '.join(summary.get('devices') or [_MISSING])})",
+        summary.get("runs_on") or _count(summary.get("replicas"), "replica"),
         config.precision,
     ]
     finished = str(summary.get("finished") or "")
@@ -265,10 +265,22 @@ def _bad_images(summary: dict[str, Any]) -> str:
     return _section("Unreadable images", _table([*lines, total]))
 
 
+def _damaged_checkpoints(summary: dict[str, Any]) -> str:
+    """Which checkpoints were set aside, if any."""
+    lines = [
+        (
+            f"step {_number(own['step'])}",
+            f"{own['reason']}; from step {_number(own['resumed_from'])}",
+        )
+        for own in summary.get("damaged_checkpoints") or []
+    ]
+    return _section("Damaged checkpoints, set aside", _table(lines)) if lines else ""
+
+
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
     parameters, hardware = summary.get("parameters"), summary.get("hardware") or {}
     return [
-        ("Devices", ", ".join(summary.get("devices") or [_MISSING])),
+        ("Devices", summary.get("runs_on") or ", ".join(summary.get("devices") or [_MISSING])),
         ("Replicas", _number(summary.get("replicas"))),
         ("GPUs of the chief", ", ".join(hardware.get("gpus") or ["none"])),
         ("Processor of the chief", hardware.get("cpu") or _MISSING),

@@ -1,0 +1,198 @@
+"""The GPUs of this machine: which the driver shows, and which of them a run uses.
+
+Nothing here lists logical devices, which would start TensorFlow before a cluster is configured.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.errors import UserError
+
+_DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
+_NVIDIA_SMI_SECONDS = 20
+# What CUDA_VISIBLE_DEVICES is set to by a user who wants no GPU. Slurm sets it to "NoDevFiles" in
+# jobs that did not ask for any.
+_HIDES_ALL = ("", "-1")
+
+
+def installed_gpus() -> list[str]:
+    """Returns the names of the GPUs that NVIDIA's driver shows, whatever TensorFlow sees.
+
+    Reads ``/proc/driver/nvidia``, or asks ``nvidia-smi`` where there is none, as under WSL.
+    """
+    if _DRIVER.is_dir():
+        return [_model(gpu / "information") for gpu in sorted(_DRIVER.iterdir())]
+    if shutil.which("nvidia-smi") is None:
+        return []
+    try:
+        listed = subprocess.run(
+            ["nvidia-smi", "-L"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_NVIDIA_SMI_SECONDS,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return re.findall(r"^GPU \d+: (.+?) \(UUID", listed.stdout, re.MULTILINE)
+
+
+def gpu_name(device: object) -> str:
+    """Returns the name of a GPU that TensorFlow lists, such as ``NVIDIA H100 80GB HBM3``."""
+    import tensorflow as tf  # here: programs print their help without it
+
+    return tf.config.experimental.get_device_details(device).get("device_name", "unknown GPU")
+
+
+def parse_gpus(text: str) -> int | tuple[int, ...] | None:
+    """Returns what the option ``gpus`` asks for: a number, the ids, or None for all GPUs.
+
+    ``3`` is the first three; ``0,2`` are two ids; ``2,`` is the one with id 2.
+
+    Raises:
+      ValueError: if ``text`` is neither, or names an id twice.
+    """
+    if not text:
+        return None
+    if text.isdecimal():
+        return int(text)
+    ids = tuple(int(part) for part in text.rstrip(",").split(","))
+    if min(ids) < 0 or len(set(ids)) != len(ids):
+        raise ValueError(text)
+    return ids
+
+
+def choose_gpus(
+    wanted: str,
+    available: int,
+    cluster: Cluster | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> list[int]:
+    """Returns the positions, among the GPUs that TensorFlow sees, of those that a process uses.
+
+    The tasks that Slurm starts on one host share its GPUs out evenly, unless ``srun`` has bound
+    some to each task already (``--gpus-per-task``, ``--gpu-bind``): then a task sees fewer than
+    Slurm's ``SLURM_GPUS_ON_NODE`` and keeps what it sees.
+
+    Args:
+      wanted: the option ``gpus``.
+      available: the number of GPUs that TensorFlow sees.
+      cluster: the processes of the job; None: this one alone.
+      environment: the variables that Slurm has set.
+
+    Raises:
+      UserError: if a GPU that is asked for does not exist, or tasks have no GPU of their own.
+    """
+    chosen = _chosen(wanted, available)
+    if not cluster or not cluster.tasks_share_gpus or not chosen:
+        return chosen
+    on_node = environment.get("SLURM_GPUS_ON_NODE", "")
+    if on_node.isdecimal() and available < int(on_node):
+        return chosen
+    task, tasks = cluster.place_on_host()
+    each = len(chosen) // tasks
+    if not each:
+        raise UserError(
+            f"{tasks} tasks on {cluster.host} cannot share {_count(len(chosen))}: start at most "
+            "one task for each GPU (srun --ntasks-per-node), or train on CPUs with --gpus=0"
+        )
+    return chosen[task * each : (task + 1) * each]
+
+
+def use_gpus(wanted: str, cluster: Cluster | None = None) -> int:
+    """Makes TensorFlow use the GPUs that :func:`choose_gpus` chooses; returns their number.
+
+    Without a choice, what the program itself has set with ``tf.config.set_visible_devices`` stays.
+
+    Raises:
+      UserError: as :func:`choose_gpus`; or if TensorFlow has started with other GPUs.
+    """
+    import tensorflow as tf
+
+    shared = cluster is not None and cluster.tasks_share_gpus
+    visible = tf.config.get_visible_devices("GPU")
+    if not wanted and not shared:
+        return len(visible)
+    gpus = tf.config.list_physical_devices("GPU")
+    chosen = [gpus[place] for place in choose_gpus(wanted, len(gpus), cluster)]
+    if chosen != visible:
+        try:
+            tf.config.set_visible_devices(chosen, "GPU")
+        except RuntimeError:
+            raise UserError(
+                f"gpus={wanted or 'all'} must be chosen before TensorFlow starts: restart the "
+                "process"
+            ) from None
+    return len(chosen)
+
+
+def gpu_ids(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns a host-wide id of each GPU that this process uses: CUDA's numbers, or UUIDs."""
+    import tensorflow as tf
+
+    shown = environment.get("CUDA_VISIBLE_DEVICES")
+    names = shown.split(",") if shown else None
+    physical = tf.config.list_physical_devices("GPU")
+    places = [physical.index(gpu) for gpu in tf.config.get_visible_devices("GPU")]
+    return [names[place] if names and place < len(names) else str(place) for place in places]
+
+
+def cpu_is_meant(wanted: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the user has said that no GPU is to be used, by ``--gpus=0`` or CUDA's variable."""
+    return parse_gpus(wanted) == 0 or environment.get("CUDA_VISIBLE_DEVICES") in _HIDES_ALL
+
+
+def _chosen(wanted: str, available: int) -> list[int]:
+    asked = parse_gpus(wanted)
+    if asked is None:
+        return list(range(available))
+    if isinstance(asked, int):
+        if asked > available:
+            raise UserError(f"gpus={wanted}, but TensorFlow sees {_count(available)}{_doctor()}")
+        return list(range(asked))
+    missing = [str(place) for place in asked if place >= available]
+    if missing:
+        raise UserError(
+            f"gpus={wanted} names GPU {', '.join(missing)}, but TensorFlow sees "
+            f"{_count(available)}{', 0 to ' + str(available - 1) if available else ''}{_doctor()}"
+        )
+    return list(asked)
+
+
+def _doctor() -> str:
+    return "; `imagenet-fast doctor` shows the devices of this machine"
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus or 'no'} GPU{'s' * (gpus != 1)}"
+
+
+def _model(information: pathlib.Path) -> str:
+    try:
+        found = re.search(r"^Model:\s*(.+?)\s*$", information.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else "NVIDIA GPU"
+
+
+def same_gpus(described: Sequence[Sequence[str]]) -> list[tuple[int, int, str]]:
+    """Returns which pairs of workers use one and the same GPU, as (worker, worker, GPU).
+
+    Args:
+      described: of each worker its host, then the ids of its GPUs.
+    """
+    users: dict[tuple[str, str], int] = {}
+    pairs = []
+    for worker, (host, *ids) in enumerate(described):
+        for own in ids:
+            first = users.setdefault((host, own), worker)
+            if first != worker:
+                pairs.append((first, worker, own))
+    return pairs

@@ -1,0 +1,240 @@
+"""A convolution on each device, forward and backward, in each type, with and without XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.doctor.finding import Finding, first_line, ok, slow, wrong
+
+DTYPES = ("float32", "bfloat16", "float16")
+# The relative error, in L2, that rounding may leave in any of the results. float32 has that of
+# TF32, in which TensorFlow multiplies float32 on Ampere and later GPUs, and bfloat16 that of sums
+# in bfloat16, which TensorFlow's CPU kernels make (2% were seen).
+_TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 1e-2}
+# A 16-bit type is there to be faster; by so much slower than float32 it is not for noise.
+_SLOWER = 1.5
+_REPEATS = 5
+# Of the first GPUs that compute in a type as fast as they can.
+_TENSOR_CORES = {"float16": (7, 0), "bfloat16": (8, 0)}
+
+_Step = Callable[[], Sequence[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Of a 3x3 convolution to as many channels as it takes.
+
+    Attributes:
+      batch: images.
+      pixels: height and width.
+      channels: of the images.
+    """
+
+    batch: int
+    pixels: int
+    channels: int
+
+
+# Half types take a hundred times as long as float32 on many CPUs. A GPU needs as much work as in
+# ResNet-50, of which this is a layer, for its speed to show.
+ON_CPU = Size(batch=8, pixels=16, channels=32)
+ON_GPU = Size(batch=64, pixels=28, channels=256)
+
+
+def check_convolutions(_: Config) -> list[Finding]:
+    """Checks each device against float32 on the CPU, and that none is slower than it should be."""
+    gpus = tf.config.list_logical_devices("GPU")
+    cpu = tf.config.list_logical_devices("CPU")[0].name
+    findings = _check_device(cpu, _operands(ON_CPU))
+    if not gpus:
+        return findings
+    operands = _operands(ON_GPU)
+    reference = _step(cpu, operands, "float32", xla=False)
+    expected = _numpy(reference())
+    seconds = _seconds(reference, repeats=1)
+    for gpu in gpus:
+        findings += _check_device(gpu.name, operands, expected, cpu_seconds=seconds)
+    return findings
+
+
+def _check_device(
+    device: str,
+    operands: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray] | None = None,
+    cpu_seconds: float | None = None,
+) -> list[Finding]:
+    """Checks a device in each type.
+
+    Args:
+      device: its name.
+      operands: of :func:`_operands`.
+      expected: the results; None: those of float32 on the device itself.
+      cpu_seconds: that float32 takes on the CPU; None: the device is the CPU.
+    """
+    if expected is None:
+        expected = _numpy(_step(device, operands, "float32", xla=False)())
+    findings: list[Finding] = []
+    float32 = None
+    for dtype in DTYPES:
+        finding = _check_type(device, operands, expected, dtype)
+        if finding.state == "ok" and cpu_seconds is not None:
+            own = finding.numbers["seconds"]
+            if dtype == "float32":
+                float32 = own
+            than = cpu_seconds if dtype == "float32" else float32
+            finding = _judge(device, finding, dtype, than)
+        findings.append(finding)
+    return findings
+
+
+def _check_type(
+    device: str, operands: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: str
+) -> Finding:
+    """Checks a device in one type, with and without XLA."""
+    name = f"{_short_name(device)} {dtype}"
+    seconds, errors = {}, {}
+    for way, xla in (("plain", False), ("XLA", True)):
+        try:
+            step = _step(device, operands, dtype, xla)
+            results = _numpy(step())
+            seconds[way] = _seconds(step)
+        except (tf.errors.OpError, RuntimeError, ValueError) as error:
+            return wrong(name, f"{_with(way)}: {first_line(error)}", _advice(way, dtype))
+        errors[way] = max(map(_difference, results, expected))
+        if not errors[way] <= _TOLERANCE[dtype]:  # nor NaN
+            told = f"{_with(way)}: differs by {errors[way]:.1%} from float32 on the CPU"
+            return wrong(name, told, _advice(way, dtype), errors=errors)
+    told = f"{1e3 * seconds['plain']:.2f} ms, {1e3 * seconds['XLA']:.2f} with XLA"
+    return ok(name, told, seconds=seconds, errors=errors)
+
+
+def _judge(
+    device: str, finding: Finding, dtype: str, than: float | dict[str, float] | None
+) -> Finding:
+    """Returns the finding of a GPU, as slow if it is.
+
+    Args:
+      device: its name.
+      finding: that the results are right.
+      dtype: of the convolution.
+      than: seconds on the CPU for float32, else those of float32 here, if they are known.
+    """
+    own = finding.numbers["seconds"]["plain"]
+    if than is None:
+        return finding
+    if dtype == "float32":
+        if own <= than:
+            return finding
+        told = f"{finding.found}, slower than the CPU's {1e3 * than:.2f}"
+        advice = "see whether other programs use the GPU, or it is throttled (nvidia-smi)"
+        return slow(finding.name, told, advice, **finding.numbers)
+    if own <= _SLOWER * than["plain"]:
+        return finding
+    told = f"{finding.found}, slower than float32"
+    capability = _capability(device)
+    if capability < _TENSOR_CORES[dtype]:
+        other = "mixed_float16" if capability >= _TENSOR_CORES["float16"] else "float32"
+        advice = (
+            f"compute capability {'.'.join(map(str, capability))} has no tensor cores for it: "
+            f"train with --precision={other}"
+        )
+    else:
+        advice = "see whether cuDNN is that of the lines above, and train with --precision=float32"
+    return slow(finding.name, told, advice, **finding.numbers)
+
+
+def _operands(size: Size) -> list[np.ndarray]:
+    """Returns images, kernel, bias and the gradient of the results, which all types represent.
+
+    The bias is so far from 0, to either side, that rounding changes no result's sign: the ReLU
+    passes the same results in all types.
+    """
+    random = np.random.default_rng(0)
+    shape = (size.batch, size.pixels, size.pixels, size.channels)
+    kernel = (3, 3, size.channels, size.channels)
+
+    def eighths(shape: tuple[int, ...]) -> np.ndarray:
+        return np.clip(np.round(random.standard_normal(shape) * 8), -24, 24) / 8
+
+    fan_in = 9 * size.channels
+    scale = 2.0 ** -np.ceil(np.log2(fan_in) / 2)
+    bias = np.where(np.arange(size.channels) % 2, 8.0, -8.0)
+    operands = (eighths(shape), eighths(kernel) * scale, bias, eighths(shape))
+    return [own.astype(np.float32) for own in operands]
+
+
+def _step(device: str, operands: Sequence[np.ndarray], dtype: str, xla: bool) -> _Step:
+    """Returns what makes a convolution, with bias and ReLU, and its gradients on a device.
+
+    XLA makes of these one fused convolution, which not every cuDNN has.
+    """
+    with tf.device(device):
+        tensors = [tf.cast(tf.constant(own), dtype) for own in operands]
+
+    def gradients(
+        images: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor
+    ) -> list[tf.Tensor]:
+        with tf.GradientTape() as tape:
+            tape.watch([images, kernel])
+            result = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME"), bias))
+        found = tape.gradient(result, [images, kernel], output_gradients=upstream)
+        # A single number is enough to wait for.
+        return [result, *found, found[1][0, 0, 0, 0]]
+
+    compiled = tf.function(gradients, autograph=False, jit_compile=xla or None)
+
+    def step() -> list[tf.Tensor]:
+        with tf.device(device):
+            return compiled(*tensors)
+
+    return step
+
+
+def _seconds(step: _Step, repeats: int = _REPEATS) -> float:
+    """Returns the median time of a step that has been made before, in seconds."""
+    taken = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        *_, last = step()
+        last.numpy()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def _numpy(results: Sequence[tf.Tensor]) -> list[np.ndarray]:
+    """Returns the result and the gradients, without the number to wait for."""
+    return [tf.cast(own, tf.float32).numpy() for own in results[:-1]]
+
+
+def _difference(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
+
+
+def _advice(way: str, dtype: str) -> str:
+    if way == "XLA":
+        return "train without --xla, or see what is wrong with CUDA in the lines above"
+    other = "float32" if dtype != "float32" else "another device"
+    return f"train in {other}, or see what is wrong with CUDA in the lines above"
+
+
+def _with(way: str) -> str:
+    return "with XLA" if way == "XLA" else "without XLA"
+
+
+def _capability(device: str) -> tuple[int, ...]:
+    place = int(device.rpartition(":")[2])
+    gpus = tf.config.get_visible_devices("GPU")
+    details = tf.config.experimental.get_device_details(gpus[place])
+    return details.get("compute_capability") or ()
+
+
+def _short_name(device: str) -> str:
+    """Returns ``GPU:0`` of ``/job:localhost/replica:0/task:0/device:GPU:0``."""
+    return device.rpartition("device:")[2]

@@ -1,0 +1,63 @@
+"""The devices that TensorFlow sees, beside those that NVIDIA's driver shows."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.cores import cpu_cores
+from imagenet_fast.distribute import cuda
+from imagenet_fast.distribute.gpus import gpu_name, installed_gpus
+from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
+from imagenet_fast.environment import hardware
+
+
+def check_devices(_: Config) -> list[Finding]:
+    """Compares the GPUs that TensorFlow sees with those of the driver."""
+    found = hardware()
+    seen = tf.config.list_physical_devices("GPU")
+    findings = [ok("CPU", f"{found['cpu']}, {cpu_cores()} cores", features=found["cpu_features"])]
+    names = [gpu_name(device) for device in seen]
+    shown = installed_gpus()
+    told = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"
+    numbers = {"seen": names, "shown": shown}
+    if len(seen) >= len(shown):
+        findings.append(ok("GPUs", told if shown else _counted(names), **numbers))
+    elif seen:
+        # That is how a user, Slurm or the local launcher gives a process its GPUs.
+        findings.append(ok("GPUs", f"{told} (CUDA_VISIBLE_DEVICES)", **numbers))
+    else:
+        problem = cuda.find_problem()
+        findings.append(wrong("GPUs", f"{told}: {problem.reason}", problem.advice, **numbers))
+    return findings + [_without_code(device) for device in seen if _is_newer(device)]
+
+
+def _is_newer(device: tf.config.PhysicalDevice) -> bool:
+    """Whether TensorFlow has no machine code for a GPU, but only a program to compile there."""
+    own = _capability(device)
+    built = cuda.built_for().capabilities
+    return bool(own and built) and own[0] > built[-1][0]
+
+
+def _without_code(device: tf.config.PhysicalDevice) -> Finding:
+    own = ".".join(map(str, _capability(device)))
+    return slow(
+        f"GPU:{device.name.rpartition(':')[2]}",
+        f"TensorFlow {tf.__version__} has no machine code for compute capability {own}, and "
+        "compiles its kernels when they are first used, for up to half an hour",
+        "take a TensorFlow that is built for it, such as NVIDIA's containers",
+    )
+
+
+def _capability(device: tf.config.PhysicalDevice) -> tuple[int, int]:
+    details = tf.config.experimental.get_device_details(device)
+    return details.get("compute_capability") or ()
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Returns names of GPUs with their numbers, as ``8 NVIDIA H100``."""
+    counts = collections.Counter(names)
+    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "no GPU"

@@ -1,0 +1,157 @@
+"""What training does with files: a write and a rename in ``model_dir``, a read of ``data_dir``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pathlib
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.manifest import FILE as MANIFEST
+from imagenet_fast.data.manifest import check_sizes, read_manifest
+from imagenet_fast.data.records import read_records
+from imagenet_fast.doctor.finding import Finding, ok, wrong
+from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_file
+from imagenet_fast.paths import Path, is_local, to_path
+
+_WRITTEN = 8 * 2**20
+_READ, _READ_SECONDS = 64 * 2**20, 3.0
+_READABLE = "choose another --data_dir, or give this user the rights to read it"
+_WRITABLE = "choose a --model_dir that all workers can write to, or give them the rights"
+
+
+def check_model_dir(config: Config) -> list[Finding]:
+    """Writes a file in ``model_dir``, renames it and reads it, as for a checkpoint.
+
+    Nothing stays there. Where the folder does not exist, that is done in the one around it.
+    """
+    if not config.model_dir:
+        return []
+    directory = to_path(config.model_dir)
+    content = os.urandom(_WRITTEN)
+    try:
+        with _trial_folder(directory) as folder:
+            start = time.perf_counter()
+            write_file(folder / "trial", content)  # beside its place, then renamed
+            seconds = time.perf_counter() - start
+            if (folder / "trial").read_bytes() != content:
+                return [wrong("model_dir", f"{directory} gives back other bytes", _WRITABLE)]
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return [wrong("model_dir", f"cannot write in {directory}: {reason}", _WRITABLE)]
+    told = (
+        f"{directory}: {_WRITTEN / 1e6:.0f} MB written and renamed in {1e3 * seconds:.0f} ms"
+        f"{_free(directory)}"
+    )
+    return [ok("model_dir", told, bytes=_WRITTEN, seconds=seconds)]
+
+
+def check_data_dir(config: Config) -> list[Finding]:
+    """Reads the manifest of ``data_dir``, the sizes of its shards and the first records."""
+    if not config.data_dir:
+        return []
+    directory = to_path(config.data_dir)
+    try:
+        shards, told = _shards(directory)
+        records, size, seconds = _read(shards)
+    except UserError as error:
+        reason, _, advice = str(error).partition("; ")
+        return [wrong("data_dir", reason, advice)]
+    except OSError as error:
+        return [wrong("data_dir", f"cannot read {directory}: {error.strerror or error}", _READABLE)]
+    speed = size / seconds / 1e6
+    told = f"{directory}: {told}; {records} records read, {speed:.0f} MB/s"
+    return [ok("data_dir", told, records=records, megabytes_per_second=speed)]
+
+
+def _shards(directory: Path) -> tuple[list[Path], str]:
+    """Returns the training shards of a data set, and what is to be said of it.
+
+    Raises:
+      OSError, UserError: if there are none, or they are not those of the manifest.
+    """
+    if not (directory / MANIFEST).exists() and directory.is_dir():
+        paths = sorted(directory.glob("train-*-of-*"))
+        if paths:
+            return paths, f"{len(paths)} training shards without a manifest"
+    manifest = read_manifest(directory)
+    for split in manifest.splits:
+        check_sizes(manifest, directory, split)
+    shards = manifest.splits["train"].shards
+    return [directory / own.file for own in shards], f"{manifest.name}, all shards complete"
+
+
+@contextlib.contextmanager
+def _trial_folder(directory: Path) -> Iterator[Path]:
+    """Makes a folder of this process' own in a directory, or where that could be, and removes it.
+
+    So workers of one run are not in each other's way.
+    """
+    name = f".imagenet_fast_doctor_{socket.gethostname()}_{os.getpid()}"
+    if is_local(directory):
+        directory = directory.absolute()
+        parents = itertools.chain([directory], directory.parents)
+        folder = next(own for own in parents if own.exists()) / name
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+        return
+    folder = directory / name  # A bucket has no folders that must exist.
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        tf.io.gfile.rmtree(str(folder))
+
+
+def _free(directory: Path) -> str:
+    """Tells the free space of a local disk."""
+    if not isinstance(directory, pathlib.Path):
+        return ""
+    parents = itertools.chain([directory.absolute()], directory.absolute().parents)
+    free = shutil.disk_usage(next(own for own in parents if own.exists())).free
+    return f", {free / 1e9:.0f} GB free"
+
+
+def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
+    """Reads the first records.
+
+    Returns:
+      Their number, their bytes, and the seconds it took.
+
+    Raises:
+      UserError: if one is damaged.
+    """
+    count = size = 0
+    start = time.perf_counter()
+    for record in itertools.chain.from_iterable(map(_records, shards)):
+        if not count and LABEL not in decode_example(record):
+            raise UserError(f"{shards[0]}: its first record has no {LABEL}")
+        count, size = count + 1, size + len(record)
+        if size >= _READ or time.perf_counter() - start >= _READ_SECONDS:
+            break
+    return count, size, time.perf_counter() - start
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    if is_local(path):
+        _forget(path)
+    yield from read_records(path)
+
+
+def _forget(path: pathlib.Path) -> None:
+    """Has the system drop a file from its cache, so that a read is one of the disk."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

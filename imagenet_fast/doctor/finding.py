@@ -1,0 +1,47 @@
+"""What a check finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+OK, SLOW, WRONG = "ok", "slow", "wrong"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A line of the doctor's output.
+
+    Attributes:
+      name: of what was checked.
+      state: ``ok``; ``slow``: training works, but slower than it could; ``wrong``: it fails.
+      found: what was found.
+      advice: what to do, unless it is ok.
+      numbers: the same for programs, as JSON values.
+    """
+
+    name: str
+    state: str
+    found: str
+    advice: str = ""
+    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def ok(name: str, found: str, **numbers: Any) -> Finding:
+    """Returns the finding that something is as it should be."""
+    return Finding(name, OK, found, numbers=numbers)
+
+
+def slow(name: str, found: str, advice: str, **numbers: Any) -> Finding:
+    """Returns the finding that something makes training slower than it could be."""
+    return Finding(name, SLOW, found, advice, numbers)
+
+
+def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
+    """Returns the finding that something makes training fail."""
+    return Finding(name, WRONG, found, advice, numbers)
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of what an error says, or its name if it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

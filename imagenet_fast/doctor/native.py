@@ -1,0 +1,19 @@
+"""The native resize of the input pipeline: whether it can be compiled here."""
+
+from __future__ import annotations
+
+from imagenet_fast.config import Config
+from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.doctor.finding import Finding, ok, slow
+from imagenet_fast.errors import UserError
+
+
+def check_resize(_: Config) -> list[Finding]:
+    """Compiles the op, unless it has been compiled before."""
+    try:
+        with_resize_kernel(Config(resize_kernel="native"))
+    except UserError as error:
+        reason = f"{error.__cause__ or error}"
+        told = f"TensorFlow's, several times slower than the native one: {reason}"
+        return [slow("resize", told, "install a C++ compiler, such as g++, or name it in CXX")]
+    return [ok("resize", "the native kernel, compiled")]

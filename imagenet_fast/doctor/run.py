@@ -1,0 +1,69 @@
+"""All checks, each in a process that may crash or hang without ending the others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+from imagenet_fast.config import Config
+from imagenet_fast.doctor.finding import Finding, wrong
+from imagenet_fast.doctor.worker import CHECKS, CLUSTER_CHECK
+from imagenet_fast.errors import UserError
+from imagenet_fast.worker_process import WorkerTimeout, start_worker
+
+_MODULE = [sys.executable, "-m", "imagenet_fast.doctor.worker"]
+_START = "TensorFlow"
+_CRASHED = "the lines above may say why; the checks that follow were made without it"
+
+
+def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
+    """Yields what the checks find, each as soon as it is known.
+
+    Args:
+      config: the directories and the options of the strategy.
+      timeout_seconds: that a check may take, or wait for other workers.
+    """
+    job = {"config": config.to_json(), "cluster": False}
+    checks = iter(CHECKS)
+    name, workers = _START, 1
+    while name:
+        try:
+            with start_worker(
+                _MODULE, job, name="the check", limit_seconds=timeout_seconds
+            ) as worker:
+                workers = worker.answer
+                while name := next(checks, ""):
+                    yield from (Finding(**own) for own in worker.ask(name))
+        except UserError as error:
+            yield wrong(name, str(error), "" if name == _START else _CRASHED)
+            if name == _START:
+                return
+    if workers > 1 and config.strategy in ("auto", "multi_worker"):
+        yield from _examine_cluster(config, timeout_seconds)
+
+
+def _examine_cluster(config: Config, timeout_seconds: float) -> Iterator[Finding]:
+    """Yields what is found together with the other workers."""
+    job = {"config": config.to_json(), "cluster": True}
+    try:
+        with start_worker(_MODULE, job, name="the check", limit_seconds=timeout_seconds) as worker:
+            yield from (Finding(**own) for own in worker.ask(CLUSTER_CHECK))
+    except WorkerTimeout:
+        told = f"after {timeout_seconds:g} s still {_waiting()}"
+        advice = (
+            "start this command on all workers at once, and let each reach the others' ports; "
+            "--timeout waits longer"
+        )
+        yield wrong(CLUSTER_CHECK, told, advice)
+    except UserError as error:
+        yield wrong(CLUSTER_CHECK, str(error), "see the output of the other workers")
+
+
+def _waiting() -> str:
+    """Tells for which workers this one waits."""
+    # Here: what reads Slurm's variables imports TensorFlow.
+    from imagenet_fast.distribute.cluster import Cluster
+    from imagenet_fast.distribute.waiting import told
+
+    cluster = Cluster.from_environment()
+    return told([f"{n}={own}" for n, own in enumerate(cluster.workers) if n != cluster.index])

@@ -1,0 +1,83 @@
+"""A process of its own for checks, which may crash or hang: asked by lines, answering in JSON.
+
+The first line in is the job, an object of the ``config``, as JSON text, and of ``cluster``, whether
+the process takes part in the cluster that it is started in. The answer is the number of workers of
+that cluster, 1 if there is none. Each further line names a check of :data:`CHECKS`; the answer is
+its findings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import sys
+from typing import IO, Any
+
+from imagenet_fast.benchmarks.input_worker import end_with_parent
+from imagenet_fast.config import Config
+from imagenet_fast.doctor.finding import Finding, first_line, wrong
+from imagenet_fast.errors import UserError
+from imagenet_fast.quiet import import_tensorflow
+
+# By name, in their order: those of each process by itself. Strategies come before what else starts
+# TensorFlow's devices.
+CHECKS = {
+    "packages": "imagenet_fast.doctor.versions:check_packages",
+    "CUDA": "imagenet_fast.doctor.versions:check_cuda",
+    "devices": "imagenet_fast.doctor.devices:check_devices",
+    "all-reduce": "imagenet_fast.doctor.all_reduce:check_devices",
+    "convolutions": "imagenet_fast.doctor.convolution:check_convolutions",
+    "resize": "imagenet_fast.doctor.native:check_resize",
+    "model_dir": "imagenet_fast.doctor.files:check_model_dir",
+    "data_dir": "imagenet_fast.doctor.files:check_data_dir",
+}
+# And the one to which all workers of a cluster come.
+CLUSTER_CHECK = "cluster"
+_ALL = {**CHECKS, CLUSTER_CHECK: "imagenet_fast.doctor.all_reduce:check_cluster"}
+# What tells a process of a cluster.
+_CLUSTER_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NUM_TASKS")
+
+
+def main() -> None:
+    """Answers each line of the input."""
+    end_with_parent()
+    # What libraries print is no answer.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    job = json.loads(sys.stdin.readline())
+    config = Config.from_json(job["config"])
+    # Else TensorFlow takes all of a GPU's memory, which other processes may use.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    import_tensorflow()
+    from imagenet_fast.distribute.cluster import Cluster
+    from imagenet_fast.distribute.gpus import use_gpus
+
+    cluster = Cluster.from_environment()
+    if not job["cluster"]:
+        use_gpus(config.gpus, cluster)
+        for name in _CLUSTER_VARIABLES:
+            os.environ.pop(name, None)
+    _answer(answers, len(cluster.workers) if cluster else 1)
+    for line in sys.stdin:
+        _answer(answers, [dataclasses.asdict(own) for own in run_check(line.strip(), config)])
+
+
+def run_check(name: str, config: Config) -> list[Finding]:
+    """Returns what a check finds; that it raises an error is found, too."""
+    module, _, function = _ALL[name].partition(":")
+    try:
+        return getattr(importlib.import_module(module), function)(config)
+    except UserError as error:
+        return [wrong(name, str(error))]
+    except Exception as error:  # Whatever it is, the other checks go on.
+        return [wrong(name, f"{type(error).__name__}: {first_line(error)}")]
+
+
+def _answer(answers: IO[str], value: Any) -> None:
+    print(json.dumps(value), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Damaged checkpoints: finding them, and setting them aside so that a run resumes without them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from imagenet_fast.errors import UserError
+from imagenet_fast.files import whole_lines, write_file
+from imagenet_fast.paths import Path, to_path
+from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, latest_checkpoint
+
+# Of the run, beside its metrics.jsonl.
+DAMAGED_FILE = "damaged_checkpoints.jsonl"
+_SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})")
+# What TensorFlow's readers say of a checkpoint that is not as it was written (tensor_bundle.cc,
+# whose BundleReader checks the CRC of what it reads, and table.cc, of the index). All other errors,
+# as of rights, of a disk or of a bucket, say nothing about the checkpoint.
+_SIGNS = re.compile(
+    r"checksum does not match|sstable|file is corrupt|corrupted|DATA_LOSS|data loss"
+    r"|read less bytes than requested|OUT_OF_RANGE",
+    re.IGNORECASE,
+)
+
+
+class _Damaged(NamedTuple):
+    step: int
+    reason: str
+
+
+def damage_of(checkpoint: str) -> str | None:
+    """Reads all of a checkpoint and returns what is damaged; None: nothing, as far as one can tell.
+
+    Args:
+      checkpoint: its path without an ending.
+    """
+    path = to_path(checkpoint)
+    shards = {}
+    for file in path.parent.iterdir():
+        match = file.name.startswith(path.name) and _SHARD.fullmatch(file.name[len(path.name) :])
+        if match:
+            shards[int(match[1])] = int(match[2])
+    missing = set(range(max(shards.values(), default=1))) - set(shards)
+    if missing:
+        return f"part {min(missing)} of its data is missing"
+    try:
+        reader = tf.train.load_checkpoint(checkpoint)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except (IndexError, tf.errors.OpError) as error:
+        told = str(error).strip().splitlines()
+        if isinstance(error, (IndexError, tf.errors.DataLossError)) or _SIGNS.search(str(error)):
+            return told[0][:200] if told else type(error).__name__
+    return None
+
+
+def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
+    """Returns the newest checkpoint that is whole, having set aside those that are newer.
+
+    For the process that writes checkpoints, while no other does. Set aside means renamed: the files
+    ``ckpt-5.*`` become ``damaged-ckpt-5.*``. That is told, and kept in ``DAMAGED_FILE``.
+
+    Args:
+      model_dir: of the run.
+      on_damaged: ``previous``; or ``stop``, and none is set aside.
+
+    Returns:
+      The path without an ending; None: there is no checkpoint.
+
+    Raises:
+      UserError: if the newest is damaged, and it is ``stop``, or there is none that is whole.
+    """
+    folder = to_path(model_dir, CHECKPOINTS)
+    newest = latest_checkpoint(folder)
+    if newest is None:
+        return None
+    damaged: list[_Damaged] = []
+    # One that is newer than what TensorFlow has noted as the latest is not finished.
+    last = _step(newest)
+    for step in (own for own in reversed(checkpoint_steps(folder)) if own <= last):
+        reason = damage_of(str(folder / f"ckpt-{step}"))
+        if reason is None:
+            break
+        damaged.append(_Damaged(step, reason))
+        if on_damaged == "stop":
+            raise UserError(
+                f"checkpoint {newest} is damaged ({reason}); --on_damaged_checkpoint=previous sets "
+                "it aside and resumes from the one before it"
+            )
+    else:
+        raise UserError(
+            f"checkpoint {newest} is damaged ({damaged[0].reason}), and "
+            + (f"so are the {len(damaged) - 1} before it" if damaged[1:] else "it is the only one")
+            + "; begin anew: choose another --model_dir"
+        )
+    if damaged:
+        names = [_set_aside(folder, own.step) for own in damaged]
+        _tell(model_dir, damaged, names, step)
+    if damaged or _noted(folder) is None:
+        _note(folder)
+    return str(folder / f"ckpt-{step}")
+
+
+def damaged_checkpoints(model_dir: str) -> list[dict[str, Any]]:
+    """Returns what was set aside: ``step``, ``reason`` and ``resumed_from``, a step, of each."""
+    return [json.loads(line) for line in whole_lines(to_path(model_dir, DAMAGED_FILE))]
+
+
+def _step(checkpoint: str) -> int:
+    return int(checkpoint.rpartition("-")[2])
+
+
+def _set_aside(folder: Path, step: int) -> str:
+    """Renames a checkpoint and returns its new name."""
+    files = [file for file in folder.iterdir() if file.name.startswith(f"ckpt-{step}.")]
+    taken = {file.name.partition(".")[0] for file in folder.iterdir()}
+    aside, number = f"damaged-ckpt-{step}", 1
+    while aside in taken:
+        number += 1
+        aside = f"damaged-ckpt-{step}-{number}"
+    # The index first: without it there is no such checkpoint any more.
+    for file in sorted(files, key=lambda file: not file.name.endswith(".index")):
+        file.replace(folder / f"{aside}.{file.name.partition('.')[2]}")
+    return aside
+
+
+def _tell(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) -> None:
+    lines = whole_lines(to_path(model_dir, DAMAGED_FILE))
+    for own, name in zip(damaged, names):
+        print(
+            f"WARNING: checkpoint ckpt-{own.step} in {model_dir} is damaged ({own.reason}): set "
+            f"aside as {name}; the run resumes from step {step}",
+            file=sys.stderr,
+            flush=True,
+        )
+        lines.append(json.dumps({**own._asdict(), "resumed_from": step}))
+    write_file(to_path(model_dir, DAMAGED_FILE), "".join(f"{line}\n" for line in lines))
+
+
+def _noted(folder: Path) -> Any:
+    """Returns what TensorFlow has noted of the checkpoints; None: nothing that can be read."""
+    try:
+        return tf.train.get_checkpoint_state(str(folder))
+    except ValueError:  # also bytes that are no text
+        return None
+
+
+def _note(folder: Path) -> None:
+    """Notes which checkpoints there are, which is what ``tf.train.CheckpointManager`` removes."""
+    names = [f"ckpt-{step}" for step in checkpoint_steps(folder)]
+    lines = [f'model_checkpoint_path: "{names[-1]}"']
+    lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
+    lines += [f"all_model_checkpoint_timestamps: {time.time()}" for _ in names]
+    write_file(folder / "checkpoint", "".join(f"{line}\n" for line in lines))

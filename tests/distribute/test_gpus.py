@@ -1,0 +1,171 @@
+"""Which of a machine's GPUs a run uses, with GPUs patched in."""
+
+import subprocess
+
+import pytest
+from patched_devices import FakeGpus
+
+from imagenet_fast import Config
+from imagenet_fast.distribute import gpus
+from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.errors import UserError
+
+LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5a3f)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c1)
+"""
+
+
+def tasks(host_tasks, index):
+    """A Slurm job on one or more hosts, as ``Cluster.from_slurm`` makes it."""
+    workers = [f"{host}:{8888 + n}" for host, count in host_tasks.items() for n in range(count)]
+    return Cluster(tuple(workers), index, tasks_share_gpus=True)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "chosen"),
+    [
+        ("", [0, 1, 2, 3]),
+        ("0", []),
+        ("3", [0, 1, 2]),
+        ("2,", [2]),
+        ("3,0", [3, 0]),
+        ("1,2,", [1, 2]),
+    ],
+)
+def test_a_number_or_ids(wanted, chosen):
+    assert gpus.choose_gpus(Config(gpus=wanted).gpus, 4) == chosen
+
+
+@pytest.mark.parametrize("wanted", ["-1", "1,1", "two", "0,-1", ",", "0,,1", "1.5"])
+def test_what_is_no_choice(wanted):
+    with pytest.raises(UserError, match=r"gpus is .*, but must be a number of GPUs, or ids"):
+        Config(gpus=wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "told"),
+    [
+        ("9", 8, "gpus=9, but TensorFlow sees 8 GPUs"),
+        ("1", 0, "gpus=1, but TensorFlow sees no GPUs"),
+        ("2,8", 8, "gpus=2,8 names GPU 8, but TensorFlow sees 8 GPUs, 0 to 7"),
+        ("0,", 0, "gpus=0, names GPU 0, but TensorFlow sees no GPUs"),
+    ],
+)
+def test_gpus_that_do_not_exist(wanted, available, told):
+    with pytest.raises(UserError, match=f"{told}; `imagenet-fast doctor`"):
+        gpus.choose_gpus(wanted, available)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logical_cpus": 2}, {"tpu": "local"}, {"strategy": "tpu"}],
+    ids=lambda options: next(iter(options)),
+)
+def test_contradictions(options):
+    with pytest.raises(UserError, match="gpus=2 contradicts"):
+        Config(gpus="2", **options)
+    Config(gpus="0", **options)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environment", "wanted", "available", "chosen"),
+    [
+        # Eight tasks of a host see all its GPUs: one each, by their number on the host.
+        (tasks({"a": 8, "b": 8}, 11), {"SLURM_GPUS_ON_NODE": "8"}, "", 8, [3]),
+        (tasks({"a": 2, "b": 2}, 2), {"SLURM_GPUS_ON_NODE": "8"}, "", 8, [0, 1, 2, 3]),
+        (tasks({"a": 2, "b": 2}, 3), {}, "", 8, [4, 5, 6, 7]),
+        # One task a host has all; what cannot be shared out evenly stays idle.
+        (tasks({"a": 1, "b": 1}, 1), {"SLURM_GPUS_ON_NODE": "8"}, "", 8, list(range(8))),
+        (tasks({"a": 3}, 2), {}, "", 8, [4, 5]),
+        # The choice comes first.
+        (tasks({"a": 2}, 1), {}, "4", 8, [2, 3]),
+        (tasks({"a": 2}, 1), {}, "7,5", 8, [5]),
+        # srun has bound two of eight to this task (--gpus-per-task=2).
+        (tasks({"a": 4}, 3), {"SLURM_GPUS_ON_NODE": "8"}, "", 2, [0, 1]),
+        (tasks({"a": 2}, 1), {}, "0", 8, []),
+        # Under TF_CONFIG each process uses what it sees, as with TensorFlow's own resolver.
+        (Cluster(("a:1", "a:2"), 1), {"SLURM_GPUS_ON_NODE": "8"}, "", 8, list(range(8))),
+    ],
+)
+def test_tasks_of_a_host_share_its_gpus(cluster, environment, wanted, available, chosen):
+    assert gpus.choose_gpus(wanted, available, cluster, environment) == chosen
+
+
+def test_more_tasks_than_gpus():
+    with pytest.raises(UserError, match=r"4 tasks on a cannot share 2 GPUs: .*--ntasks-per-node"):
+        gpus.choose_gpus("", 2, tasks({"a": 4}, 0), {})
+
+
+def test_tensorflow_is_given_the_choice(monkeypatch):
+    devices = FakeGpus(monkeypatch, 4)
+    assert gpus.use_gpus("") == 4
+    devices.visible = devices.physical[1:3]  # as a program may have set before
+    assert gpus.use_gpus("") == 2
+    assert gpus.use_gpus("3,") == 1
+    assert devices.visible == devices.physical[3:]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-5a3f,7")
+    assert gpus.gpu_ids() == ["7"]
+    # A second strategy of the same job gets the same part, not a part of the part.
+    for _ in range(2):
+        assert gpus.use_gpus("", tasks({"a": 2}, 1)) == 2
+        assert gpus.gpu_ids() == ["GPU-5a3f", "7"]
+    devices.started = True
+    assert gpus.use_gpus("", tasks({"a": 2}, 1)) == 2
+    with pytest.raises(UserError, match="gpus=1 must be chosen before TensorFlow starts: restart"):
+        gpus.use_gpus("1")
+
+
+def test_the_driver_is_asked_without_tensorflow(monkeypatch, tmp_path):
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
+    assert gpus.installed_gpus() == []
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "gpus" / bus).mkdir(parents=True)
+    (tmp_path / "gpus" / "0000:01:00.0" / "information").write_text(
+        "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 16\n"
+    )
+    assert gpus.installed_gpus() == ["NVIDIA H100 80GB HBM3", "NVIDIA GPU"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "found"),
+    [
+        (None, ["NVIDIA H100 80GB HBM3"] * 2),
+        (subprocess.CalledProcessError(9, "nvidia-smi"), []),
+        (subprocess.TimeoutExpired("nvidia-smi", 20), []),
+        (FileNotFoundError(), []),
+    ],
+)
+def test_nvidia_smi_is_asked_where_the_driver_has_no_folder(monkeypatch, tmp_path, failure, found):
+    def run(command, **options):
+        assert command == ["nvidia-smi", "-L"]
+        assert options["timeout"]
+        if failure:
+            raise failure
+        return subprocess.CompletedProcess(command, 0, LISTED, "")
+
+    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
+    monkeypatch.setattr(gpus.shutil, "which", lambda name: name)
+    monkeypatch.setattr(gpus.subprocess, "run", run)
+    assert gpus.installed_gpus() == found
+
+
+@pytest.mark.parametrize(
+    ("wanted", "variables", "meant"),
+    [
+        ("", {}, False),
+        ("0", {}, True),
+        ("0,", {}, False),
+        ("2", {}, False),
+        ("", {"CUDA_VISIBLE_DEVICES": ""}, True),
+        ("", {"CUDA_VISIBLE_DEVICES": "-1"}, True),
+        ("", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, False),  # Slurm's, where none was asked for
+    ],
+)
+def test_whether_the_cpu_is_meant(wanted, variables, meant):
+    assert gpus.cpu_is_meant(wanted, variables) == meant
+
+
+def test_workers_that_would_use_the_same_gpu():
+    assert gpus.same_gpus([["a", "0", "1"], ["a", "2", "3"], ["b", "0", "1"]]) == []
+    assert gpus.same_gpus([["a", "0", "1"], ["b", "0"], ["a", "1"]]) == [(0, 2, "1")]

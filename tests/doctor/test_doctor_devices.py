@@ -1,0 +1,73 @@
+"""The lines about devices, with GPUs patched in that the driver shows, or TensorFlow."""
+
+import types
+
+import pytest
+import tensorflow as tf
+
+from imagenet_fast import Config
+from imagenet_fast.distribute import cuda
+from imagenet_fast.doctor import devices
+
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Patches in GPUs: gpus(seen by TensorFlow, shown by the driver, compute capability)."""
+
+    def gpus(seen, shown, capability=(9, 0)):
+        listed = [
+            types.SimpleNamespace(name=f"/physical_device:GPU:{place}", device_type="GPU")
+            for place in range(seen)
+        ]
+        details = {"device_name": H100, "compute_capability": capability}
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: listed)
+        monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda own: details)
+        monkeypatch.setattr(devices, "installed_gpus", lambda: [H100] * shown)
+        build = cuda.Build("12.5.1", "9", ((6, 0), (9, 0)))
+        monkeypatch.setattr(cuda, "built_for", lambda: build)
+
+    return gpus
+
+
+def found(name):
+    return [own for own in devices.check_devices(Config()) if own.name == name]
+
+
+def test_this_machine_has_a_cpu():
+    (cpu,) = found("CPU")
+    assert cpu.state == "ok"
+    assert cpu.found.endswith(" cores")
+
+
+@pytest.mark.parametrize(
+    ("seen", "shown", "told"),
+    [
+        (0, 0, "no GPU"),
+        (8, 8, f"TensorFlow sees 8 {H100}; the driver shows 8 {H100}"),
+        (2, 8, f"TensorFlow sees 2 {H100}; the driver shows 8 {H100} (CUDA_VISIBLE_DEVICES)"),
+    ],
+)
+def test_gpus_that_are_as_they_should_be(gpus, seen, shown, told):
+    gpus(seen, shown)
+    (own,) = found("GPUs")
+    assert (own.state, own.found) == ("ok", told)
+
+
+def test_gpus_that_tensorflow_does_not_see(gpus, monkeypatch):
+    gpus(0, 8)
+    problem = cuda.Problem("TensorFlow cannot load libcudnn.so.9", "install it")
+    monkeypatch.setattr(cuda, "find_problem", lambda: problem)
+    (own,) = found("GPUs")
+    assert (own.state, own.advice) == ("wrong", "install it")
+    assert own.found == (
+        f"TensorFlow sees no GPU; the driver shows 8 {H100}: TensorFlow cannot load libcudnn.so.9"
+    )
+
+
+@pytest.mark.parametrize(("capability", "slow"), [((9, 0), False), ((12, 0), True)])
+def test_gpus_for_which_tensorflow_has_no_code(gpus, capability, slow):
+    """As TensorFlow warns in ``gpu_device.cc``: "... will be jit-compiled from PTX"."""
+    gpus(1, 1, capability)
+    assert [own.state for own in found("GPU:0")] == ["slow"] * slow
