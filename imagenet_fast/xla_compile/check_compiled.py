@@ -12,6 +12,8 @@ from imagenet_fast.xla_compile.module import ALL_REDUCES, Groups, Instruction, M
 
 # Calls of cuDNN and cuBLAS, by how their targets begin.
 _CONVOLUTION, _PRODUCT = "__cudnn$conv", "__cublas$"
+# Of an element, where it is not 4.
+_BYTES = {"bf16": 2, "f16": 2, "f64": 8, "s64": 8}
 # XLA's name for an instruction that it computes a second time to save memory.
 _AGAIN = ".remat"
 
@@ -85,6 +87,7 @@ def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
     for own in found:
         for array in own.operands:
             numbers[array.dtype] += array.elements
+    mib = sum(count * _BYTES.get(dtype, 4) for dtype, count in numbers.items()) / 2**20
     told = ", ".join(f"{count:,} numbers of {dtype}" for dtype, count in numbers.items())
     groups, expected = (
         {ordered(own.groups or [range(replicas)]) for own in instructions}
@@ -97,7 +100,8 @@ def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
     if groups - expected - joined or (expected - groups and not groups & joined):
         wanted = " and ".join(groups_told(own) for own in sorted(expected)) or "nobody"
         wrong = f"the step has all-reduces among {wanted}"
-    return Check("all-reduces", f"{len(found)} of {told} among {among}" if found else "none", wrong)
+    found = f"{len(found)} of {told}, {mib:,.1f} MiB, among {among}" if found else "none"
+    return Check("all-reduces", found, wrong)
 
 
 def _join(one: Groups, other: Groups) -> Groups:

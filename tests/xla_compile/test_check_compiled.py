@@ -59,7 +59,7 @@ def test_a_good_one():
     assert {name: own.found for name, own in found.items()} == {
         "convolutions": "2 of f16",
         "matrix products": "1 of f32",
-        "all-reduces": "2 of 200 numbers of f32 among all 8",
+        "all-reduces": "2 of 200 numbers of f32, 0.0 MiB, among all 8",
     }
 
 
@@ -106,7 +106,7 @@ def test_products_in_float32_are_the_last_layer_s_only(target):
 )
 def test_groups_that_the_step_does_not_have(groups, told):
     found = checks(*GOOD[:3], all_reduce(groups))["all-reduces"]
-    assert found.found == f"1 of 100 numbers of f32 among {told}"
+    assert found.found == f"1 of 100 numbers of f32, 0.0 MiB, among {told}"
     assert found.wrong == "the step has all-reduces among all 8"
 
 
@@ -139,6 +139,15 @@ def test_two_in_a_row_may_become_one(found, right):
 
 def test_all_reduces_that_are_gone():
     assert wrong(*GOOD[:3]) == {"all-reduces": "the step has all-reduces among all 8"}
+
+
+def test_bytes_by_type():
+    gradients = Array("f16", (2**20,))
+    own = all_reduce((EVERYONE,), elements=2**18)
+    half = own._replace(operands=(gradients,), arrays=(gradients,))
+    found = checks(*GOOD[:3], own, half)["all-reduces"].found
+    told = "2 of 262,144 numbers of f32, 1,048,576 numbers of f16, 3.0 MiB, among all 8"
+    assert found == told
 
 
 def test_a_single_replica():
