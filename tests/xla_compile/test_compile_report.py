@@ -46,7 +46,12 @@ TOO_LARGE = dataclasses.replace(
     GPUS,
     program=Program(12.3, {**MEMORY, "code": 0, "temporary": 90 * GIB}, 1.0, 0),
     computed_twice=214,
-    accumulations=(Try(1, 90 * GIB, 214), Try(2, 80 * GIB, 0), Try(3, 60 * GIB, 0)),
+    accumulations=(
+        Try(1, 90 * GIB, 214),
+        Try(2, 80 * GIB, 0),
+        Try(3, 60 * GIB, 0),
+        Try(4, 50 * GIB, 0),
+    ),
 )
 REFUSED = dataclasses.replace(GOOD, program=None, refusal="out of memory: each needs 20GiB")
 
@@ -144,11 +149,12 @@ def test_what_does_not_fit():
     text = table(TOO_LARGE)
     assert "compiles for" not in text
     assert "214 operations are computed twice: does not fit" in text
-    assert text.splitlines()[-4:] == [
+    assert text.splitlines()[-5:] == [
         "accumulation_steps  memory     operations computed twice",
         "1                   90 GiB     214  does not fit",
         "2                   80 GiB     0    does not fit",
         "3                   60 GiB     0",
+        "4                   50 GiB     0",
     ]
     assert TOO_LARGE.failure == (
         "it does not fit: 128 images a GPU need 90.27 GiB, and a step can have 76.10 GiB of the "
