@@ -49,7 +49,7 @@ def test_command(capsys, tmp_path):
     values = json.loads((tmp_path / "compile.json").read_text())
     assert values["topology"] == {
         **{"name": "v3:2x2", "kind": "TPU v3", "replicas": 8, "chips": 4},
-        "memory": 16 * 2**30,
+        **{"memory": 16 * 2**30, "usable": 0},
     }
     assert 1e6 < values["program"]["per_image"] < 1e9
     assert 1e6 < values["program"]["peak"] < 1e9
