@@ -10,6 +10,8 @@ from imagenet_fast.files import write_results
 from imagenet_fast.xla_compile.recipe import Compilation, Try
 
 _NEXT_UNIT = 2**10
+# More would be written with an exponent.
+_MOST = 999.5
 _NAME_WIDTH = 20
 # The options in the file besides those that name the network.
 _TOLD = (
@@ -190,7 +192,7 @@ def _tried(own: Try, usable: int) -> str:
 def _size(number: float) -> str:
     """Returns bytes in the unit that makes the shortest number of it."""
     for unit in ("bytes", "KiB", "MiB"):
-        if number < _NEXT_UNIT:
+        if number < _MOST:
             return f"{number:.3g} {unit}"
         number /= _NEXT_UNIT
     return f"{number:.3g} GiB"

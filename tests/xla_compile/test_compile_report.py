@@ -11,7 +11,7 @@ from imagenet_fast.xla_compile.compare import Difference
 from imagenet_fast.xla_compile.compiler import Program, TpuTopology
 from imagenet_fast.xla_compile.gpus import gpu_topology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
-from imagenet_fast.xla_compile.report import table, write
+from imagenet_fast.xla_compile.report import _size, table, write
 
 PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
 
@@ -191,3 +191,11 @@ def test_file_of_gpus(tmp_path):
     assert values["batches"][1] == {"size": 256, "peak": 90 * GIB, "computed_twice": 7}
     assert values["compiled"] == [{"name": "convolutions", "found": "158 of f16", "wrong": ""}]
     assert values["fits"] is True
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1020, "0.996 KiB"), (1020 * 2**20, "0.996 GiB")],
+)
+def test_bytes_without_exponents(size, told):
+    assert _size(size) == told

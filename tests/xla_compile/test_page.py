@@ -46,10 +46,7 @@ def resnet_row(values):
         for own in tried
     )
     fitting = [own for own in tried if own["peak"] <= usable]
-    once = [own["size"] for own in fitting if not own["computed_twice"]]
-    largest = ""
-    if values["batches"]:
-        largest = f"{fitting[-1]['size']:,}" + (f" ({max(once):,})" if once else "")
+    largest = f"{fitting[-1]['size']:,}" if values["batches"] else ""
     convolutions = checks(values, "convolutions")[1]
     all_reduces = checks(values, "all-reduces")[1]
     precision = values["options"]["precision"]
