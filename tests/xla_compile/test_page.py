@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 LOGS = ROOT / "benchmarks" / "compile"
 GIB = 2**30
 RECIPES = (
-    *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k", "mlperf_4k_h100"),
+    *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_h100"),
     *("myrtle_cifar10", "airbench_cifar10"),
 )
 
@@ -95,8 +95,7 @@ def test_what_fails(page, name):
     assert failure and failure in page
 
 
-def test_all_are_there():
-    kinds = {(*name.split("_")[1:3],) for name in names("resnet50_")}
-    assert {("h100", "1x8"), ("h100", "4x8"), ("a100", "1x8"), ("v100", "1x8")} <= kinds
-    assert ("b200", "1x8") in kinds
-    assert len(names("resnet50_")) == 15
+def test_every_log_is_in_a_table():
+    others = {*RECIPES, *names("resnet50_"), "too_large"}
+    assert {path.parent.name for path in LOGS.glob("*/compile.json")} == others
+    assert len(names("resnet50_")) >= 5
