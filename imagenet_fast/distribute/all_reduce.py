@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from imagenet_fast.distribute.agreement import check_agreement
 from imagenet_fast.distribute.collectives import Communicator, this_replica
+from imagenet_fast.distribute.connect import connect
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
@@ -92,10 +93,10 @@ class AllReduce:
             raise UserError(
                 f"gradients cannot travel as {dtype!r}: choose from {', '.join(ALL_REDUCE_DTYPES)}"
             )
-        self.algorithm = _algorithm(algorithm, strategy)
+        self.algorithm = _algorithm(algorithm, strategy, dtype)
         self.fusion = fusion or Fusion()
         self.rows: Groups | None = None
-        self._replicas = strategy.num_replicas_in_sync
+        self._strategy, self._replicas = strategy, strategy.num_replicas_in_sync
         self._on_tpu = compiles_all_reduces(strategy)
         self._half = None if dtype == "float32" else tf.as_dtype(dtype)
         self._place = place
@@ -121,6 +122,20 @@ class AllReduce:
             self.rows = in_rank_order(strategy, self.rows)
             # So that all members of a column have the same part of their rows' sums.
             self._columns = columns(self.rows)
+        if not isinstance(strategy, PipelineStrategy):  # whose stages are on devices of their own
+            self.connect()
+
+    def connect(self, device: str = "") -> None:
+        """Makes the NCCL communicators that it will use; all workers must come here.
+
+        Args:
+          device: on which it will be called, where replicas have several.
+        """
+        groups = [tuple(range(self._replicas))]
+        if self.rows:
+            groups = [*self.rows.members, *self._columns.members]
+        if self.algorithm != "builtin":
+            connect(self._strategy, groups, place=self._place, device=device)
 
     def __call__(
         self,
@@ -320,11 +335,21 @@ def _sum_in_three_stages(
     return row.all_reduce(total, f"{stream}_back")
 
 
-def _algorithm(algorithm: str, strategy: tf.distribute.Strategy) -> str:
+def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> str:
     """Returns the algorithm to use under ``strategy``."""
     require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
     if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
         return "builtin"
+    if dtype == "bfloat16" and "GPU" in strategy.extended.worker_devices[0]:
+        # NcclManager::AddParticipant takes float16, float32, float64, int32 and int64. The other
+        # algorithms move bfloat16 as float16, and sum in float32.
+        if algorithm == "auto" and workers_of(strategy) is not None:
+            algorithm = "flat"
+        if algorithm in ("auto", "builtin"):
+            raise UserError(
+                "TensorFlow's NCCL does not sum bfloat16: choose all_reduce_dtype float16 or "
+                "float32" + (", or all_reduce=flat" if workers_of(strategy) is not None else "")
+            )
     if compiles_all_reduces(strategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
     if isinstance(strategy, PipelineStrategy):

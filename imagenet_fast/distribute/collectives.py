@@ -15,7 +15,8 @@ TensorFlow launches those of all communicators of a GPU on one CUDA stream
 With ``hint="nccl"`` all operations of a GPU therefore name one ordering token, that of the
 strategy's own all-reduce: automatic control dependencies then run them one after another, in the
 program's order. That cannot deadlock if the members' programs agree on one order of all
-operations, of which each member takes part in some.
+operations, of which each member takes part in some, and if communicators have been made before
+(:mod:`imagenet_fast.distribute.connect`).
 """
 
 from __future__ import annotations

@@ -147,6 +147,29 @@ def find_driver() -> Driver:
     return Driver(version, cuda, hides_all=not found, capabilities=found)
 
 
+def device_uuids() -> list[str]:
+    """Returns the UUID of each device that the driver shows this process, in CUDA's order.
+
+    Unlike CUDA's numbers, which begin at 0 in each container or bound Slurm task, they tell GPUs
+    and their MIG instances apart. Empty where the driver does not say.
+    """
+    try:
+        library = open_library(_DRIVER_LIBRARY)
+        count, uuids = ctypes.c_int(), []
+        if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+            return []
+        for ordinal in range(count.value):
+            device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+            if library.cuDeviceGet(ctypes.byref(device), ordinal):
+                return []
+            if library.cuDeviceGetUuid_v2(uuid, device):
+                return []
+            uuids.append(bytes(uuid).hex())
+    except (OSError, AttributeError):  # no driver, or one that is too old for the function
+        return []
+    return uuids
+
+
 def find_libraries() -> list[Library]:
     """Returns the libraries that TensorFlow loads, each as it is found or with the reason."""
     versions = {**_REQUIRED, **_header_versions()}

@@ -5,22 +5,28 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 import json
+import time
 from collections.abc import Sequence
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.gpus import gpu_ids, gpu_name, same_gpus
+from imagenet_fast.distribute.gpus import gpu_name, own_uuids, same_gpus
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import collective_hint, worker_place, workers_of
 from imagenet_fast.environment import cpu_name
 from imagenet_fast.errors import UserError
 
 # Keys of the coordination service: what each worker has, and that it knows what all have.
-_DEVICES, _TOLD = "imagenet_fast/devices/{}", "imagenet_fast/devices_told/{}"
+_DEVICES, _TOLD = "imagenet_fast/devices/{}/{}", "imagenet_fast/devices_told/{}/{}"
 _TOLD_MILLISECONDS = 10_000
+# A key is set once only, and all workers make their strategies in the same order.
+_CALLS = itertools.count()
+# A worker that dies after it has connected never sets its key.
+_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,19 +117,30 @@ def check_same_devices(cluster: Cluster) -> None:
     Raises:
       UserError: in all workers, naming those that differ and what they have.
     """
-    service = context.context()
-    own = {"gpus": visible_gpu_names(), "ids": [cluster.host, *gpu_ids()]}
-    service.set_config_key_value(_DEVICES.format(cluster.index), json.dumps(own))
+    service, call = context.context(), next(_CALLS)
+    own = {"gpus": visible_gpu_names(), "uuids": own_uuids()}
+    service.set_config_key_value(_DEVICES.format(call, cluster.index), json.dumps(own))
     everyone = range(len(cluster.workers))
-    found = [json.loads(service.get_config_key_value(_DEVICES.format(n))) for n in everyone]
+    until = time.monotonic() + _SECONDS
+    found = []
+    for worker in everyone:
+        try:
+            left = max(1, round((until - time.monotonic()) * 1000))
+            told = service.get_config_key_value(_DEVICES.format(call, worker), left)
+        except tf.errors.DeadlineExceededError:
+            raise UserError(
+                f"worker {worker} ({cluster.workers[worker]}) connected, but did not say within "
+                f"{_SECONDS} s which GPUs it has: see its output"
+            ) from None
+        found.append(json.loads(told))
     wrong = _difference(cluster, found)
     if wrong:
         # The first worker holds what all have written, so it leaves last.
-        service.set_config_key_value(_TOLD.format(cluster.index), "")
+        service.set_config_key_value(_TOLD.format(call, cluster.index), "")
         if cluster.index == 0:
             with contextlib.suppress(tf.errors.OpError):
                 for worker in everyone:
-                    service.get_config_key_value(_TOLD.format(worker), _TOLD_MILLISECONDS)
+                    service.get_config_key_value(_TOLD.format(call, worker), _TOLD_MILLISECONDS)
         raise UserError(wrong)
 
 
@@ -141,12 +158,13 @@ def _difference(cluster: Cluster, found: Sequence[dict[str, list[str]]]) -> str:
                 f"{told}, but all workers need equally many GPUs: choose them with --gpus, or run "
                 "`imagenet-fast doctor` on the worker that lacks some"
             )
-    pairs = same_gpus([worker["ids"] for worker in found])
-    if not pairs:
+    shared = same_gpus([worker["uuids"] for worker in found])
+    if not shared:
         return ""
-    first, second, shared = pairs[0]
+    first, second, uuid = shared
     return (
-        f"workers {first} and {second} both use GPU {shared} of {found[first]['ids'][0]}, but each "
-        "needs GPUs of its own: start them with srun or tools/launch_local.py, set "
-        "CUDA_VISIBLE_DEVICES for each, or start one worker on each machine"
+        f"workers {first} ({cluster.workers[first]}) and {second} ({cluster.workers[second]}) both "
+        f"use the GPU with UUID {uuid}, but each needs GPUs of its own: set CUDA_VISIBLE_DEVICES "
+        "for each, start them with tools/launch_local.py or srun (of GPUs that srun binds, "
+        "--gpu-bind decides), or start one worker on each machine"
     )

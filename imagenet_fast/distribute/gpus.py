@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
+from imagenet_fast.notices import tell_once
 
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 _NVIDIA_SMI_SECONDS = 20
+# By each call of :func:`use_gpus`: the GPUs that the program had left visible, and those chosen.
+_CHOICES: list[tuple[list[object], list[object]]] = []
 # What CUDA_VISIBLE_DEVICES is set to by a user who wants no GPU. Slurm sets it to "NoDevFiles" in
 # jobs that did not ask for any.
 _HIDES_ALL = ("", "-1")
@@ -98,10 +101,17 @@ def choose_gpus(
         return chosen
     task, tasks = cluster.place_on_host()
     each = len(chosen) // tasks
+    if not each and not on_node.isdecimal():
+        return chosen  # Each task may see GPUs of its own; check_same_devices compares them.
     if not each:
         raise UserError(
             f"{tasks} tasks on {cluster.host} cannot share {_count(len(chosen))}: start at most "
             "one task for each GPU (srun --ntasks-per-node), or train on CPUs with --gpus=0"
+        )
+    if len(chosen) % tasks:
+        tell_once(
+            f"{tasks} tasks on {cluster.host} use {each} of {len(chosen)} GPUs each: "
+            f"{_count(len(chosen) % tasks)} not used"
         )
     return chosen[task * each : (task + 1) * each]
 
@@ -109,18 +119,18 @@ def choose_gpus(
 def use_gpus(wanted: str, cluster: Cluster | None = None) -> int:
     """Makes TensorFlow use the GPUs that :func:`choose_gpus` chooses; returns their number.
 
-    Without a choice, what the program itself has set with ``tf.config.set_visible_devices`` stays.
+    They are chosen among those that the program itself has left visible, by
+    ``tf.config.set_visible_devices``, which stays if nothing is chosen.
 
     Raises:
       UserError: as :func:`choose_gpus`; or if TensorFlow has started with other GPUs.
     """
     import tensorflow as tf
 
-    shared = cluster is not None and cluster.tasks_share_gpus
     visible = tf.config.get_visible_devices("GPU")
-    if not wanted and not shared:
-        return len(visible)
-    gpus = tf.config.list_physical_devices("GPU")
+    before, after = _CHOICES[-1] if _CHOICES else (visible, visible)
+    # What an earlier call has chosen is no choice of the program's.
+    gpus = before if visible == after else visible
     chosen = [gpus[place] for place in choose_gpus(wanted, len(gpus), cluster)]
     if chosen != visible:
         try:
@@ -130,18 +140,20 @@ def use_gpus(wanted: str, cluster: Cluster | None = None) -> int:
                 f"gpus={wanted or 'all'} must be chosen before TensorFlow starts: restart the "
                 "process"
             ) from None
+    _CHOICES.append((gpus, chosen))
     return len(chosen)
 
 
-def gpu_ids(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns a host-wide id of each GPU that this process uses: CUDA's numbers, or UUIDs."""
+def own_uuids() -> list[str]:
+    """Returns the UUIDs of the GPUs that this process uses; none where the driver does not say."""
     import tensorflow as tf
 
-    shown = environment.get("CUDA_VISIBLE_DEVICES")
-    names = shown.split(",") if shown else None
-    physical = tf.config.list_physical_devices("GPU")
-    places = [physical.index(gpu) for gpu in tf.config.get_visible_devices("GPU")]
-    return [names[place] if names and place < len(names) else str(place) for place in places]
+    from imagenet_fast.distribute.cuda import device_uuids
+
+    physical, uuids = tf.config.list_physical_devices("GPU"), device_uuids()
+    if len(uuids) != len(physical):
+        return []
+    return [uuids[physical.index(gpu)] for gpu in tf.config.get_visible_devices("GPU")]
 
 
 def cpu_is_meant(wanted: str, environment: Mapping[str, str] = os.environ) -> bool:
@@ -167,7 +179,7 @@ def _chosen(wanted: str, available: int) -> list[int]:
 
 
 def _doctor() -> str:
-    return "; `imagenet-fast doctor` shows the devices of this machine"
+    return "; `imagenet-fast doctor` shows this machine's, and an empty --gpus= takes all"
 
 
 def _count(gpus: int) -> str:
@@ -182,17 +194,15 @@ def _model(information: pathlib.Path) -> str:
     return found[1] if found else "NVIDIA GPU"
 
 
-def same_gpus(described: Sequence[Sequence[str]]) -> list[tuple[int, int, str]]:
-    """Returns which pairs of workers use one and the same GPU, as (worker, worker, GPU).
+def same_gpus(uuids: Sequence[Sequence[str]]) -> tuple[int, int, str] | None:
+    """Returns two workers that use one and the same GPU, and its UUID; None: there are none.
 
     Args:
-      described: of each worker its host, then the ids of its GPUs.
+      uuids: those of each worker's GPUs.
     """
-    users: dict[tuple[str, str], int] = {}
-    pairs = []
-    for worker, (host, *ids) in enumerate(described):
-        for own in ids:
-            first = users.setdefault((host, own), worker)
-            if first != worker:
-                pairs.append((first, worker, own))
-    return pairs
+    users: dict[str, int] = {}
+    for worker, own in enumerate(uuids):
+        for uuid in own:
+            if users.setdefault(uuid, worker) != worker:
+                return users[uuid], worker, uuid
+    return None

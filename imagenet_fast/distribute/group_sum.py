@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
+from imagenet_fast.distribute.connect import straddles
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.workers import collective_hint
@@ -54,7 +55,16 @@ def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
 
 def _sum_over_workers(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
     replica = this_replica()
-    hint = collective_hint(tf.distribute.get_strategy())
+    strategy = tf.distribute.get_strategy()
+    hint = collective_hint(strategy)
+    each = len(strategy.extended.worker_devices)
+    if hint == "nccl" and straddles(groups, each):
+        raise UserError(
+            f"{name}: groups of {groups.size} replicas reach over workers of {each} GPUs each in "
+            "several ways, for which TensorFlow may make NCCL's communicators in different orders "
+            f"and wait forever: take a divisor or a multiple of {each} replicas "
+            "(batch_norm_batch_size)"
+        )
     group = Communicator(groups.of(replica), replica, hint=hint)
     return group.all_reduce(tensor, f"group_sum/{name}")
 

@@ -7,6 +7,7 @@ import contextlib
 import tensorflow as tf
 
 from imagenet_fast.distribute.collectives import Communicator, this_replica
+from imagenet_fast.distribute.connect import connect
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.workers import collective_hint
@@ -25,6 +26,8 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
     """
     pipelines = isinstance(strategy, PipelineStrategy)
     hint = "ring" if pipelines else collective_hint(strategy)
+    if not pipelines:
+        connect(strategy, groups.members, place=-1)
 
     def own() -> tf.Tensor:
         replica = this_replica()

@@ -160,7 +160,7 @@ def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
     """Returns why a run would leave the GPUs unused, though nothing says that the CPU is meant."""
     if kind == "tpu" or (kind == "auto" and _tpu_is_named(tpu)) or cpu_is_meant(gpus):
         return ""
-    if tf.config.get_visible_devices("GPU"):
+    if tf.config.list_physical_devices("GPU"):  # Whether all are hidden is the program's choice.
         return ""
     installed = installed_gpus()
     if not installed:

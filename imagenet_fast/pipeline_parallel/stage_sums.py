@@ -34,6 +34,8 @@ class StageSums:
         self.fusion = self._sums[0].fusion
         if self.fusion.segments:
             raise UserError("fusion_segments is not for pipelines: use fusion_bytes")
+        for device, own in zip(self._devices, self._sums):
+            own.connect(device)
 
     def __call__(
         self,

@@ -17,9 +17,10 @@ import tensorflow as tf
 import tf_keras as keras
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceStrategy
 
-from imagenet_fast.distribute import all_reduce, group_sum, ranks, workers
+from imagenet_fast.distribute import all_reduce, connect, group_sum, ranks, workers
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.groups import group_key
 from imagenet_fast.layers import GroupedBatchNormalization, PixelNormalization
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training.classifier import Classifier
@@ -37,7 +38,7 @@ def strategy_on_gpus():
         implementation=tf.distribute.experimental.CommunicationImplementation.NCCL
     )
     names = [f"/device:CPU:{number}" for number in range(REPLICAS)]
-    for module in (all_reduce, group_sum, ranks, workers):
+    for module in (all_reduce, connect, group_sum, ranks, workers):
         module.collective_hint = lambda strategy: "nccl"
     strategy = CollectiveAllReduceStrategy._from_local_devices(names, options)
     # Not earlier: TensorFlow would start a server for it.
@@ -109,10 +110,19 @@ def collectives(strategy, graph):
 def main():
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     strategy = strategy_on_gpus()
+    connected, meet = [], connect._meet_once
+
+    def noted(strategy, group, place, *options):
+        meet(strategy, group, place, *options)
+        connected.append([list(group), place, group_key(group, place)])
+
+    connect._meet_once = noted
     results = {}
     for name, options in job["steps"].items():
+        connected.clear()
         (step, average), weights = train(strategy, options)
         results[name] = {"step": step, "average": average, "weights": weights}
+        results[name]["connected"] = list(connected)
     pathlib.Path(job["out"]).write_text(json.dumps(results))
 
 

@@ -1,5 +1,6 @@
 """What a run computes on, in words, and workers whose GPUs do not go together."""
 
+import itertools
 import json
 import threading
 import types
@@ -39,7 +40,9 @@ def check_all(monkeypatch, workers, gpus):
     service, raised = FakeService(), {}
     own = threading.local()
     monkeypatch.setattr(devices.context, "context", lambda: service)
-    monkeypatch.setattr(devices, "gpu_ids", lambda: gpus[own.index])
+    monkeypatch.setattr(devices, "own_uuids", lambda: gpus[own.index])
+    # Each worker is a process of its own: all count their strategies alike.
+    monkeypatch.setattr(devices, "_CALLS", itertools.repeat(0))
     monkeypatch.setattr(devices, "visible_gpu_names", lambda: ["NVIDIA L4"] * len(gpus[own.index]))
 
     def run(index):
@@ -59,13 +62,12 @@ def check_all(monkeypatch, workers, gpus):
 
 def test_workers_with_as_many_gpus_of_their_own(monkeypatch):
     two = ("a:1", "b:1")
-    assert check_all(monkeypatch, two, [["0", "1"], ["0", "1"]]) == {}
+    assert check_all(monkeypatch, two, [["aa", "bb"], ["cc", "dd"]]) == {}
     assert check_all(monkeypatch, two, [[], []]) == {}
-    assert check_all(monkeypatch, ("a:1", "a:2"), [["0", "1"], ["2", "3"]]) == {}
 
 
 def test_workers_with_different_numbers_of_gpus(monkeypatch):
-    raised = check_all(monkeypatch, ("a:1", "b:1", "c:1"), [["0", "1"], ["0", "1"], ["0"]])
+    raised = check_all(monkeypatch, ("a:1", "b:1", "c:1"), [["aa", "bb"], ["cc", "dd"], ["ee"]])
     assert set(raised) == {0, 1, 2}
     assert len(set(raised.values())) == 1
     assert raised[0].startswith(
@@ -77,9 +79,26 @@ def test_workers_with_different_numbers_of_gpus(monkeypatch):
 
 
 def test_two_workers_on_the_same_gpu(monkeypatch):
-    raised = check_all(monkeypatch, ("a:1", "a:2"), [["0", "1"], ["1", "2"]])
+    raised = check_all(monkeypatch, ("a:1", "a:2"), [["aa", "bb"], ["bb", "cc"]])
     assert set(raised) == {0, 1}
-    assert raised[0].startswith("workers 0 and 1 both use GPU 1 of a, but each needs GPUs of its")
+    assert raised[0].startswith("workers 0 (a:1) and 1 (a:2) both use the GPU with UUID bb, but")
+
+
+def test_a_worker_that_dies_before_it_says_anything(monkeypatch):
+    FakeGpus(monkeypatch, 0)
+    monkeypatch.setattr(devices.context, "context", FakeService)
+    monkeypatch.setattr(devices, "_SECONDS", 0.1)
+    with pytest.raises(UserError, match=r"worker 1 \(b:1\) connected, but did not say within"):
+        devices.check_same_devices(Cluster(("a:1", "b:1"), 0))
+
+
+def test_a_process_may_make_several_strategies(monkeypatch):
+    """The coordination service takes a key once."""
+    service = FakeService()
+    FakeGpus(monkeypatch, 0)
+    monkeypatch.setattr(devices.context, "context", lambda: service)
+    for _ in range(2):
+        devices.check_same_devices(Cluster(("a:1",), 0))
 
 
 def test_gpus_in_words():

@@ -16,13 +16,19 @@ In Python, ``AutomaticControlDependencies`` orders the operations that name one 
 import collections
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
+from imagenet_fast.distribute import all_reduce, group_sum
+from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.collectives import Communicator
+from imagenet_fast.distribute.connect import straddles
+from imagenet_fast.distribute.groups import columns, consecutive, group_key
+from imagenet_fast.errors import UserError
 
 JOB = pathlib.Path(__file__).with_name("gpu_collectives_job.py")
 # By the way to sum gradients: how many groups a replica is in, batch norm's pair and, for the
@@ -133,6 +139,81 @@ def test_the_algorithms_are_those_that_were_asked_for(found):
     # Masters sum among themselves once for each bucket more than the others.
     own = queues(found["hierarchical"]["step"])
     assert len(own["strategy 0"]) == len(own["strategy 2"]) > len(own["strategy 1"])
+
+
+@pytest.mark.slow
+def test_communicators_are_made_one_after_another_before_training(found):
+    """Each made by its group's first collective, which locks the process until other hosts come."""
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    ranked = [[row, -1] for row in rows]
+    expected = {
+        "keras": [],
+        "builtin": [],
+        "flat": [[[0, 1, 2, 3], 0]],
+        "hierarchical": [*ranked, *([group, 0] for group in rows + columns)],
+        "torus_2d": [*ranked, *([group, 0] for group in rows + columns)],
+    }
+    for way in STEPS:
+        assert [own[:2] for own in found[way]["connected"]] == expected[way]
+        # Those of the gradients are all there; batch norm's pairs are each within a process.
+        keys = {own[2] for own in found[way]["connected"]}
+        pairs = {group_key(row) for row in rows}
+        strategys = {operation["group"] for operation in found["keras"]["step"]} - pairs
+        used = {operation["group"] for operation in found[way]["step"]}
+        assert used - pairs - strategys <= keys
+
+
+@pytest.mark.parametrize(
+    ("size", "each", "found"),
+    [
+        (8, 8, False),  # the replicas of a process
+        (2, 8, False),
+        (16, 8, False),  # of two whole processes
+        (2, 1, False),  # one replica a process is in one group
+        (6, 4, True),  # two of the second process are in the first group, two in the second
+        (3, 2, True),
+    ],
+)
+def test_groups_that_reach_over_processes_in_several_ways(size, each, found):
+    assert straddles(consecutive(48, size), each) == found
+
+
+def test_columns_of_a_torus_do():
+    assert straddles(columns(consecutive(16, 8)), 8)
+    assert not straddles(columns(consecutive(16, 8)), 1)
+
+
+def test_such_batch_norm_is_refused(monkeypatch):
+    strategy = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    devices = ("/job:worker/task:0/device:GPU:0", "/job:worker/task:0/device:GPU:1")
+    strategy._extended = types.SimpleNamespace(worker_devices=devices)
+    monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
+    monkeypatch.setattr(group_sum, "this_replica", lambda: 0)
+    with pytest.raises(UserError, match=r"bn: groups of 3 replicas reach over workers of 2 GPUs"):
+        group_sum.group_sum(tf.ones([3]), consecutive(12, 3), "bn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (tf.distribute.MultiWorkerMirroredStrategy, "float32, or all_reduce=flat"),
+        (tf.distribute.MirroredStrategy, "float32$"),
+    ],
+)
+def test_nccl_does_not_sum_bfloat16(kind, told):
+    strategy = object.__new__(kind)
+    devices = ("/job:worker/task:0/device:GPU:0", "/job:worker/task:0/device:GPU:1")
+    strategy._extended = types.SimpleNamespace(worker_devices=devices, _num_replicas_in_sync=2)
+    with pytest.raises(UserError, match=f"NCCL does not sum bfloat16: choose .* {told}"):
+        AllReduce(strategy, algorithm="builtin", dtype="bfloat16")
+
+
+def test_bfloat16_travels_as_float16_by_default():
+    strategy = object.__new__(tf.distribute.MultiWorkerMirroredStrategy)
+    devices = ("/job:worker/task:0/device:GPU:0",)
+    strategy._extended = types.SimpleNamespace(worker_devices=devices, _num_replicas_in_sync=2)
+    assert all_reduce._algorithm("auto", strategy, "bfloat16") == "flat"
+    assert all_reduce._algorithm("auto", strategy, "float16") == "builtin"
 
 
 @pytest.mark.parametrize(

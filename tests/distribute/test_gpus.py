@@ -6,7 +6,7 @@ import pytest
 from patched_devices import FakeGpus
 
 from imagenet_fast import Config
-from imagenet_fast.distribute import gpus
+from imagenet_fast.distribute import cuda, gpus
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.errors import UserError
 
@@ -80,6 +80,9 @@ def test_contradictions(options):
         # The choice comes first.
         (tasks({"a": 2}, 1), {}, "4", 8, [2, 3]),
         (tasks({"a": 2}, 1), {}, "7,5", 8, [5]),
+        # srun has bound one to each task, and no variable says how many the host has.
+        (tasks({"a": 2}, 1), {}, "", 1, [0]),
+        (tasks({"a": 2}, 1), {"SLURM_GPUS_ON_NODE": ""}, "", 1, [0]),
         # srun has bound two of eight to this task (--gpus-per-task=2).
         (tasks({"a": 4}, 3), {"SLURM_GPUS_ON_NODE": "8"}, "", 2, [0, 1]),
         (tasks({"a": 2}, 1), {}, "0", 8, []),
@@ -93,26 +96,58 @@ def test_tasks_of_a_host_share_its_gpus(cluster, environment, wanted, available,
 
 def test_more_tasks_than_gpus():
     with pytest.raises(UserError, match=r"4 tasks on a cannot share 2 GPUs: .*--ntasks-per-node"):
-        gpus.choose_gpus("", 2, tasks({"a": 4}, 0), {})
+        gpus.choose_gpus("", 2, tasks({"a": 4}, 0), {"SLURM_GPUS_ON_NODE": "2"})
 
 
-def test_tensorflow_is_given_the_choice(monkeypatch):
-    devices = FakeGpus(monkeypatch, 4)
+@pytest.fixture
+def devices(monkeypatch):
+    """Four GPUs that TensorFlow sees; no choice was made before."""
+    monkeypatch.setattr(gpus, "_CHOICES", [])
+    return FakeGpus(monkeypatch, 4)
+
+
+def test_tensorflow_is_given_the_choice(devices):
     assert gpus.use_gpus("") == 4
-    devices.visible = devices.physical[1:3]  # as a program may have set before
-    assert gpus.use_gpus("") == 2
     assert gpus.use_gpus("3,") == 1
     assert devices.visible == devices.physical[3:]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-5a3f,7")
-    assert gpus.gpu_ids() == ["7"]
-    # A second strategy of the same job gets the same part, not a part of the part.
+    # A later choice is made among all GPUs, not among those of an earlier one.
+    assert gpus.use_gpus("2") == 2
+    assert gpus.use_gpus("0") == 0
+    assert gpus.use_gpus("") == 4
+    assert devices.visible == devices.physical
+
+
+def test_what_the_program_has_left_visible_stays(devices):
+    devices.visible = devices.physical[1:3]
+    assert gpus.use_gpus("") == 2
+    assert gpus.use_gpus("1,") == 1
+    assert devices.visible == devices.physical[2:3]
+    assert gpus.use_gpus("") == 2
+    with pytest.raises(UserError, match="gpus=3, but TensorFlow sees 2 GPUs"):
+        gpus.use_gpus("3")
+    devices.visible = []  # the usual way to say that the CPU is meant
+    assert gpus.use_gpus("") == 0
+
+
+def test_a_tasks_part_stays_its_part(devices):
+    """A second strategy of the same job gets the same GPUs, not a part of the part."""
     for _ in range(2):
         assert gpus.use_gpus("", tasks({"a": 2}, 1)) == 2
-        assert gpus.gpu_ids() == ["GPU-5a3f", "7"]
+        assert devices.visible == devices.physical[2:]
     devices.started = True
     assert gpus.use_gpus("", tasks({"a": 2}, 1)) == 2
     with pytest.raises(UserError, match="gpus=1 must be chosen before TensorFlow starts: restart"):
         gpus.use_gpus("1")
+
+
+def test_gpus_are_told_apart_by_their_uuids(devices, monkeypatch):
+    """CUDA numbers them from 0 in each bound task of Slurm's, and in each container."""
+    monkeypatch.setattr(cuda, "device_uuids", lambda: ["aa", "bb", "cc", "dd"])
+    devices.visible = devices.physical[2:]
+    assert gpus.own_uuids() == ["cc", "dd"]
+    # TensorFlow lists others than the driver: which is which is not known.
+    monkeypatch.setattr(cuda, "device_uuids", lambda: ["aa"])
+    assert gpus.own_uuids() == []
 
 
 def test_the_driver_is_asked_without_tensorflow(monkeypatch, tmp_path):
@@ -167,5 +202,5 @@ def test_whether_the_cpu_is_meant(wanted, variables, meant):
 
 
 def test_workers_that_would_use_the_same_gpu():
-    assert gpus.same_gpus([["a", "0", "1"], ["a", "2", "3"], ["b", "0", "1"]]) == []
-    assert gpus.same_gpus([["a", "0", "1"], ["b", "0"], ["a", "1"]]) == [(0, 2, "1")]
+    assert gpus.same_gpus([["aa", "bb"], ["cc"], [], []]) is None
+    assert gpus.same_gpus([["aa", "bb"], ["cc"], ["bb"]]) == (0, 2, "bb")

@@ -110,6 +110,7 @@ def patched(no_cluster, monkeypatch):
     strategy._make_strategy.cache_clear()
 
     def make(seen, environment, **options):
+        monkeypatch.setattr(gpus, "_CHOICES", [])
         devices = FakeGpus(monkeypatch, seen)
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
@@ -183,7 +184,7 @@ def test_the_local_launcher_shares_gpus_out(patched, monkeypatch):
         given = environment["CUDA_VISIBLE_DEVICES"].split(",")
         made, _ = patched(len(given), environment)
         assert len(made.devices) == 4
-        seen += gpus.gpu_ids()
+        seen += given
     assert seen == [f"{gpu}" for gpu in range(8)]
 
 
@@ -225,7 +226,7 @@ def test_workers_are_not_split_into_logical_cpus(patched, monkeypatch):
     ],
 )
 def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, variables, told):
-    devices = FakeGpus(monkeypatch, 0)
+    FakeGpus(monkeypatch, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -237,9 +238,12 @@ def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, var
     )
     with pytest.raises(UserError, match=expected) if told else contextlib.nullcontext():
         strategy.check_gpus_are_used(Config(**options))
-    # Where TensorFlow sees some, or there are none, nothing is wrong.
-    devices.visible = devices.physical = FakeGpus(monkeypatch, 1).physical
-    strategy.check_gpus_are_used(Config(**options))
+    # Where TensorFlow sees some, whether the program uses them or not, or there are none, nothing
+    # is wrong.
+    devices = FakeGpus(monkeypatch, 1)
+    for visible in (devices.physical, []):
+        devices.visible = visible
+        strategy.check_gpus_are_used(Config(**options))
     FakeGpus(monkeypatch, 0)
     monkeypatch.setattr(strategy, "installed_gpus", list)
     strategy.check_gpus_are_used(Config(**options))

@@ -142,7 +142,8 @@ def test_negatives():
     layer = PatchWhitening(**AIRBENCH)
     layer.adapt(smooth())
     positive, negative = np.split(layer(smooth()).numpy(), 2, axis=-1)
-    np.testing.assert_allclose(negative, -positive, atol=1e-6)
+    # Not to the bit: a kernel may sum the two halves of the filters in different orders.
+    np.testing.assert_allclose(negative, -positive, atol=2e-5)
     alone = PatchWhitening(2, padding="valid", epsilon=5e-4)
     alone.adapt(smooth())
     np.testing.assert_allclose(positive, alone(smooth()), atol=1e-6)
