@@ -4,7 +4,8 @@
 #   tools/test.sh [PYTEST-ARGUMENT ...]          current TensorFlow, all tests
 #   tools/test.sh addons [PYTEST-ARGUMENT ...]   TensorFlow 2.15 and Addons: the quick tests of what
 #                                                computes with TensorFlow
-#   tools/test.sh compile [PYTEST-ARGUMENT ...]  jax and libtpu: training steps for TPUs
+#   tools/test.sh compile [PYTEST-ARGUMENT ...]  jax, libtpu and CUDA's compiler: training steps
+#                                                for TPUs and GPUs
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -23,7 +24,7 @@ if [ "${1-}" = addons ]; then
 fi
 if [ "${1-}" = compile ]; then
   shift
-  [ $# -gt 0 ] || set -- tests/tpu_compile
+  [ $# -gt 0 ] || set -- tests/xla_compile
   tools/install.sh .venv-compile test,compile
   exec .venv-compile/bin/python -m pytest -m compile "$@"
 fi

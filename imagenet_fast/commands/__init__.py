@@ -16,7 +16,7 @@ COMMANDS = {
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",
     "plan": "tell what a training run would do",
-    "compile": "compile a training step for a TPU that is not there",
+    "compile": "compile a training step for TPUs or GPUs that are not there",
     "doctor": "check whether this machine, or this cluster, is as training needs it",
     "input-server": "read and decode images for training on other machines",
     "stage-server": "lend devices to the pipelines of other processes",

@@ -16,9 +16,19 @@ _MAIN_OPTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles a recipe's training step for a TPU that is not there, and tells what came out."""
+    """Compiles a recipe's training step for TPUs or GPUs that are not there, and reports on it."""
     flags = CommandFlags("compile", option_names(), _MAIN_OPTIONS)
-    flags.define("topology", "v3:2x2", "kind of TPU and its chips along each axis")
+    flags.define(
+        "topology",
+        "v3:2x2",
+        "kind of TPU and its chips along each axis, as v3:2x2; or kind of GPU, hosts and GPUs of a "
+        "host, as h100:4x8",
+    )
+    flags.define(
+        "find_batch",
+        False,
+        "whether to look for the largest batch that fits, from that of --batch_size on; of GPUs",
+    )
     flags.define(
         "run_on_cpu",
         0,
@@ -27,6 +37,8 @@ def main(arguments: list[str]) -> int:
     )
     flags.define("output_dir", "", "where to write compile.json and compile.txt; empty: nowhere")
     flags.parse(arguments)
+    if flags["find_batch"] and flags["run_on_cpu"]:
+        raise UserError("find_batch and run_on_cpu are for runs of their own: drop one of them")
     if flags["run_on_cpu"] < 0:
         raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
     config = Config().replace(**flags.changes())
@@ -34,10 +46,10 @@ def main(arguments: list[str]) -> int:
         print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
 
     import_tensorflow()
-    from imagenet_fast.tpu_compile.recipe import compile_recipe
-    from imagenet_fast.tpu_compile.report import table, write
+    from imagenet_fast.xla_compile.recipe import compile_recipe
+    from imagenet_fast.xla_compile.report import table, write
 
-    found = compile_recipe(config, flags["topology"], flags["run_on_cpu"])
+    found = compile_recipe(config, flags["topology"], flags["run_on_cpu"], flags["find_batch"])
     print(table(found))
     if flags["output_dir"]:
         for path in write(found, flags["output_dir"]):

@@ -61,6 +61,12 @@ def _run(arguments: list[str]) -> None:
     flags.define("failure_hours", 0.0, "mean hours between failures of a device; 0: never")
     flags.define("restart_seconds", 300.0, "from a failure until steps are made again")
     flags.define("checkpoint_seconds", 0.0, "for which a checkpoint stops the run")
+    flags.define(
+        "compiled",
+        "",
+        "compile.json of the same step, from imagenet-fast compile --output_dir, whose memory is "
+        "taken; empty: it is estimated",
+    )
     flags.define("compare", "", "a flag and its values, as chips=256,512,1024: plans beside others")
     flags.define(
         "output_dir",
@@ -81,6 +87,7 @@ def _run(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.planning.reliability import Conditions
+    from imagenet_fast.plans.compiled_memory import read_compiled_memory
     from imagenet_fast.plans.run_plan import Hardware, comparison, plan_run
 
     conditions = Conditions(
@@ -98,7 +105,10 @@ def _run(arguments: list[str]) -> None:
             on[name] = _like(hardware[name], name, value)
         elif value is not None:
             own = config.replace(**{name: parse_option(name, value)})
-        plans.append(plan_run(own, Hardware(**on, conditions=conditions)))
+        chips = Hardware(**on, conditions=conditions)
+        compiled = flags["compiled"]
+        memory = read_compiled_memory(compiled, own, chips) if compiled else None
+        plans.append(plan_run(own, chips, memory))
     print(comparison(plans, values) if values else plans[0].table())
     if flags["output_dir"]:
         places = [to_path(flags["output_dir"], f"{name}={value}") for value in values]

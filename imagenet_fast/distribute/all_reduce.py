@@ -34,7 +34,7 @@ from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
-from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
+from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.workers import collective_hint, workers_of
 from imagenet_fast.errors import UserError, require_choice
 
@@ -97,7 +97,7 @@ class AllReduce:
         self.fusion = fusion or Fusion()
         self.rows: Groups | None = None
         self._strategy, self._replicas = strategy, strategy.num_replicas_in_sync
-        self._on_tpu = is_tpu(strategy)
+        self._on_tpu = compiles_all_reduces(strategy)
         self._half = None if dtype == "float32" else tf.as_dtype(dtype)
         self._place = place
         self._timeout = timeout_seconds
@@ -350,7 +350,7 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
                 "TensorFlow's NCCL does not sum bfloat16: choose all_reduce_dtype float16 or "
                 "float32" + (", or all_reduce=flat" if workers_of(strategy) is not None else "")
             )
-    if is_tpu(strategy):
+    if compiles_all_reduces(strategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
     if isinstance(strategy, PipelineStrategy):
         if algorithm == "builtin":

@@ -7,7 +7,7 @@ import tensorflow as tf
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.connect import straddles
 from imagenet_fast.distribute.groups import Groups
-from imagenet_fast.distribute.tpu import cross_replica_sum, is_tpu
+from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.workers import collective_hint
 from imagenet_fast.errors import UserError
 
@@ -32,7 +32,7 @@ def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
     if groups.size == 1:
         return tensor
     strategy = tf.distribute.get_strategy()
-    if is_tpu(strategy):
+    if compiles_all_reduces(strategy):
         return cross_replica_sum(tensor, groups)
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         add = _sum_over_workers

@@ -13,7 +13,7 @@ from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
 from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
 from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
-from imagenet_fast.distribute.virtual_tpu import VirtualTPUStrategy
+from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
 from imagenet_fast.notices import tell_once
@@ -87,8 +87,8 @@ def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
 
 
 def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
-    """Returns where the core of each replica stands in a TPU, (x, y, ...); elsewhere nothing."""
-    if isinstance(strategy, VirtualTPUStrategy):
+    """Returns (x, y, ...) of each replica's core in a TPU, or of a virtual device; else nothing."""
+    if isinstance(strategy, VirtualStrategy):
         return strategy.coordinates
     return _TPU_COORDINATES.get(strategy, [])
 

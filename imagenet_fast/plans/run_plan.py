@@ -74,6 +74,21 @@ class Hardware:
 
 
 @dataclasses.dataclass(frozen=True)
+class CompiledMemory:
+    """What ``imagenet-fast compile`` found for the same step on the same kind of chip.
+
+    Attributes:
+      peak: bytes that a replica needs.
+      usable: bytes that its step can have.
+      compiler: its name and version.
+    """
+
+    peak: int
+    usable: int
+    compiler: str
+
+
+@dataclasses.dataclass(frozen=True)
 class RunPlan:
     """What a run would take.
 
@@ -83,6 +98,7 @@ class RunPlan:
       examples: its training images.
       steps: weight updates.
       step: of a replica, counted.
+      compiled: what the step needs of memory by its compiler; None: it is estimated.
     """
 
     config: Config
@@ -90,6 +106,7 @@ class RunPlan:
     examples: int
     steps: int
     step: StepWork
+    compiled: CompiledMemory | None = None
 
     @property
     def stack(self) -> str:
@@ -132,11 +149,23 @@ class RunPlan:
     @property
     def fits(self) -> bool:
         """Whether the memory is enough."""
-        return self.memory <= self.hardware.cluster.accelerator.core_memory
+        return self.memory <= self.memory_limit
 
     @property
     def memory(self) -> float:
         """Bytes that a replica needs."""
+        return self.compiled.peak if self.compiled else self.estimated_memory
+
+    @property
+    def memory_limit(self) -> float:
+        """Bytes that a replica has."""
+        if self.compiled:
+            return self.compiled.usable
+        return self.hardware.cluster.accelerator.core_memory
+
+    @property
+    def estimated_memory(self) -> float:
+        """Bytes of what a replica keeps, without what its operations need while they run."""
         return self.step.memory(STACKS[self.stack].fuses)
 
     @property
@@ -172,8 +201,7 @@ class RunPlan:
             f"{epochs:.4g} epochs",
             f"hardware    {self.hardware.chips:,} {chip.title}, {cluster.hosts:,} hosts: "
             f"{cluster.replicas:,} replicas of {self.step.all_images:,} images{parts}",
-            f"memory      {self.memory / _GIB:.2f} GiB of {chip.core_memory / _GIB:.3g} GiB of "
-            f"a replica{'' if self.fits else ': DOES NOT FIT'}",
+            f"memory      {self._memory_line()}",
             f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs an image, "
             f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without those of padding, as "
             "XLA counts",
@@ -234,6 +262,8 @@ class RunPlan:
                 for share in (0.05, 0.5, 0.95)
             },
             "memory_bytes": self.memory,
+            "estimated_memory_bytes": self.estimated_memory,
+            "compiled_memory": self.compiled and dataclasses.asdict(self.compiled),
             "fits": self.fits,
             "dollars": self.dollars,
             "segments": self.segments,
@@ -339,6 +369,29 @@ class RunPlan:
         median, low, high = (_duration(float(own)) for own in shares)
         return f"; with waiting and failures {median} ({low} to {high} in 90% of cases)"
 
+    def _memory_line(self) -> str:
+        told = f"{self.memory / _GIB:.2f} GiB of {self.memory_limit / _GIB:.3g} GiB of a replica"
+        if self.compiled:
+            estimate = f"{self.estimated_memory / _GIB:.2f} GiB by the cost model"
+            told += f", by {self.compiled.compiler} ({estimate})"
+        return told if self.fits else f"{told}: DOES NOT FIT"
+
+    def _parts_that_fit(self) -> str:
+        """Returns the fewest micro-batches that fit, if activations grow with their images."""
+        images = self.step.all_images
+        fixed = self.estimated_memory - self._kept
+        each = (self.memory - fixed) / self.step.images
+        for parts in range(self.step.micro_batches + 1, images + 1):
+            if images % parts == 0 and fixed + each * images / parts <= self.memory_limit:
+                return f"it may fit with --accumulation_steps={parts}"
+        return "it fits with no --accumulation_steps: use a smaller batch_size or more chips"
+
+    @property
+    def _kept(self) -> float:
+        """Bytes of activations."""
+        fuses = STACKS[self.stack].fuses
+        return self.step.fused_kept_bytes if fuses else self.step.kept_bytes
+
     def _price(self) -> str:
         price = self.hardware.cluster.accelerator.price
         if price is None:
@@ -350,8 +403,7 @@ class RunPlan:
     def _advice(self) -> list[str]:
         lines = []
         if not self.fits:
-            parts = 2 * self.step.micro_batches
-            lines.append(f"advice      it may fit with --accumulation_steps={parts}")
+            lines.append(f"advice      {self._parts_that_fit()}")
         if self.time.bound == "input":
             lines.append(
                 "advice      hosts give too few images: cache them (--cache), or let other "
@@ -394,12 +446,13 @@ _BOUNDS = {
 }
 
 
-def plan_run(config: Config, hardware: Hardware) -> RunPlan:
+def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None = None) -> RunPlan:
     """Returns what the run that ``config`` describes would take.
 
     Args:
       config: of the run; whatever hardware it names is of no account.
       hardware: on which it would be.
+      compiled: what its step needs of memory, if it was compiled.
 
     Raises:
       UserError: if the data, the hardware or the model's options cannot be used, or the batch
@@ -421,7 +474,12 @@ def plan_run(config: Config, hardware: Hardware) -> RunPlan:
     images = config.batch_size // parts
     step = count_step(config, images, config.accumulation_steps, slots_of(config))
     plan = RunPlan(
-        config, hardware, info.splits["train"].examples, total_steps(config, per_epoch), step
+        config,
+        hardware,
+        info.splits["train"].examples,
+        total_steps(config, per_epoch),
+        step,
+        compiled,
     )
     _ = plan.time  # Now, and not in the middle of a table, is told what cannot be.
     return plan

@@ -24,7 +24,7 @@ from imagenet_fast.distribute.strategy import (
     per_replica_batch_size,
     tpu_coordinates,
 )
-from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.distribute.tpu import compiles_all_reduces, is_tpu
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
@@ -360,7 +360,7 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
     size = batch_norm_group_size(
         config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
     )
-    if size == 1 or is_tpu(strategy):
+    if size == 1 or compiles_all_reduces(strategy):
         return size
     groups = f"batch_norm_batch_size={config.batch_norm_batch_size} is {size} replicas together"
     if isinstance(strategy, PipelineStrategy):

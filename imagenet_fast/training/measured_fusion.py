@@ -14,7 +14,7 @@ import tensorflow as tf
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.exchange import numbers_of_all, text_of_chief
 from imagenet_fast.distribute.fusion import Fusion, creation_order
-from imagenet_fast.distribute.tpu import is_tpu
+from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
 from imagenet_fast.durations import milliseconds
 from imagenet_fast.errors import UserError
@@ -94,7 +94,7 @@ def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> 
       UserError: on TPUs, whose programs have no clock.
     """
     strategy = model.distribute_strategy
-    if is_tpu(strategy):
+    if compiles_all_reduces(strategy):
         raise UserError(
             "fusion=auto measures when gradients are known, for which the programs of a TPU have "
             "no clock: imagenet-fast plan --accelerator tells fusion_segments"

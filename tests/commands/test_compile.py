@@ -1,4 +1,4 @@
-"""The command's flags; what it does is in tests/tpu_compile."""
+"""The command's flags; what it does is in tests/xla_compile."""
 
 import pytest
 

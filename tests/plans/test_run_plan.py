@@ -11,7 +11,7 @@ from small_config import SMALL
 from imagenet_fast import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.planning.reliability import Conditions
-from imagenet_fast.plans.run_plan import Hardware, comparison, plan_run
+from imagenet_fast.plans.run_plan import CompiledMemory, Hardware, comparison, plan_run
 
 POD = Hardware("tpu-v3", 1024)
 CONFIG = SMALL.replace(batch_size=64)
@@ -157,6 +157,35 @@ def test_too_little_memory():
     assert not small.fits
     assert "DOES NOT FIT" in small.table()
     assert "--accumulation_steps=2" in small.table()
+
+
+@pytest.mark.parametrize(
+    ("gib", "advice"),
+    [
+        # Of 66 images' divisors, 2, 3, 6, 11 ...: by doubling, 4 would be told, which is none.
+        (34, "it may fit with --accumulation_steps=3"),
+        (80, "it may fit with --accumulation_steps=6"),
+        (66 * 17, "it fits with no --accumulation_steps"),
+    ],
+)
+def test_fewest_parts_that_fit(gib, advice):
+    plan = plan_run(SMALL.replace(batch_size=66), Hardware("p100", 1))
+    large = dataclasses.replace(plan, step=dataclasses.replace(plan.step, kept_bytes=gib * 2**30))
+    assert f"advice      {advice}" in large.table()
+
+
+def test_compiled_memory_is_taken():
+    compiled = CompiledMemory(12 * 2**30, 13 * 2**30, "jax-cuda12-pjrt 0.10.2")
+    plan = plan_run(CONFIG, Hardware("v100", 8), compiled)
+    assert plan.fits
+    line = (
+        "memory      12.00 GiB of 13 GiB of a replica, by jax-cuda12-pjrt 0.10.2 (0.00 GiB by the"
+    )
+    assert line in plan.table()
+    assert json.loads(plan.json())["memory_bytes"] == 12 * 2**30
+    less = dataclasses.replace(plan, compiled=dataclasses.replace(compiled, usable=11 * 2**30))
+    assert "DOES NOT FIT" in less.table()
+    assert "advice      it may fit with --accumulation_steps=2" in less.table()
 
 
 def test_hosts_that_are_too_slow():

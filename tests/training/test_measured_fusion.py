@@ -86,7 +86,7 @@ def test_one_replica_has_nothing_to_search():
 
 
 def test_tpus_have_no_clock(monkeypatch):
-    monkeypatch.setattr(measured_fusion, "is_tpu", lambda _: True)
+    monkeypatch.setattr(measured_fusion, "compiles_all_reduces", lambda _: True)
     with pytest.raises(UserError, match="imagenet-fast plan --accelerator tells fusion_segm"):
         measured_fusion.measure(build_model(SMALL), None, (32, 16, 16, 3))
 

@@ -1,0 +1,1 @@
+"""Training steps compiled for accelerators that are not there: lowered, checked, compared."""

@@ -1,0 +1,342 @@
+"""A recipe's training step for TPUs or GPUs: lowered, checked, compiled, compared."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from imagenet_fast.config import Config
+from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.distribute.virtual import (
+    VirtualGPUStrategy,
+    VirtualStrategy,
+    VirtualTPUStrategy,
+)
+from imagenet_fast.errors import UserError
+from imagenet_fast.training.build import build_model
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.xla_compile.check import Check, check_types
+from imagenet_fast.xla_compile.check_compiled import check_compiled, computed_twice
+from imagenet_fast.xla_compile.check_sums import check_sums
+from imagenet_fast.xla_compile.compare import (
+    Batches,
+    Difference,
+    differences,
+    require_comparable,
+    take_reference_steps,
+    write_inputs,
+)
+from imagenet_fast.xla_compile.compiler import (
+    Compiler,
+    Program,
+    RefusedError,
+    Topology,
+    require_packages,
+    start_compiler,
+)
+from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology
+from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
+from imagenet_fast.xla_compile.progress import doing
+from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that_fits
+
+_GIB = 2**30
+# Images of a device that --find_batch goes up to.
+_MOST_IMAGES = 65_536
+
+
+class Try(NamedTuple):
+    """A variant of a recipe that was compiled on the way to one that fits.
+
+    Attributes:
+      size: images of a GPU in a step, or accumulation steps.
+      peak: bytes of a GPU; None: it cannot be used.
+      computed_twice: operations that XLA computes a second time to save memory.
+    """
+
+    size: int
+    peak: int | None
+    computed_twice: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Compilation:
+    """What became of a recipe's training step.
+
+    Attributes:
+      config: of the recipe.
+      topology: for which it was compiled.
+      packages: the versions of those that compiled.
+      parameters: numbers that are trained.
+      checks: what the lowered step is made of.
+      program: what the compiler made of it; None: it refused.
+      refusal: why.
+      compiled: what the compiled step is made of; of GPUs only.
+      computed_twice: operations that XLA computes a second time to save memory.
+      batches: images of a GPU that were compiled to find its batch, ascending.
+      accumulations: accumulation steps that were compiled because the recipe's own do not fit,
+        ascending.
+      steps: that were taken on this machine's processor.
+      differences: of the replicas from one device after these.
+    """
+
+    config: Config
+    topology: Topology
+    packages: dict[str, str]
+    parameters: int
+    checks: tuple[Check, ...]
+    program: Program | None
+    refusal: str = ""
+    compiled: tuple[Check, ...] = ()
+    computed_twice: int = 0
+    batches: tuple[Try, ...] = ()
+    accumulations: tuple[Try, ...] = ()
+    steps: int = 0
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """Images of a replica in a step."""
+        return self.config.batch_size // len(self.topology.coordinates)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory is enough, as far as that is known."""
+        usable = self.topology.usable
+        return self.program is None or not usable or self.program.peak <= usable
+
+    @property
+    def failure(self) -> str:
+        """What is wrong, in a line, or nothing."""
+        wrong = [f"{own.name}: {own.wrong}" for own in self.checks if own.wrong]
+        reasons = []
+        if wrong:
+            reasons.append(f"the step is not what the recipe says: {'; '.join(wrong)}")
+        if self.program is None:
+            reasons.append(f"it does not compile for {self.topology.name}: {self.refusal}")
+        reasons += [own.wrong for own in self.compiled if own.wrong]
+        if not self.fits:
+            reasons.append(self._does_not_fit())
+        far = [own.kind for own in self.differences if own.wrong]
+        if far:
+            reasons.append(f"on this machine's processor: {' and '.join(far)} are wrong")
+        return "; ".join(reasons)
+
+    def _does_not_fit(self) -> str:
+        told = (
+            f"it does not fit: {self.batch:,} images a GPU need {self.program.peak / _GIB:.2f} "
+            f"GiB, and a step can have {self.topology.usable / _GIB:.2f} GiB of the "
+            f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
+        )
+        fitting = [
+            own.size
+            for own in self.accumulations
+            if own.peak is not None and own.peak <= self.topology.usable
+        ]
+        if fitting:
+            return f"{told}; the smallest --accumulation_steps that fits is {min(fitting)}"
+        if self.accumulations:
+            return f"{told}, and no --accumulation_steps makes it fit: use a smaller batch_size"
+        return told
+
+
+def compile_recipe(
+    config: Config, topology: str, steps_on_cpu: int = 0, find_batch: bool = False
+) -> Compilation:
+    """Compiles the training step that ``config`` describes.
+
+    What it finds wrong with the step, and what the compiler refuses, is in what it returns.
+
+    Args:
+      config: of the recipe; its strategy does not count. Without data it is for as many classes as
+        it says, or 1,000.
+      topology: as ``v3:2x2`` or ``h100:1x8``.
+      steps_on_cpu: steps to take on this machine's processor, and to compare; 0: none.
+      find_batch: whether to look for the largest batch of a GPU that fits, and return that.
+
+    Raises:
+      UserError: if there is no such topology, no compiler, or an option cannot be used.
+    """
+    platform = "TPU" if gpu_topology(topology) is None else "GPU"
+    if find_batch and platform == "TPU":
+        raise UserError("find_batch is for GPUs: XLA's compiler for TPUs refuses what is too large")
+    packages = require_packages(platform)
+    _require_compilable(config)
+    config = config.replace(strategy="tpu", xla=False)
+    if not config.data_dir:
+        config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
+    with start_compiler(platform) as compiler:
+        recipe = _Recipe(config, compiler, compiler.topology(topology), packages)
+        if find_batch:
+            found = recipe.with_largest_batch()
+        else:
+            model, step = recipe.lowered(config)
+            if steps_on_cpu:
+                require_comparable(config, model, len(recipe.topology.coordinates))
+            found = recipe.compiled(config, model, step)
+            if not found.fits:
+                found = dataclasses.replace(found, accumulations=recipe.accumulations(found))
+    if steps_on_cpu:
+        with doing(f"taking {steps_on_cpu} steps of {recipe.replicas} replicas, and of one device"):
+            far = _compare(config, model, step, steps_on_cpu)
+        found = dataclasses.replace(found, steps=steps_on_cpu, differences=tuple(far))
+    return found
+
+
+class _Recipe:
+    """A recipe and what it is compiled with, in as many variants as are asked for."""
+
+    def __init__(
+        self, config: Config, compiler: Compiler, topology: Topology, packages: dict[str, str]
+    ) -> None:
+        self.topology = topology
+        self.replicas = len(topology.coordinates)
+        self._config = config
+        self._compiler = compiler
+        self._packages = packages
+
+    def lowered(self, config: Config) -> tuple[Classifier, LoweredStep]:
+        """Returns the model of a variant, and its step."""
+        strategy = _strategy(self.topology)
+        batch = per_replica_batch_size(config, strategy)
+        with doing(
+            f"lowering the step of {config.model} for {self.topology}, {batch:,} images each"
+        ):
+            with _without_warnings():
+                model = build_model(config, strategy)
+            return model, lower_step(model, batch, config.image_size)
+
+    def compiled(self, config: Config, model: Classifier, step: LoweredStep) -> Compilation:
+        """Returns what becomes of a variant's step."""
+        images, classes = config.batch_size // self.replicas, len(model.labels)
+        checks = (
+            *check_types(step, config, images // config.accumulation_steps, classes),
+            *check_sums(step.module, config, model),
+        )
+        with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):
+            program, refusal = _compile(self._compiler, self.topology, step)
+        found, twice = [], 0
+        if program is not None and isinstance(self.topology, GpuTopology):
+            optimized, gpu = program.optimized, self.topology.gpu
+            found = check_compiled(optimized, step.module, config, gpu, self.replicas)
+            twice = computed_twice(optimized)
+            # Of many variants, these would fill the memory.
+            program = dataclasses.replace(program, optimized=None)
+        return Compilation(
+            config,
+            self.topology,
+            self._packages,
+            sum(variable.shape.num_elements() for variable in model.trainable_variables),
+            checks,
+            program,
+            refusal,
+            tuple(found),
+            twice,
+        )
+
+    def with_largest_batch(self) -> Compilation:
+        """Returns the variant of the largest batch that fits; if none does, of the smallest."""
+        parts = self._config.accumulation_steps
+        done: dict[int, Compilation] = {}
+
+        def compiled(images: int) -> int | None:
+            config = self._config.replace(batch_size=images * parts * self.replicas)
+            done[images] = self.compiled(config, *self.lowered(config))
+            program = done[images].program
+            return program and program.peak
+
+        candidates = batch_sizes(_MOST_IMAGES)
+        asked = self._config.batch_size // parts // self.replicas
+        first = max((size for size in candidates if size <= asked), default=candidates[0])
+        known = {first: compiled(first)}
+        largest = largest_that_fits(candidates, self.topology.usable, compiled, known)
+        return dataclasses.replace(
+            done[largest or min(done)],
+            batches=tuple(_try(images * parts, done[images]) for images in sorted(done)),
+        )
+
+    def accumulations(self, found: Compilation) -> tuple[Try, ...]:
+        """Returns the accumulation steps that tell which ones are the fewest that fit.
+
+        Args:
+          found: the recipe as it is, which does not fit.
+        """
+        images, own = found.batch, found.config.accumulation_steps
+        tried = {own: _try(own, found)}
+
+        def compiled(part: int) -> int | None:
+            steps = images // part
+            config = found.config.replace(accumulation_steps=steps)
+            tried[steps] = Try(steps, None, 0)
+            # Of some, batch norm's or the mixing's images cannot be made.
+            with contextlib.suppress(UserError):
+                tried[steps] = _try(steps, self.compiled(config, *self.lowered(config)))
+            return tried[steps].peak
+
+        parts = [part for part in divisors(images) if part <= images // own]
+        known = {images // own: found.program.peak}
+        largest_that_fits(parts, self.topology.usable, compiled, known)
+        return tuple(tried[steps] for steps in sorted(tried))
+
+
+def _try(size: int, found: Compilation) -> Try:
+    return Try(size, found.program and found.program.peak, found.computed_twice)
+
+
+def _strategy(topology: Topology) -> VirtualStrategy:
+    kind = VirtualGPUStrategy if isinstance(topology, GpuTopology) else VirtualTPUStrategy
+    return kind(topology.coordinates)
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Keeps Keras from warning that this machine has no GPU for float16."""
+    logger = tf.get_logger()
+    level = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _require_compilable(config: Config) -> None:
+    """Raises a UserError if the options are not for XLA, or need what is not here."""
+    if config.pipeline_stages > 1:
+        raise UserError(
+            "pipeline_stages: a pipeline is many programs on devices of their own, none of which "
+            "is the same for all replicas; leave it out"
+        )
+    if config.data_on_device:
+        raise UserError(
+            "data_on_device: the device would make its batches of all images, which are not here; "
+            "what it does with a batch is compiled with --nodata_on_device --noalternating_flip "
+            "--noaugment_in_groups"
+        )
+
+
+def _compile(
+    compiler: Compiler, topology: Topology, step: LoweredStep
+) -> tuple[Program | None, str]:
+    try:
+        return compiler.compile(topology, step.serialized), ""
+    except RefusedError as error:
+        sources = dict.fromkeys(step.module.sources_in(error.message))
+        return None, f"{error} (of {', '.join(sources)})" if sources else str(error)
+
+
+def _compare(config: Config, model: Classifier, step: LoweredStep, steps: int) -> list[Difference]:
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    batches = Batches.random(config, replicas, steps, len(model.labels))
+    reference = take_reference_steps(config, model, batches)
+    platform = model.distribute_strategy.device_type
+    with tempfile.TemporaryDirectory() as folder, start_compiler(platform, replicas) as processor:
+        inputs = pathlib.Path(folder) / "inputs.npz"
+        write_inputs(inputs, step, batches, reference)
+        found = processor.run(step.serialized, inputs, step.module.updates, steps)
+    return differences(config, step, reference, found)

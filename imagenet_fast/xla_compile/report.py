@@ -1,0 +1,210 @@
+"""What became of a recipe's training step, for people and for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from imagenet_fast import environment
+from imagenet_fast.files import write_results
+from imagenet_fast.xla_compile.recipe import Compilation, Try
+
+_NEXT_UNIT = 2**10
+# More would be written with an exponent.
+_MOST = 999.5
+_NAME_WIDTH = 20
+# The options in the file besides those that name the network.
+_TOLD = (
+    *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
+    *("batch_norm_batch_size", "optimizer", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
+)
+NOT_PROVED = {
+    "TPU": "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
+    "TPU, and none has run it.",
+    "GPU": "That says nothing about its speed, the algorithms that cuDNN and cuBLAS choose and "
+    "their workspaces, TF32, NCCL, or TensorFlow without XLA: there was no GPU, and none has run "
+    "it.",
+}
+
+
+def table(found: Compilation) -> str:
+    """Returns what was found, as text."""
+    config = found.config
+    lines = [
+        _line("topology", f"{found.topology.name}: {found.topology}"),
+        _line(
+            "network",
+            f"{config.model}, {found.parameters:,} parameters, {config.precision}, "
+            f"{config.optimizer}",
+        ),
+        _line(
+            "batch",
+            f"{config.batch_size:,} images of {config.image_size} px, {found.batch:,} a replica",
+        ),
+        "",
+        *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
+        "",
+        *_program_lines(found),
+        *_tried_lines(found),
+    ]
+    if found.differences:
+        lines += ["", f"{_steps(found.steps)} of the replicas, and of one device with all images:"]
+    for own in found.differences:
+        differ = (
+            f"differ by at most {own.most:.2g}, {own.share:.2g} of the way that they went; "
+            f"between replicas by {own.spread:.2g}"
+        )
+        lines.append(_verdict(own.kind, differ, own.wrong))
+    if not found.failure:
+        lines += ["", _conclusion(found), _not_proved(found)]
+    return "\n".join(lines)
+
+
+def as_json(found: Compilation) -> str:
+    """Returns what was found as JSON."""
+    program = found.program
+    values = {
+        "topology": {
+            "name": found.topology.name,
+            "kind": found.topology.kind,
+            "replicas": len(found.topology.coordinates),
+            "chips": found.topology.chips,
+            "memory": found.topology.memory,
+            "usable": found.topology.usable,
+        },
+        "parameters": found.parameters,
+        "batch": found.batch,
+        "checks": [own._asdict() for own in found.checks],
+        "program": program and _program_values(found),
+        "compiled": [own._asdict() for own in found.compiled],
+        "fits": found.fits,
+        "computed_twice": found.computed_twice,
+        "batches": [own._asdict() for own in found.batches],
+        "accumulations": [own._asdict() for own in found.accumulations],
+        "failure": found.failure,
+        "steps": found.steps,
+        "differences": [dataclasses.asdict(own) for own in found.differences],
+        "proves": "" if found.failure else f"{_conclusion(found)} {_not_proved(found)}",
+        "options": {name: getattr(found.config, name) for name in _TOLD},
+        "packages": found.packages,
+        **environment.provenance(),
+    }
+    return json.dumps(values, indent=2) + "\n"
+
+
+def write(found: Compilation, directory: str) -> list[str]:
+    """Writes ``compile.json`` and ``compile.txt``, and returns their paths.
+
+    Args:
+      found: what to write.
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    texts = {"compile.json": as_json(found), "compile.txt": table(found) + "\n"}
+    return write_results(directory, texts)
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'s' * (count != 1)}"
+
+
+def _conclusion(found: Compilation) -> str:
+    _, _, size = found.topology.name.partition(":")
+    with_what = "libtpu" if found.topology.platform == "TPU" else "jax-cuda12-pjrt"
+    return (
+        f"The training step compiles for {found.topology.kind} ({size}) with {with_what} "
+        f"{found.packages[with_what]}."
+    )
+
+
+def _not_proved(found: Compilation) -> str:
+    return NOT_PROVED[found.topology.platform]
+
+
+def _program_values(found: Compilation) -> dict[str, object]:
+    values = {
+        field.name: getattr(found.program, field.name)
+        for field in dataclasses.fields(found.program)
+        if field.name != "optimized"
+    }
+    return {**values, "peak": found.program.peak, "per_image": _per_image(found)}
+
+
+def _program_lines(found: Compilation) -> list[str]:
+    program = found.program
+    if program is None:
+        return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
+    work = f"{_per_image(found) / 1e9:.3g} GFLOPs an image"
+    if program.bytes:
+        work += f", and {program.bytes / 1e9:.3g} GB read and written in a step of a replica"
+    return [
+        _verdict("compiled", f"in {program.seconds:.0f} s"),
+        *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
+        _memory_line(found),
+        _line("work", f"{work}, as XLA counts"),
+    ]
+
+
+def _memory_line(found: Compilation) -> str:
+    program, topology = found.program, found.topology
+    memory = program.memory
+    parts = {
+        "arguments": memory["arguments"],
+        "outputs besides these": memory["outputs"] - memory["shared"],
+        "temporary": memory["temporary"],
+        "code": memory["code"],
+    }
+    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+    limit = f" of {_size(topology.memory)}" if topology.memory else ""
+    if not topology.usable:
+        return _line("memory", f"{_size(program.peak)}{limit} of a replica: {told}")
+    kept = topology.memory - topology.usable
+    text = (
+        f"{_size(program.peak)}{limit}, of which {_size(kept)} are kept for TensorFlow, CUDA and "
+        f"workspaces: {told}"
+    )
+    if found.computed_twice:
+        text += f"; to save it, {found.computed_twice:,} operations are computed twice"
+    return _verdict("memory", text, "" if found.fits else "does not fit")
+
+
+def _tried_lines(found: Compilation) -> list[str]:
+    lines = []
+    for head, tried in (
+        ("images a GPU", found.batches),
+        ("accumulation_steps", found.accumulations),
+    ):
+        if tried:
+            lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
+        lines += [_line(f"{own.size:,}", _tried(own, found.topology.usable)) for own in tried]
+    return lines
+
+
+def _tried(own: Try, usable: int) -> str:
+    if own.peak is None:
+        return "cannot be used"
+    told = f"{_size(own.peak):11}{own.computed_twice:<5}"
+    return (told if own.peak <= usable else f"{told}does not fit").rstrip()
+
+
+def _size(number: float) -> str:
+    """Returns bytes in the unit that makes the shortest number of it."""
+    for unit in ("bytes", "KiB", "MiB"):
+        if number < _MOST:
+            return f"{number:.3g} {unit}"
+        number /= _NEXT_UNIT
+    return f"{number:.3g} GiB"
+
+
+def _per_image(found: Compilation) -> float:
+    return found.program.flops / found.batch
+
+
+def _line(name: str, text: str) -> str:
+    return f"{name:{_NAME_WIDTH}}{text}"
+
+
+def _verdict(name: str, found: str, wrong: str = "") -> str:
+    return _line(name, f"NO  {found}: {wrong}" if wrong else f"ok  {found}")

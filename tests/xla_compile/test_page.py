@@ -1,0 +1,101 @@
+"""The tables of docs/compile.md are what the logs in benchmarks/compile say."""
+
+import json
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+LOGS = ROOT / "benchmarks" / "compile"
+GIB = 2**30
+RECIPES = (
+    *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_h100"),
+    *("myrtle_cifar10", "airbench_cifar10"),
+)
+
+
+def read(name):
+    return json.loads((LOGS / name / "compile.json").read_text())
+
+
+def checks(values, name):
+    """Returns what was found of a kind in the lowered step, and in the compiled one."""
+    return [
+        next((own["found"] for own in values[part] if own["name"] == name), "")
+        for part in ("checks", "compiled")
+    ]
+
+
+def devices(values):
+    topology = values["topology"]
+    return f"{topology['replicas']:,} {topology['kind'].replace('NVIDIA ', '')}"
+
+
+def resnet_row(values):
+    """GPUs, precision, memory by batch, largest batch, convolutions, all-reduces."""
+    tried = values["batches"] or [
+        {
+            "size": values["batch"],
+            "peak": values["program"]["peak"],
+            "computed_twice": values["computed_twice"],
+        }
+    ]
+    usable = values["topology"]["usable"]
+    memory = ", ".join(
+        f"{own['size']:,}: {own['peak'] / GIB:.1f}{'*' * bool(own['computed_twice'])}"
+        for own in tried
+    )
+    fitting = [own for own in tried if own["peak"] <= usable]
+    largest = f"{fitting[-1]['size']:,}" if values["batches"] else ""
+    convolutions = checks(values, "convolutions")[1]
+    all_reduces = checks(values, "all-reduces")[1]
+    precision = values["options"]["precision"]
+    return (
+        f"| {devices(values)} | {precision} | {memory} | {largest} | {convolutions} | "
+        f"{all_reduces} |"
+    )
+
+
+def recipe_row(name, values):
+    """Recipe, hardware, images each, memory, convolutions, gradients, seconds to compile."""
+    program, topology = values["program"], values["topology"]
+    limit = topology["usable"] or topology["memory"]
+    lowered, compiled = checks(values, "convolutions")
+    return (
+        f"| `{name}` | {devices(values)} | {values['batch']:,} | "
+        f"{program['peak'] / GIB:.2f} of {limit / GIB:.1f} GiB | {compiled or lowered} | "
+        f"{checks(values, 'sums of gradients')[0]} | {program['seconds']:.0f} s |"
+    )
+
+
+@pytest.fixture(scope="module")
+def page():
+    return (ROOT / "docs" / "compile.md").read_text()
+
+
+def names(prefix):
+    return sorted(path.parent.name for path in LOGS.glob(f"{prefix}*/compile.json"))
+
+
+@pytest.mark.parametrize("name", names("resnet50_"))
+def test_rows_of_resnet50(page, name):
+    assert resnet_row(read(name)) in page
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_rows_of_recipes(page, name):
+    values = read(name)
+    assert recipe_row(name.removesuffix("_h100"), values) in page
+    assert not values["failure"]
+
+
+@pytest.mark.parametrize("name", ["too_large", "resnet50_v100_1x8_mixed_bfloat16"])
+def test_what_fails(page, name):
+    failure = read(name)["failure"]
+    assert failure and failure in page
+
+
+def test_every_log_is_in_a_table():
+    others = {*RECIPES, *names("resnet50_"), "too_large"}
+    assert {path.parent.name for path in LOGS.glob("*/compile.json")} == others
+    assert len(names("resnet50_")) >= 5

@@ -1,0 +1,129 @@
+"""How a recipe's variants are compiled until one fits, with a made-up compiler."""
+
+import dataclasses
+import types
+
+import pytest
+
+from imagenet_fast import Config, UserError
+from imagenet_fast.xla_compile import recipe
+from imagenet_fast.xla_compile.compiler import Program, RefusedError
+from imagenet_fast.xla_compile.gpus import gpu_topology
+from imagenet_fast.xla_compile.module import Module
+
+GIB = 2**30
+EMPTY = Module((), (), (), {})
+
+
+class Compiler:
+    """Needs 1/16 GiB an image of a micro-batch, and 1 GiB besides; refuses what it is told to."""
+
+    def __init__(self, refuses=()):
+        self.refuses, self.compiled = refuses, []
+
+    def compile(self, topology, step):
+        images, parts = step
+        self.compiled.append((images, parts))
+        if images // parts in self.refuses:
+            raise RefusedError("INTERNAL: no such program")
+        need = GIB + images // parts * GIB // 16
+        memory = dict.fromkeys(("arguments", "outputs", "shared", "code"), 0)
+        return Program(1.0, {**memory, "temporary": need}, 1.0, 0, EMPTY)
+
+
+def lower(config, step_of=None):
+    model = types.SimpleNamespace(labels=range(10), trainable_variables=[])
+    images = config.batch_size // 8
+    step = types.SimpleNamespace(serialized=(images, config.accumulation_steps), module=EMPTY)
+    return model, step
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """made(compiler, **options): the recipe, whose steps are lowered by nobody."""
+    monkeypatch.setattr(recipe, "check_types", lambda *_: [])
+    monkeypatch.setattr(recipe, "check_sums", lambda *_: [])
+
+    def make(compiler, **options):
+        config = Config(synthetic=True, num_classes=10, **options)
+        own = recipe._Recipe(config, compiler, gpu_topology("v100:1x8"), {})
+        own.lowered = lower
+        return own, config
+
+    return make
+
+
+def sizes(tried):
+    return [own.size for own in tried]
+
+
+def test_largest_batch(made):
+    # 13.50 GiB: 199 images; 192 is the last multiple of 8.
+    compiler = Compiler()
+    own, _ = made(compiler, batch_size=8 * 64)
+    found = own.with_largest_batch()
+    assert found.batch == 192
+    assert found.fits
+    assert {64, 192, 200} <= set(sizes(found.batches))
+    assert len(compiler.compiled) <= 4
+    assert found.program.peak == 13 * GIB
+    assert sizes(found.batches) == sorted(sizes(found.batches))
+
+
+def test_largest_batch_in_parts(made):
+    own, _ = made(Compiler(), batch_size=8 * 64 * 3, accumulation_steps=3)
+    found = own.with_largest_batch()
+    assert found.batch == 3 * 192
+    assert found.config.accumulation_steps == 3
+
+
+def test_no_batch_that_fits(made):
+    own, _ = made(Compiler(refuses=range(10**6)), batch_size=8 * 64)
+    found = own.with_largest_batch()
+    assert found.batch == 8
+    assert "it does not compile for v100:1x8: no such program" in found.failure
+
+
+def accumulated(own, config):
+    found = own.compiled(config, *own.lowered(config))
+    assert not found.fits
+    return dataclasses.replace(found, accumulations=own.accumulations(found))
+
+
+@pytest.mark.parametrize(
+    ("images", "steps", "wanted"),
+    [
+        (576, 1, 3),  # 192 at once; doubling says 4
+        (1000, 1, 8),  # 125 at once: of 1000's divisors, 5 is too few
+        (2 * 199, 1, 2),
+        (600, 2, 4),  # 300 at once do not fit, 200 neither
+        (211, 1, 211),  # a prime number
+    ],
+)
+def test_fewest_accumulation_steps(made, images, steps, wanted):
+    compiler = Compiler()
+    own, config = made(compiler, batch_size=8 * images, accumulation_steps=steps)
+    found = accumulated(own, config)
+    assert found.failure.endswith(f"the smallest --accumulation_steps that fits is {wanted}")
+    # All fewer ones that divide the images are known not to fit, by the next one.
+    fewer = [parts for parts in range(steps, wanted) if images % parts == 0]
+    assert fewer[-1] in sizes(found.accumulations)
+    assert len(compiler.compiled) <= 4
+
+
+def test_accumulation_steps_that_cannot_be_used(made):
+    own, config = made(Compiler(), batch_size=8 * 576)
+    found = own.compiled(config, *own.lowered(config))
+
+    def refuse(config):
+        raise UserError("batch norm's groups cannot be made")
+
+    own.lowered = refuse
+    found = dataclasses.replace(found, accumulations=own.accumulations(found))
+    assert all(own.peak is None for own in found.accumulations if own.size > 1)
+    assert "no --accumulation_steps makes it fit" in found.failure
+
+
+def test_optimized_modules_are_not_kept(made):
+    own, config = made(Compiler(), batch_size=8)
+    assert own.compiled(config, *own.lowered(config)).program.optimized is None
