@@ -44,6 +44,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras)\..*",
     ),
+    (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),
     # Of these a user sees what Source says.
     (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),

@@ -2,7 +2,7 @@
 
 The first line in is the job, an object of the ``config``, as JSON text, and of ``cluster``, whether
 the process takes part in the cluster that it is started in. The answer is the number of workers of
-that cluster, 1 if there is none. Each further line names a check of :data:`CHECKS`; the answer is
+that cluster, 1 if there is none. Each further line names a check of ``CHECKS``; the answer is
 its findings.
 """
 

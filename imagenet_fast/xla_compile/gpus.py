@@ -44,7 +44,7 @@ class Gpu:
 
     @property
     def margin(self) -> int:
-        """Bytes that a step cannot have: TensorFlow's reserve, CUDA's context, workspaces."""
+        """Bytes kept for TensorFlow's reserve, CUDA's context and workspaces."""
         return _LEFT_FREE.get(self.capability[0], _LEFT_FREE_BY_NEWER) + _CONTEXT + _WORKSPACES
 
 
@@ -84,7 +84,7 @@ class GpuTopology:
 
     @property
     def coordinates(self) -> tuple[tuple[int, int], ...]:
-        """(GPU of its host, host) of each replica: rows are hosts."""
+        """The place of each replica, as (GPU of its host, host); rows are hosts."""
         return tuple((gpu, host) for host in range(self.hosts) for gpu in range(self.gpus))
 
     @property
