@@ -49,7 +49,7 @@ def _random_resized_windows(
     middle of the image, all of it unless its own ratio is beyond those bounds.
 
     fb.resnet.torch, on which Goyal et al. 2017 build, draws the ratio uniformly, and its inverse
-    with even odds; torchvision's is the form that its users have compared with the paper's results.
+    with even odds.
 
     Args:
       sizes: int32 [images, 2].

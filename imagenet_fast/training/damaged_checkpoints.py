@@ -63,7 +63,7 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
     """Returns the newest checkpoint that is whole, having set aside those that are newer.
 
     For the process that writes checkpoints, while no other does. Set aside means renamed: the files
-    ``ckpt-5.*`` become ``damaged-ckpt-5.*``. That is told, and kept in ``DAMAGED_FILE``.
+    ``ckpt-5.*`` become ``damaged-ckpt-5.*``. This is reported, and recorded in ``DAMAGED_FILE``.
 
     Args:
       model_dir: of the run.
