@@ -1,6 +1,7 @@
 """With XLA, a whole step of one device is one program."""
 
 import collections
+import functools
 import pathlib
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 from model_weights import weights_of
 
 from imagenet_fast import Config, build_model, make_dataset
+from imagenet_fast.optimizers import muon
+from imagenet_fast.optimizers.muon import orthogonalize
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +38,17 @@ def recipe(name, digits, **changes):
     [
         ("myrtle_cifar10", "float32", 2e-5),
         ("myrtle_cifar10", "mixed_float16", None),
-        # Muon multiplies matrices in bfloat16: 2.8e-3 on a CPU without AVX-512.
-        ("airbench_cifar10", "float32", 4e-3),
+        ("airbench_cifar10", "float32", 2e-5),
         ("airbench_cifar10", "mixed_bfloat16", None),
     ],
 )
-def test_all_of_a_step_is_in_one_program(digits, name, precision, tolerance):
+def test_all_of_a_step_is_in_one_program(digits, name, precision, tolerance, monkeypatch):
+    if tolerance:
+        # In bfloat16, Muon's products differ by up to 5e-3 from one machine to another.
+        in_float32 = functools.partial(orthogonalize, dtype="float32")
+        monkeypatch.setattr(
+            muon, "orthogonalize", lambda matrix, steps, _: in_float32(matrix, steps)
+        )
     config = recipe(name, digits).replace(precision=precision, lookahead_every=2, clip_norm=10.0)
     model, function, batches = prepared(config)
     assert np.isfinite(function(batches)["loss"])
