@@ -93,10 +93,10 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         beta = self.beta if self.center else tf.zeros([channels], self._param_dtype)
         # Faster under XLA, which fuses it; and the kernel knows no float64.
         if tf.__internal__.get_enclosing_xla_context() or inputs.dtype == tf.float64:
-            normalize = _by_arithmetic
+            found = _by_arithmetic(grouped, gamma, beta, self.epsilon, self.moving_mean)
         else:
-            normalize = _by_kernel
-        outputs, means, variances = normalize(grouped, gamma, beta, self.epsilon)
+            found = _by_kernel(grouped, gamma, beta, self.epsilon)
+        outputs, means, variances = found
         for average, values in ((self.moving_mean, means), (self.moving_variance, variances)):
             self._assign_moving_average(
                 average, tf.reduce_mean(values, axis=0), self.momentum, images
@@ -151,11 +151,16 @@ def _by_kernel(
 
 
 def _by_arithmetic(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, near: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does what ``_by_kernel`` does, in gamma's dtype."""
+    """Does what ``_by_kernel`` does, in gamma's dtype.
+
+    ``near``, [channels], is about the mean: E[x^2] - E[x]^2 loses the variance to rounding where
+    the mean is large, so it is taken of the distances from there.
+    """
     dtype = x.dtype
-    x = tf.cast(x, gamma.dtype)
+    near = tf.stop_gradient(tf.cast(near, gamma.dtype))
+    x = tf.cast(x, gamma.dtype) - near
     mean = _mean_of_groups(x)
     # Rounding may make the difference negative.
     variance = tf.maximum(_mean_of_groups(tf.square(x)) - tf.square(mean), 0)
@@ -163,7 +168,7 @@ def _by_arithmetic(
     outputs = tf.cast(x * scale + (beta - mean * scale), dtype)
     entries = tf.cast(tf.shape(x)[0] * tf.shape(x)[2], x.dtype)
     unbiased = variance * entries / tf.maximum(entries - 1, 1)
-    return outputs, tf.squeeze(mean, [0, 2]), tf.squeeze(unbiased, [0, 2])
+    return outputs, tf.squeeze(mean, [0, 2]) + near, tf.squeeze(unbiased, [0, 2])
 
 
 def _mean_of_groups(x: tf.Tensor) -> tf.Tensor:

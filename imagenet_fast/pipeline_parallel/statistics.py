@@ -21,15 +21,18 @@ from imagenet_fast.layers import GhostBatchNormalization
 class Moments(NamedTuple):
     """What micro-batches add up to, for one layer.
 
+    The values are taken relative to the moving mean, which stays as it is until the batch ends:
+    E[x^2] - E[x]^2 would lose the variance to rounding where the mean is large.
+
     Attributes:
       count: values of a channel, float32.
-      mean: their sum, [channels].
-      square: the sum of their squares, [channels]; of ghost batch norm, the sum of its variances,
-        of which the moving average takes the mean.
+      offset: the sum of their distances from the moving mean, [channels].
+      square: the sum of the squares of these, [channels]; of ghost batch norm, the sum of its
+        variances, of which the moving average takes the mean.
     """
 
     count: tf.Tensor
-    mean: tf.Tensor
+    offset: tf.Tensor
     square: tf.Tensor
 
 
@@ -63,17 +66,19 @@ def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, 
     """Moves the averages by what all micro-batches of a batch add up to."""
     for place, own in moments.items():
         norm = norms[place]
-        mean = own.mean / own.count
+        offset = own.offset / own.count
         variance = own.square / own.count
         if not isinstance(norm, GhostBatchNormalization):
             # Rounding may make the difference negative.
-            variance = tf.maximum(variance - tf.square(mean), 0.0)
+            variance = tf.maximum(variance - tf.square(offset), 0.0)
             if norm.fused:  # as its kernel has it
                 variance *= own.count / tf.maximum(own.count - 1, 1.0)
-        for average, value in ((norm.moving_mean, mean), (norm.moving_variance, variance)):
-            with tf.device(average.device):
-                change = (1 - norm.momentum) * (tf.cast(value, average.dtype) - average)
-                average.assign_add(change)
+        mean, average = norm.moving_mean, norm.moving_variance
+        with tf.device(mean.device):
+            mean.assign_add((1 - norm.momentum) * tf.cast(offset, mean.dtype))
+        with tf.device(average.device):
+            change = tf.cast(variance, average.dtype) - average
+            average.assign_add((1 - norm.momentum) * change)
 
 
 @contextlib.contextmanager
@@ -127,8 +132,9 @@ def _observed(
 def _moments(
     norm: keras.layers.BatchNormalization, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor
 ) -> Moments:
+    offset = mean - tf.cast(norm.moving_mean, mean.dtype)
     if not isinstance(norm, GhostBatchNormalization):
         if norm.fused:
             variance *= (count - 1) / count
-        variance += tf.square(mean)
-    return Moments(count, count * mean, count * variance)
+        variance += tf.square(offset)
+    return Moments(count, count * offset, count * variance)

@@ -133,6 +133,24 @@ def same_name(strategy, group_size):
     return {name: strategy.experimental_local_results(values) for name, values in found.items()}
 
 
+def far_from_zero(strategy, group_size):
+    """Returns each local replica's moving variance after images whose mean is 1,000 deviations."""
+    with strategy.scope():
+        layer = norm(group_size, moving_mean_initializer=keras.initializers.Constant(1000.5))
+        layer.build([None, 3, 2, CHANNELS])
+
+    def own_step(images):
+        layer(own_part(images), training=True)
+        return {"moving_variance": layer.moving_variance.read_value()}
+
+    @tf.function
+    def step(images):
+        return strategy.run(own_step, args=(images,))
+
+    found = step(1000 + problem(strategy.num_replicas_in_sync, BATCHES[0])[0])
+    return {name: strategy.experimental_local_results(values) for name, values in found.items()}
+
+
 def main():
     kind, logical_cpus, folder = sys.argv[1:]
     replicas = int(logical_cpus) or len(Cluster.from_environment().workers)
@@ -146,6 +164,8 @@ def main():
             results.update({f"{group_size}_{dtype}_{k}": v for k, v in found.items()})
     found = same_name(strategy, 2)
     results.update({f"shared_{k}": v for k, v in found.items()})
+    found = far_from_zero(strategy, 2)
+    results.update({f"far_{k}": v for k, v in found.items()})
     cluster = Cluster.from_environment()
     first = cluster.index if cluster else 0
     for i in range(replicas if cluster is None else 1):

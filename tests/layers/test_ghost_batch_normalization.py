@@ -126,6 +126,22 @@ def test_matches_numpy(shape, policy, jit):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["ops", "xla"])
+def test_a_mean_of_many_deviations(jit):
+    shape = (12, 3, 2, CHANNELS)
+    images, upstream = problem(shape)
+    images += 1000
+    layer = norm(4, moving_mean_initializer=keras.initializers.Constant(1000.5))
+    layer.build(shape)
+    found = step_of(layer, jit)(images, upstream)
+    variances = reference(images, upstream, 4)["variances"]
+    expected = MOMENTUM + (1 - MOMENTUM) * variances.mean(0)
+    np.testing.assert_allclose(layer.moving_variance, expected, rtol=1e-5)
+    # Keras' kernel multiplies by the scale before it takes away the mean.
+    outputs = reference(images, upstream, 4)["outputs"]
+    np.testing.assert_allclose(found["outputs"], outputs, atol=1e-3)
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["ops", "xla"])
 def test_matches_a_loop_of_keras_layers(jit):
     shape, size = (12, 4, 4, CHANNELS), 3
     images, upstream = problem(shape)

@@ -127,6 +127,17 @@ def test_all_members_keep_the_same_statistics(results, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STRATEGIES)
+def test_a_mean_of_many_deviations(results, name):
+    """Of the inputs' own squares, float32 would leave none of the variance."""
+    found = results(name)["far_moving_variance"]
+    images = (1000 + job.problem(len(found), job.BATCHES[0])[0]).numpy().astype("float64")
+    variances = images.reshape(2, -1, job.CHANNELS).var(axis=1).repeat(2, axis=0)
+    expected = job.MOMENTUM + (1 - job.MOMENTUM) * variances
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STRATEGIES)
 def test_layers_of_one_name_and_layers_used_twice(results, name):
     own = results(name)
     images, upstream = job.problem(len(own["shared_outputs"]), job.BATCHES[0])

@@ -93,6 +93,17 @@ def test_double_precision():
     check(norm, np.split(draw(7, 3).astype("float64"), [4]), ddof=0, axes=0)
 
 
+def test_a_mean_of_many_deviations():
+    norm = BatchNorm(momentum=MOMENTUM, moving_mean_initializer=keras.initializers.Constant(1001))
+    parts = np.split(1000 + draw(6, 4, 4, 3) / 3, [4])
+    norm.build(parts[0].shape)
+    take([norm], lambda part: norm(part, training=True), parts)
+    whole = np.concatenate(parts).astype("float64")
+    mean, variance = averages(norm)
+    np.testing.assert_allclose(mean, moved(whole.mean((0, 1, 2)), 1001), rtol=1e-6)
+    np.testing.assert_allclose(variance, moved(whole.var((0, 1, 2), ddof=1), 1), rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(8, 4, 4, 3), (8, 3), (1, 1, 1, 3), (2, 1, 1, 3)])
 @pytest.mark.parametrize("ghosts", [0, 2])
 def test_of_one_micro_batch_they_are_those_of_keras(shape, ghosts):
