@@ -14,7 +14,7 @@ import math
 import numbers
 import os
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from imagenet_fast.batch_tables import BATCH_TABLES, values_for_batch
@@ -50,6 +50,18 @@ class _Check(NamedTuple):
     must: str
 
 
+class _Beside(NamedTuple):
+    """What another option must be for this one to have an effect.
+
+    Attributes:
+      option: the other's name.
+      values: of which it must have one; none: it must not have its default.
+    """
+
+    option: str
+    values: tuple[Any, ...] = ()
+
+
 def _is_address(value: str) -> bool:
     host, _, port = value.rpartition(":")
     return bool(host) and port.isdecimal() and 0 < int(port) < 2**16
@@ -76,6 +88,12 @@ _SHARE = _Check(lambda value: 0 <= value < 1, "be in [0, 1)")
 _PART = _Check(lambda value: 0 < value <= 1, "be in (0, 1]")
 _ORDERED = _Check(_ordered, "be in one unit and in order")
 _ADDRESSES = _Check(lambda value: all(map(_is_address, value)), "be host:port, each")
+_LARS = _Beside("optimizer", ("lars",))
+_MUON = _Beside("optimizer", ("muon",))
+_OWN_OPTIMIZERS = _Beside("optimizer", ("sgd", "lars", "muon"))
+_STEPS = _Beside("schedule", ("steps",))
+_KNOTS = _Beside("schedule", ("piecewise_linear",))
+_WARMUP = _Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
 _GPUS = _Check(_is_gpus, "be a number of GPUs, or ids as 0,2 or 2, and each once")
 
 
@@ -86,6 +104,7 @@ def _option(
     group: str,
     choices: tuple[str, ...] = (),
     check: _Check | None = None,
+    beside: _Beside | None = None,
     free: bool = False,
 ) -> Any:
     """Declares a field of :class:`Config`.
@@ -96,6 +115,7 @@ def _option(
       group: the heading in ``--helpfull`` under which it stands.
       choices: the values allowed, if they can be listed.
       check: which values are allowed; None: all.
+      beside: without it, a value other than the default is refused; None: it needs no other option.
       free: whether it may change when a run is continued, because it has no part in the weights.
     """
     metadata = {
@@ -103,6 +123,7 @@ def _option(
         "group": group,
         "choices": choices,
         "check": check,
+        "beside": beside,
         "free": free,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -170,24 +191,28 @@ class Config:
         "never takes less than a tenth",
         group="data",
         check=_PART,
+        beside=_Beside("train_crop", ("random_resized", "inception")),
     )
     crop_attempts: int = _option(
         10,
         "random_resized or inception crops that may fail to fit before the middle is taken",
         group="data",
         check=_POSITIVE,
+        beside=_Beside("train_crop", ("random_resized", "inception")),
     )
     crop_padding: int = _option(
         4,
         "pixels added at each side by train_crop=pad",
         group="data",
         check=_NOT_NEGATIVE,
+        beside=_Beside("train_crop", ("pad",)),
     )
     crop_border: str = _option(
         "zeros",
         "what train_crop=pad adds; zeros; reflect: the image in a mirror",
         group="data",
         choices=("zeros", "reflect"),
+        beside=_Beside("train_crop", ("pad",)),
     )
     flip: bool = _option(True, "mirror half of the training images", group="data")
     alternating_flip: bool = _option(
@@ -234,6 +259,7 @@ class Config:
         "paper, for ResNet-50)",
         group="data",
         check=_Check(lambda value: 0 <= value <= 10, "be in [0, 10]"),
+        beside=_Beside("rand_augment_layers"),
     )
     mixup_alpha: float = _option(
         0.0,
@@ -521,7 +547,10 @@ class Config:
         check=_SHARE,
     )
     nesterov: bool = _option(
-        True, "Nesterov's momentum, of sgd, lars and muon", group="optimization"
+        True,
+        "Nesterov's momentum, of sgd, lars and muon",
+        group="optimization",
+        beside=_OWN_OPTIMIZERS,
     )
     weight_decay: float = _option(
         1e-4,
@@ -542,12 +571,14 @@ class Config:
         "trust coefficient of lars",
         group="optimization",
         check=_POSITIVE,
+        beside=_LARS,
     )
     lars_epsilon: float = _option(
         0.0,
         "added to the norm of the gradient in lars",
         group="optimization",
         check=_NOT_NEGATIVE,
+        beside=_LARS,
     )
     optimizer_epsilon: float = _option(
         0.0,
@@ -562,6 +593,7 @@ class Config:
         "momentum); no: after it; auto: lars before, the others after",
         group="optimization",
         choices=("auto", "yes", "no"),
+        beside=_OWN_OPTIMIZERS,
     )
     bias_rate_factor: float = _option(
         1.0,
@@ -569,12 +601,14 @@ class Config:
         "learning_rate; their weight_decay is divided by it",
         group="optimization",
         check=_POSITIVE,
+        beside=_OWN_OPTIMIZERS,
     )
     muon_momentum: float = _option(
         0.6,
         "momentum of filters in muon; that of the rest is momentum",
         group="optimization",
         check=_SHARE,
+        beside=_MUON,
     )
     muon_head_rate_factor: float = _option(
         1.0,
@@ -582,6 +616,7 @@ class Config:
         "weight_decay is divided by it",
         group="optimization",
         check=_POSITIVE,
+        beside=_MUON,
     )
     clip_norm: float = _option(
         0.0,
@@ -602,6 +637,7 @@ class Config:
         "as much of it kept as all of them would have",
         group="optimization",
         check=_POSITIVE,
+        beside=_Beside("ema_decay"),
     )
     lookahead_every: int = _option(
         0,
@@ -615,6 +651,7 @@ class Config:
         "grows with the cube of the time",
         group="optimization",
         check=_SHARE,
+        beside=_Beside("lookahead_every"),
     )
     label_smoothing: float = _option(
         0.0,
@@ -656,17 +693,20 @@ class Config:
         "empty: do not",
         group="learning rate",
         choices=("", *BATCH_TABLES),
+        beside=_WARMUP,
     )
     warmup: Duration = _option(
         Duration(5, "epochs"),
         "time at the start in which the rate grows from warmup_start to that of this batch",
         group="learning rate",
+        beside=_WARMUP,
     )
     warmup_kind: str = _option(
         "gradual",
         "gradual: by the same amount each step; constant: warmup_start, until the warmup ends",
         group="learning rate",
         choices=("gradual", "constant"),
+        beside=_WARMUP,
     )
     warmup_start: float = _option(
         -1.0,
@@ -674,6 +714,7 @@ class Config:
         "higher",
         group="learning rate",
         check=_Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
+        beside=_WARMUP,
     )
     schedule: str = _option(
         "steps",
@@ -687,29 +728,34 @@ class Config:
         "schedule=steps: when to multiply the rate by decay_factor",
         group="learning rate",
         check=_ORDERED,
+        beside=_STEPS,
     )
     decay_factor: float = _option(
         0.1,
         "schedule=steps: by which the rate is multiplied at each of decay_at, or decay_every",
         group="learning rate",
         check=_PART,
+        beside=_STEPS,
     )
     decay_every: Duration = _option(
         Duration(0, "steps"),
         "schedule=steps: how often to multiply the rate; 0 steps: not so, but at decay_at",
         group="learning rate",
+        beside=_STEPS,
     )
     decay_power: float = _option(
         2.0,
         "schedule=polynomial: power to which the share of the run that is left is raised",
         group="learning rate",
         check=_POSITIVE,
+        beside=_Beside("schedule", ("polynomial",)),
     )
     end_learning_rate: float = _option(
         0.0,
         "schedule=polynomial and cosine: rate at the end of the run",
         group="learning rate",
         check=_NOT_NEGATIVE,
+        beside=_Beside("schedule", ("polynomial", "cosine")),
     )
     knots_at: tuple[Duration, ...] = _option(
         (),
@@ -717,12 +763,14 @@ class Config:
         "the same amount each step; a warmup is in them, too",
         group="learning rate",
         check=_ORDERED,
+        beside=_KNOTS,
     )
     knots: tuple[float, ...] = _option(
         (),
         "schedule=piecewise_linear: the rate at each of knots_at, as a share of that of this batch",
         group="learning rate",
         check=_Check(lambda value: not value or min(value) >= 0, "not be negative"),
+        beside=_KNOTS,
     )
 
     # Hardware.
@@ -951,6 +999,7 @@ class Config:
             self._check(field, value)
         if self.batch_table:
             self._fill_from_batch_table()
+        self._check_beside()
         self._check_together()
 
     @staticmethod
@@ -973,6 +1022,24 @@ class Config:
             require_choice(field.name, value, choices)
         if check and not check.allows(value):
             raise UserError(f"{field.name} is {option_text(value)}, but must {check.must}")
+
+    def _check_beside(self) -> None:
+        """Refuses options that nothing would read, because of another one's value.
+
+        Raises:
+          UserError: if one has another value than its default.
+        """
+        for field in _without_effect(vars(self)):
+            beside, value = field.metadata["beside"], getattr(self, field.name)
+            other = self.__dataclass_fields__[beside.option]
+            text, found = option_text(value), option_text(getattr(self, other.name))
+            if beside.values:
+                needed = " or ".join(f"{other.name}={own}" for own in beside.values)
+                reason = f"is for {needed}, but {other.name} is {found}"
+            else:
+                reason = f"has no effect, because {other.name} is {found}"
+            default = option_text(field.default) or "empty"
+            raise UserError(f"{field.name}={text} {reason}: leave it out; its default is {default}")
 
     def _check_together(self) -> None:
         """Checks of options against each other that need neither data nor devices."""
@@ -1109,12 +1176,19 @@ class Config:
     def replace(self, **changes: Any) -> Config:
         """Returns a copy with other values for some options.
 
+        What is left without effect by these goes back to its default: with ``optimizer="sgd"`` the
+        options of LARS do.
+
         Raises:
           UserError: if there is no such option, or its value cannot be used.
         """
         for name in changes:
             _require_option(name)
-        return dataclasses.replace(self, **changes)
+        values = {name: getattr(self, name) for name in option_names()} | changes
+        for field in _without_effect(values):
+            if field.name not in changes:
+                values[field.name] = field.default
+        return type(self)(**values)
 
     def on_one_device(self) -> Config:
         """Returns the configuration of the same network in float32, made whole on one device.
@@ -1137,8 +1211,14 @@ class Config:
         Raises:
           UserError: if the file cannot be read, or names what is no option.
         """
-        values = {name: parse_option(name, text) for name, text in read_flagfile(path)}
-        return cls().replace(**{**values, **changes})
+        lines = list(read_flagfile(path))
+        values = {line.name: parse_option(line.name, line.text) for line in lines}
+        for name in changes:
+            _require_option(name)
+        sources = in_order(
+            [*((line.name, line.source) for line in lines), *((n, "") for n in changes)]
+        )
+        return cls().replace(**without_superseded({**values, **changes}, sources))
 
     def to_json(self) -> str:
         """Returns all options as a JSON object, durations as text."""
@@ -1158,7 +1238,11 @@ class Config:
             raise UserError(f"not a configuration: {error}") from None
         if not isinstance(values, dict):
             raise UserError("not a configuration: expected a JSON object of options")
-        return cls().replace(**values)
+        for name in values:
+            _require_option(name)
+        # Runs of before the check may have some.
+        ignored = {field.name for field in _without_effect(values)}
+        return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
     def differences(self, other: Config, *, free: bool = True) -> list[str]:
         """Returns the names of the options in which two configurations differ.
@@ -1173,6 +1257,75 @@ class Config:
             if (free or not field.metadata["free"])
             and getattr(self, field.name) != getattr(other, field.name)
         ]
+
+
+class FlagfileLine(NamedTuple):
+    """An option that a flagfile gives.
+
+    Attributes:
+      name: the option's.
+      text: its value.
+      source: the file's path.
+    """
+
+    name: str
+    text: str
+    source: str
+
+
+def in_order(given: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns where each option was given last, in the order of these last times.
+
+    Args:
+      given: pairs of an option's name and a file's path, or an empty text for no file.
+    """
+    sources: dict[str, str] = {}
+    for name, source in given:
+        sources.pop(name, None)
+        sources[name] = source
+    return sources
+
+
+def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
+    """Leaves out what a later flagfile or flag has left without effect.
+
+    After ``--flagfile=recipe.flags --schedule=cosine`` nothing reads the recipe's ``decay_at``.
+
+    Args:
+      values: of options.
+      sources: of :func:`in_order`.
+    """
+    order = list(sources)
+
+    def superseded(field: dataclasses.Field) -> bool:
+        other = field.metadata["beside"].option
+        return (
+            other in sources
+            and sources[other] != sources[field.name]
+            and order.index(other) > order.index(field.name)
+        )
+
+    dropped = {field.name for field in _without_effect(values) if superseded(field)}
+    return {name: value for name, value in values.items() if name not in dropped}
+
+
+def _without_effect(values: Mapping[str, Any]) -> list[dataclasses.Field]:
+    """Returns the options whose values, not their defaults, nothing reads."""
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+
+    def value_of(name: str) -> Any:
+        return Config._coerce(fields[name], values.get(name, fields[name].default))
+
+    def idle(field: dataclasses.Field) -> bool:
+        beside = field.metadata["beside"]
+        if beside is None or value_of(field.name) == field.default:
+            return False
+        other = value_of(beside.option)
+        return (
+            other not in beside.values if beside.values else other == fields[beside.option].default
+        )
+
+    return [field for field in fields.values() if idle(field)]
 
 
 def option_names() -> list[str]:
@@ -1254,8 +1407,8 @@ def _parse(name: str, kind: Any, text: str) -> Any:
     return _finite(name, value) if kind is float else value
 
 
-def read_flagfile(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
-    """Yields the (option, text) pairs of a flagfile, in order, those of nested files in place.
+def read_flagfile(path: str | os.PathLike[str]) -> Iterator[FlagfileLine]:
+    """Yields the options of a flagfile, in order, those of nested files in place.
 
     Raises:
       UserError: if a file cannot be read, a line is no flag, or files name each other in a circle.
@@ -1263,7 +1416,7 @@ def read_flagfile(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     yield from _read_flagfile(to_path(path), ())
 
 
-def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[tuple[str, str]]:
+def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLine]:
     if path.resolve() in parents:
         raise UserError(f"flagfile {path} includes itself")
     try:
@@ -1295,7 +1448,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[tuple[str,
             parse_option(name, text)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
-        yield name, text
+        yield FlagfileLine(name, text, str(path))
 
 
 def _nearest_flagfiles(path: Path) -> str:

@@ -13,11 +13,13 @@ from absl import flags
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
+    in_order,
     option_names,
     option_text,
     option_type,
     parse_option,
     read_flagfile,
+    without_superseded,
 )
 from imagenet_fast.errors import UserError, nearest
 
@@ -56,6 +58,7 @@ class CommandFlags:
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
         self._groups: dict[str, list[str]] = {}
+        self._sources: dict[str, str] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
         for name in options:
             field = fields[name]
@@ -78,7 +81,8 @@ class CommandFlags:
             print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
-            rest = self._flags([self._command, *_expand_flagfiles(arguments)])[1:]
+            expanded, self._sources = _expand_flagfiles(arguments)
+            rest = self._flags([self._command, *expanded])[1:]
         except flags.UnrecognizedFlagError as error:
             raise UserError(
                 f"there is no flag --{error.flagname}{nearest(error.flagname, list(self._flags))}"
@@ -98,11 +102,12 @@ class CommandFlags:
     def changes(self) -> dict[str, Any]:
         """Returns the options of Config that were given, with their values."""
         names = set(option_names())
-        return {
+        given = {
             name: self._flags[name].value
             for name in self._flags
             if name in names and self._flags[name].present
         }
+        return without_superseded(given, self._sources)
 
     def own_names(self) -> list[str]:
         """Returns the names of the command's own flags."""
@@ -180,15 +185,23 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
     )
 
 
-def _expand_flagfiles(arguments: Sequence[str]) -> list[str]:
-    """Puts the flags of a flagfile in its place, so that later flags override it."""
+def _expand_flagfiles(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Puts the flags of a flagfile in its place, so that later flags override it.
+
+    Returns:
+      The arguments; and where each flag was given last, as ``in_order`` has it.
+    """
     expanded: list[str] = []
+    given: list[tuple[str, str]] = []
     for argument in arguments:
         name, equals, path = argument.lstrip("-").partition("=")
         if name != "flagfile" or not argument.startswith("-"):
             expanded.append(argument)
+            given.append((name if name in option_names() else name.removeprefix("no"), ""))
             continue
         if not equals:
             raise UserError("write --flagfile=FILE")
-        expanded += [f"--{option}={text}" for option, text in read_flagfile(path)]
-    return expanded
+        for line in read_flagfile(path):
+            expanded.append(f"--{line.name}={line.text}")
+            given.append((line.name, line.source))
+    return expanded, in_order(given)

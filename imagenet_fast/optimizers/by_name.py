@@ -33,10 +33,11 @@ def make_optimizer(
     undecayed: Sequence[tf.Variable],
     clip_norm: float | None,
     epsilon: float | None = None,
+    required: Sequence[str] = (),
 ) -> keras.optimizers.Optimizer:
     """Makes an optimizer of Keras or of TensorFlow Addons.
 
-    Each gets those of the options that it has.
+    Each gets those of the options that it has, and must have the ``required`` ones.
 
     Args:
       name: of a class of ``keras.optimizers``, in any case; or ``tfa:NAME`` for one of TensorFlow
@@ -48,10 +49,11 @@ def make_optimizer(
       undecayed: variables that are not decayed.
       clip_norm: greatest norm of all gradients together.
       epsilon: what the optimizer adds to its denominators; None: its own.
+      required: ``momentum``, ``weight_decay`` or both.
 
     Raises:
       UserError: if there is no such optimizer, Addons are not installed, it cannot be made, it
-        decays variables that it is not to decay, or is to have an epsilon and knows of none.
+        decays variables that it is not to decay, or lacks an epsilon or a required option.
     """
     given: dict[str, Any] = {
         "learning_rate": learning_rate,
@@ -69,7 +71,7 @@ def make_optimizer(
     if not name.startswith("tfa:"):
         if name.lower() in OWN:
             raise UserError(f"optimizer={name!r} does not exist; did you mean {name.lower()!r}?")
-        optimizer = _call(name, _class_named(name, keras.optimizers), given)
+        optimizer = _call(name, _class_named(name, keras.optimizers), given, required)
         if weight_decay and undecayed:
             optimizer.exclude_from_weight_decay(var_list=list(undecayed))
         return optimizer
@@ -88,7 +90,7 @@ def make_optimizer(
     if not wrapped:
         if weight_decay and undecayed:
             _check_exclusion(name, make)
-        return _call(name, make, given)
+        return _call(name, make, given, required)
     if wrapped.startswith("tfa:"):
         inner = make_optimizer(
             wrapped,
@@ -98,9 +100,10 @@ def make_optimizer(
             undecayed=undecayed,
             clip_norm=clip_norm,
             epsilon=epsilon,
+            required=required,
         )
     else:  # Addons wrap optimizers of the kind that Keras had then
-        inner = _call(wrapped, _class_named(wrapped, keras.optimizers.legacy), given)
+        inner = _call(wrapped, _class_named(wrapped, keras.optimizers.legacy), given, required)
     return _call(name, make, {"optimizer": inner})
 
 
@@ -122,9 +125,14 @@ def _check_exclusion(name: str, make: Callable[..., Any]) -> None:
         )
 
 
-def _call(name: str, make: Callable[..., Any], given: dict[str, Any]) -> Any:
-    """Calls ``make`` with those of the arguments that it has."""
+def _call(
+    name: str, make: Callable[..., Any], given: dict[str, Any], required: Sequence[str] = ()
+) -> Any:
+    """Calls ``make`` with those of the arguments that it has, among them all ``required``."""
     parameters = inspect.signature(make).parameters
+    for option in required:
+        if option not in parameters and f"{option}_rate" not in parameters:
+            raise UserError(f"optimizer={name} has no {option}: leave it out")
     if "epsilon" in given and "epsilon" not in parameters:
         raise UserError(f"optimizer={name} has no epsilon: leave out optimizer_epsilon")
     own = {key: value for key, value in given.items() if key in parameters}

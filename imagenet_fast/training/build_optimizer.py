@@ -62,6 +62,7 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
             undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
             clip_norm=clip_norm,
             epsilon=config.optimizer_epsilon or None,
+            required=_required(config),
         )
     rate_factors = _rate_factors(config, model, roles)
     shared = {
@@ -89,20 +90,25 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
     )
 
 
+def _required(config: Config) -> list[str]:
+    """Returns the options that an optimizer must have, since they were given and do something."""
+    if config.batch_table:  # which gave them
+        return []
+    default = Config()
+    return [
+        name
+        for name in ("momentum", "weight_decay")
+        if getattr(config, name) not in (0, getattr(default, name))
+    ]
+
+
 def _check_options(config: Config) -> None:
     """Checks that the optimizer has the options that are given, and warns of odd ones.
 
     Raises:
       UserError: if it has not.
     """
-    own = config.optimizer in OWN
-    for name, given in (
-        ("bias_rate_factor", config.bias_rate_factor != 1),
-        ("rate_in_momentum", config.rate_in_momentum != "auto"),
-    ):
-        if given and not own:
-            raise UserError(f"{name} is for sgd, lars and muon, not for {config.optimizer}")
-    if config.optimizer_epsilon and own:
+    if config.optimizer_epsilon and config.optimizer in OWN:
         raise UserError(
             f"optimizer_epsilon is for optimizers of Keras and Addons, not for {config.optimizer}"
             + ("; see lars_epsilon" if config.optimizer == "lars" else "")

@@ -66,17 +66,9 @@ def warmup_steps(config: Config, steps_per_epoch: int) -> float:
 
     A number of examples is not rounded: Google's recipes warm up for 14 epochs of 1,281,167
     images, which are 547.37 updates of 32,768.
-
-    Raises:
-      UserError: if a first rate is given where knots say all rates.
     """
     if config.schedule == "piecewise_linear":
-        if config.warmup_start >= 0:
-            raise UserError(
-                "schedule=piecewise_linear has its warmup in its knots: leave out warmup_start "
-                "and batch_table"
-            )
-        return 0
+        return 0  # its knots have it
     if config.warmup_first_rate is None:
         return 0
     if config.warmup.unit == "examples":

@@ -147,6 +147,16 @@ def test_flagfile_in_its_place(flags, tmp_path):
     }
 
 
+def test_a_flagfile_yields_to_a_later_choice(flags, tmp_path):
+    path = tmp_path / "a.flags"
+    path.write_text("--optimizer=lars\n--lars_eeta=0.01\n--nonesterov\n")
+    flags.parse([f"--flagfile={path}", "--optimizer=sgd"])
+    assert flags.changes() == {"optimizer": "sgd", "nesterov": False}
+    for arguments in (["--optimizer=sgd", "--lars_eeta=0.02"], ["--lars_eeta=0.02"]):
+        flags.parse([f"--flagfile={path}", *arguments])
+        assert flags.changes()["lars_eeta"] == 0.02
+
+
 def test_flagfile_in_the_users_home(flags, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.flags").write_text("--flagfile=~/b.flags\n")

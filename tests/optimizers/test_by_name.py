@@ -51,6 +51,12 @@ def test_epsilon():
     np.testing.assert_allclose(variable, [-0.25 * 2 / np.sqrt(0.1 * 4 + 1)], rtol=1e-6)
 
 
+def test_options_that_it_must_have():
+    assert make("rmsprop", required=["momentum", "weight_decay"]).momentum == 0.8
+    with pytest.raises(UserError, match="optimizer=adam has no momentum: leave it out"):
+        make("adam", required=["momentum"])
+
+
 def test_updates_are_not_compiled():
     """Else those of a pipeline fail on GPUs: its variables are on several devices."""
     assert not make("rmsprop").jit_compile

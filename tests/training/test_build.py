@@ -191,8 +191,7 @@ def test_needs_data():
     ("changes", "message"),
     [
         ({"optimizer": "adm"}, "adm"),
-        ({"optimizer": "adam", "bias_rate_factor": 2.0}, "bias_rate_factor is for"),
-        ({"optimizer": "adam", "rate_in_momentum": "no"}, "rate_in_momentum is for sgd, lars and"),
+        ({"optimizer": "adam", "momentum": 0.8}, "optimizer=adam has no momentum: leave it out"),
         ({"fusion_segments": "1000"}, "1000"),
         ({"whitening": False, "initial_weights": "nowhere"}, "initial_weights: nowhere is neither"),
     ],
@@ -244,7 +243,7 @@ def test_loss_scale():
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
 def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
-    """Not of gammas, and in no other optimizer."""
+    """Not of gammas."""
     options = {"optimizer": "muon", "muon_head_rate_factor": 7.0, "bias_rate_factor": 3.0}
     model = build_model(SMALL.replace(strategy=strategy, **options))
     found = {
@@ -254,8 +253,6 @@ def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
     assert found.pop("logits/kernel") == 7.0
     for name, factor in found.items():
         assert factor == (3.0 if name.endswith(("bias", "beta")) else 1.0)
-    others = build_model(SMALL.replace(**{**options, "optimizer": "sgd"})).optimizer.rate_factors
-    assert set(others) == {1.0, 3.0}
 
 
 def test_muon_leaves_depthwise_kernels_to_sgd():

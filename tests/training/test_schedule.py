@@ -308,7 +308,6 @@ def test_warmup_may_last_as_long_as_the_run(schedule):
             {**PAGE, "duration": "20 epochs"},
             r"knots_at goes to 24 epochs \(240 steps\), but the run, duration 20 epochs, has 200",
         ),
-        ({**PAGE, "warmup_start": 0.0}, "piecewise_linear has its warmup in its knots"),
         ({"duration": "0.01 epochs"}, "duration 0.01 epochs is less than one step of 512 images"),
     ],
 )
