@@ -104,6 +104,7 @@ def test_own_and_plain_in_processes(config):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_peers_themselves(config, tmp_path):
     """In the environments that the tool makes; pip gets their packages, or this fails."""
     names = ("model_garden", "simplejpeg")

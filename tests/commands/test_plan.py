@@ -273,6 +273,7 @@ def test_pipeline_for_data_of_one_s_own(capsys, digits):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_pipeline_of_a_network_that_is_not_made(run_python):
     """GPipe's AmoebaNet-D (72, 512): 1.84 billion parameters over 8 devices of 8 GB."""
     program = (

@@ -65,7 +65,14 @@ def test_links_lead_somewhere(name):
     assert [link for link in links if not (FOLDER / link).exists()] == []
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+# By what a newcomer opens first.
+QUICK = ("quickstart", "own_images")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(own, marks=[] if own in QUICK else pytest.mark.long) for own in NOTEBOOKS],
+)
 def test_it_runs_and_leaves_nothing_behind(name):
     assert all(cell.execution_count for cell in code_cells(execute(name)))
     found = {path.name for path in FOLDER.iterdir() if not path.name.startswith(".")}
@@ -79,6 +86,7 @@ def test_the_quickstart_learns_and_shows_it():
     assert pictures("quickstart") == 2
 
 
+@pytest.mark.long
 def test_large_batches_need_the_scaled_rate_and_warmup():
     found = re.findall(r"^(.+?) +val_top1: (\S+)$", told("large_batch"), re.MULTILINE)
     accuracies = {name: float(accuracy) for name, accuracy in found}
@@ -130,6 +138,7 @@ def test_tricks_have_their_published_seconds():
     assert [(int(a), int(b)) for a, b in headings] == list(zip(seconds, seconds[1:]))
 
 
+@pytest.mark.long
 def test_tricks_do_what_is_said_of_them():
     text = told("bag_of_tricks")
     differences = re.findall(r"^(conv_\w+): .+ by (\S+)$", text, re.MULTILINE)
@@ -142,6 +151,7 @@ def test_tricks_do_what_is_said_of_them():
     assert pictures("bag_of_tricks") == 11
 
 
+@pytest.mark.long
 def test_tricks_train():
     lines = re.findall(r"^(\w.*?) +top-1 (\d.+)$", told("bag_of_tricks"), re.MULTILINE)
     found = {name: numbers(line) for name, line in lines}
@@ -155,6 +165,7 @@ def test_tricks_train():
     assert found["baseline"][-1] > 0.8
 
 
+@pytest.mark.long
 def test_all_recipes_are_told_of():
     text = told("recipes")
     for path in (ROOT / "flags").glob("*.flags"):
@@ -174,6 +185,7 @@ def test_accuracies_of_recipes_are_those_of_the_readme():
         assert re.search(rf"^\| \[{name}\].*\| {accuracy}% top-1", table, re.MULTILINE)
 
 
+@pytest.mark.long
 def test_fine_tuning_beats_starting_from_nothing():
     found = re.findall(r"^top-1 (\S+) after", told("fine_tuning"), re.MULTILINE)
     old, scratch, head, all_layers, last_layers = map(float, found)
@@ -185,6 +197,7 @@ def test_fine_tuning_beats_starting_from_nothing():
     assert pictures("fine_tuning") == 2
 
 
+@pytest.mark.long
 def test_fine_tuning_says_what_becomes_of_the_last_layer():
     lines = re.findall(r"weights begin as those of .+", told("fine_tuning", "stderr"))
     kept = [", with the last layer" in line for line in lines]

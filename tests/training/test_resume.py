@@ -92,7 +92,10 @@ def run_until_killed(arguments, log_path, model_dir, step):
         process.wait()
 
 
-@pytest.mark.parametrize(("workers", "options", "kills"), [(0, OPTIONS, 3), (2, TRICKS, 2)])
+@pytest.mark.parametrize(
+    ("workers", "options", "kills"),
+    [(0, OPTIONS, 3), pytest.param(2, TRICKS, 2, marks=pytest.mark.long)],
+)
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     digits, tmp_path, workers, options, kills
 ):
