@@ -86,6 +86,7 @@ _LASTS = _Check(lambda value: value.amount > 0, "be positive")
 _NOT_NEGATIVE = _Check(lambda value: value >= 0, "not be negative")
 _SHARE = _Check(lambda value: 0 <= value < 1, "be in [0, 1)")
 _PART = _Check(lambda value: 0 < value <= 1, "be in (0, 1]")
+_PROBABILITY = _Check(lambda value: 0 <= value <= 1, "be in [0, 1]")
 _ORDERED = _Check(_ordered, "be in one unit and in order")
 _ADDRESSES = _Check(lambda value: all(map(_is_address, value)), "be host:port, each")
 _LARS = _Beside("optimizer", ("lars",))
@@ -260,6 +261,19 @@ class Config:
         group="data",
         check=_Check(lambda value: 0 <= value <= 10, "be in [0, 10]"),
         beside=_Beside("rand_augment_layers"),
+    )
+    trivial_augment: bool = _option(
+        False,
+        "TrivialAugment: one random operation of random strength on each training image, from "
+        "torchvision's wide ranges",
+        group="data",
+    )
+    random_erasing: float = _option(
+        0.0,
+        "probability that a box of a training image, of 2% to 33% of its area, is replaced by "
+        "pixel_mean, as torchvision does; 0: none",
+        group="data",
+        check=_PROBABILITY,
     )
     mixup_alpha: float = _option(
         0.0,
@@ -1101,6 +1115,8 @@ class Config:
                 f"cache=decoded holds images of image_size, but train_crop={self.train_crop} needs "
                 "the whole ones: use cache=encoded, or train_crop=pad or none"
             )
+        if self.trivial_augment and self.rand_augment_layers:
+            raise UserError("trivial_augment takes the place of rand_augment_layers: leave one out")
         self._check_device_data()
         if self.cutout > self.image_size:
             raise UserError(f"cutout {self.cutout} is more than image_size {self.image_size}")
@@ -1125,6 +1141,8 @@ class Config:
             "synthetic": self.synthetic,
             "train_sizes": self.train_sizes,
             "rand_augment_layers": self.rand_augment_layers,
+            "trivial_augment": self.trivial_augment,
+            "random_erasing": self.random_erasing,
             "color_jitter": self.color_jitter,
             "lighting": self.lighting,
             "cache": self.cache != "none",

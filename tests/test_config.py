@@ -46,6 +46,8 @@ OTHER = {
     "lighting": 0.1,
     "rand_augment_layers": 2,
     "rand_augment_magnitude": 9.0,
+    "trivial_augment": True,
+    "random_erasing": 0.1,
     "mixup_alpha": 0.2,
     "cutmix_alpha": 1.0,
     "resize_method": "bicubic",
@@ -157,8 +159,10 @@ OTHER = {
     "mlperf_log": True,
 }
 # A TPU always compiles, what a host prepares is not on the device, and segments are given or found:
-# not in one configuration. Nor are options of different crops, optimizers and schedules.
+# not in one configuration. Nor are options of different crops, augmentations, optimizers and
+# schedules.
 LEFT_OUT = {
+    "trivial_augment",
     *("xla", "fusion", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
@@ -425,6 +429,8 @@ def test_numbers_of_numpy():
         ),
         ({"batch_table": "mlperf", "batch_size": 256}, "values for batches from 4096 to 65536"),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
+        ({"trivial_augment": True, "rand_augment_layers": 2}, "takes the place of rand_augment_l"),
+        ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
         (
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
             "crop_padding 8 must be smaller than image_size 8",

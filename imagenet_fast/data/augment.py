@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.data import draws, rand_augment
+from imagenet_fast.data import auto_augment, draws
+from imagenet_fast.data.image_operations import change
 
 Changes = dict[str, tf.Tensor]
 
@@ -21,6 +22,9 @@ _EIGENVECTORS = np.array(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]],
     np.float32,
 )
+_ERASE_ATTEMPTS = 10
+_ERASED_AREAS = (0.02, 0.33)
+_ERASED_RATIOS = (0.3, 3.3)
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -45,9 +49,11 @@ def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
         places = config.image_size - config.cutout + 1
         changes["cut"] = tf.cast(numbers * places, tf.int32)
     if config.rand_augment_layers:
-        changes["operations"], changes["strengths"] = rand_augment.draw(
+        changes["operations"], changes["strengths"] = auto_augment.draw_rand_augment(
             identities, config.rand_augment_layers, config.rand_augment_magnitude
         )
+    if config.trivial_augment:
+        changes["operations"], changes["strengths"] = auto_augment.draw_trivial_augment(identities)
     if config.color_jitter:
         numbers = draws.uniform(identities, "color jitter", 3)
         changes["shares"] = 1 + config.color_jitter * (2 * numbers - 1)
@@ -57,6 +63,8 @@ def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
         numbers = tf.maximum(draws.uniform(identities, "lighting", 3), 2.0**-25)
         normal = tf.cast(tf.math.ndtri(tf.cast(numbers, tf.float64)), tf.float32)
         changes["amounts"] = config.lighting * normal
+    if config.random_erasing:
+        changes["erased"] = draw_erased(identities, config)
     return changes
 
 
@@ -65,11 +73,45 @@ def draw_flips(identities: tf.Tensor) -> tf.Tensor:
     return draws.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
-def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
-    """Changes an image: shift, flip, RandAugment, jitter, lighting, cutout.
+def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
+    """Draws the boxes of random erasing (Zhong et al. 2017), as torchvision's ``RandomErasing``.
 
-    RandAugment follows the flip, as in torchvision; its shears are not the same in a mirror. The
-    others are, so that it makes no difference that fb.resnet.torch flips last.
+    The area is uniform in .02 to .33 of the image, the ratio of height to width log-uniform in .3
+    to 3.3. The first of ten boxes that is smaller than the image is taken.
+
+    Args:
+      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      config: gives ``random_erasing``, the probability, and ``image_size``.
+
+    Returns:
+      int32 [images, 4]: top, left, height and width of each; 0 pixels high where nothing is erased.
+    """
+    chances, numbers = tf.split(
+        draws.uniform(identities, "erase", 1 + 4 * _ERASE_ATTEMPTS),
+        [1, 4 * _ERASE_ATTEMPTS],
+        axis=1,
+    )
+    numbers = tf.reshape(numbers, [-1, 4, _ERASE_ATTEMPTS])
+    areas, ratios, tops, lefts = tf.unstack(numbers, axis=1)
+    size = float(config.image_size)
+    (least, most), (low, high) = _ERASED_AREAS, np.log(_ERASED_RATIOS).tolist()
+    area = size * size * (least + (most - least) * areas)
+    ratio = tf.exp(low + (high - low) * ratios)
+    heights, widths = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))
+    fits = tf.logical_and(heights < size, widths < size)
+    top, left = tf.floor(tops * (size - heights + 1)), tf.floor(lefts * (size - widths + 1))
+    boxes = tf.cast(tf.stack([top, left, heights, widths], axis=-1), tf.int32)
+    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
+    boxes = tf.gather(boxes, first, axis=1, batch_dims=1)
+    erased = tf.reduce_any(fits, axis=1, keepdims=True) & (chances < config.random_erasing)
+    return tf.where(erased, boxes, 0)
+
+
+def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
+    """Changes an image: shift, flip, operations, jitter, lighting, cutout, erasing.
+
+    RandAugment and TrivialAugment follow the flip, as in torchvision; their shears are not the same
+    in a mirror. The others are, so that it makes no difference that fb.resnet.torch flips last.
 
     Args:
       image: uint8 [height, width, 3].
@@ -85,7 +127,10 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
     if "flip" in changes:
         image = mirror(image, changes["flip"])
     if "operations" in changes:
-        image = rand_augment.rand_augment(image, changes["operations"], changes["strengths"])
+        known = (
+            auto_augment.TRIVIAL_AUGMENT if config.trivial_augment else auto_augment.RAND_AUGMENT
+        )
+        image = change(image, changes["operations"], changes["strengths"], known)
     if "shares" in changes or "amounts" in changes:
         pixels = tf.cast(image, tf.float32)
         if "shares" in changes:
@@ -95,6 +140,8 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
     if "cut" in changes:
         image = cut_out(image[tf.newaxis], changes["cut"][tf.newaxis], config)[0]
+    if "erased" in changes:
+        image = erase(image, changes["erased"], config)
     return tf.ensure_shape(image, shape)
 
 
@@ -120,9 +167,6 @@ def mirror(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
 def cut_out(images: tf.Tensor, corners: tf.Tensor, config: Config) -> tf.Tensor:
     """Replaces a square of each image by the mean colour: cutout (DeVries and Taylor 2017).
 
-    The mean, which is black after normalization, is rounded to whole pixel values, so that images
-    stay uint8.
-
     Args:
       images: uint8 [images, size, size, 3].
       corners: int32 [images, 2]: top and left of the squares.
@@ -131,8 +175,26 @@ def cut_out(images: tf.Tensor, corners: tf.Tensor, config: Config) -> tf.Tensor:
     places = tf.range(config.image_size) - corners[:, :, tf.newaxis]
     inside = (places >= 0) & (places < config.cutout)
     inside = inside[:, 0, :, tf.newaxis] & inside[:, 1, tf.newaxis, :]
-    mean = tf.constant([round(value) for value in config.pixel_mean], tf.uint8)
-    return tf.where(inside[..., tf.newaxis], mean, images)
+    return tf.where(inside[..., tf.newaxis], _mean_color(config), images)
+
+
+def erase(image: tf.Tensor, box: tf.Tensor, config: Config) -> tf.Tensor:
+    """Replaces a box of an image by the mean colour, as torchvision's ``RandomErasing`` does.
+
+    Args:
+      image: uint8 [height, width, 3].
+      box: int32 [4]: top, left, height and width.
+      config: gives ``pixel_mean``.
+    """
+    top, left, height, width = tf.unstack(box)
+    rows, columns = tf.range(tf.shape(image)[0]) - top, tf.range(tf.shape(image)[1]) - left
+    inside = ((rows >= 0) & (rows < height))[:, tf.newaxis] & (columns >= 0) & (columns < width)
+    return tf.where(inside[..., tf.newaxis], _mean_color(config), image)
+
+
+def _mean_color(config: Config) -> tf.Tensor:
+    """Returns what is black after normalization, in whole levels, so that images stay uint8."""
+    return tf.constant([round(value) for value in config.pixel_mean], tf.uint8)
 
 
 def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:

@@ -262,3 +262,55 @@ def test_shape_is_kept(identities, options):
         lambda image, changes: augment(image, {name: c[0] for name, c in changes.items()}, config)
     )
     assert dataset.element_spec == tf.TensorSpec([8, 6, 3], tf.uint8)
+
+
+# --- Random erasing
+
+
+def erased_sides(count):
+    """Heights and widths of boxes as torchvision draws them, of images of 64 pixels."""
+    generator = np.random.default_rng(0)
+
+    def one():
+        for _ in range(10):
+            area = 64 * 64 * generator.uniform(0.02, 0.33)
+            ratio = np.exp(generator.uniform(np.log(0.3), np.log(3.3)))
+            height, width = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+            if height < 64 and width < 64:
+                return height, width
+        return 0, 0
+
+    return np.array([one() for _ in range(count)])
+
+
+def test_erased_boxes_are_torchvisions(drawn):
+    boxes = drawn(20_000, random_erasing=1.0, image_size=64)["erased"]
+    top, left, height, width = boxes.T
+    expected = erased_sides(20_000)
+    for found, aim in ((height, expected[:, 0]), (width, expected[:, 1])):
+        levels = [0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99]
+        np.testing.assert_allclose(np.quantile(found, levels), np.quantile(aim, levels), atol=1)
+    assert height.min() > 0 and height.max() < 64
+    assert top.min() == left.min() == 0
+    assert (top + height).max() == (left + width).max() == 64
+    # Anywhere where it fits.
+    place = top[height < 64] / (64 - height[height < 64])
+    np.testing.assert_allclose(place.mean(), 0.5, atol=0.01)
+    np.testing.assert_allclose(place.var(), 1 / 12, atol=0.01)
+
+
+def test_a_box_is_erased_with_its_probability(drawn):
+    boxes = drawn(20_000, random_erasing=0.1, image_size=64)["erased"]
+    assert (boxes[:, 2] > 0).mean() == pytest.approx(0.1, abs=0.01)
+    assert "erased" not in drawn(10)
+
+
+def test_erased_pixels_are_the_mean_colour(drawn, augmented):
+    options = {"random_erasing": 0.5, "image_size": 64, "pixel_mean": (9.6, 255, 0), "flip": False}
+    options["train_crop"] = "none"
+    image = np.random.default_rng(0).integers(1, 255, (64, 64, 3), dtype=np.uint8)
+    boxes = drawn(50, **options)["erased"]
+    for (top, left, height, width), found in zip(boxes, augmented(image, 50, **options)):
+        expected = image.copy()
+        expected[top : top + height, left : left + width] = (10, 255, 0)
+        np.testing.assert_array_equal(found, expected)

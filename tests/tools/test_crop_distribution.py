@@ -1,6 +1,7 @@
 """The comparison of crops with torchvision's; torchvision itself is not needed."""
 
 import importlib.util
+import json
 import pathlib
 import sys
 
@@ -83,6 +84,12 @@ def test_table_and_picture(found):
     assert lines[2].startswith("| 375x500 | random_resized | 0.0")
     assert "differ by more than 0.0515" in lines[-1]
     assert "torchvision" in tool.picture(found)
+
+
+def test_the_page_has_the_measured_table():
+    rows = json.loads((ROOT / "benchmarks" / "crops" / "crops.json").read_text())["sizes"]
+    page = (ROOT / "docs" / "input_pipeline.md").read_text()
+    assert [line for line in tool.table(rows).splitlines() if line not in page] == []
 
 
 def test_an_environment_without_torchvision(tmp_path):

@@ -1,69 +1,97 @@
-"""RandAugment (Cubuk et al. 2019, "RandAugment: Practical automated data augmentation").
+"""The 14 operations of RandAugment and TrivialAugment, with Pillow's pixels.
 
-Each layer does one of 14 operations, drawn with even odds, all at the same magnitude. The images
-are uint8 [height, width, 3], and the operations give Pillow's pixels, with which the paper's were
-made: the geometric ones take the nearest pixel, and grey where there is none.
-
-At the greatest magnitude they are AutoAugment's (Cubuk et al. 2018), whose translation of 150 of
-331 pixels is a share of any image's size here. At magnitude 0 none does anything, apart from
-autocontrast and equalize, which have no magnitude. In the authors' code solarize and posterize
-grow weaker with the magnitude, and colour, contrast, brightness and sharpness go from 0.1 to 1.9;
-here, as in torchvision, all grow stronger, those four either way.
+Images are uint8 [height, width, 3]. The geometric operations take the nearest pixel.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.data import draws
-
-MOST = 10.0
-
-_FILL = 128.0
-_DEGREES = 30.0
-_SHEAR = 0.3
-_TRANSLATION = 150 / 331
-_ENHANCEMENT = 0.9
-_POSTERIZED_BITS = 4.0
+# What becomes of (image, strength), a float32 scalar in [-1, 1].
+Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def draw(identities: tf.Tensor, layers: int, magnitude: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Draws what :func:`rand_augment` will do.
+def operations(
+    *,
+    degrees: float,
+    slope: float,
+    pixels: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    enhancement: float,
+    bits: float,
+    threshold: float,
+    fill: float,
+) -> dict[str, Operation]:
+    """Returns all operations by name.
+
+    Autocontrast and equalize have no strength. Those of which either direction is as strong take
+    the sign of the strength; solarize and posterize do not.
 
     Args:
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
-      layers: operations for each image.
-      magnitude: 0..10.
-
-    Returns:
-      ``(operations, strengths)``: int32 [images, layers], indices of :data:`OPERATIONS`, and
-      float32 [images, layers], the magnitude as a share of the greatest, with a sign.
+      degrees: of rotation, at strength 1.
+      slope: of shears, at strength 1.
+      pixels: a translation's, by the strength and the image's side in pixels.
+      enhancement: how far colour, contrast, brightness and sharpness go from 1, at strength 1.
+      bits: of 8 that posterize takes away, at strength 1.
+      threshold: of solarize at strength 0; it is 0 at strength 1.
+      fill: level of the pixels that geometric operations have no source for.
     """
-    kinds, signs = tf.split(draws.uniform(identities, "rand augment", 2 * layers), 2, axis=1)
-    operations = tf.cast(kinds * len(OPERATIONS), tf.int32)
-    strength = magnitude / MOST
-    return operations, tf.where(signs < 0.5, -strength, strength)
+
+    def enhanced(change: Operation) -> Operation:
+        return lambda image, strength: change(image, 1 + enhancement * strength)
+
+    def moved(move: Callable[..., tf.Tensor], axis: int) -> Operation:
+        def change(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
+            side = tf.cast(tf.shape(image)[axis], tf.float32)
+            return move(image, pixels(strength, side), fill)
+
+        return change
+
+    def posterized(image: tf.Tensor, strength: tf.Tensor) -> tf.Tensor:
+        return posterize(image, 8 - tf.round(bits * tf.abs(strength)))
+
+    return {
+        "identity": lambda image, strength: image,
+        "autocontrast": lambda image, strength: autocontrast(image),
+        "equalize": lambda image, strength: equalize(image),
+        "rotate": lambda image, strength: rotate(image, degrees * strength, fill),
+        "solarize": lambda image, strength: solarize(image, threshold * (1 - tf.abs(strength))),
+        "color": enhanced(color),
+        "posterize": posterized,
+        "contrast": enhanced(contrast),
+        "brightness": enhanced(brightness),
+        "sharpness": enhanced(sharpness),
+        "shear_x": lambda image, strength: shear_x(image, slope * strength, fill),
+        "shear_y": lambda image, strength: shear_y(image, slope * strength, fill),
+        "translate_x": moved(translate_x, axis=1),
+        "translate_y": moved(translate_y, axis=0),
+    }
 
 
-def rand_augment(image: tf.Tensor, operations: tf.Tensor, strengths: tf.Tensor) -> tf.Tensor:
+def change(
+    image: tf.Tensor,
+    numbers: tf.Tensor,
+    strengths: tf.Tensor,
+    operations: Mapping[str, Operation],
+) -> tf.Tensor:
     """Changes an image by one operation after another.
 
     Args:
       image: uint8 [height, width, 3].
-      operations: int32 [layers], indices of :data:`OPERATIONS`.
+      numbers: int32 [layers], places in ``operations``.
       strengths: float32 [layers], in [-1, 1].
+      operations: what may be done.
 
     Returns:
       uint8, of the image's shape.
     """
-    for operation, strength in zip(tf.unstack(operations), tf.unstack(strengths)):
-        changes = [functools.partial(change, image, strength) for change in OPERATIONS.values()]
-        image = tf.ensure_shape(tf.switch_case(operation, changes), image.shape)
+    for number, strength in zip(tf.unstack(numbers), tf.unstack(strengths)):
+        changes = [functools.partial(own, image, strength) for own in operations.values()]
+        image = tf.ensure_shape(tf.switch_case(number, changes), image.shape)
     return image
 
 
@@ -134,55 +162,32 @@ def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.concat([image[:1], middle, image[-1:]], axis=0)
 
 
-def rotate(image: tf.Tensor, degrees: tf.Tensor) -> tf.Tensor:
+def rotate(image: tf.Tensor, degrees: tf.Tensor, fill: float) -> tf.Tensor:
     """Turns the image around its centre, counterclockwise."""
     cosine, sine = tf.cos(degrees * math.pi / 180), tf.sin(degrees * math.pi / 180)
     y, x = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32) / 2)
     rows = [cosine, -sine, x - cosine * x + sine * y], [sine, cosine, y - sine * x - cosine * y]
-    return _transform(image, *rows)
+    return _transform(image, *rows, fill)
 
 
-def shear_x(image: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+def shear_x(image: tf.Tensor, slope: tf.Tensor, fill: float) -> tf.Tensor:
     """Moves each row to the left by ``slope`` times its distance from the top."""
-    return _transform(image, [1.0, slope, 0.0], [0.0, 1.0, 0.0])
+    return _transform(image, [1.0, slope, 0.0], [0.0, 1.0, 0.0], fill)
 
 
-def shear_y(image: tf.Tensor, slope: tf.Tensor) -> tf.Tensor:
+def shear_y(image: tf.Tensor, slope: tf.Tensor, fill: float) -> tf.Tensor:
     """Moves each column up by ``slope`` times its distance from the left side."""
-    return _transform(image, [1.0, 0.0, 0.0], [slope, 1.0, 0.0])
+    return _transform(image, [1.0, 0.0, 0.0], [slope, 1.0, 0.0], fill)
 
 
-def translate_x(image: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Moves the image to the left by a share of its width."""
-    pixels = share * tf.cast(tf.shape(image)[1], tf.float32)
-    return _transform(image, [1.0, 0.0, pixels], [0.0, 1.0, 0.0])
+def translate_x(image: tf.Tensor, pixels: tf.Tensor, fill: float) -> tf.Tensor:
+    """Moves the image to the left."""
+    return _transform(image, [1.0, 0.0, pixels], [0.0, 1.0, 0.0], fill)
 
 
-def translate_y(image: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Moves the image up by a share of its height."""
-    pixels = share * tf.cast(tf.shape(image)[0], tf.float32)
-    return _transform(image, [1.0, 0.0, 0.0], [0.0, 1.0, pixels])
-
-
-# What becomes of (image, strength); a strength is in [-1, 1], and 1 is magnitude 10.
-OPERATIONS: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
-    "identity": lambda image, strength: image,
-    "autocontrast": lambda image, strength: autocontrast(image),
-    "equalize": lambda image, strength: equalize(image),
-    "rotate": lambda image, strength: rotate(image, _DEGREES * strength),
-    "solarize": lambda image, strength: solarize(image, 256 * (1 - tf.abs(strength))),
-    "color": lambda image, strength: color(image, 1 + _ENHANCEMENT * strength),
-    "posterize": lambda image, strength: posterize(
-        image, 8 - tf.round(_POSTERIZED_BITS * tf.abs(strength))
-    ),
-    "contrast": lambda image, strength: contrast(image, 1 + _ENHANCEMENT * strength),
-    "brightness": lambda image, strength: brightness(image, 1 + _ENHANCEMENT * strength),
-    "sharpness": lambda image, strength: sharpness(image, 1 + _ENHANCEMENT * strength),
-    "shear_x": lambda image, strength: shear_x(image, _SHEAR * strength),
-    "shear_y": lambda image, strength: shear_y(image, _SHEAR * strength),
-    "translate_x": lambda image, strength: translate_x(image, _TRANSLATION * strength),
-    "translate_y": lambda image, strength: translate_y(image, _TRANSLATION * strength),
-}
+def translate_y(image: tf.Tensor, pixels: tf.Tensor, fill: float) -> tf.Tensor:
+    """Moves the image up."""
+    return _transform(image, [1.0, 0.0, 0.0], [0.0, 1.0, pixels], fill)
 
 
 def _rows(image: tf.Tensor) -> tf.Tensor:
@@ -204,13 +209,14 @@ def _blend(plain: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.clip_by_value(blended, 0, 255), tf.uint8)
 
 
-def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any]) -> tf.Tensor:
+def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any], fill: float) -> tf.Tensor:
     """Takes the pixel (x, y) from where a linear map of (x, y, 1) says.
 
     Args:
       image: uint8 [height, width, 3].
       x: three coefficients of the source's x, for pixels whose centres are at halves.
       y: of its y.
+      fill: level of the pixels that come from outside of the image.
     """
     # The operation has the centres at whole numbers.
     x_offset = x[2] + (x[0] + x[1] - 1) / 2
@@ -219,7 +225,7 @@ def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any]) -> tf.Tenso
         images=image[tf.newaxis],
         transforms=tf.stack([*x[:2], x_offset, *y[:2], y_offset, 0.0, 0.0])[tf.newaxis],
         output_shape=tf.shape(image)[:2],
-        fill_value=_FILL,
+        fill_value=fill,
         interpolation="NEAREST",
         fill_mode="CONSTANT",
     )[0]

@@ -1,4 +1,4 @@
-"""RandAugment's operations against Pillow's, and what is drawn."""
+"""RandAugment's and TrivialAugment's operations against Pillow's, and what is drawn."""
 
 import numpy as np
 import pytest
@@ -6,11 +6,11 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
 from imagenet_fast import Config
-from imagenet_fast.data import rand_augment
+from imagenet_fast.data import auto_augment
 from imagenet_fast.data.augment import augment, draw_changes
 from imagenet_fast.errors import UserError
 
-NAMES = list(rand_augment.OPERATIONS)
+NAMES = list(auto_augment.RAND_AUGMENT)
 GREY = (128, 128, 128)
 
 
@@ -42,7 +42,7 @@ STRENGTHS = [-1.0, -0.9, -0.3, 0.0, 0.5, 0.9, 1.0]
 
 
 def change(name, image, strength):
-    return rand_augment.OPERATIONS[name](tf.constant(image), tf.constant(strength)).numpy()
+    return auto_augment.RAND_AUGMENT[name](tf.constant(image), tf.constant(strength)).numpy()
 
 
 def affine(image, coefficients):
@@ -144,6 +144,55 @@ def test_each_grows_stronger_with_the_magnitude(name):
         assert distances[0] < distances[1] < distances[2]
 
 
+def moved(image, slopes=(0, 0), pixels=(0, 0)):
+    """Sheared as torchvision does, and moved by whole pixels; black comes in."""
+    coefficients = (1, slopes[0], pixels[0], slopes[1], 1, pixels[1])
+    return image.transform(image.size, Image.AFFINE, coefficients, Image.NEAREST, fillcolor=0)
+
+
+# torchvision's TrivialAugmentWide at the n-th of its 31 magnitudes, of either sign.
+WIDE = {
+    "identity": lambda image, n, sign: image,
+    "autocontrast": lambda image, n, sign: ImageOps.autocontrast(image),
+    "equalize": lambda image, n, sign: ImageOps.equalize(image),
+    "rotate": lambda image, n, sign: image.rotate(sign * 135 * n / 30, Image.NEAREST),
+    "solarize": lambda image, n, sign: ImageOps.solarize(image, 255 - 255 * n / 30),
+    "color": lambda image, n, sign: ImageEnhance.Color(image).enhance(1 + sign * 0.99 * n / 30),
+    "posterize": lambda image, n, sign: ImageOps.posterize(image, 8 - round(n / 5)),
+    "contrast": lambda image, n, sign: ImageEnhance.Contrast(image).enhance(
+        1 + sign * 0.99 * n / 30
+    ),
+    "brightness": lambda image, n, sign: ImageEnhance.Brightness(image).enhance(
+        1 + sign * 0.99 * n / 30
+    ),
+    "sharpness": lambda image, n, sign: ImageEnhance.Sharpness(image).enhance(
+        1 + sign * 0.99 * n / 30
+    ),
+    "shear_x": lambda image, n, sign: moved(image, slopes=(sign * 0.99 * n / 30, 0)),
+    "shear_y": lambda image, n, sign: moved(image, slopes=(0, sign * 0.99 * n / 30)),
+    "translate_x": lambda image, n, sign: moved(image, pixels=(int(sign * 32 * n / 30), 0)),
+    "translate_y": lambda image, n, sign: moved(image, pixels=(0, int(sign * 32 * n / 30))),
+}
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("n", [0, 1, 8, 15, 29, 30])
+@pytest.mark.parametrize("name", NAMES)
+def test_trivial_augment_has_torchvisions_ranges(name, n, sign):
+    for image in IMAGES:
+        strength = tf.constant(np.float32(sign * n / 30))
+        found = auto_augment.TRIVIAL_AUGMENT[name](tf.constant(image), strength).numpy()
+        expected = np.asarray(WIDE[name](Image.fromarray(image), n, sign))
+        differs = (found != expected).any(axis=-1)
+        if name in ("color", "contrast", "brightness", "sharpness"):
+            assert np.abs(found.astype(int) - expected).max() <= 1
+            # A whole image of one colour may be where rounding decides.
+            assert differs.mean() < 0.05 or len(np.unique(image)) <= 5
+        else:
+            # By 135 degrees many pixels are as near to one as to the other.
+            assert differs.mean() < (0.03 if name == "rotate" else 0.005)
+
+
 # --- What is drawn --------------------------------------------------------------------------------
 
 
@@ -152,7 +201,9 @@ def identities(count, seed=3, epoch=1):
 
 
 def draw(count, layers=2, magnitude=9.0, **place):
-    found = rand_augment.draw(tf.cast(identities(count, **place), tf.int64), layers, magnitude)
+    found = auto_augment.draw_rand_augment(
+        tf.cast(identities(count, **place), tf.int64), layers, magnitude
+    )
     return [part.numpy() for part in found]
 
 
@@ -168,6 +219,21 @@ def test_operations_and_signs_have_even_odds_and_are_independent():
         np.testing.assert_allclose(counts, 2000, atol=250)
     numbers = np.concatenate([operations, strengths], axis=1)
     assert np.abs(np.corrcoef(numbers.T) - np.eye(4)).max() < 0.03
+
+
+def test_trivial_augment_draws_one_operation_of_any_of_31_strengths():
+    count = 14 * 61 * 40
+    found = auto_augment.draw_trivial_augment(tf.cast(identities(count), tf.int64))
+    operations, strengths = (part.numpy() for part in found)
+    assert operations.shape == strengths.shape == (count, 1)
+    np.testing.assert_allclose(np.bincount(operations[:, 0]), count / 14, rtol=0.1)
+    steps = strengths[:, 0] * 30
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-4)
+    # Of zero either sign.
+    expected = np.where(np.arange(-30, 31) == 0, 2, 1) * count / 62
+    found = np.bincount(np.round(steps).astype(int) + 30)
+    np.testing.assert_allclose(found, expected, rtol=0.25)
+    assert abs(np.corrcoef(operations[:, 0], strengths[:, 0])[0, 1]) < 0.02
 
 
 def test_what_is_drawn_is_a_function_of_seed_epoch_and_place():
@@ -196,6 +262,17 @@ def test_layers_follow_the_flip_and_each_other():
         for kind, amount in zip(kinds, amounts):
             image = change(NAMES[kind], image, amount)
         np.testing.assert_array_equal(one, image)
+
+
+def test_trivial_augment_follows_the_flip():
+    images = np.stack([smooth(seed=seed) for seed in range(60)])
+    config = Config(trivial_augment=True)
+    found = augmented(images, config)
+    flipped = augmented(images, config.replace(trivial_augment=False))
+    drawn = auto_augment.draw_trivial_augment(tf.cast(identities(60), tf.int64))
+    for image, (kind,), (strength,), one in zip(flipped, *(own.numpy() for own in drawn), found):
+        change = auto_augment.TRIVIAL_AUGMENT[NAMES[kind]]
+        np.testing.assert_array_equal(one, change(tf.constant(image), tf.constant(strength)))
 
 
 def test_it_goes_with_the_other_changes():
