@@ -101,7 +101,7 @@ class CommandFlags:
 
     def changes(self) -> dict[str, Any]:
         """Returns the options of Config that were given, with their values."""
-        names = set(option_names())
+        names = set(option_names()) - set(self.own_names())
         given = {
             name: self._flags[name].value
             for name in self._flags
