@@ -14,6 +14,7 @@ stamp=$venv/installed-$extras
 if [ -e "$stamp" ] && cmp -s setup.cfg "$stamp"; then
   exit 0
 fi
-[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+# Without pip, it is what is left of an attempt that failed, as without Debian's python3-venv.
+[ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
 cp setup.cfg "$stamp"

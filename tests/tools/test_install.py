@@ -51,6 +51,14 @@ def test_extras_are_installed_once(install, extras, told):
     assert install(".venv", *extras) is None
 
 
+def test_an_environment_without_pip_is_made_again(install, tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.write_text("#!/bin/sh\nexit 1\n")
+    python.chmod(0o755)
+    assert install(".venv")[0] == "install"
+
+
 SCRIPTS = (
     *("tools/install.sh", "tools/test.sh", "tools/quickstart.sh", "tools/docs.sh"),
     *(".ci/run", "gcp/tpu", "gcp/host/install.sh"),
