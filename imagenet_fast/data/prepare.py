@@ -39,7 +39,7 @@ from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
 # By encoding; raised whenever the same source begins to give other shards.
-_CONVERTER_VERSIONS = {"jpeg": 1, "png": 2}
+_CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
 
 _SPLITS = ("train", "validation")
 _BAD_IMAGES_SHOWN = 5

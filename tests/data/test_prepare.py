@@ -3,6 +3,7 @@ import itertools
 import json
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_images import mutations
 from PIL import Image
 
 from imagenet_fast import Config, make_dataset
@@ -363,6 +365,29 @@ def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
     for example in read(tmp_path / "out", "train"):
         pixels = tf.image.decode_jpeg(example[ENCODED][0])
         assert tuple(pixels.shape) == (20, 24, example[CHANNELS][0])
+
+
+def test_damaged_files_change_no_other_image(folders, tmp_path):
+    kinds = itertools.cycle(["jpg", "png", "gif", "bmp", "webp"])
+    source = tmp_path / "source" / "toy"
+    shutil.copytree(folders, source)
+    good = prepare(open_source("folders", source), tmp_path / "good", progress=False)
+    for number, (data, kind) in enumerate(zip(mutations(300), kinds)):
+        (source / "bee" / f"damaged {number}.{kind}").write_bytes(data)
+    images = open_source("folders", source)
+    found = prepare(images, tmp_path / "all", max_bad_images=300, progress=False)
+    examples = [
+        {
+            example[FILENAME][0]: example
+            for split in found.splits
+            for example in read(tmp_path / place, split)
+        }
+        for place in ("good", "all")
+    ]
+    assert len(found.skipped) > 100 and len(examples[1]) == 420 - len(found.skipped)
+    assert len(examples[0]) == sum(split.examples for split in good.splits.values()) == 120
+    assert examples[0] == {name: examples[1][name] for name in examples[0]}
+    assert verify(tmp_path / "all", progress=False) == []
 
 
 def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp_path):
