@@ -48,7 +48,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The training or the validation half.
+    """The images for training, for validation or for a test.
 
     Attributes:
       shards: In the order of their numbers.
@@ -69,7 +69,7 @@ class Skipped:
     """An image that was left out.
 
     Attributes:
-      split: ``train`` or ``validation``.
+      split: ``train``, ``validation`` or ``test``.
       file: Its name in the source.
       reason: Why it could not be used.
     """
@@ -86,7 +86,7 @@ class Manifest:
     Attributes:
       name: The data set, e.g. ``fashion_mnist``.
       labels: Class names.
-      splits: By name, ``train`` and ``validation``.
+      splits: By name: ``train`` and, if there are such images, ``validation`` and ``test``.
       label_offset: What to add to a record's label to get its class, an index of ``labels``: 0 in
         what ``prepare`` writes, -1 where labels start at 1.
       source: What the shards were made from and how, as JSON values: the same source gives the same

@@ -41,7 +41,7 @@ from imagenet_fast.paths import to_local_path
 # By encoding; raised whenever the same source begins to give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
 
-_SPLITS = ("train", "validation")
+_SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
 
 
@@ -49,13 +49,14 @@ def default_shards(images: int) -> dict[str, int]:
     """Returns the usual numbers of shards for a data set of ``images`` training images.
 
     Powers of two, so that 2, 4, 8 ... workers get equally many files: for training as many as have
-    1000 images each, but 8 to 1024; for validation an eighth of that, but at least 4. ImageNet gets
-    its customary 1024 and 128.
+    1000 images each, but 8 to 1024; for validation and a test an eighth of that, but at least 4.
+    ImageNet gets its customary 1024 and 128.
     """
     train = 8
     while train < 1024 and images >= 2 * train * 1000:
         train *= 2
-    return {"train": train, "validation": max(4, train // 8)}
+    others = max(4, train // 8)
+    return {"train": train, "validation": others, "test": others}
 
 
 def prepare(
@@ -71,10 +72,10 @@ def prepare(
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
 
-    Both splits are shuffled: training wants neighbours of different classes, and part of the
-    validation set should be a fair sample of it; if there are no validation images, there will be
-    no such split. If the directory holds the finished data set, shards that are missing or have the
-    wrong size are made again and nothing else is done.
+    All splits are shuffled: training wants neighbours of different classes, and part of the
+    validation set should be a fair sample of it; if there are no images of a split other than
+    ``train``, there will be no such split. If the directory holds the finished data set, shards
+    that are missing or have the wrong size are made again and nothing else is done.
 
     Args:
       source: The images.
@@ -210,12 +211,13 @@ def _shard_counts(source: Source, asked: dict[str, int | None]) -> dict[str, int
     usual = default_shards(source.splits["train"])
     counts = {}
     for split in _SPLITS:
-        images = source.splits[split]
-        if not images and split == "validation" and asked[split] is None:
+        images = source.splits.get(split, 0)
+        if not images and split != "train" and asked.get(split) is None:
             continue
         if not images:
             raise UserError(f"{source.name}: has no {split} images")
-        counts[split] = min(usual[split], images) if asked[split] is None else asked[split]
+        number = asked.get(split)
+        counts[split] = min(usual[split], images) if number is None else number
         if not 0 < counts[split] <= images:
             raise UserError(
                 f"{split} shards must be between 1 and the number of images, {images}, "

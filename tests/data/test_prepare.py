@@ -95,6 +95,37 @@ def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
     assert not (tmp_path / JOURNAL).exists()
 
 
+def test_images_for_a_test_are_a_split_of_their_own(folders, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(folders, source / "train")
+    for label, name in enumerate(("ant", "bee")):
+        (source / "test" / name).mkdir(parents=True)
+        for index in range(11):
+            data = jpeg(1000 + 100 * label + index)
+            (source / "test" / name / f"{index}.jpg").write_bytes(data)
+    images = open_source("folders", source)
+    manifest = prepare(images, tmp_path / "out", validation_shards=2, progress=False)
+    assert [split.examples for split in manifest.splits.values()] == [108, 12, 22]
+    assert list(manifest.splits) == ["train", "validation", "test"]
+    assert manifest.splits["test"].class_counts == (11, 11, 0)
+    assert [len(split.shards) for split in manifest.splits.values()] == [8, 2, 4]
+    assert verify(tmp_path / "out", progress=False) == []
+    assert not any("test" in warning for warning in manifest.warnings)
+    config = Config(
+        data_dir=str(tmp_path / "out"), image_size=8, eval_batch_size=8, strategy="one_device"
+    )
+    for with_manifest in (True, False):
+        counts = [0, 0, 0]
+        dataset = make_dataset(config, "test")
+        for _, labels, weights in dataset:
+            for label in labels.numpy()[weights.numpy() > 0]:
+                counts[label] += 1
+        assert (counts, dataset.evaluation_steps) == ([11, 11, 0], 3)
+        if with_manifest:
+            (tmp_path / "out" / FILE).unlink()
+            config = config.replace(num_classes=3)
+
+
 def test_both_splits_are_shuffled_by_the_seed(source, tmp_path):
     orders = []
     for seed in (0, 1):
@@ -567,11 +598,11 @@ def test_a_source_without_validation_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "train", "validation"),
+    ("images", "train", "others"),
     [(1_281_167, 1024, 128), (60_000, 32, 4), (50_000, 32, 4), (1437, 8, 4), (16_000, 16, 4)],
 )
-def test_default_shards(images, train, validation):
-    assert default_shards(images) == {"train": train, "validation": validation}
+def test_default_shards(images, train, others):
+    assert default_shards(images) == {"train": train, "validation": others, "test": others}
 
 
 def test_the_bar_shows_all_images_and_their_rate(source, tmp_path, capsys):
