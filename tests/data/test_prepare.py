@@ -211,6 +211,132 @@ def test_a_torn_journal_and_a_lost_shard_are_made_good(source, tmp_path, bytes_l
     assert contents(torn) == contents(tmp_path / "whole")
 
 
+@pytest.fixture
+def begun(folders, tmp_path):
+    """A copy of the folders, and a directory with half of its shards made."""
+    root, directory = tmp_path / "copy", tmp_path / "begun"
+    shutil.copytree(folders, root)
+    interrupt(open_source("folders", root, holdout=0.25), directory, after=70)
+    return root, directory
+
+
+def done_files(directory):
+    """Returns the names of the images in each shard that is done, by its name."""
+    lines = (directory / JOURNAL).read_text().splitlines()[1:]
+    names = [json.loads(line)["shard"]["file"] for line in lines]
+    return {
+        name: {
+            decode_example(record)[FILENAME][0].decode()
+            for record in records.read_records(directory / name)
+        }
+        for name in names
+    }
+
+
+def times(directory, files):
+    return {file: (directory / file).stat().st_mtime_ns for file in files}
+
+
+def finish(root, directory):
+    """Prepares what was begun, and checks that each image is there once; returns the manifest."""
+    manifest = prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert verify(directory, progress=False) == []
+    examples = read(directory, "train") + read(directory, "validation")
+    names = sorted(example[FILENAME][0].decode() for example in examples)
+    assert names == sorted(path.relative_to(root).as_posix() for path in root.glob("*/*"))
+    for example in examples:
+        assert example[ENCODED][0] == (root / example[FILENAME][0].decode()).read_bytes()
+        assert manifest.labels[example[LABEL][0]] == example[TEXT][0].decode()
+    return manifest
+
+
+@pytest.mark.parametrize("in_done", [False, True])
+@pytest.mark.parametrize("change", ["remove", "add", "replace"])
+def test_a_change_of_the_files_costs_at_most_one_shard(begun, change, in_done):
+    root, directory = begun
+    done = done_files(directory)
+    assert len(done) >= 4
+    names = {path.relative_to(root).as_posix() for path in root.glob("*/*")}
+    chosen = min(set.union(*done.values()) if in_done else names - set.union(*done.values()))
+    before = times(directory, done)
+    if change != "add":
+        (root / chosen).unlink()
+    if change != "remove":
+        (root / chosen).with_suffix(".jpeg").write_bytes(jpeg(9999))
+    validation = {name for file, own in done.items() if file[0] == "v" for name in own}
+    manifest = finish(root, directory)
+    kept = {file for file, own in done.items() if change == "add" or chosen not in own}
+    assert len(kept) >= len(done) - in_done
+    assert times(directory, kept) == {file: before[file] for file in kept}
+    # No image was moved to the other split.
+    found = {own[FILENAME][0].decode() for own in read(directory, "validation")}
+    assert validation - {chosen} <= found
+    # What is finished stays so, and can be mended.
+    whole = contents(directory)
+    source = open_source("folders", root, holdout=0.25)
+    assert prepare(source, directory, progress=False) == manifest
+    (directory / "train-00002-of-00008").unlink()
+    prepare(source, directory, progress=False)
+    assert contents(directory) == whole
+
+
+def test_changes_again_and_again(begun):
+    root, directory = begun
+    for number in range(4):
+        (root / "cat" / f"{number:03d}.jpg").unlink()
+        (root / "ant" / f"new {number}.jpg").write_bytes(jpeg(5000 + number))
+        source = open_source("folders", root, holdout=0.25)
+        fetch = iter(range(20))
+
+        def read_some(split, index, read=source.read, fetch=fetch):
+            if next(fetch, None) is None:
+                raise KeyboardInterrupt
+            return read(split, index)
+
+        source.read = read_some
+        with pytest.raises(KeyboardInterrupt):
+            prepare(source, directory, threads=1, progress=False)
+    finish(root, directory)
+
+
+def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
+    root, directory = begun
+    finish(root, directory)
+    names = {path.name for path in directory.iterdir()}
+    assert names == {FILE, *(name for name in names if "-of-" in name)}
+
+
+def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
+    root, directory = begun
+    done = done_files(directory)
+    names = {path.relative_to(root).as_posix() for path in root.glob("*/*")}
+    bad = sorted(names - set.union(*done.values()))[:3]
+    for name in bad:
+        (root / name).write_bytes(b"not an image, but of another size")
+    before = times(directory, done)
+    for left in (2, 1, 0):
+        source = open_source("folders", root, holdout=0.25)
+        with pytest.raises(UserError, match="more than 0 images") as caught:
+            prepare(source, directory, max_bad_images=0, progress=False)
+        named = next(name for name in bad if name in str(caught.value))
+        (root / named).unlink()
+        bad.remove(named)
+        assert len(bad) == left
+    finish(root, directory)
+    assert times(directory, done) == before
+
+
+def test_other_images_are_not_taken_for_changed_ones(begun, tmp_path):
+    root, directory = begun
+    for path in sorted(root.glob("*/*"))[::2]:
+        path.unlink()
+    (root / "ant" / "001.jpg").unlink()
+    before = contents(directory)
+    with pytest.raises(UserError, match="holds other data"):
+        prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert contents(directory) == before
+
+
 def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
     interrupt(source, tmp_path, after=30)
     assert not list(tmp_path.glob(".*"))
@@ -260,7 +386,7 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
         prepare(source, tmp_path, encoding="png", progress=False)
     with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
         prepare(source, tmp_path, train_shards=2, progress=False)
-    with pytest.raises(UserError, match="fingerprint"):
+    with pytest.raises(UserError, match=r"held_out \[0.25, 0\] there, \[0.25, 1\] asked for"):
         prepare(open_source("folders", folders, holdout=0.25, seed=1), tmp_path, progress=False)
     assert contents(tmp_path) == before
 
@@ -328,8 +454,8 @@ def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("limit", "file"),
-    [(100, JOURNAL), (3000, r"(train|validation)-0000.-of-0000.")],
-    ids=["journal", "shard"],
+    [(100, JOURNAL), (3000, r"prepare\.plan"), (7000, r"(train|validation)-0000.-of-0000.")],
+    ids=["journal", "plan", "shard"],
 )
 def test_a_disk_that_is_full_for_a_while(source, tmp_path, limit, file):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
