@@ -46,8 +46,8 @@ class BucketError(OSError, UserError):
         return f"{self.filename}: {self.strerror}"
 
 
-class _SchemeError(BucketError):
-    pass
+class _NameError(BucketError):
+    """A path's name says nothing that this machine or a bucket could have."""
 
 
 class _MissingError(BucketError, FileNotFoundError):
@@ -190,7 +190,8 @@ def to_path(*parts: str | os.PathLike[str]) -> Path:
 
     Raises:
       UserError: if it is in a place of another kind, as ``s3://...``, which would become a folder
-        of that name; it is an ``OSError``, too.
+        of that name, or begins with ``~`` where no home directory is known; it is an ``OSError``,
+        too.
     """
     first = os.fspath(parts[0])
     if first.startswith(_SCHEME):
@@ -201,9 +202,14 @@ def to_path(*parts: str | os.PathLike[str]) -> Path:
             f"paths of {scheme[0]} are not supported, only paths of this machine, without a "
             f"scheme, and {_SCHEME}BUCKET/..., of Google Cloud Storage: copy or mount what is there"
         )
-        raise _SchemeError(errno.EPROTONOSUPPORT, told, first)
+        raise _NameError(errno.EPROTONOSUPPORT, told, first)
     # pathlib would raise an error for ~name where there is no such user, and expand ./~, too.
-    return pathlib.Path(os.path.expanduser(first), *parts[1:])  # noqa: PTH111
+    expanded = os.path.expanduser(first)  # noqa: PTH111
+    # As in a container whose user has no name.
+    if first.partition("/")[0] == "~" == expanded.partition("/")[0]:
+        told = "no home directory is known: set HOME, or give a path without ~"
+        raise _NameError(errno.ENOENT, told, first)
+    return pathlib.Path(expanded, *parts[1:])
 
 
 def is_local(path: str | os.PathLike[str]) -> bool:

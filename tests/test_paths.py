@@ -4,12 +4,14 @@ import errno
 import os
 import pathlib
 import pickle
+import pwd
 
 import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, commands, export
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.sources import open_source
 from imagenet_fast.files import write_results
 from imagenet_fast.paths import (
     BucketError,
@@ -71,6 +73,21 @@ def test_home(monkeypatch):
         assert to_path(name) == pathlib.Path(name)
     assert to_path("data", "~") == pathlib.Path("data", "~")
     assert str(to_path("gs://bucket/~", "~")) == "gs://bucket/~/~"
+
+
+def test_no_home(monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("~", "~/data"):
+        with pytest.raises(UserError, match=f"^{name}: no home directory is known: set HOME, or"):
+            to_path(name)
+    for name in ("~nobody-of-this-name/x", "./~", "data/~", "~x"):
+        assert to_path(name) == pathlib.Path(name)
+    with pytest.raises(UserError, match="no home directory is known: set HOME"):
+        open_source("cifar10")
 
 
 def test_names_in_a_bucket():

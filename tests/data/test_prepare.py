@@ -1,3 +1,4 @@
+import errno
 import io
 import itertools
 import json
@@ -349,6 +350,21 @@ def test_a_finished_directory_is_left_alone(source, tmp_path):
     source.read = None  # nothing is read
     assert prepare(source, tmp_path, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_finished_directory_on_a_disk_that_is_read_only(source, tmp_path, monkeypatch, left_over):
+    first = prepare(source, tmp_path, progress=False)
+    if left_over:  # as where a kill came behind the manifest
+        (tmp_path / JOURNAL).touch()
+
+    def read_only(*_, **__):  # also for what is not there
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("unlink", "mkdir", "write_bytes", "write_text", "replace", "touch"):
+        monkeypatch.setattr(Path, name, read_only)
+    assert prepare(source, tmp_path, progress=False) == first
+    assert verify(tmp_path, progress=False) == []
 
 
 def test_a_damaged_shard_of_a_finished_directory_is_made_again(source, tmp_path):
