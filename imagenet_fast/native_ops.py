@@ -1,8 +1,8 @@
 """TensorFlow ops of our own, compiled where and when they are first needed.
 
-That takes about two seconds and needs a C++ compiler: what ``CXX`` names, with arguments or without,
-else ``g++``, ``c++`` or ``clang++``. What was compiled is kept in the user's cache directory
-(``XDG_CACHE_HOME``, by default ``~/.cache``).
+That takes about two seconds and needs a C++ compiler: what ``CXX`` names, with arguments or
+without, else ``g++``, ``c++`` or ``clang++``. What was compiled is kept in the user's cache
+directory (``XDG_CACHE_HOME``, by default ``~/.cache``).
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, Validat
 from imagenet_fast.data.order import (
     ReadShard,
     Share,
-    is_by_files,
     read_shard,
     read_until_damage,
     share_of,
@@ -196,12 +195,8 @@ def evaluation_steps(
     split: str = "validation",
 ) -> int:
     """Returns the steps in which all workers have seen all their images of a split."""
-    shards = info.splits[split]
     pipelines = _input_pipelines(strategy)
-    if is_by_files(shards, config, pipelines):
-        most = max(sum(shards.counts[i::pipelines]) for i in range(pipelines))
-    else:
-        most = -(-shards.examples // pipelines)
+    most = -(-info.splits[split].examples // pipelines)
     replicas = strategy.num_replicas_in_sync // pipelines
     return -(-most // (_evaluation_batch_size(config, strategy) * replicas))
 
