@@ -328,8 +328,14 @@ def _list_images(
     files = {}
     left_out: Counter[str] = Counter()
     links: list[Path] = []
+    strays: list[str] = []
     for split, folder in folders.items():
         images = []
+        strays += [
+            printable(path.relative_to(root).as_posix())
+            for path in sorted(folder.iterdir())
+            if path.name.lower().endswith(_SUFFIXES) and not path.is_dir()
+        ]
         for label, name in enumerate(labels):
             if not (folder / name).is_dir():
                 continue  # Only training needs images of each class.
@@ -343,7 +349,10 @@ def _list_images(
                 else:
                     left_out[printable(path.suffix.lower())] += 1
         files[split] = sorted(images)
-    return files, (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    if strays:
+        warnings += (f"images that are in no class folder are left out: {_first(strays)}",)
+    return files, warnings
 
 
 def _walk(folder: Path, taken: dict[Path, Path], links: list[Path]) -> Iterator[Path]:

@@ -68,6 +68,15 @@ def test_images_for_a_test_without_labels_are_left_out(tmp_path, name):
     )
 
 
+def test_images_in_no_class_folder_are_warned_of(tmp_path):
+    write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", *(f"train/{index}.JPG" for index in range(7)))
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert warning == (
+        "images that are in no class folder are left out: train/0.JPG, train/1.JPG, train/2.JPG, "
+        "train/3.JPG, train/4.JPG and 2 more"
+    )
+
+
 def test_two_folders_for_validation(tmp_path):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "dev/a/3.jpg")
     with pytest.raises(UserError, match=r"/val and .*/dev: both are for validation .*; keep one"):
