@@ -215,7 +215,13 @@ def _mend(
 ) -> Manifest:
     """Makes the shards of a finished data set again that are not what its manifest says."""
     manifest = manifests.read_manifest(directory)
-    check_same_job(manifest.source, job, directory)
+    check_same_job(manifest.source, {k: v for k, v in job.items() if k not in _CHANGING}, directory)
+    if manifest.source.get("fingerprint") != job["fingerprint"]:
+        then, now = _numbers(manifest.source["images"]), _numbers(job["images"])
+        raise UserError(
+            f"{directory}: is finished, but the images have changed since ({then} then, {now} "
+            "now): train on it as it is, or prepare the images of now in another directory"
+        )
     if settled is None:
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
         tasks = prepare_plan.tasks_of(source, dealt)
@@ -244,6 +250,10 @@ def _mend(
         with contextlib.suppress(OSError):
             (directory / JOURNAL).unlink()
     return manifest
+
+
+def _numbers(images: dict[str, int]) -> str:
+    return ", ".join(f"{number} {split}" for split, number in images.items())
 
 
 def _check_no_strangers(directory: Path) -> None:

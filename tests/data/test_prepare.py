@@ -338,6 +338,21 @@ def test_other_images_are_not_taken_for_changed_ones(begun, tmp_path):
     assert contents(directory) == before
 
 
+def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
+    root, directory = begun
+    finish(root, directory)
+    before = contents(directory)
+    (root / "ant" / "001.jpg").unlink()
+    with pytest.raises(UserError) as caught:
+        prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert str(caught.value) == (
+        f"{directory}: is finished, but the images have changed since (90 train, 30 validation "
+        "then, 89 train, 30 validation now): train on it as it is, or prepare the images of now in "
+        "another directory"
+    )
+    assert contents(directory) == before
+
+
 def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
     interrupt(source, tmp_path, after=30)
     assert not list(tmp_path.glob(".*"))
