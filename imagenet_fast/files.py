@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 
 from imagenet_fast.errors import UserError
@@ -13,10 +14,20 @@ from imagenet_fast.paths import Path, is_local, seconds_between_writes, to_path
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file beside its place and renames it, so that it is never there in part."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = temporary_beside(path)
     with _named(path):
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-        temporary.replace(path)
+        try:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+            temporary.replace(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+
+def temporary_beside(path: Path) -> Path:
+    """Returns a name for what is to be renamed to ``path``, which nobody else has."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 @contextlib.contextmanager

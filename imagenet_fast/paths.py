@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 _SCHEME = "gs://"
+_ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECONDS_BETWEEN_UPLOADS = 30.0
 # What loads the package is TensorFlow's __init__.py.
 _NO_BUCKETS = (
@@ -43,6 +44,10 @@ class BucketError(OSError, UserError):
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
+
+
+class _NameError(BucketError):
+    """A path's name says nothing that this machine or a bucket could have."""
 
 
 class _MissingError(BucketError, FileNotFoundError):
@@ -182,12 +187,29 @@ def to_path(*parts: str | os.PathLike[str]) -> Path:
     """Returns the path that the parts make together.
 
     On this machine ``~`` is the user's home: shells see to that, but not behind ``--flag=``.
+
+    Raises:
+      UserError: if it is in a place of another kind, as ``s3://...``, which would become a folder
+        of that name, or begins with ``~`` where no home directory is known; it is an ``OSError``,
+        too.
     """
     first = os.fspath(parts[0])
     if first.startswith(_SCHEME):
         return BucketPath(*parts)
+    scheme = _ANY_SCHEME.match(first)
+    if scheme:
+        told = (
+            f"paths of {scheme[0]} are not supported, only paths of this machine, without a "
+            f"scheme, and {_SCHEME}BUCKET/..., of Google Cloud Storage: copy or mount what is there"
+        )
+        raise _NameError(errno.EPROTONOSUPPORT, told, first)
     # pathlib would raise an error for ~name where there is no such user, and expand ./~, too.
-    return pathlib.Path(os.path.expanduser(first), *parts[1:])  # noqa: PTH111
+    expanded = os.path.expanduser(first)  # noqa: PTH111
+    # As in a container whose user has no name.
+    if first.partition("/")[0] == "~" == expanded.partition("/")[0]:
+        told = "no home directory is known: set HOME, or give a path without ~"
+        raise _NameError(errno.ENOENT, told, first)
+    return pathlib.Path(expanded, *parts[1:])
 
 
 def is_local(path: str | os.PathLike[str]) -> bool:

@@ -11,6 +11,8 @@ from imagenet_fast.files import LineFile, new_path, whole_lines, write_file, wri
 
 def test_files_are_never_there_in_part(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
+    others = tmp_path / "summary.json.tmp"
+    others.write_text("a user's")
     write_file(path, json.dumps({"top1": 0.5}))
     assert json.loads(path.read_text()) == {"top1": 0.5}
 
@@ -24,6 +26,8 @@ def test_files_are_never_there_in_part(tmp_path, monkeypatch):
         write_file(path, json.dumps({"top1": 0.75}))
     assert caught.value.filename == str(path)  # which the system does not name
     assert json.loads(path.read_text()) == {"top1": 0.5}
+    assert others.read_text() == "a user's"
+    assert set(tmp_path.iterdir()) == {path, others}
 
 
 def test_bytes(tmp_path):

@@ -4,11 +4,15 @@ import errno
 import os
 import pathlib
 import pickle
+import pwd
 
 import pytest
 import tensorflow as tf
 
-from imagenet_fast import UserError, commands
+from imagenet_fast import Config, UserError, commands, export
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.files import write_results
 from imagenet_fast.paths import (
     BucketError,
     BucketPath,
@@ -20,12 +24,44 @@ from imagenet_fast.paths import (
 )
 
 
-@pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3://bucket/x"])
+@pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3:/x", "x/s3://y"])
 def test_paths_of_this_machine_are_pathlib_s(name):
     assert to_path(name) == pathlib.Path(name)
     assert type(to_path(name)) is type(pathlib.Path())
     assert to_path(name, "a", pathlib.Path("b")) == pathlib.Path(name, "a", "b")
     assert is_local(name) and seconds_between_writes(to_path(name)) == 0
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/x", "hdfs://x", "file:///data", "GS://bucket/x"])
+def test_paths_of_other_places_are_refused_and_make_no_folder(name, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    scheme = name.partition("//")[0]
+    told = f"{name}: paths of {scheme}// are not supported, only paths of this machine, without"
+    for action in (
+        lambda: to_path(name, "a"),
+        lambda: is_local(name),
+        lambda: to_local_path(name, "data_dir"),
+        lambda: write_results(name, {"a.csv": ""}),
+        lambda: read_info(Config(data_dir=name)),
+        lambda: export(Config(), name),
+    ):
+        with pytest.raises(UserError) as caught:
+            action()
+        assert str(caught.value).startswith(told)
+        assert "gs://BUCKET/..., of Google Cloud Storage: copy or mount what is there" in str(
+            caught.value
+        )
+    for arguments in (
+        ["prepare", "--source=digits", f"--data_dir={name}"],
+        ["prepare", "--verify", f"--data_dir={name}"],
+        ["prepare", "--source=folders", f"--source_path={name}", "--data_dir=x"],
+        ["train", f"--flagfile={name}"],
+        ["train", "--synthetic", "--num_classes=3", "--duration=1 step", f"--model_dir={name}"],
+        ["evaluate", f"--model_dir={name}"],
+    ):
+        assert commands.run(arguments) == 2
+        assert told in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_home(monkeypatch):
@@ -37,6 +73,21 @@ def test_home(monkeypatch):
         assert to_path(name) == pathlib.Path(name)
     assert to_path("data", "~") == pathlib.Path("data", "~")
     assert str(to_path("gs://bucket/~", "~")) == "gs://bucket/~/~"
+
+
+def test_no_home(monkeypatch):
+    def unknown(number):
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    for name in ("~", "~/data"):
+        with pytest.raises(UserError, match=f"^{name}: no home directory is known: set HOME, or"):
+            to_path(name)
+    for name in ("~nobody-of-this-name/x", "./~", "data/~", "~x"):
+        assert to_path(name) == pathlib.Path(name)
+    with pytest.raises(UserError, match="no home directory is known: set HOME"):
+        open_source("cifar10")
 
 
 def test_names_in_a_bucket():

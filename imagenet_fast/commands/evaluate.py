@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.quiet import import_tensorflow
 
 _OPTIONS = (
@@ -24,12 +25,20 @@ _OPTIONS = (
     "pipeline_balance",
 )
 
+_SPLITS = ("validation", "test")
+
 
 def main(arguments: list[str]) -> int:
     """Evaluates the latest checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
+    flags.define("split", "validation", "images to evaluate on: validation or test")
     flags.define("json", False, "print JSON")
     flags.parse(arguments)
+    if flags["split"] not in _SPLITS:
+        raise UserError(
+            f"split is {flags['split']!r}, but must be validation or test"
+            f"{nearest(flags['split'], _SPLITS)}"
+        )
 
     import_tensorflow()
     from imagenet_fast.distribute.strategy import make_strategy
@@ -42,7 +51,7 @@ def main(arguments: list[str]) -> int:
     here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
     here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
-    result = evaluate(config)
+    result = evaluate(config, flags["split"])
     if not is_chief(make_strategy(config)):
         return 0
     if flags["json"]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
 import sys
 from collections.abc import Iterable
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 from imagenet_fast.quiet import import_tensorflow
 
 # The flags that only some kinds of source take: their defaults and what they are.
@@ -93,7 +93,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     }
     target = target_directory(directory)  # before a source is read, for minutes
     if flags["source"] == "folders" and flags["source_path"]:
-        source_path = pathlib.Path(flags["source_path"]).expanduser().resolve()
+        source_path = to_local_path(flags["source_path"], "source_path").resolve()
         if target.resolve().is_relative_to(source_path):
             raise UserError(
                 f"data_dir {directory} is inside of source_path {flags['source_path']}, where it "

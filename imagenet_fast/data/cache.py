@@ -24,7 +24,7 @@ from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.order import Share, read_shard
+from imagenet_fast.data.order import Share, own_records, read_shard
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, is_local, to_local_path, to_path
 
@@ -118,15 +118,16 @@ def _records(
 
     Those of shards in other states are others: they are read anew.
     """
+    read = own_records(functools.partial(read_shard, bad_images=bad_images))
 
-    def read(*shard: tf.Tensor) -> tf.Tensor:
-        return read_shard(*shard, bad_images).batch(shard[1]).get_single_element()
+    def read_all(*shard: tf.Tensor) -> tf.Tensor:
+        return read(*shard).batch(shard[-1]).get_single_element()
 
     # Nothing makes a batch of no records, which is what a shard has whose images were all bad.
-    shards = share.shards().filter(lambda path, count, start: count > 0)
-    shards = shards.map(read, num_parallel_calls=threads, deterministic=True)
-    with _announced(f"{sum(share.counts)} train records"):
-        return shards.unbatch().batch(sum(share.counts)).get_single_element()
+    shards = share.shards().filter(lambda *shard: shard[-1] > 0)
+    shards = shards.map(read_all, num_parallel_calls=threads, deterministic=True)
+    with _announced(f"{share.examples} train records"):
+        return shards.unbatch().batch(share.examples).get_single_element()
 
 
 def images_of(
@@ -158,8 +159,8 @@ def _images_of(
     bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
     """Returns what :func:`images_of` does, with ``states`` as :func:`_records` has them."""
-    count = sum(share.counts)
-    read = functools.partial(read_shard, bad_images=bad_images)
+    count = share.examples
+    read = own_records(functools.partial(read_shard, bad_images=bad_images))
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):

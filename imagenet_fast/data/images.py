@@ -7,6 +7,7 @@ what is damaged. So every image is decoded here once, before training.
 from __future__ import annotations
 
 import io
+import re
 from typing import NamedTuple
 
 import numpy as np
@@ -20,10 +21,10 @@ _JPEG = ("JPEG", "MPO")
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # What an image that must be encoded can become, with Pillow's options for it.
-ENCODINGS = {
-    "jpeg": {"quality": 95, "subsampling": 0},
-    "png": {"icc_profile": None},  # else it would keep that of the CMYK that it was
-}
+ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
+
+# Of an object in an error's text: another one each time.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class BadImageError(ValueError):
@@ -54,7 +55,8 @@ def normalize_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
 
     Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
     and WebP, whatever they are named, are encoded anew, as grey if they were grey, and with 8 bits;
-    what is transparent becomes white. EXIF orientation is ignored, as ImageNet's own results do.
+    what is transparent becomes white. Comments, colour profiles and other metadata are not copied.
+    EXIF orientation is ignored, as ImageNet's own results do.
 
     Args:
       data: The image file.
@@ -69,14 +71,18 @@ def normalize_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
         image.load()
-    except Image.UnidentifiedImageError as error:  # its own message holds a memory address
+    except Image.UnidentifiedImageError as error:
         raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise BadImageError(f"cannot be decoded: {error}") from error
+    except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
+        raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     if image.format in _JPEG and image.mode in ("L", "RGB"):
         return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
-    return _encode(to_grey_or_rgb(image), encoding, kind)
+    try:
+        image = to_grey_or_rgb(image)
+    except Exception as error:
+        raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
+    return _encode(image, encoding, kind)
 
 
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
@@ -112,12 +118,21 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
 
 
 def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
+    # Pillow would copy comments and the colour profile, and fails where they are long or damaged.
+    image.info.clear()
     buffer = io.BytesIO()
     try:
         image.save(buffer, encoding, **ENCODINGS[encoding])
-    except OSError as error:  # a JPEG has at most 65500 pixels each way
+    except Exception as error:  # a JPEG has at most 65500 pixels each way
         raise BadImageError(
-            f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: {error}"
+            f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: "
+            f"{_reason(error)}"
         ) from error
     channels = len(image.getbands())
     return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)
+
+
+def _reason(error: Exception) -> str:
+    """Returns what an error says, in one line that is always the same, or else its class."""
+    text = " ".join(str(error).split())
+    return _ADDRESS.sub("", text) or type(error).__name__

@@ -14,7 +14,7 @@ from imagenet_fast.data.records import CorruptRecordError, index_shard, read_rec
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import Path, to_path
 
-_SHARD_NAME = re.compile(r"(train|validation)-\d{5}-of-(\d{5})")
+_SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
 # How many labels of a directory without a manifest are looked at before the run starts.
 _LABELS_CHECKED = 1000
 _SYNTHETIC_EXAMPLES = 1_281_167  # ImageNet's, so that epochs mean what they mean there
@@ -22,7 +22,7 @@ _SYNTHETIC_EXAMPLES = 1_281_167  # ImageNet's, so that epochs mean what they mea
 
 @dataclasses.dataclass(frozen=True)
 class SplitInfo:
-    """The shards of ``train`` or ``validation``.
+    """The shards of a split.
 
     Attributes:
       paths: of the TFRecord files; none for synthetic data.
@@ -45,7 +45,7 @@ class DatasetInfo:
       name: for people.
       labels: the name of each class.
       label_offset: what to add to a stored label to get a class in [0, num_classes).
-      splits: ``train`` and, if the data has it, ``validation``.
+      splits: ``train`` and, if the data has them, ``validation`` and ``test``.
     """
 
     name: str

@@ -48,7 +48,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The training or the validation half.
+    """The images for training, for validation or for a test.
 
     Attributes:
       shards: In the order of their numbers.
@@ -69,7 +69,7 @@ class Skipped:
     """An image that was left out.
 
     Attributes:
-      split: ``train`` or ``validation``.
+      split: ``train``, ``validation`` or ``test``.
       file: Its name in the source.
       reason: Why it could not be used.
     """
@@ -86,7 +86,7 @@ class Manifest:
     Attributes:
       name: The data set, e.g. ``fashion_mnist``.
       labels: Class names.
-      splits: By name, ``train`` and ``validation``.
+      splits: By name: ``train`` and, if there are such images, ``validation`` and ``test``.
       label_offset: What to add to a record's label to get its class, an index of ``labels``: 0 in
         what ``prepare`` writes, -1 where labels start at 1.
       source: What the shards were made from and how, as JSON values: the same source gives the same
@@ -190,7 +190,8 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
       progress: Show a progress bar, in bytes.
 
     Returns:
-      One line per problem, each naming the shard; empty if all is well.
+      One line per problem, each naming the shard, and the record where one is damaged; empty if
+      all is well.
 
     Raises:
       UserError: The manifest itself cannot be read.
@@ -235,18 +236,22 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
             f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
             "again"
         )
-    try:
-        for record in records.read_records(path):
-            labels[decode_example(record)[LABEL][0]] += 1
-    except records.CorruptRecordError as error:
-        problems.append(str(error))
-    except (KeyError, IndexError, ValueError) as error:
-        problems.append(f"{path}: record {sum(labels.values())} has no label: {error!r}")
-    else:
-        if sum(labels.values()) != shard.examples:
+    number = 0
+    damaged = False
+    for number, record in enumerate(records.read_past_damage(path), 1):
+        if isinstance(record, records.Damage):
+            damaged = True
             problems.append(
-                f"{path}: has {sum(labels.values())} records, the manifest says {shard.examples}"
+                f"{path}: record {record.record}, at byte {record.offset}, is corrupt: "
+                f"{record.reason}"
             )
+            continue
+        try:
+            labels[decode_example(record)[LABEL][0]] += 1
+        except (KeyError, IndexError, ValueError) as error:
+            problems.append(f"{path}: record {number - 1} has no label: {error!r}")
+    if not damaged and number != shard.examples:
+        problems.append(f"{path}: has {number} records, the manifest says {shard.examples}")
     return _Found(problems, labels)
 
 

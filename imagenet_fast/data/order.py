@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config
@@ -38,8 +39,10 @@ class Share:
       counts: records in each.
       pipelines: how many there are.
       pipeline: which of them this is.
-      by_files: whether the shards are its own, so that it needs all of their records; else they
-        are all pipelines', and it needs each ``pipelines``-th.
+      by_files: whether the shards are its own, so that it needs all of their records, but those of
+        the next two; else they are all pipelines', and it needs each ``pipelines``-th.
+      before: records at the start of the first shard that are another pipeline's.
+      behind: records at the end of the last shard that are another pipeline's.
     """
 
     paths: tuple[str, ...]
@@ -47,19 +50,30 @@ class Share:
     pipelines: int
     pipeline: int
     by_files: bool
+    before: int = 0
+    behind: int = 0
+
+    @property
+    def examples(self) -> int:
+        """Number of records in the shards that are not another pipeline's."""
+        return sum(self.counts) - self.before - self.behind
 
     def shards(self) -> tf.data.Dataset:
-        """Returns the arguments of a :data:`ReadShard`, shard by shard."""
-        counts = tf.constant(self.counts, tf.int64)
-        starts = tf.cumsum(counts, exclusive=True)
-        return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts))
+        """Returns the arguments of what :func:`own_records` returns, shard by shard."""
+        counts = np.array(self.counts, np.int64)
+        firsts, own = np.zeros_like(counts), counts.copy()
+        firsts[0] = self.before
+        own[0] -= self.before
+        own[-1] -= self.behind
+        starts = np.cumsum(own) - own
+        return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts, firsts, own))
 
     def interleave(
         self, shards: tf.data.Dataset, read_shard: ReadShard, threads: int
     ) -> tf.data.Dataset:
         """Returns the records of the shards, some shards at a time."""
         return shards.interleave(
-            read_shard,
+            own_records(read_shard),
             cycle_length=_SHARDS_AT_ONCE,
             num_parallel_calls=threads,
             deterministic=True,
@@ -76,9 +90,44 @@ def share_of(split: SplitInfo, config: Config, pipelines: int, pipeline: int) ->
     Raises:
       UserError: if there are fewer shards than pipelines that are to have shards of their own.
     """
-    by_files = is_by_files(split, config, pipelines)
-    own = slice(pipeline, None, pipelines) if by_files else slice(None)
-    return Share(split.paths[own], split.counts[own], pipelines, pipeline, by_files)
+    if not is_by_files(split, config, pipelines):
+        return Share(split.paths, split.counts, pipelines, pipeline, by_files=False)
+    # In turn, so that where the numbers divide, no shard is cut. Else two pipelines read one shard,
+    # since each must have as many records in an epoch as the others.
+    order = [
+        shard for first in range(pipelines) for shard in range(len(split.paths))[first::pipelines]
+    ]
+    ends = np.cumsum([split.counts[shard] for shard in order])
+    begin, end = (split.examples * own // pipelines for own in (pipeline, pipeline + 1))
+    first = min(int(np.searchsorted(ends, begin, side="right")), len(order) - 1)
+    # There may be fewer records than pipelines.
+    last = max(int(np.searchsorted(ends, end, side="left")), first)
+    own = order[first : last + 1]
+    return Share(
+        tuple(split.paths[shard] for shard in own),
+        tuple(split.counts[shard] for shard in own),
+        pipelines,
+        pipeline,
+        by_files=True,
+        before=int(begin - ends[first] + split.counts[own[0]]),
+        behind=int(ends[last] - end),
+    )
+
+
+def own_records(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
+    """Returns what reads a share's records of one of its shards.
+
+    Its arguments are the shard's path and number of records, the number of the share's records in
+    the shards before it, the number of the first of this shard's that are the share's, and how many
+    these are.
+    """
+
+    def read(
+        path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, own: tf.Tensor
+    ) -> tf.data.Dataset:
+        return read_shard(path, count, start - first).skip(first).take(own)
+
+    return read
 
 
 def is_by_files(split: SplitInfo, config: Config, pipelines: int) -> bool:
@@ -136,12 +185,7 @@ def training_order(
         shards = _shuffle(share.shards(), len(share.paths), seeds[0])
         records = share.interleave(shards, read_shard, threads)
         records = share.own(_shuffle(records, config.shuffle_buffer, seeds[1]))
-        # A worker whose shards hold less than its share starts over. Not without need: TensorFlow
-        # makes one of shuffle and repeat, which fills the buffer with records of several rounds.
-        images = steps_per_epoch * images_per_step
-        if share.by_files and sum(share.counts) < images:
-            records = records.repeat()
-        records = records.take(images)
+        records = records.take(steps_per_epoch * images_per_step)
 
         def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             places = indices * share.pipelines + share.pipeline

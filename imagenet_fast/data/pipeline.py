@@ -39,7 +39,6 @@ from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, Validat
 from imagenet_fast.data.order import (
     ReadShard,
     Share,
-    is_by_files,
     read_shard,
     read_until_damage,
     share_of,
@@ -75,8 +74,8 @@ def make_dataset(
 
     Args:
       config: names the data and says how to read it.
-      split: ``train``: endless, epoch after epoch; or ``validation``: each image once, padded to
-        whole batches.
+      split: ``train``: endless, epoch after epoch; or ``validation`` or ``test``: each image
+        once, padded to whole batches, as many as the result's ``evaluation_steps`` tells.
       first_step: the weight update that the first training batch is for. With ``train_sizes``, the
         images have the size that belongs to it, also those of later steps.
 
@@ -87,6 +86,11 @@ def make_dataset(
     info = read_info(config)
     if split not in info.splits:
         raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
+    if config.data_on_device and split == "test":
+        raise UserError(
+            "data_on_device is for training and validation: read the test split without it, as "
+            "`imagenet-fast evaluate --split=test` does"
+        )
     strategy = make_strategy(config)
     here = _runs_here(strategy)
     keep_freed_memory()
@@ -97,6 +101,9 @@ def make_dataset(
         size = training_image_size(config, first_step, steps_per_epoch(info, config))
         config = config.replace(image_size=size, train_sizes=(), train_until=())
 
+    else:
+        steps = evaluation_steps(info, config, strategy, split)
+
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
         if config.synthetic:
@@ -104,7 +111,6 @@ def make_dataset(
         elif config.data_on_device and split == "train":
             dataset = _step_numbers(replicas, first_step)
         elif config.data_on_device:
-            steps = evaluation_steps(info, config, strategy)
             dataset = _step_numbers(replicas, 0).take(steps * replicas)
         elif split == "train":
             size = per_replica_batch_size(config, strategy)
@@ -113,8 +119,7 @@ def make_dataset(
             )
         else:
             size = _evaluation_batch_size(config, strategy)
-            steps = evaluation_steps(info, config, strategy)
-            dataset = _evaluation_batches(info, config, context, size, here)
+            dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
         options = tf.data.Options()
         # Each worker has taken its share already.
@@ -122,7 +127,11 @@ def make_dataset(
         dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(options)
         return with_threads(dataset, thread_count(config))
 
-    return strategy.distribute_datasets_from_function(batches)
+    dataset = strategy.distribute_datasets_from_function(batches)
+    if split != "train":
+        # For Classifier.evaluate: Keras cannot ask a distributed data set how long it is.
+        dataset.evaluation_steps = steps
+    return dataset
 
 
 @tf.autograph.experimental.do_not_convert
@@ -179,14 +188,15 @@ def training_image_size(config: Config, step: int, steps_per_epoch: int) -> int:
     return config.image_size
 
 
-def evaluation_steps(info: DatasetInfo, config: Config, strategy: tf.distribute.Strategy) -> int:
-    """Returns the steps in which all workers have seen all their validation images."""
-    split = info.splits["validation"]
+def evaluation_steps(
+    info: DatasetInfo,
+    config: Config,
+    strategy: tf.distribute.Strategy,
+    split: str = "validation",
+) -> int:
+    """Returns the steps in which all workers have seen all their images of a split."""
     pipelines = _input_pipelines(strategy)
-    if is_by_files(split, config, pipelines):
-        most = max(sum(split.counts[i::pipelines]) for i in range(pipelines))
-    else:
-        most = -(-split.examples // pipelines)
+    most = -(-info.splits[split].examples // pipelines)
     replicas = strategy.num_replicas_in_sync // pipelines
     return -(-most // (_evaluation_batch_size(config, strategy) * replicas))
 
@@ -346,10 +356,11 @@ def _evaluation_batches(
     config: Config,
     context: tf.distribute.InputContext,
     batch_size: int,
+    split: str,
     here: bool,
 ) -> tf.data.Dataset:
     """Returns this pipeline's images in batches, and then batches of padding without end."""
-    share, read, bad_images = _shards(info, config, context, "validation", with_python=here)
+    share, read, bad_images = _shards(info, config, context, split, with_python=here)
     threads = thread_count(config)
     records = share.own(share.interleave(share.shards(), read, threads)).batch(batch_size)
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()

@@ -1,29 +1,28 @@
 """Converts a source of labelled images into TFRecord shards and a manifest.
 
-Which images go into which shard, and in which order, is settled by the seed before any work, so the
-shards are the same bytes whatever the number of threads and however often the work was interrupted.
-A finished shard is renamed into place and noted in a journal; a run that finds a journal goes on
-from there, and the last thing that a run does is to replace the journal by the manifest.
+Which images go into which shard, and in which order, is settled before any work, so the shards are
+the same bytes whatever the number of threads and however often the work was interrupted. A finished
+shard is renamed into place and noted in a journal; a run that finds a journal goes on from there,
+and the last thing that a run does is to replace the journal by the manifest.
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
+import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import records
+from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalize_encoding
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
@@ -34,28 +33,32 @@ from imagenet_fast.data.prepare_journal import (
     check_same_job,
     unwritable,
 )
+from imagenet_fast.data.prepare_plan import Lists, Task
 from imagenet_fast.data.sources import Item, Source
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
 # By encoding; raised whenever the same source begins to give other shards.
-_CONVERTER_VERSIONS = {"jpeg": 1, "png": 2}
+_CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
 
-_SPLITS = ("train", "validation")
+_SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
+# What a job may differ in from the one that was begun, where its images may come and go.
+_CHANGING = ("images", "fingerprint")
 
 
 def default_shards(images: int) -> dict[str, int]:
     """Returns the usual numbers of shards for a data set of ``images`` training images.
 
     Powers of two, so that 2, 4, 8 ... workers get equally many files: for training as many as have
-    1000 images each, but 8 to 1024; for validation an eighth of that, but at least 4. ImageNet gets
-    its customary 1024 and 128.
+    1000 images each, but 8 to 1024; for validation and a test an eighth of that, but at least 4.
+    ImageNet gets its customary 1024 and 128.
     """
     train = 8
     while train < 1024 and images >= 2 * train * 1000:
         train *= 2
-    return {"train": train, "validation": max(4, train // 8)}
+    others = max(4, train // 8)
+    return {"train": train, "validation": others, "test": others}
 
 
 def prepare(
@@ -71,10 +74,10 @@ def prepare(
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
 
-    Both splits are shuffled: training wants neighbours of different classes, and part of the
-    validation set should be a fair sample of it; if there are no validation images, there will be
-    no such split. If the directory holds the finished data set, shards that are missing or have the
-    wrong size are made again and nothing else is done.
+    All splits are shuffled: training wants neighbours of different classes, and part of the
+    validation set should be a fair sample of it; if there are no images of a split other than
+    ``train``, there will be no such split. If the directory holds the finished data set, shards
+    that are missing or have the wrong size are made again and nothing else is done.
 
     Args:
       source: The images.
@@ -104,7 +107,10 @@ def prepare(
             f"{nearest(encoding, ENCODINGS)}"
         )
     directory = target_directory(directory)
-    shards = _shard_counts(source, {"train": train_shards, "validation": validation_shards})
+    settled = prepare_plan.read_lists(directory) if source.list_files() else None
+    shards = _shard_counts(
+        source, {"train": train_shards, "validation": validation_shards}, settled or {}
+    )
     job = {
         **source.describe(),
         "shards": shards,
@@ -112,19 +118,21 @@ def prepare(
         "encoding": encoding,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
-    tasks = _plan(source, shards, seed)
     converter = _Converter(
         source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
-        return _mend(converter, tasks, job, directory)
+        return _mend(converter, source, settled, job, directory)
     _check_no_strangers(directory)
-    with Journal(directory, job) as journal:
-        intact = {
+    with Journal(directory, job, free=_CHANGING if settled else ()) as journal:
+        there = {
             done.shard.file: done
             for done in journal.done
             if not manifests.size_problem(done.shard, directory / done.shard.file)
         }
+        tasks, kept = _settle(source, settled, there, journal, job, directory)
+        digests = {task.file: task.digest for task in tasks}
+        intact = {file: done for file, done in there.items() if done.digest == digests[file]}
 
         def finish(done: Done) -> None:
             journal.add(done)
@@ -134,6 +142,8 @@ def prepare(
         converter.run(todo, list(intact.values()), finish)
         manifest = _summarize(source, job, [intact[task.file] for task in tasks])
         try:
+            if not kept:
+                prepare_plan.remove_lists(directory)
             manifests.write_manifest(manifest, directory)
         except OSError as error:
             raise unwritable(directory / manifests.FILE, error) from error
@@ -154,12 +164,69 @@ def target_directory(directory: str | os.PathLike[str]) -> Path:
     return to_local_path(directory, "data_dir", advice)
 
 
+def _settle(
+    source: Source,
+    settled: Lists | None,
+    there: dict[str, Done],
+    journal: Journal,
+    job: dict[str, Any],
+    directory: Path,
+) -> tuple[list[Task], bool]:
+    """Returns the shards to be made, and whether later runs cannot tell them by the seed alone.
+
+    Args:
+      source: The images.
+      settled: What an earlier run has settled.
+      there: The shards that it has made, which may be of other images by now.
+      journal: Of the job that was begun.
+      job: The one asked for.
+      directory: Where both are kept.
+
+    Raises:
+      UserError: The images are others, or what is settled cannot be written.
+    """
+    dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
+    files = source.list_files()
+    if files is None:
+        return prepare_plan.tasks_of(source, dealt), False
+    usual = lists = prepare_plan.lists_of(files, dealt)
+    if settled is not None:
+        done = {
+            file for file, own in there.items() if own.digest == prepare_plan.digest(settled[file])
+        }
+        lists = prepare_plan.follow(settled, files, done)
+        if lists is None:
+            check_same_job(journal.job, job, directory)
+            lists = usual
+    if lists != settled:
+        try:
+            prepare_plan.write_lists(directory, lists)
+        except OSError as error:
+            raise unwritable(directory / prepare_plan.FILE, error) from error
+    return prepare_plan.tasks_of_lists(files, lists), lists != usual
+
+
 def _mend(
-    converter: _Converter, tasks: list[_Task], job: dict[str, Any], directory: Path
+    converter: _Converter,
+    source: Source,
+    settled: Lists | None,
+    job: dict[str, Any],
+    directory: Path,
 ) -> Manifest:
     """Makes the shards of a finished data set again that are not what its manifest says."""
     manifest = manifests.read_manifest(directory)
-    check_same_job(manifest.source, job, directory)
+    check_same_job(manifest.source, {k: v for k, v in job.items() if k not in _CHANGING}, directory)
+    if manifest.source.get("fingerprint") != job["fingerprint"]:
+        then, now = _numbers(manifest.source["images"]), _numbers(job["images"])
+        raise UserError(
+            f"{directory}: is finished, but the images have changed since ({then} then, {now} "
+            "now): train on it as it is, or prepare the images of now in another directory"
+        )
+    if settled is None:
+        dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
+        tasks = prepare_plan.tasks_of(source, dealt)
+    else:
+        tasks = prepare_plan.tasks_of_lists(source.list_files(), settled)
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
     damaged = [
         task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)
@@ -177,9 +244,16 @@ def _mend(
         with Journal(directory, job) as journal:
             converter.run(damaged, [], compare)
             journal.remove()
-    # Left behind by a run that was killed between writing the manifest and this.
-    (directory / JOURNAL).unlink(missing_ok=True)
+    # Left behind by a run that was killed between writing the manifest and this. It does no harm
+    # where nothing can be removed, as on a disk that is mounted read-only.
+    if (directory / JOURNAL).exists():
+        with contextlib.suppress(OSError):
+            (directory / JOURNAL).unlink()
     return manifest
+
+
+def _numbers(images: dict[str, int]) -> str:
+    return ", ".join(f"{number} {split}" for split, number in images.items())
 
 
 def _check_no_strangers(directory: Path) -> None:
@@ -194,44 +268,33 @@ def _check_no_strangers(directory: Path) -> None:
             )
 
 
-# --- The plan -----------------------------------------------------------------------------------
+# --- The shards -----------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
-class _Task:
-    """A shard to be made: the indices of its images in ``split``, in order."""
-
-    split: str
-    file: str
-    indices: np.ndarray
-
-
-def _shard_counts(source: Source, asked: dict[str, int | None]) -> dict[str, int]:
+def _shard_counts(
+    source: Source, asked: dict[str, int | None], settled: Collection[str]
+) -> dict[str, int]:
+    """Returns the number of shards of each split: by default those that are settled already."""
     usual = default_shards(source.splits["train"])
+    usual |= collections.Counter(map(prepare_plan.split_of, settled))
     counts = {}
     for split in _SPLITS:
-        images = source.splits[split]
-        if not images and split == "validation" and asked[split] is None:
+        images = source.splits.get(split, 0)
+        if not images and split != "train" and asked.get(split) is None:
             continue
         if not images:
             raise UserError(f"{source.name}: has no {split} images")
-        counts[split] = min(usual[split], images) if asked[split] is None else asked[split]
+        number = asked.get(split)
+        if number is None:
+            counts[split] = usual[split] if settled else min(usual[split], images)
+            continue
+        counts[split] = number
         if not 0 < counts[split] <= images:
             raise UserError(
                 f"{split} shards must be between 1 and the number of images, {images}, "
                 f"not {counts[split]}"
             )
     return counts
-
-
-def _plan(source: Source, shards: dict[str, int], seed: int) -> list[_Task]:
-    tasks = []
-    for number, split in enumerate(shards):
-        # RandomState, unlike Generator, promises the same stream in every version of NumPy.
-        order = np.random.RandomState([seed, number]).permutation(source.splits[split])
-        for shard, indices in enumerate(np.array_split(order, shards[split])):
-            tasks.append(_Task(split, f"{split}-{shard:05d}-of-{shards[split]:05d}", indices))
-    return tasks
 
 
 # --- The work -----------------------------------------------------------------------------------
@@ -259,7 +322,7 @@ class _Converter:
         self._skipped: list[Skipped] = []
         self._stopped = False
 
-    def run(self, tasks: list[_Task], done: list[Done], finish: Callable[[Done], None]) -> None:
+    def run(self, tasks: list[Task], done: list[Done], finish: Callable[[Done], None]) -> None:
         """Makes the shards of ``tasks``.
 
         Args:
@@ -274,7 +337,7 @@ class _Converter:
         before = sum(shard.images for shard in done)
         self._bar = tqdm(
             desc=self._source.name,
-            total=before + sum(len(task.indices) for task in tasks),
+            total=before + sum(len(task.places) for task in tasks),
             initial=before,
             unit=" images",
             disable=not self._progress,
@@ -290,18 +353,19 @@ class _Converter:
                 self._stopped = True  # an error or Ctrl-C needn't wait for whole shards
                 pool.shutdown(cancel_futures=True)
 
-    def _make(self, task: _Task, finish: Callable[[Done], None]) -> None:
+    def _make(self, task: Task, finish: Callable[[Done], None]) -> None:
         """Makes one shard, in a thread of the pool."""
         path = self._directory / task.file
         counts = [0] * len(self._source.labels)
         converted: collections.Counter[str] = collections.Counter()
         skipped: list[Skipped] = []
+        splits = list(self._source.splits)
 
         def examples() -> Iterator[bytes]:
-            for index in task.indices:
+            for number, index in task.places.tolist():
                 if self._stopped:
                     raise CancelledError
-                item = self._read(task.split, int(index))
+                item = self._read(splits[number], index)
                 try:
                     yield self._convert(item, converted)
                     counts[item.label] += 1
@@ -314,7 +378,8 @@ class _Converter:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
             with self._lock:
-                finish(Done(task.split, shard, counts, dict(converted), skipped))
+                done = Done(task.split, shard, counts, dict(converted), skipped, task.digest)
+                finish(done)
         except OSError as error:
             raise unwritable(path, error) from error
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,6 +26,7 @@ class Done:
     class_counts: list[int]
     converted: dict[str, int]
     skipped: list[Skipped]
+    digest: str  # as that of the task
 
     @property
     def images(self) -> int:
@@ -35,14 +37,20 @@ class Done:
 class Journal:
     """The job and the shards that are done, a line of JSON each; held by one process at a time."""
 
-    def __init__(self, directory: Path, job: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, job: dict[str, Any], free: Collection[str] = ()) -> None:
         """Opens the journal in ``directory``, or begins it.
+
+        Args:
+          directory: Where.
+          job: What is to be done.
+          free: Keys of the job in which it may differ from what was begun.
 
         Raises:
           UserError: The directory cannot be written to or is in use, the journal is of another job,
             or there are shards that no journal tells of.
         """
         self._path = directory / JOURNAL
+        self.job = job  # that was begun
         self.done: list[Done] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -51,7 +59,7 @@ class Journal:
             raise UserError(f"{directory}: cannot be written to: {error.strerror}") from error
         try:
             self._lock()
-            self._begin(job)
+            self._begin(free)
         except BaseException:
             self._close()
             raise
@@ -88,13 +96,15 @@ class Journal:
         except OSError:  # a file system without locks
             return
 
-    def _begin(self, job: dict[str, Any]) -> None:
+    def _begin(self, free: Collection[str]) -> None:
         lines = self._read()
         if lines:
-            check_same_job(lines[0], job, self._path.parent)
+            asked = {key: value for key, value in self.job.items() if key not in free}
+            check_same_job(lines[0], asked, self._path.parent)
+            self.job = lines[0]
             self.done = [_from_json(line) for line in lines[1:]]
         else:
-            self._write(job)
+            self._write(self.job)
 
     def _read(self) -> list[dict[str, Any]]:
         """Returns the whole lines and cuts off one that a kill left unfinished."""
@@ -132,6 +142,7 @@ def _from_json(values: dict[str, Any]) -> Done:
         class_counts=values["class_counts"],
         converted=values["converted"],
         skipped=[Skipped(**skipped) for skipped in values["skipped"]],
+        digest=values["digest"],
     )
 
 

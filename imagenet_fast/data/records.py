@@ -112,7 +112,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
             yield _data(file, number, offset, length)
 
 
-def read_past_damage(path: str | os.PathLike[str], count: int) -> Iterator[bytes | Damage]:
+def read_past_damage(path: str | os.PathLike[str], count: int = 0) -> Iterator[bytes | Damage]:
     """Yields the data of each record, or what is wrong with it.
 
     A record whose data is damaged is stepped over. Where a length is damaged, so that nobody knows
@@ -121,7 +121,8 @@ def read_past_damage(path: str | os.PathLike[str], count: int) -> Iterator[bytes
 
     Args:
       path: The file.
-      count: Records that it should hold. If it ends early in good order, that is damage too.
+      count: Records that it should hold at least. If it ends early in good order, that is damage
+        too.
 
     Raises:
       UserError: The file cannot be read.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.plans.run_plan import CompiledMemory, Hardware
 
@@ -28,7 +28,7 @@ def read_compiled_memory(
     Raises:
       UserError: if there is no such file, or it is of another step, or of other chips.
     """
-    file = pathlib.Path(path)
+    file = to_local_path(path, "compiled")
     file = file / "compile.json" if file.is_dir() else file
     try:
         values = json.loads(file.read_text())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import new_path
+from imagenet_fast.files import new_path, temporary_beside
 from imagenet_fast.paths import Path
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
@@ -52,15 +53,17 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     directory = new_path(directory, "export to another directory")
     # Written beside and renamed, so that a server never loads half a model. Only in a bucket, where
     # a folder is renamed file by file, there is a moment when it could.
-    temporary = directory.with_name(directory.name + ".tmp")
+    temporary = temporary_beside(directory)
     with serving_module(source, top_k) as module:
         try:
-            if temporary.exists():
-                tf.io.gfile.rmtree(str(temporary))
             _save(module, temporary)
             temporary.replace(directory)
         except (OSError, tf.errors.OpError) as error:
             raise UserError(f"cannot write {directory}: {error}") from error
+        finally:
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if temporary.exists():
+                    tf.io.gfile.rmtree(str(temporary))
     return str(directory)
 
 

@@ -13,7 +13,7 @@ import tf_keras as keras
 from imagenet_fast import models
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.pipeline import evaluation_steps, make_images_on_device, steps_per_epoch
+from imagenet_fast.data.pipeline import make_images_on_device, steps_per_epoch
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.fusion import Fusion
@@ -164,8 +164,6 @@ def _build_without_images(
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
         model = build_classifier(config, info.labels)
-        if "validation" in info.splits:
-            model.validation_steps = evaluation_steps(info, config, strategy)
         model.compile()
     return model
 

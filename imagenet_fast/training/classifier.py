@@ -85,8 +85,6 @@ class Classifier(keras.Model):
       lookahead: slow copies, to which the weights are pulled back; None: they are not.
       training_images: makes the batches where they are not in the data that ``fit`` is given.
       validation_images: the same for ``evaluate``.
-      validation_steps: steps in which ``make_dataset`` of the same configuration gives each
-        validation image once; Keras cannot ask a distributed data set how long it is.
     """
 
     def __init__(
@@ -115,7 +113,6 @@ class Classifier(keras.Model):
         self.steps_per_epoch: int | None = None
         self.epochs = 1
         self.total_steps: int | None = None
-        self.validation_steps: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
         self.totals = Totals()
@@ -162,7 +159,7 @@ class Classifier(keras.Model):
         """
         self._check_fit(x, **kwargs)
         if _is_distributed(kwargs.get("validation_data")):
-            kwargs.setdefault("validation_steps", self.validation_steps)
+            kwargs.setdefault("validation_steps", _steps_of(kwargs["validation_data"]))
         if steps_per_epoch is None and _is_endless(x):
             steps_per_epoch = self.steps_per_epoch
             if epochs is None and self.total_steps is not None:
@@ -196,17 +193,18 @@ class Classifier(keras.Model):
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate``, of the same model on all replicas."""
         if _is_distributed(x):
-            kwargs.setdefault("steps", self.validation_steps)
+            kwargs.setdefault("steps", _steps_of(x))
         with self.evaluated_weights():
             return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``predict``, of the model that ``evaluate`` evaluates.
 
-        Of ``make_dataset``'s validation images the last rows may be padding: those of label -1.
+        Of images that ``make_dataset`` gives for evaluation, the last rows may be padding, of label
+        -1.
         """
         if _is_distributed(x):
-            kwargs.setdefault("steps", self.validation_steps)
+            kwargs.setdefault("steps", _steps_of(x))
         with self.evaluated_weights():
             return super().predict(x, *args, **kwargs)
 
@@ -678,6 +676,11 @@ def _set_counter(assign: Callable[..., None], value: int) -> None:
 def _is_step(data: Any) -> bool:
     """Returns whether a batch is to be made here, of which only the number has come."""
     return isinstance(data, Mapping) and set(data) == {"step"}
+
+
+def _steps_of(dataset: Any) -> int | None:
+    """Returns the steps in which ``make_dataset``'s images are each evaluated once."""
+    return getattr(dataset, "evaluation_steps", None)
 
 
 def _is_distributed(data: Any) -> bool:

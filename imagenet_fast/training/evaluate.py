@@ -19,16 +19,20 @@ from imagenet_fast.training.recorder import check_evaluated
 _IMAGES_OF_A_DEVICE = 256
 
 
-def evaluate(config: Config) -> dict[str, Any]:
-    """Evaluates the latest checkpoint in ``model_dir`` on each validation image once.
+def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
+    """Evaluates the latest checkpoint in ``model_dir`` on each image of a split once.
+
+    Args:
+      config: names the run and the data.
+      split: ``validation`` or ``test``.
 
     Returns:
       ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (images that could not
       be read) and ``checkpoint``.
 
     Raises:
-      UserError: if there is no checkpoint, no validation data, or either cannot be used, the data
-        has other classes, a shard cannot be read any more, or another worker stops.
+      UserError: if there is no checkpoint, no such split of the data, or either cannot be used,
+        the data has other classes, a shard cannot be read any more, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
         # How training splits a batch has no part in evaluation, which may be on other devices.
@@ -40,19 +44,24 @@ def evaluate(config: Config) -> dict[str, Any]:
             size = min(config.batch_size // config.accumulation_steps, most)
             config = config.replace(eval_batch_size=size)
         info = read_info(config)
-        if "validation" not in info.splits:
-            raise UserError(f"{info.name} has no validation shards")
+        if split not in info.splits:
+            raise UserError(
+                f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}"
+            )
         check_labels(config, info.labels)
         # The list of unreadable images in model_dir is training's: nothing is written there.
         elsewhere = config.replace(model_dir="")
+        if split != "validation":
+            # Devices hold validation images for training; of others, none is seen twice.
+            elsewhere = elsewhere.replace(data_on_device=False)
         model = build_for_evaluation(elsewhere)
         checkpoint = restore_weights(model, config.model_dir)
         result = model.evaluate(
-            make_dataset(elsewhere, "validation"),
-            steps=evaluation_steps(info, config, strategy),
+            make_dataset(elsewhere, split),
+            steps=evaluation_steps(info, config, strategy, split),
             verbose=0,
             return_dict=True,
         )
     result = {name: float(value) for name, value in result.items()}
-    check_evaluated(result, info.splits["validation"].examples)
+    check_evaluated(result, info.splits[split].examples)
     return {**result, "checkpoint": checkpoint}

@@ -1,5 +1,6 @@
 """What is told of images that cannot be read: each once, whoever finds it and however often."""
 
+import collections
 import io
 import itertools
 import json
@@ -415,7 +416,8 @@ class TwoHosts:
     )
 
     def distribute_datasets_from_function(self, function):
-        return [function(tf.distribute.InputContext(2, host, 2)) for host in (0, 1)]
+        contexts = [tf.distribute.InputContext(2, host, 2) for host in (0, 1)]
+        return collections.UserList(map(function, contexts))  # which may have attributes
 
 
 def test_two_workers_list_what_each_meets_and_count_it_once(data, tmp_path, monkeypatch):

@@ -1,8 +1,11 @@
 import io
+import warnings
 
 import numpy as np
 import pytest
+from damaged_images import mutations, png_chunk
 from PIL import Image
+from PIL.BmpImagePlugin import BmpImageFile
 
 from imagenet_fast.data.images import BadImageError, encode_pixels, normalize_encoding
 
@@ -84,6 +87,71 @@ def test_cmyk_jpegs_become_rgb_pngs_without_its_profile():
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     np.testing.assert_array_equal(decoded(image), expected)
     assert b"iCCP" not in image.data
+
+
+def with_chunk(png, kind, data):
+    """Returns a PNG with one more chunk behind its header."""
+    return png[:33] + png_chunk(kind, data) + png[33:]
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(Image.fromarray(RAMP), "GIF", comment=b"long " * 20_000),
+        with_chunk(encoded(Image.fromarray(RAMP), "PNG"), b"tEXt", b"Comment\0" + bytes(99_000)),
+        encoded(Image.fromarray(RAMP), "PNG", icc_profile=b"no profile"),
+        encoded(Image.fromarray(RAMP), "PNG", icc_profile=bytes(17_000_000)),
+        encoded(Image.fromarray(RAMP), "WEBP", icc_profile=b"profile " * 3_000_000),
+        encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", comment=b"long " * 13_000),
+    ],
+    ids=["GIF", "PNG", "profile", "large profile", "WebP", "CMYK"],
+)
+def test_metadata_is_not_copied_and_may_be_of_any_size_or_damaged(data, encoding):
+    try:
+        image = normalize_encoding(data, encoding)
+    except BadImageError as error:  # Pillow itself refuses some while it reads.
+        assert "Decompressed data too large" in str(error)
+        return
+    assert len(image.data) < 10_000
+    assert Image.open(io.BytesIO(image.data)).info.keys() <= {"jfif", *JFIF}
+    assert close(image, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+JFIF = ("jfif_version", "jfif_unit", "jfif_density")
+
+
+class _OddError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["load", "convert", "save"])
+@pytest.mark.parametrize("error", [_OddError("odd at 0x7f12"), MemoryError(), KeyError(3)])
+def test_whatever_pillow_raises_makes_one_bad_image(monkeypatch, method, error):
+    def fail(*_, **__):
+        raise error
+
+    data = encoded(Image.fromarray(RAMP), "BMP")
+    for owner in (Image.Image, BmpImageFile):
+        monkeypatch.setattr(owner, method, fail)
+    with pytest.raises(BadImageError, match=r"cannot .*: (odd|MemoryError|3)$"):
+        normalize_encoding(data)
+
+
+def test_damaged_files_of_nine_formats_are_images_or_bad_images():
+    outcomes = {"image": 0, "bad": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's, of metadata
+        for data in mutations(700):
+            try:
+                image = normalize_encoding(data)
+            except BadImageError as error:
+                outcomes["bad"] += 1
+                assert len(str(error).splitlines()) == 1
+            else:
+                outcomes["image"] += 1
+                assert Image.open(io.BytesIO(image.data)).size == (image.width, image.height)
+    assert min(outcomes.values()) > 100
 
 
 def test_cmyk_jpegs_become_rgb():

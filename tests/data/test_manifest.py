@@ -159,7 +159,32 @@ def test_verify_finds_a_flipped_bit(directory):
     problems = "\n".join(verify(directory, progress=False))
     assert "train-00000-of-00002: its SHA-256" in problems
     assert "record 1, at byte" in problems
-    assert "train: 0 records of class 'b' can be read, the manifest says 2" in problems
+    assert "train: 1 records of class 'b' can be read, the manifest says 2" in problems
+
+
+def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
+    file = "train-00000-of-00002"
+    labels = [0, 1, 2, 0, 1]
+    written = records.write_records(directory / file, examples(labels))
+    splits = json.loads((directory / FILE).read_text())["splits"]
+    splits["train"]["shards"][0] |= written._asdict()
+    splits["train"]["class_counts"] = [2, 2, 2]
+    change(directory, splits=splits)
+    offsets = list(records.locate_records(directory / file))
+    content = bytearray((directory / file).read_bytes())
+    content[offsets[1] + 20] ^= 1  # data
+    content[offsets[3] + 2] ^= 1  # length
+    (directory / file).write_bytes(content)
+    assert verify(directory, progress=False) == [
+        f"{directory / file}: its SHA-256 is not the manifest's: delete it and run "
+        "`imagenet-fast prepare` again",
+        f"{directory / file}: record 1, at byte {offsets[1]}, is corrupt: the checksum of its data "
+        "is wrong",
+        f"{directory / file}: record 3, at byte {offsets[3]}, is corrupt: the checksum of its "
+        "length is wrong",
+        "train: 1 records of class 'a' can be read, the manifest says 2",
+        "train: 1 records of class 'b' can be read, the manifest says 2",
+    ]
 
 
 def test_verify_finds_labels_that_are_no_class(directory):

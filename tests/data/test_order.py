@@ -9,6 +9,7 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.order import (
     is_by_files,
+    own_records,
     read_shard,
     read_until_damage,
     share_of,
@@ -31,6 +32,13 @@ def read_numbers(path, count, start):
     return tf.data.Dataset.range(start, start + count)
 
 
+def read_in_split(path, count, start):
+    """The same where the share is not of all shards."""
+    starts = tf.cumsum(tf.constant(COUNTS, tf.int64), exclusive=True)
+    start = starts[tf.strings.to_number(tf.strings.split(path)[1], tf.int32)]
+    return tf.data.Dataset.range(start, start + count)
+
+
 def orders(batches, *, batch_size, pipelines=1, replicas=1, first_step=0, threads=2, **config):
     """Returns each pipeline's first batches: (numbers [batches, images], identities)."""
     config = Config(batch_size=batch_size, **config)
@@ -39,7 +47,7 @@ def orders(batches, *, batch_size, pipelines=1, replicas=1, first_step=0, thread
     for pipeline in range(pipelines):
         dataset = training_order(
             share_of(split_of(), config, pipelines, pipeline),
-            read_numbers,
+            read_in_split,
             config,
             batch_size=images // replicas,
             images_per_step=images,
@@ -183,22 +191,18 @@ def test_replicas_of_a_pipeline_take_batches_in_turn():
     np.testing.assert_array_equal(own_identities.reshape(3, 12, 3), identities)
 
 
-def test_pipelines_with_shards_of_their_own():
-    config = Config(shard_by="files", batch_size=20)
-    streams = orders(9, pipelines=2, batch_size=20, shard_by="files")  # 3 steps an epoch
-    seen = []
-    for pipeline, (numbers, identities) in enumerate(streams):
-        own = sum(share_of(split_of(), config, 2, pipeline).counts)
-        assert own == (44, 17)[pipeline]
-        assert set(numbers.flat) <= set(range(own))
-        epochs = numbers.reshape(3, 30)
-        for epoch in epochs:
-            # The one that has fewer than its share of 30 starts over with those it has.
-            assert len(set(epoch)) == min(30, own)
+@pytest.mark.parametrize("pipelines", [2, 3, 5])
+def test_pipelines_with_shards_of_their_own_see_each_record_once_an_epoch(pipelines):
+    steps = NUMBERS // (5 * pipelines)
+    streams = orders(4 * steps, pipelines=pipelines, batch_size=5 * pipelines, shard_by="files")
+    seen = np.concatenate([numbers.reshape(4, -1) for numbers, _ in streams], axis=1)
+    identities = np.concatenate([own.reshape(4, -1, 3) for _, own in streams], axis=1)
+    for epoch in seen:
+        assert len(set(epoch)) == 5 * pipelines * steps  # the rest fills no batch
+    for numbers, _ in streams:
+        epochs = numbers.reshape(4, -1)
         assert (epochs[0] != epochs[1]).any() and (epochs[1] != epochs[2]).any()
-        seen += map(tuple, identities.reshape(90, 3))
-    # What comes twice in an epoch is augmented in two ways.
-    assert len(set(seen)) == 180
+    assert len(set(map(tuple, identities.reshape(-1, 3)))) == seen.size
 
 
 def test_pipeline_with_shards_of_its_own_resumes():
@@ -238,13 +242,46 @@ def test_too_few_files_for_the_pipelines(shard_by, bytes):
         assert "--shard_by=records" in str(caught.value)
 
 
-def test_shares_by_files_are_a_partition():
+def parts_of(share, reader):
+    """Returns the numbers of a share's records."""
+    shards = share.shards().flat_map(own_records(reader))
+    return [int(number) for number in shards.as_numpy_iterator()]
+
+
+def test_shares_by_files_are_equal_parts():
     shares = [share_of(split_of(), Config(shard_by="files"), 3, index) for index in range(3)]
-    assert [share.counts for share in shares] == [(23, 8), (9, 4), (17,)]
-    assert sorted(path for share in shares for path in share.paths) == list(split_of().paths)
-    shards = list(shares[1].shards().as_numpy_iterator())
-    # Before the second of its own shards there are the records of the first.
-    assert [tuple(shard) for shard in shards] == [(b"shard 1", 9, 0), (b"shard 4", 4, 9)]
+    assert [share.counts for share in shares] == [(23,), (23, 8, 9), (4, 17)]
+    assert [share.examples for share in shares] == [20, 20, 21]
+    assert [len(parts_of(share, read_in_split)) for share in shares] == [20, 20, 21]
+    seen = [number for share in shares for number in parts_of(share, read_in_split)]
+    assert sorted(seen) == list(range(NUMBERS))
+    # The places in what is held in memory, of which the share has its own alone.
+    for share in shares:
+        assert parts_of(share, read_numbers) == list(range(share.examples))
+
+
+@pytest.mark.parametrize(("pipelines", "shards"), [(2, 8), (4, 8), (3, 6), (8, 8)])
+def test_no_shard_is_cut_where_the_numbers_divide(pipelines, shards):
+    split = split_of((10,) * shards)
+    for index in range(pipelines):
+        share = share_of(split, Config(shard_by="files"), pipelines, index)
+        assert share.paths == split.paths[index::pipelines]
+        assert (share.before, share.behind) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "counts", [(0, 5, 0), (1, 0, 0), (0, 0, 4), (2, 2, 0), (0, 1, 1), (0, 0, 0)]
+)
+def test_shares_of_shards_without_records(counts):
+    split = split_of(counts)
+    seen = []
+    for index in range(3):
+        share = share_of(split, Config(shard_by="files"), 3, index)
+        assert share.examples in (split.examples // 3, -(-split.examples // 3))
+        starts = dict(zip(split.paths, np.cumsum(counts) - counts))
+        for path, _, _, first, own in share.shards().as_numpy_iterator():
+            seen += [starts[path.decode()] + first + place for place in range(own)]
+    assert sorted(seen) == list(range(split.examples))
 
 
 def test_shares_by_records_are_a_partition():

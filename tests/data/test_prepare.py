@@ -1,8 +1,10 @@
+import errno
 import io
 import itertools
 import json
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from damaged_images import mutations
 from PIL import Image
 
 from imagenet_fast import Config, make_dataset
@@ -91,6 +94,37 @@ def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
         assert manifest.labels[example[LABEL][0]] == name.split("/")[0]
         assert (example[HEIGHT], example[WIDTH]) == ([20], [24])
     assert not (tmp_path / JOURNAL).exists()
+
+
+def test_images_for_a_test_are_a_split_of_their_own(folders, tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(folders, source / "train")
+    for label, name in enumerate(("ant", "bee")):
+        (source / "test" / name).mkdir(parents=True)
+        for index in range(11):
+            data = jpeg(1000 + 100 * label + index)
+            (source / "test" / name / f"{index}.jpg").write_bytes(data)
+    images = open_source("folders", source)
+    manifest = prepare(images, tmp_path / "out", validation_shards=2, progress=False)
+    assert [split.examples for split in manifest.splits.values()] == [108, 12, 22]
+    assert list(manifest.splits) == ["train", "validation", "test"]
+    assert manifest.splits["test"].class_counts == (11, 11, 0)
+    assert [len(split.shards) for split in manifest.splits.values()] == [8, 2, 4]
+    assert verify(tmp_path / "out", progress=False) == []
+    assert not any("test" in warning for warning in manifest.warnings)
+    config = Config(
+        data_dir=str(tmp_path / "out"), image_size=8, eval_batch_size=8, strategy="one_device"
+    )
+    for with_manifest in (True, False):
+        counts = [0, 0, 0]
+        dataset = make_dataset(config, "test")
+        for _, labels, weights in dataset:
+            for label in labels.numpy()[weights.numpy() > 0]:
+                counts[label] += 1
+        assert (counts, dataset.evaluation_steps) == ([11, 11, 0], 3)
+        if with_manifest:
+            (tmp_path / "out" / FILE).unlink()
+            config = config.replace(num_classes=3)
 
 
 def test_both_splits_are_shuffled_by_the_seed(source, tmp_path):
@@ -178,6 +212,147 @@ def test_a_torn_journal_and_a_lost_shard_are_made_good(source, tmp_path, bytes_l
     assert contents(torn) == contents(tmp_path / "whole")
 
 
+@pytest.fixture
+def begun(folders, tmp_path):
+    """A copy of the folders, and a directory with half of its shards made."""
+    root, directory = tmp_path / "copy", tmp_path / "begun"
+    shutil.copytree(folders, root)
+    interrupt(open_source("folders", root, holdout=0.25), directory, after=70)
+    return root, directory
+
+
+def done_files(directory):
+    """Returns the names of the images in each shard that is done, by its name."""
+    lines = (directory / JOURNAL).read_text().splitlines()[1:]
+    names = [json.loads(line)["shard"]["file"] for line in lines]
+    return {
+        name: {
+            decode_example(record)[FILENAME][0].decode()
+            for record in records.read_records(directory / name)
+        }
+        for name in names
+    }
+
+
+def times(directory, files):
+    return {file: (directory / file).stat().st_mtime_ns for file in files}
+
+
+def finish(root, directory):
+    """Prepares what was begun, and checks that each image is there once; returns the manifest."""
+    manifest = prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert verify(directory, progress=False) == []
+    examples = read(directory, "train") + read(directory, "validation")
+    names = sorted(example[FILENAME][0].decode() for example in examples)
+    assert names == sorted(path.relative_to(root).as_posix() for path in root.glob("*/*"))
+    for example in examples:
+        assert example[ENCODED][0] == (root / example[FILENAME][0].decode()).read_bytes()
+        assert manifest.labels[example[LABEL][0]] == example[TEXT][0].decode()
+    return manifest
+
+
+@pytest.mark.parametrize("in_done", [False, True])
+@pytest.mark.parametrize("change", ["remove", "add", "replace"])
+def test_a_change_of_the_files_costs_at_most_one_shard(begun, change, in_done):
+    root, directory = begun
+    done = done_files(directory)
+    assert len(done) >= 4
+    names = {path.relative_to(root).as_posix() for path in root.glob("*/*")}
+    chosen = min(set.union(*done.values()) if in_done else names - set.union(*done.values()))
+    before = times(directory, done)
+    if change != "add":
+        (root / chosen).unlink()
+    if change != "remove":
+        (root / chosen).with_suffix(".jpeg").write_bytes(jpeg(9999))
+    validation = {name for file, own in done.items() if file[0] == "v" for name in own}
+    manifest = finish(root, directory)
+    kept = {file for file, own in done.items() if change == "add" or chosen not in own}
+    assert len(kept) >= len(done) - in_done
+    assert times(directory, kept) == {file: before[file] for file in kept}
+    # No image was moved to the other split.
+    found = {own[FILENAME][0].decode() for own in read(directory, "validation")}
+    assert validation - {chosen} <= found
+    # What is finished stays so, and can be mended.
+    whole = contents(directory)
+    source = open_source("folders", root, holdout=0.25)
+    assert prepare(source, directory, progress=False) == manifest
+    (directory / "train-00002-of-00008").unlink()
+    prepare(source, directory, progress=False)
+    assert contents(directory) == whole
+
+
+def test_changes_again_and_again(begun):
+    root, directory = begun
+    for number in range(4):
+        (root / "cat" / f"{number:03d}.jpg").unlink()
+        (root / "ant" / f"new {number}.jpg").write_bytes(jpeg(5000 + number))
+        source = open_source("folders", root, holdout=0.25)
+        fetch = iter(range(20))
+
+        def read_some(split, index, read=source.read, fetch=fetch):
+            if next(fetch, None) is None:
+                raise KeyboardInterrupt
+            return read(split, index)
+
+        source.read = read_some
+        with pytest.raises(KeyboardInterrupt):
+            prepare(source, directory, threads=1, progress=False)
+    finish(root, directory)
+
+
+def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
+    root, directory = begun
+    finish(root, directory)
+    names = {path.name for path in directory.iterdir()}
+    assert names == {FILE, *(name for name in names if "-of-" in name)}
+
+
+def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
+    root, directory = begun
+    done = done_files(directory)
+    names = {path.relative_to(root).as_posix() for path in root.glob("*/*")}
+    bad = sorted(names - set.union(*done.values()))[:3]
+    for name in bad:
+        (root / name).write_bytes(b"not an image, but of another size")
+    before = times(directory, done)
+    for left in (2, 1, 0):
+        source = open_source("folders", root, holdout=0.25)
+        with pytest.raises(UserError, match="more than 0 images") as caught:
+            prepare(source, directory, max_bad_images=0, progress=False)
+        named = next(name for name in bad if name in str(caught.value))
+        (root / named).unlink()
+        bad.remove(named)
+        assert len(bad) == left
+    finish(root, directory)
+    assert times(directory, done) == before
+
+
+def test_other_images_are_not_taken_for_changed_ones(begun, tmp_path):
+    root, directory = begun
+    for path in sorted(root.glob("*/*"))[::2]:
+        path.unlink()
+    (root / "ant" / "001.jpg").unlink()
+    before = contents(directory)
+    with pytest.raises(UserError, match="holds other data"):
+        prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert contents(directory) == before
+
+
+def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
+    root, directory = begun
+    finish(root, directory)
+    before = contents(directory)
+    (root / "ant" / "001.jpg").unlink()
+    with pytest.raises(UserError) as caught:
+        prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
+    assert str(caught.value) == (
+        f"{directory}: is finished, but the images have changed since (90 train, 30 validation "
+        "then, 89 train, 30 validation now): train on it as it is, or prepare the images of now in "
+        "another directory"
+    )
+    assert contents(directory) == before
+
+
 def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
     interrupt(source, tmp_path, after=30)
     assert not list(tmp_path.glob(".*"))
@@ -190,6 +365,21 @@ def test_a_finished_directory_is_left_alone(source, tmp_path):
     source.read = None  # nothing is read
     assert prepare(source, tmp_path, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == times
+
+
+@pytest.mark.parametrize("left_over", [False, True])
+def test_a_finished_directory_on_a_disk_that_is_read_only(source, tmp_path, monkeypatch, left_over):
+    first = prepare(source, tmp_path, progress=False)
+    if left_over:  # as where a kill came behind the manifest
+        (tmp_path / JOURNAL).touch()
+
+    def read_only(*_, **__):  # also for what is not there
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("unlink", "mkdir", "write_bytes", "write_text", "replace", "touch"):
+        monkeypatch.setattr(Path, name, read_only)
+    assert prepare(source, tmp_path, progress=False) == first
+    assert verify(tmp_path, progress=False) == []
 
 
 def test_a_damaged_shard_of_a_finished_directory_is_made_again(source, tmp_path):
@@ -227,7 +417,7 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
         prepare(source, tmp_path, encoding="png", progress=False)
     with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
         prepare(source, tmp_path, train_shards=2, progress=False)
-    with pytest.raises(UserError, match="fingerprint"):
+    with pytest.raises(UserError, match=r"held_out \[0.25, 0\] there, \[0.25, 1\] asked for"):
         prepare(open_source("folders", folders, holdout=0.25, seed=1), tmp_path, progress=False)
     assert contents(tmp_path) == before
 
@@ -295,8 +485,8 @@ def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("limit", "file"),
-    [(100, JOURNAL), (3000, r"(train|validation)-0000.-of-0000.")],
-    ids=["journal", "shard"],
+    [(100, JOURNAL), (3000, r"prepare\.plan"), (7000, r"(train|validation)-0000.-of-0000.")],
+    ids=["journal", "plan", "shard"],
 )
 def test_a_disk_that_is_full_for_a_while(source, tmp_path, limit, file):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -363,6 +553,29 @@ def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
     for example in read(tmp_path / "out", "train"):
         pixels = tf.image.decode_jpeg(example[ENCODED][0])
         assert tuple(pixels.shape) == (20, 24, example[CHANNELS][0])
+
+
+def test_damaged_files_change_no_other_image(folders, tmp_path):
+    kinds = itertools.cycle(["jpg", "png", "gif", "bmp", "webp"])
+    source = tmp_path / "source" / "toy"
+    shutil.copytree(folders, source)
+    good = prepare(open_source("folders", source), tmp_path / "good", progress=False)
+    for number, (data, kind) in enumerate(zip(mutations(300), kinds)):
+        (source / "bee" / f"damaged {number}.{kind}").write_bytes(data)
+    images = open_source("folders", source)
+    found = prepare(images, tmp_path / "all", max_bad_images=300, progress=False)
+    examples = [
+        {
+            example[FILENAME][0]: example
+            for split in found.splits
+            for example in read(tmp_path / place, split)
+        }
+        for place in ("good", "all")
+    ]
+    assert len(found.skipped) > 100 and len(examples[1]) == 420 - len(found.skipped)
+    assert len(examples[0]) == sum(split.examples for split in good.splits.values()) == 120
+    assert examples[0] == {name: examples[1][name] for name in examples[0]}
+    assert verify(tmp_path / "all", progress=False) == []
 
 
 def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp_path):
@@ -542,11 +755,11 @@ def test_a_source_without_validation_images(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "train", "validation"),
+    ("images", "train", "others"),
     [(1_281_167, 1024, 128), (60_000, 32, 4), (50_000, 32, 4), (1437, 8, 4), (16_000, 16, 4)],
 )
-def test_default_shards(images, train, validation):
-    assert default_shards(images) == {"train": train, "validation": validation}
+def test_default_shards(images, train, others):
+    assert default_shards(images) == {"train": train, "validation": others, "test": others}
 
 
 def test_the_bar_shows_all_images_and_their_rate(source, tmp_path, capsys):

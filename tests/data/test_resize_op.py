@@ -103,6 +103,7 @@ def test_it_is_compiled_once(tmp_path):
     [
         ("no-such-compiler", "there is no C++ compiler (no-such-compiler): install one"),
         ("false", "false does not compile"),
+        ("'g++", 'CXX is "\'g++": No closing quotation'),
     ],
 )
 def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
@@ -112,6 +113,31 @@ def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
     assert "['tensorflow', 'tensorflow']" in done.stdout, done.stderr
     assert done.stderr.count("resize_kernel: TensorFlow's, which is slower, since") == 1
     assert reason in done.stderr
+
+
+def test_the_compilers_command_may_have_arguments(tmp_path):
+    log = tmp_path / "log"
+    # As ccache: it runs what follows.
+    wrapper = tmp_path / "my wrapper"
+    wrapper.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    done = run(tmp_path, "native", CXX=f"'{wrapper}' g++ -DNOTHING")
+    assert "native" in done.stdout, done.stderr
+    assert log.read_text() == "g++\n"
+
+
+def test_without_a_home_tensorflow_resizes(monkeypatch, capfd):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as of users without a name
+    native_ops.load_ops.cache_clear()
+    try:
+        config = resize_op.with_resize_kernel(Config(resize_kernel="auto"))
+        with pytest.raises(UserError, match="no home directory is known: set HOME"):
+            resize_op.with_resize_kernel(Config(resize_kernel="native"))
+    finally:
+        native_ops.load_ops.cache_clear()
+    assert config.resize_kernel == "tensorflow"
 
 
 def test_native_kernel_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):

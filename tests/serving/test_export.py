@@ -8,6 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import UserError, commands, export, models
+from imagenet_fast.serving import export as exporting
 from imagenet_fast.serving.module import NO_IMAGE, serving_module
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
@@ -227,11 +228,21 @@ def test_directory_that_cannot_be_written(trained, tmp_path):
         export(trained, tmp_path / "file" / "model")
 
 
-def test_what_a_kill_left_is_replaced(trained, tmp_path):
+def test_other_folders_beside_it_stay_and_nothing_else_is_left(trained, tmp_path, monkeypatch):
     (tmp_path / "model.tmp").mkdir()
-    (tmp_path / "model.tmp" / "saved_model.pb").write_text("half")
+    (tmp_path / "model.tmp" / "precious").write_text("photographs")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exporting, "write_warm_up_requests", full)
+        with pytest.raises(UserError, match=r"cannot write .*/model: .*No space left"):
+            export(trained, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.tmp"]
     export(trained, tmp_path / "model")
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.tmp"]
+    assert (tmp_path / "model.tmp" / "precious").read_text() == "photographs"
     assert tf.saved_model.contains_saved_model(str(tmp_path / "model"))
 
 

@@ -10,6 +10,9 @@ import tensorflow as tf
 
 from imagenet_fast import Config, UserError, build_model, commands, evaluate, make_dataset
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.training import evaluate as evaluation
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.model_dir import claim_model_dir
@@ -135,6 +138,53 @@ def test_command_prints_a_table_and_json(config, saved, expected, capfd):
     printed = json.loads(capfd.readouterr().out)
     assert printed["top1"] == pytest.approx(expected["top1"])
     assert printed["examples"] == 359
+
+
+@pytest.fixture(scope="module")
+def with_test(config, saved, tmp_path_factory):
+    """The same run, with data of which 20 images are for a test."""
+    source = open_source("digits")
+    arrays = {
+        split: (np.stack([own.image for own in items]), np.array([own.label for own in items]))
+        for split, items in {
+            "train": [source.read("train", index) for index in range(40)],
+            "validation": [source.read("validation", index) for index in range(30)],
+            "test": [source.read("train", index) for index in range(100, 120)],
+        }.items()
+    }
+    directory = tmp_path_factory.mktemp("test split") / "data"
+    prepare(ArraySource("digits", "digits", source.labels, arrays), directory, progress=False)
+    return config.replace(data_dir=str(directory))
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_test_split(with_test, saved, on_device):
+    config = with_test.replace(data_on_device=on_device)
+    result = evaluate(config, "test")
+    images, labels, weights = map(
+        np.concatenate, zip(*make_dataset(with_test.replace(eval_batch_size=10), "test"))
+    )
+    assert (weights == 1).all() and len(weights) == 20
+    right = saved(images, training=False).numpy().argmax(1) == labels
+    assert (result["examples"], result["top1"]) == (20, pytest.approx(right.mean()))
+    assert evaluate(config)["examples"] == 30
+
+
+def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
+    told = saved.evaluate(make_dataset(with_test, "test"), verbose=0, return_dict=True)
+    assert told["examples"] == 20
+    with pytest.raises(UserError, match="data_on_device is for training and validation"):
+        make_dataset(with_test.replace(data_on_device=True), "test")
+
+
+def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
+    arguments = ["evaluate", f"--model_dir={config.model_dir}", "--json"]
+    assert commands.run([*arguments, f"--data_dir={with_test.data_dir}", "--split=test"]) == 0
+    assert json.loads(capfd.readouterr().out)["examples"] == 20
+    assert commands.run([*arguments, "--split=test"]) == 2
+    assert "digits has no test shards, only those of train, validation" in capfd.readouterr().err
+    assert commands.run([*arguments, "--split=tets"]) == 2
+    assert "must be validation or test; did you mean 'test'?" in capfd.readouterr().err
 
 
 def test_on_devices_over_which_training_could_not_split_its_batch(

@@ -6,7 +6,7 @@ import inspect
 import os
 from typing import Any
 
-from imagenet_fast.data.sources.base import Item, Source
+from imagenet_fast.data.sources.base import Item, Listed, Source
 from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
 from imagenet_fast.data.sources.digits import open_digits
 from imagenet_fast.data.sources.folders import open_folders
@@ -16,7 +16,7 @@ from imagenet_fast.data.sources.tfds import open_tfds
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
-__all__ = ["KINDS", "Item", "Source", "open_source"]
+__all__ = ["KINDS", "Item", "Listed", "Source", "open_source"]
 
 # A kind's options are the parameters of its function; it needs a path if `path` has no default.
 KINDS = {

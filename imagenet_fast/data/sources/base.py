@@ -24,8 +24,24 @@ class Item(NamedTuple):
     filename: str
 
 
+class Listed(NamedTuple):
+    """An image that lies in a file of its own.
+
+    Attributes:
+      file: Its name in the source.
+      label: As in :class:`Item`.
+      size: In bytes.
+    """
+
+    file: str
+    label: int
+    size: int
+
+
 class Source(abc.ABC):
-    """Labelled images in two splits, ``train`` and ``validation``, read one by one in any order.
+    """Labelled images in splits, read one by one in any order.
+
+    There is ``train``; there may be ``validation``, and ``test``.
 
     Attributes:
       kind: The name under which ``open_source`` knows this kind of source.
@@ -64,6 +80,13 @@ class Source(abc.ABC):
             "images": self.splits,
             "fingerprint": self._fingerprint,
         }
+
+    def list_files(self) -> dict[str, list[Listed]] | None:
+        """Returns the images of each split by index, where each is a file that may come and go.
+
+        None of other sources, which are whole or not at all.
+        """
+        return None
 
     @abc.abstractmethod
     def read(self, split: str, index: int) -> Item:

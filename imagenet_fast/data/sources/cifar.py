@@ -16,6 +16,7 @@ import numpy as np
 
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.errors import UserError
+from imagenet_fast.paths import to_local_path
 
 _PIXELS = 3 * 32 * 32
 
@@ -106,10 +107,11 @@ def _find_in_keras_cache(name: str) -> Path:
     """Returns the folder or archive that one of Keras' versions has left."""
     # KERAS_HOME takes the place of ~/.keras in Keras 3; tf_keras and Keras 2 do not heed it.
     homes = dict.fromkeys((os.environ.get("KERAS_HOME") or "~/.keras", "~/.keras"))
-    folders = [Path(home).expanduser() / "datasets" for home in homes]
-    for folder in folders:
+    folders = []
+    for home in homes:
+        folders.append(to_local_path(home, "KERAS_HOME") / "datasets")
         for suffix in _KERAS_SUFFIXES:
-            path = folder / f"{_KERAS_NAMES[name]}{suffix}"
+            path = folders[-1] / f"{_KERAS_NAMES[name]}{suffix}"
             if path.exists():
                 return path
     raise UserError(

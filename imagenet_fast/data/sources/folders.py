@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections import Counter
+import stat
+import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from imagenet_fast.data.sources.base import Item, Source, printable
+from imagenet_fast.data.sources.base import Item, Listed, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 from imagenet_fast.errors import UserError, nearest
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
 # What Windows leaves in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
-_VALIDATION = ("validation", "val", "test")
-_SPLIT_NAMES = ("train", "training", *_VALIDATION)
-_NAMED = 5  # of the classes, or of the kinds of files, that are warned of
+_VALIDATION = ("validation", "val", "valid", "dev")
+_SPLIT_NAMES = ("train", "training", *_VALIDATION, "test")
+_NAMED = 5  # of the classes, the kinds of files or the links that are warned of
+# Read of images of equal size to find those that are in several classes, in bytes.
+_COMPARED = 256 * 2**20
 
-_Files = list[tuple[str, int]]  # name relative to the data set's directory, label
+_Files = Mapping[str, list[Listed]]  # by split; names are relative to the data set's directory
 
 
 class FolderSource(Source):
@@ -32,8 +37,9 @@ class FolderSource(Source):
         name: str,
         root: Path,
         labels: tuple[str, ...],
-        files: Mapping[str, _Files],
+        files: _Files,
         warnings: tuple[str, ...] = (),
+        held_out: tuple[float, int] | None = None,
     ) -> None:
         """Initializes the source.
 
@@ -41,34 +47,34 @@ class FolderSource(Source):
           name: As ``Source``.
           root: The directory that the files' names are relative to.
           labels: As ``Source``.
-          files: For each split the images' names and labels.
+          files: The images of each split.
           warnings: As ``Source``.
-
-        Raises:
-          UserError: A file is not there, as one that a link leads to.
+          held_out: The fraction that was held out for validation, and the seed; None: nothing was.
         """
         digest = hashlib.sha256()
         for split, members in files.items():
-            for file, _ in members:
+            for file, _, size in members:
                 # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
-                line = f"{split}\0{file}\0{_size(root / file)}\n"
-                digest.update(line.encode(errors="surrogateescape"))
+                digest.update(f"{split}\0{file}\0{size}\n".encode(errors="surrogateescape"))
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__("folders", name, labels, sizes, digest.hexdigest(), warnings=warnings)
         self._root = root
         self._files = dict(files)
+        self._held_out = held_out
+
+    def describe(self) -> dict[str, Any]:
+        """As ``Source``."""
+        held_out = list(self._held_out) if self._held_out else None
+        return {**super().describe(), "held_out": held_out}
+
+    def list_files(self) -> dict[str, list[Listed]]:
+        """As ``Source``."""
+        return self._files
 
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is relative to the data set's directory."""
-        file, label = self._files[split][index]
+        file, label, _ = self._files[split][index]
         return Item((self._root / file).read_bytes(), label, printable(file))
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
 
 
 def open_folders(
@@ -76,61 +82,113 @@ def open_folders(
 ) -> FolderSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    Classes are numbered in alphabetical order. Images may lie deeper within their class folder,
-    also behind links, but no folder counts twice. Hidden files are ignored; other files that are
-    not named like an image, and classes without validation images, are warned of.
+    Beside ``train/`` there may be ``test/CLASS/``, which becomes the split ``test``, and is never
+    taken for validation. Classes are numbered in alphabetical order. Images may lie deeper within
+    their class folder, also behind links, but no folder counts twice. What is hidden is ignored;
+    whatever else is left out is warned of, as are classes without validation images, classes whose
+    names differ in case alone and images in several classes.
 
     Args:
-      path: The directory. Its validation folder may be named ``validation``, ``val`` or ``test``;
-        the first of these that exists is taken.
+      path: The directory. Its validation folder may be named ``validation``, ``val``, ``valid`` or
+        ``dev``.
       name: The data set's name; by default the directory's.
       holdout: The fraction of each class to hold out where there is no validation folder.
       seed: Which images are held out.
 
     Raises:
-      UserError: There is no such directory, something in it cannot be read, a class folder for
-        training holds no image, a class' name is no text or that of a split, or the validation
-        folder has a class that the training folder has not.
+      UserError: There is no such directory, something in it cannot be read, a folder by its name is
+        no class and no split, there are two folders for validation, two class folders are the same
+        one, a class folder for training holds no image, a class' name is no text, or there is a
+        class in another split that the training folder has not.
     """
     path = path.resolve()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
-    train = path / "train" if (path / "train").is_dir() else path
-    validation = next((path / name for name in _VALIDATION if (path / name).is_dir()), None)
-    if train == path or not validation:
-        _check_no_split(path, train)
-    labels = _class_names(train)
-    files, left_out = _list_images(path, train, labels)
-    empty = set(range(len(labels))) - {label for _, label in files}
+    folders = _split_folders(path)
+    labels = _class_names(folders["train"])
+    warnings = _warnings_of_names(labels)
+    if "test" in folders and not set(_names(folders["test"])) & set(labels):
+        warnings += (
+            f"{folders['test']} is left out: it has no folder of a class in {folders['train']}",
+        )
+        del folders["test"]
+    for folder in folders.values():
+        _check_classes(folder, folders["train"], labels)
+    files, more_warnings = _list_images(path, folders, labels)
+    warnings += more_warnings
+    empty = set(range(len(labels))) - {image.label for image in files["train"]}
     if empty:
-        raise UserError(f"{train / labels[min(empty)]}: no image ({', '.join(_SUFFIXES)}) in it")
-    if validation:
-        unknown = sorted(set(_class_names(validation)) - set(labels))
-        if unknown:
-            raise UserError(
-                f"{validation / unknown[0]}: there is no such class in {train}"
-                f"{nearest(unknown[0], labels)}"
-            )
-        validation_files, more_left_out = _list_images(path, validation, labels)
-        splits = {"train": files, "validation": validation_files}
-        left_out += more_left_out
-        advice = f"put some into {validation}"
+        folder = folders["train"] / labels[min(empty)]
+        raise UserError(f"{folder}: no image ({', '.join(_SUFFIXES)}) in it")
+    if "validation" in folders:
+        held_out = None
+        advice = f"put some into {folders['validation']}"
     else:
         if not 0 < holdout < 1:
             raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
-        chosen = hold_out(np.array([label for _, label in files]), holdout, seed)
-        splits = {
-            "train": [file for file, out in zip(files, chosen) if not out],
-            "validation": [file for file, out in zip(files, chosen) if out],
-        }
+        held_out = holdout, seed
+        files = _hold_out(files, holdout, seed)
         advice = (
             f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
         )
-    warnings = (
-        *_warnings_of_files(left_out),
-        *_warnings_of_classes(labels, splits["validation"], advice),
+    warnings += _warnings_of_classes(labels, files["validation"], advice)
+    warnings += _warnings_of_copies(path, labels, files)
+    return FolderSource(name or printable(path.name), path, labels, files, warnings, held_out)
+
+
+def _split_folders(path: Path) -> dict[str, Path]:
+    """Returns the folders of class folders by the splits that they are.
+
+    Raises:
+      UserError: if a folder would be a class, or ignored, that by its name is a split.
+    """
+    there = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir()}
+    folders = {"train": path}
+    if "train" in there:
+        folders = {"train": there.pop("train")}
+        validation = [there.pop(name) for name in _VALIDATION if name in there]
+        if len(validation) > 1:
+            raise UserError(
+                f"{validation[0]} and {validation[1]}: both are for validation by their names; "
+                "keep one of them"
+            )
+        if validation:
+            folders["validation"] = validation[0]
+        if "test" in there:
+            folders["test"] = there.pop("test")
+    for name, entry in there.items():
+        if name.lower() in _SPLIT_NAMES:
+            raise UserError(
+                f"{entry}: is no class by its name; put the class folders for training into "
+                f"{path}/train, those for validation, if there are any, into {path}/validation "
+                f"(or val, valid or dev), and those for a test at the end into {path}/test"
+            )
+    return folders
+
+
+def _hold_out(files: _Files, holdout: float, seed: int) -> dict[str, list[Listed]]:
+    """Returns the splits with some of each class moved from ``train`` to ``validation``."""
+    train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
+    chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
+    return {
+        "train": [image for image, out in zip(train, chosen) if not out],
+        "validation": [image for image, out in zip(train, chosen) if out],
+        **others,
+    }
+
+
+def _warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns what to say of classes that look like one."""
+    alike = defaultdict(list)
+    for label in labels:
+        alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
+    names = [" and ".join(map(repr, own)) for own in alike.values() if len(own) > 1]
+    if not names:
+        return ()
+    return (
+        f"classes differ in case, spaces or accents' encoding alone ({_first(names)}): if they are "
+        "one, put their images into one folder",
     )
-    return FolderSource(name or printable(path.name), path, labels, splits, warnings)
 
 
 def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
@@ -144,11 +202,19 @@ def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
     )
 
 
+def _warnings_of_links(root: Path, links: list[Path]) -> tuple[str, ...]:
+    """Returns what to say of folders that were not entered."""
+    if not links:
+        return ()
+    names = [printable(link.relative_to(root).as_posix()) for link in links]
+    return (f"links to folders that count in another place are left out: {_first(names)}",)
+
+
 def _warnings_of_classes(
-    labels: tuple[str, ...], validation: _Files, advice: str
+    labels: tuple[str, ...], validation: list[Listed], advice: str
 ) -> tuple[str, ...]:
     """Returns what to say of the classes of which training cannot measure the accuracy."""
-    measured = {label for _, label in validation}
+    measured = {image.label for image in validation}
     names = [repr(name) for label, name in enumerate(labels) if label not in measured]
     if not names:
         return ()
@@ -160,28 +226,63 @@ def _warnings_of_classes(
     )
 
 
+def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: _Files) -> tuple[str, ...]:
+    """Returns what to say of images that are in several classes, byte for byte.
+
+    Only files of equal size are read, and not all of them where there are many.
+    """
+    by_size = defaultdict(list)
+    for members in files.values():
+        for image in members:
+            by_size[image.size].append(image)
+    copies = []
+    left = _COMPARED
+    for size, members in sorted(by_size.items()):
+        if not size or len({image.label for image in members}) < 2:
+            continue
+        left -= size * len(members)
+        if left < 0:
+            break
+        by_content = defaultdict(list)
+        for image in members:
+            by_content[_content(root / image.file)].append(image)
+        for same in by_content.values():
+            first = same[0]
+            other = next((image for image in same if image.label != first.label), None)
+            if other:
+                copies.append(f"{printable(first.file)} and {printable(other.file)}")
+    if not copies:
+        return ()
+    return (f"{len(copies)} images are in more than one class, such as {_first(copies)}",)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return hashlib.sha256(path.read_bytes()).digest()
+    except OSError:
+        return os.fsencode(path)  # When the image's turn comes, that is an error.
+
+
 def _first(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
-def _check_no_split(path: Path, train: Path) -> None:
-    """Checks that no folder would be a class, or ignored, that by its name is a split."""
-    for entry in sorted(path.iterdir()):
-        if entry != train and entry.is_dir() and entry.name.lower() in _SPLIT_NAMES:
-            raise UserError(
-                f"{entry}: is no class by its name; put the class folders for training into "
-                f"{path}/train, and those for validation, if there are any, into {path}/validation "
-                "(or val, or test)"
-            )
+def _names(folder: Path) -> list[str]:
+    """Returns the names of the class folders in a folder."""
+    names = []
+    for entry in sorted(folder.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_symlink() and not entry.exists():
+            raise UserError(f"{entry}: is a link to nothing; mend or remove it")
+        if entry.is_dir():
+            names.append(entry.name)
+    return names
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    names = sorted(
-        entry.name
-        for entry in folder.iterdir()
-        if entry.is_dir() and not entry.name.startswith(".")
-    )
+    names = _names(folder)
     if not names:
         raise UserError(f"{folder}: has no class folders in it")
     for name in names:
@@ -196,40 +297,93 @@ def _class_names(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _list_images(root: Path, folder: Path, labels: tuple[str, ...]) -> tuple[_Files, Counter[str]]:
-    """Returns the images in the class folders in ``folder``, always in the same order.
+def _check_classes(folder: Path, train: Path, labels: tuple[str, ...]) -> None:
+    """Checks that a split has no class that training has not."""
+    unknown = sorted(set(_class_names(folder)) - set(labels))
+    if unknown:
+        raise UserError(
+            f"{folder / unknown[0]}: there is no such class in {train}{nearest(unknown[0], labels)}"
+        )
 
-    Also how many other files there are, by suffix.
+
+def _list_images(
+    root: Path, folders: Mapping[str, Path], labels: tuple[str, ...]
+) -> tuple[dict[str, list[Listed]], tuple[str, ...]]:
+    """Returns the images in the class folders of each split, always in the same order.
+
+    Also what to say of what is left out.
     """
-    files = []
+    # A link to one of these, or to what another link has led to, leads no further: behind it are
+    # other classes' images.
+    taken = {folder.resolve(): folder for folder in (root, *folders.values())}
+    for folder in folders.values():
+        for name in _names(folder):
+            place = (folder / name).resolve()
+            if place in taken:
+                raise UserError(
+                    f"{folder / name} and {taken[place]} are the same folder, but images can be of "
+                    "one class and split only; remove one of them"
+                )
+            taken[place] = folder / name
+    files = {}
     left_out: Counter[str] = Counter()
-    for label, name in enumerate(labels):
-        if not (folder / name).is_dir():
-            continue  # There need not be validation images of each class.
-        for path in _walk(folder / name):
-            known = path.name.lower()
-            if known.startswith(".") or known in _IGNORED:
-                continue
-            if known.endswith(_SUFFIXES):
-                files.append((path.relative_to(root).as_posix(), label))
-            else:
-                left_out[printable(path.suffix.lower())] += 1
-    return sorted(files), left_out
+    links: list[Path] = []
+    strays: list[str] = []
+    for split, folder in folders.items():
+        images = []
+        strays += [
+            printable(path.relative_to(root).as_posix())
+            for path in sorted(folder.iterdir())
+            if path.name.lower().endswith(_SUFFIXES) and not path.is_dir()
+        ]
+        for label, name in enumerate(labels):
+            if not (folder / name).is_dir():
+                continue  # Only training needs images of each class.
+            for path in _walk(folder / name, taken, links):
+                known = path.name.lower()
+                if known.startswith(".") or known in _IGNORED:
+                    continue
+                if known.endswith(_SUFFIXES):
+                    file = path.relative_to(root).as_posix()
+                    images.append(Listed(file, label, _size(path)))
+                else:
+                    left_out[printable(path.suffix.lower())] += 1
+        files[split] = sorted(images)
+    warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
+    if strays:
+        warnings += (f"images that are in no class folder are left out: {_first(strays)}",)
+    return files, warnings
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yields the files in a folder and those below, each once where links lead in circles."""
+def _walk(folder: Path, taken: dict[Path, Path], links: list[Path]) -> Iterator[Path]:
+    """Yields the files in a class folder and those below that are not hidden.
+
+    Args:
+      folder: the class folder.
+      taken: by their real paths, the folders that count; added to.
+      links: those that lead to one of these; added to.
+    """
 
     def stop(error: OSError) -> None:
         raise UserError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
-    walked = set()
     for name, folders, files in os.walk(folder, onerror=stop, followlinks=True):
         directory = Path(name)
         place = directory.resolve()
-        if place in walked:
+        if taken.setdefault(place, directory) != directory:
+            links.append(directory)
             folders.clear()
             continue
-        walked.add(place)
-        folders.sort()  # Of two ways to the same folder, always the same one is taken.
+        # Of two ways to the same folder, always the same one is taken.
+        folders[:] = sorted(own for own in folders if not own.startswith("."))
         yield from (directory / file for file in files)
+
+
+def _size(path: Path) -> int:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path}: is no file that can be read; remove it")
+    return found.st_size

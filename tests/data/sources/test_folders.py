@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from imagenet_fast.data.sources import open_source
+from imagenet_fast.data.sources import folders, open_source
 from imagenet_fast.errors import UserError
 
 
@@ -17,7 +17,7 @@ def items(source, split):
     return [source.read(split, index) for index in range(source.splits[split])]
 
 
-@pytest.mark.parametrize("folder", ["validation", "val", "test"])
+@pytest.mark.parametrize("folder", ["validation", "val", "valid", "dev"])
 def test_two_folders_of_class_folders(tmp_path, folder):
     write(
         tmp_path,
@@ -29,6 +29,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
         "train/ant/notes.txt",
         "train/.hidden/z.jpg",
         "train/ant/.thumbnail.jpg",
+        "train/ant/.ipynb_checkpoints/x.jpg",
         f"{folder}/dog/c.bmp",
     )
     source = open_source("folders", tmp_path)
@@ -45,9 +46,72 @@ def test_two_folders_of_class_folders(tmp_path, folder):
     ]
 
 
-def test_validation_goes_before_test(tmp_path):
-    write(tmp_path, "train/a/1.jpg", "test/a/2.jpg", "val/a/3.jpg")
-    assert items(open_source("folders", tmp_path), "validation")[0].filename == "val/a/3.jpg"
+@pytest.mark.parametrize("folder", ["val", ""])
+def test_a_folder_for_a_test_is_a_split_of_its_own(tmp_path, folder):
+    write(tmp_path, *(f"train/a/{index}.jpg" for index in range(10)), "test/a/2.jpg")
+    if folder:
+        write(tmp_path, f"{folder}/a/3.jpg")
+    source = open_source("folders", tmp_path)
+    assert source.splits == {"train": 10 if folder else 9, "validation": 1, "test": 1}
+    assert items(source, "test") == [(b"test/a/2.jpg", 0, "test/a/2.jpg")]
+    (name,) = (item.filename for item in items(source, "validation"))
+    assert name.startswith("val/" if folder else "train/")
+
+
+@pytest.mark.parametrize("name", ["1.jpg", "unknown/1.jpg"])
+def test_images_for_a_test_without_labels_are_left_out(tmp_path, name):
+    write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", f"test/{name}")
+    source = open_source("folders", tmp_path)
+    assert list(source.splits) == ["train", "validation"]
+    assert source.warnings == (
+        f"{tmp_path}/test is left out: it has no folder of a class in {tmp_path}/train",
+    )
+
+
+def test_images_in_no_class_folder_are_warned_of(tmp_path):
+    write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", *(f"train/{index}.JPG" for index in range(7)))
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert warning == (
+        "images that are in no class folder are left out: train/0.JPG, train/1.JPG, train/2.JPG, "
+        "train/3.JPG, train/4.JPG and 2 more"
+    )
+
+
+def test_two_folders_for_validation(tmp_path):
+    write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "dev/a/3.jpg")
+    with pytest.raises(UserError, match=r"/val and .*/dev: both are for validation .*; keep one"):
+        open_source("folders", tmp_path)
+
+
+def test_classes_that_differ_in_case_or_accents_alone_are_warned_of(tmp_path):
+    write(tmp_path, *(f"{name}/1.jpg" for name in ("Cat", "cat", "caf\u00e9", "cafe\u0301", "dog")))
+    warning = open_source("folders", tmp_path).warnings[0]
+    assert warning.startswith("classes differ in case, spaces or accents' encoding alone ")
+    assert "'Cat' and 'cat'" in warning and "'dog'" not in warning
+    assert "'cafe\u0301' and 'caf\u00e9'" in warning
+
+
+def test_images_in_several_classes_are_warned_of(tmp_path):
+    write(tmp_path, *(f"train/{label}/{index}.jpg" for label in "ab" for index in range(3)))
+    write(tmp_path, "val/a/1.jpg", "val/b/1.jpg")
+    assert open_source("folders", tmp_path).warnings == ()
+    (tmp_path / "train/b/copy.jpg").write_bytes(b"train/a/0.jpg")
+    (tmp_path / "val/b/link.jpg").symlink_to("../../train/a/2.jpg")
+    (tmp_path / "train/a/same class.jpg").write_bytes(b"train/a/1.jpg")
+    (warning,) = open_source("folders", tmp_path).warnings
+    assert warning == (
+        "2 images are in more than one class, such as train/a/0.jpg and train/b/copy.jpg, "
+        "train/a/2.jpg and val/b/link.jpg"
+    )
+
+
+def test_only_so_much_is_compared(tmp_path, monkeypatch):
+    write(tmp_path, "a/1.jpg", "b/1.jpg")
+    (tmp_path / "b/2.jpg").write_bytes(b"a/1.jpg")
+    for limit, found in ((20, False), (21, True)):
+        monkeypatch.setattr(folders, "_COMPARED", limit)
+        warnings = open_source("folders", tmp_path).warnings
+        assert any("more than one class" in own for own in warnings) == found
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
@@ -136,6 +200,8 @@ def test_files_that_are_left_out_are_warned_of(tmp_path):
         (["training/a/1.jpg"], "training"),
         (["a/1.jpg", "b/1.jpg", "val/a/1.jpg"], "val"),
         (["train/a/1.jpg", "Test/a/1.jpg"], "Test"),
+        (["train/a/1.jpg", "val/a/1.jpg", "Test/a/1.jpg"], "Test"),
+        (["a/1.jpg", "test/a/1.jpg"], "test"),
     ],
 )
 def test_folders_of_splits_that_are_named_otherwise(tmp_path, names, told):
@@ -144,13 +210,13 @@ def test_folders_of_splits_that_are_named_otherwise(tmp_path, names, told):
         open_source("folders", tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}/{told}: is no class by its name; put the class folders for training into "
-        f"{tmp_path}/train, and those for validation, if there are any, into {tmp_path}/validation "
-        "(or val, or test)"
+        f"{tmp_path}/train, those for validation, if there are any, into {tmp_path}/validation "
+        f"(or val, valid or dev), and those for a test at the end into {tmp_path}/test"
     )
 
 
 def test_classes_within_a_folder_for_training_may_have_any_name(tmp_path):
-    write(tmp_path, "train/test/1.jpg", "train/Val/1.jpg", "val/test/1.jpg", "Test/x/1.jpg")
+    write(tmp_path, "train/test/1.jpg", "train/Val/1.jpg", "val/test/1.jpg")
     assert open_source("folders", tmp_path).labels == ("Val", "test")
 
 
@@ -188,6 +254,64 @@ def test_a_link_to_nothing_is_named(tmp_path):
         open_source("folders", tmp_path)
 
 
+def test_a_class_folder_that_is_a_link_to_nothing_is_named(tmp_path):
+    write(tmp_path, "a/1.jpg")
+    (tmp_path / "b").symlink_to("moved")
+    with pytest.raises(UserError, match=r"/b: is a link to nothing; mend or remove it"):
+        open_source("folders", tmp_path)
+
+
+def test_what_is_named_like_an_image_and_is_no_file(tmp_path):
+    write(tmp_path, "a/1.jpg")
+    os.mkfifo(tmp_path / "a/2.jpg")
+    with pytest.raises(UserError, match=r"a/2\.jpg: is no file that can be read; remove it"):
+        open_source("folders", tmp_path)
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "../../val", "../b", "{root}"])
+def test_links_to_other_classes_give_no_images(tmp_path, target):
+    write(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/1.jpg")
+    (tmp_path / "train/a/up").symlink_to(target.format(root=tmp_path))
+    source = open_source("folders", tmp_path)
+    assert [(item.filename, item.label) for item in items(source, "train")] == [
+        ("train/a/1.jpg", 0),
+        ("train/b/1.jpg", 1),
+    ]
+    (warning,) = source.warnings
+    assert warning == "links to folders that count in another place are left out: train/a/up"
+
+
+def test_a_folder_that_two_classes_link_to_counts_once(tmp_path):
+    write(tmp_path / "set", "a/1.jpg", "b/1.jpg")
+    write(tmp_path / "shared", "2.jpg")
+    for label in ("a", "b"):
+        (tmp_path / "set" / label / "more").symlink_to(tmp_path / "shared")
+    source = open_source("folders", tmp_path / "set")
+    assert [item.filename for item in items(source, "train")] == [
+        "a/1.jpg",
+        "a/more/2.jpg",
+        "b/1.jpg",
+    ]
+    assert source.warnings[0].endswith("are left out: b/more")
+
+
+@pytest.mark.parametrize("name", ["train/b", "val/a"])
+def test_two_class_folders_that_are_one(tmp_path, name):
+    write(tmp_path, "train/a/1.jpg", "val/c/1.jpg", "train/c/1.jpg")
+    (tmp_path / name).symlink_to(tmp_path / "train/a")
+    with pytest.raises(UserError, match=rf"/{name} and .*/train/a are the same folder"):
+        open_source("folders", tmp_path)
+
+
+def test_class_folders_may_be_links(tmp_path):
+    write(tmp_path / "elsewhere", "x/1.jpg", "y/2.jpg")
+    (tmp_path / "set").mkdir()
+    for label, place in (("a", "x"), ("b", "y")):
+        (tmp_path / "set" / label).symlink_to(tmp_path / "elsewhere" / place)
+    source = open_source("folders", tmp_path / "set")
+    assert [item.filename for item in items(source, "train")] == ["a/1.jpg", "b/2.jpg"]
+
+
 def test_links_that_lead_in_circles(tmp_path):
     write(tmp_path, *(f"a/z/{index}.jpg" for index in range(10)), "b/1.jpg")
     (tmp_path / "a/self").symlink_to(".")
@@ -195,7 +319,7 @@ def test_links_that_lead_in_circles(tmp_path):
     (tmp_path / "a/other").symlink_to("../b")
     source = open_source("folders", tmp_path)
     names = [item.filename for split in source.splits for item in items(source, split)]
-    expected = ["a/other/1.jpg", "b/1.jpg", *(f"a/again/{index}.jpg" for index in range(10))]
+    expected = ["b/1.jpg", *(f"a/again/{index}.jpg" for index in range(10))]
     assert sorted(names) == sorted(expected)
 
 
