@@ -23,7 +23,28 @@ _SOURCE_OPTIONS = {
     ),
     "holdout": (
         0.1,
-        "folders: share of each class held out where there is no validation folder",
+        "folders, list, huggingface: fraction of each class held out where there is no validation "
+        "split",
+    ),
+    "image_column": (
+        "",
+        "list, huggingface: the column of the images; default: the first that is called so, as "
+        "image, file_name or path",
+    ),
+    "label_column": (
+        "",
+        "list, huggingface: the column of the labels; default: likewise, as label",
+    ),
+    "split_column": (
+        "",
+        "list: the column that says train, validation or test; default: split, set or subset, if "
+        "there is one",
+    ),
+    "image_dir": ("", "list: directory in which relative paths begin; default: the list's own"),
+    "tfds_name": (
+        "",
+        "tfds: the data set's name, as cifar10, to download and prepare it through TensorFlow "
+        "Datasets; source_path is then the directory of all of theirs",
     ),
     "pad_to": (0, "idx: pixels of height and width to reach by a border of zeros; 0: no border"),
 }
@@ -33,12 +54,16 @@ def main(arguments: list[str]) -> int:
     """Writes shards and a manifest, or verifies them; 2 if they are damaged."""
     flags = CommandFlags("prepare")
     flags.define(
-        "source", "", "idx, digits, cifar10, cifar100, folders, imagenet or tfds: see docs/data.md"
+        "source",
+        "",
+        "folders, list, huggingface, tfds, imagenet, cifar10, cifar100, idx or digits: see "
+        "docs/data.md",
     )
     flags.define(
         "source_path",
         "",
-        "path of the source's files; digits has none, and idx, cifar10 and cifar100 know one",
+        "path of the source's files; digits has none, and idx, cifar10, cifar100 and, with a name, "
+        "tfds know one",
     )
     for name, (default, text) in _SOURCE_OPTIONS.items():
         flags.define(name, default, text)

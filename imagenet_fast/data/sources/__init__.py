@@ -10,8 +10,10 @@ from imagenet_fast.data.sources.base import Item, Listed, Source
 from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
 from imagenet_fast.data.sources.digits import open_digits
 from imagenet_fast.data.sources.folders import open_folders
+from imagenet_fast.data.sources.huggingface import open_huggingface
 from imagenet_fast.data.sources.idx import open_idx
 from imagenet_fast.data.sources.imagenet import open_imagenet
+from imagenet_fast.data.sources.listed import open_list
 from imagenet_fast.data.sources.tfds import open_tfds
 from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
@@ -24,8 +26,10 @@ KINDS = {
     "cifar100": open_cifar100,
     "digits": open_digits,
     "folders": open_folders,
+    "huggingface": open_huggingface,
     "idx": open_idx,
     "imagenet": open_imagenet,
+    "list": open_list,
     "tfds": open_tfds,
 }
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import stat
-import unicodedata
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from imagenet_fast.data.sources.base import Item, Listed, Source, printable
-from imagenet_fast.data.sources.holdout import hold_out
+from imagenet_fast.data.sources.base import Listed, printable
+from imagenet_fast.data.sources.files import (
+    FileSource,
+    first_names,
+    hold_out_files,
+    size_of,
+    warnings_of_classes,
+    warnings_of_copies,
+    warnings_of_names,
+)
 from imagenet_fast.errors import UserError, nearest
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
@@ -22,64 +24,11 @@ _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
 _IGNORED = ("thumbs.db", "desktop.ini")
 _VALIDATION = ("validation", "val", "valid", "dev")
 _SPLIT_NAMES = ("train", "training", *_VALIDATION, "test")
-_NAMED = 5  # of the classes, the kinds of files or the links that are warned of
-# Read of images of equal size to find those that are in several classes, in bytes.
-_COMPARED = 256 * 2**20
-
-_Files = Mapping[str, list[Listed]]  # by split; names are relative to the data set's directory
-
-
-class FolderSource(Source):
-    """Image files in folders named after their classes."""
-
-    def __init__(
-        self,
-        name: str,
-        root: Path,
-        labels: tuple[str, ...],
-        files: _Files,
-        warnings: tuple[str, ...] = (),
-        held_out: tuple[float, int] | None = None,
-    ) -> None:
-        """Initializes the source.
-
-        Args:
-          name: As ``Source``.
-          root: The directory that the files' names are relative to.
-          labels: As ``Source``.
-          files: The images of each split.
-          warnings: As ``Source``.
-          held_out: The fraction that was held out for validation, and the seed; None: nothing was.
-        """
-        digest = hashlib.sha256()
-        for split, members in files.items():
-            for file, _, size in members:
-                # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
-                digest.update(f"{split}\0{file}\0{size}\n".encode(errors="surrogateescape"))
-        sizes = {split: len(members) for split, members in files.items()}
-        super().__init__("folders", name, labels, sizes, digest.hexdigest(), warnings=warnings)
-        self._root = root
-        self._files = dict(files)
-        self._held_out = held_out
-
-    def describe(self) -> dict[str, Any]:
-        """As ``Source``."""
-        held_out = list(self._held_out) if self._held_out else None
-        return {**super().describe(), "held_out": held_out}
-
-    def list_files(self) -> dict[str, list[Listed]]:
-        """As ``Source``."""
-        return self._files
-
-    def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is relative to the data set's directory."""
-        file, label, _ = self._files[split][index]
-        return Item((self._root / file).read_bytes(), label, printable(file))
 
 
 def open_folders(
     path: Path, name: str | None = None, holdout: float = 0.1, seed: int = 0
-) -> FolderSource:
+) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
     Beside ``train/`` there may be ``test/CLASS/``, which becomes the split ``test``, and is never
@@ -106,7 +55,7 @@ def open_folders(
         raise UserError(f"{path}: no such directory")
     folders = _split_folders(path)
     labels = _class_names(folders["train"])
-    warnings = _warnings_of_names(labels)
+    warnings = warnings_of_names(labels)
     if "test" in folders and not set(_names(folders["test"])) & set(labels):
         warnings += (
             f"{folders['test']} is left out: it has no folder of a class in {folders['train']}",
@@ -127,13 +76,15 @@ def open_folders(
         if not 0 < holdout < 1:
             raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
         held_out = holdout, seed
-        files = _hold_out(files, holdout, seed)
+        files = hold_out_files(files, holdout, seed)
         advice = (
             f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
         )
-    warnings += _warnings_of_classes(labels, files["validation"], advice)
-    warnings += _warnings_of_copies(path, labels, files)
-    return FolderSource(name or printable(path.name), path, labels, files, warnings, held_out)
+    warnings += warnings_of_classes(labels, files["validation"], advice)
+    warnings += warnings_of_copies(path, labels, files)
+    return FileSource(
+        "folders", name or printable(path.name), path, labels, files, warnings, held_out
+    )
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
@@ -166,31 +117,6 @@ def _split_folders(path: Path) -> dict[str, Path]:
     return folders
 
 
-def _hold_out(files: _Files, holdout: float, seed: int) -> dict[str, list[Listed]]:
-    """Returns the splits with some of each class moved from ``train`` to ``validation``."""
-    train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
-    chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
-    return {
-        "train": [image for image, out in zip(train, chosen) if not out],
-        "validation": [image for image, out in zip(train, chosen) if out],
-        **others,
-    }
-
-
-def _warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns what to say of classes that look like one."""
-    alike = defaultdict(list)
-    for label in labels:
-        alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
-    names = [" and ".join(map(repr, own)) for own in alike.values() if len(own) > 1]
-    if not names:
-        return ()
-    return (
-        f"classes differ in case, spaces or accents' encoding alone ({_first(names)}): if they are "
-        "one, put their images into one folder",
-    )
-
-
 def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
     """Returns what to say of files that may be images of other kinds."""
     if not left_out:
@@ -198,7 +124,7 @@ def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
     kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
     return (
         f"files that are not named like images ({', '.join(_SUFFIXES)}) are left out: "
-        f"{_first(kinds)}",
+        f"{first_names(kinds)}",
     )
 
 
@@ -207,65 +133,7 @@ def _warnings_of_links(root: Path, links: list[Path]) -> tuple[str, ...]:
     if not links:
         return ()
     names = [printable(link.relative_to(root).as_posix()) for link in links]
-    return (f"links to folders that count in another place are left out: {_first(names)}",)
-
-
-def _warnings_of_classes(
-    labels: tuple[str, ...], validation: list[Listed], advice: str
-) -> tuple[str, ...]:
-    """Returns what to say of the classes of which training cannot measure the accuracy."""
-    measured = {image.label for image in validation}
-    names = [repr(name) for label, name in enumerate(labels) if label not in measured]
-    if not names:
-        return ()
-    if not measured:
-        return (f"there are no validation images, by which to measure accuracy; {advice}",)
-    return (
-        f"{len(names)} of {len(labels)} classes have no validation images, by which to measure "
-        f"accuracy ({_first(names)}); {advice}",
-    )
-
-
-def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: _Files) -> tuple[str, ...]:
-    """Returns what to say of images that are in several classes, byte for byte.
-
-    Only files of equal size are read, and not all of them where there are many.
-    """
-    by_size = defaultdict(list)
-    for members in files.values():
-        for image in members:
-            by_size[image.size].append(image)
-    copies = []
-    left = _COMPARED
-    for size, members in sorted(by_size.items()):
-        if not size or len({image.label for image in members}) < 2:
-            continue
-        left -= size * len(members)
-        if left < 0:
-            break
-        by_content = defaultdict(list)
-        for image in members:
-            by_content[_content(root / image.file)].append(image)
-        for same in by_content.values():
-            first = same[0]
-            other = next((image for image in same if image.label != first.label), None)
-            if other:
-                copies.append(f"{printable(first.file)} and {printable(other.file)}")
-    if not copies:
-        return ()
-    return (f"{len(copies)} images are in more than one class, such as {_first(copies)}",)
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return hashlib.sha256(path.read_bytes()).digest()
-    except OSError:
-        return os.fsencode(path)  # When the image's turn comes, that is an error.
-
-
-def _first(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return f"{', '.join(names[:_NAMED])}{more}"
+    return (f"links to folders that count in another place are left out: {first_names(names)}",)
 
 
 def _names(folder: Path) -> list[str]:
@@ -345,13 +213,13 @@ def _list_images(
                     continue
                 if known.endswith(_SUFFIXES):
                     file = path.relative_to(root).as_posix()
-                    images.append(Listed(file, label, _size(path)))
+                    images.append(Listed(file, label, size_of(path)))
                 else:
                     left_out[printable(path.suffix.lower())] += 1
         files[split] = sorted(images)
     warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
     if strays:
-        warnings += (f"images that are in no class folder are left out: {_first(strays)}",)
+        warnings += (f"images that are in no class folder are left out: {first_names(strays)}",)
     return files, warnings
 
 
@@ -377,13 +245,3 @@ def _walk(folder: Path, taken: dict[Path, Path], links: list[Path]) -> Iterator[
         # Of two ways to the same folder, always the same one is taken.
         folders[:] = sorted(own for own in folders if not own.startswith("."))
         yield from (directory / file for file in files)
-
-
-def _size(path: Path) -> int:
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: is no file that can be read; remove it")
-    return found.st_size

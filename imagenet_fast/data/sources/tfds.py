@@ -1,4 +1,4 @@
-"""A data set that TensorFlow Datasets has prepared, read without TensorFlow Datasets."""
+"""A data set of TensorFlow Datasets: one that it has prepared, or by name one to prepare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.sources.base import Item, Source
-from imagenet_fast.errors import UserError
+from imagenet_fast.errors import UserError, how_to_install, nearest
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"
@@ -34,7 +34,11 @@ class TfdsSource(Source):
     """Examples with the features ``image`` (an encoded image) and ``label``."""
 
     def __init__(
-        self, name: str, labels: tuple[str, ...], shards: Mapping[str, list[_Shard]]
+        self,
+        name: str,
+        labels: tuple[str, ...],
+        shards: Mapping[str, list[_Shard]],
+        warnings: tuple[str, ...] = (),
     ) -> None:
         """Initializes the source.
 
@@ -42,6 +46,7 @@ class TfdsSource(Source):
           name: As ``Source``.
           labels: As ``Source``.
           shards: The files of each split.
+          warnings: As ``Source``.
         """
         digest = hashlib.sha256()
         for members in shards.values():
@@ -53,7 +58,7 @@ class TfdsSource(Source):
             for split, members in shards.items()
         }
         sizes = {split: int(ends[-1]) for split, ends in self._ends.items()}
-        super().__init__("tfds", name, labels, sizes, digest.hexdigest())
+        super().__init__("tfds", name, labels, sizes, digest.hexdigest(), warnings=warnings)
 
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is the data set's own, else that of the shard and record.
@@ -80,25 +85,73 @@ class TfdsSource(Source):
             ) from error
 
 
-def open_tfds(path: Path) -> TfdsSource:
-    """Returns a data set of images from the directory that TensorFlow Datasets prepared it in.
+def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSource:
+    """Returns a data set of images that TensorFlow Datasets has prepared, or prepares now.
+
+    The splits are ``train``, and ``validation`` or else ``test``, of which a warning tells.
 
     Args:
       path: The directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or the one above it, of
-        whose versions the newest is taken. The splits are ``train``, and ``validation`` or else
-        ``test``.
+        whose versions the newest is taken. With ``tfds_name`` it is the directory of all data sets;
+        None: ``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``.
+      tfds_name: As TensorFlow Datasets know it: ``cifar10``, ``cifar10:3.0.2`` or, with a
+        configuration, ``imagenet_resized/64x64``. It is downloaded and prepared where that was not
+        done before; this takes the extra ``tfds``.
 
     Raises:
-      UserError: It is no such directory, the files are not TFRecord or not all there, or the data
-        set lacks one of the splits or of the features ``image`` and ``label``.
+      UserError: There is no such name, it cannot be downloaded or prepared, the directory is not
+        one of TensorFlow Datasets, the files are not TFRecord or not all there, or the data set
+        lacks one of the splits or of the features ``image`` and ``label``.
     """
-    directory = _version_directory(path)
+    if tfds_name:
+        directory = _prepared(tfds_name, path)
+    elif path is None:
+        raise UserError("the source 'tfds' needs a path, or --tfds_name")
+    else:
+        directory = _version_directory(path)
     try:
         return _open_version(directory, _read_json(directory / _INFO))
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise UserError(
             f"{directory / _INFO}: is not as TensorFlow Datasets writes it: {error!r}"
         ) from error
+
+
+def _prepared(name: str, data_dir: Path | None) -> Path:
+    """Returns where TensorFlow Datasets have prepared a data set, and has them do it if needed."""
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise UserError(
+            f"--tfds_name needs TensorFlow Datasets: {how_to_install('tfds')} ({error})"
+        ) from None
+    try:
+        builder = tfds.builder(name, data_dir=None if data_dir is None else str(data_dir))
+    except tfds.core.DatasetNotFoundError:
+        plain = re.split("[/:]", name)[0]
+        raise UserError(
+            f"TensorFlow Datasets know no {plain!r}{nearest(plain, tfds.list_builders())}"
+        ) from None
+    except Exception as error:  # as of a configuration or version that there is not
+        raise UserError(f"tfds_name={name!r} cannot be used: {_first_line(error)}") from error
+    features = builder.info.features or {}
+    for feature in ("image", "label"):
+        if feature not in features:  # before all is downloaded
+            raise UserError(
+                f"{name}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
+            )
+    try:
+        builder.download_and_prepare(file_format="tfrecord")
+    except Exception as error:  # of the network, the disk or the data set's own code
+        raise UserError(
+            f"TensorFlow Datasets cannot prepare {name}: {_first_line(error)}"
+        ) from error
+    return Path(builder.data_path)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
@@ -119,7 +172,10 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
         "train": _index(directory, splits["train"]),
         "validation": _index(directory, splits[validation]),
     }
-    return TfdsSource(info["name"], _class_names(directory), shards)
+    warnings = ()
+    if validation == "test":
+        warnings = ("there is no split 'validation': 'test' is taken for it",)
+    return TfdsSource(info["name"], _class_names(directory), shards, warnings)
 
 
 def _version_directory(path: Path) -> Path:

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from imagenet_fast.data.sources import folders, open_source
+from imagenet_fast.data.sources import files, open_source
 from imagenet_fast.errors import UserError
 
 
@@ -109,7 +109,7 @@ def test_only_so_much_is_compared(tmp_path, monkeypatch):
     write(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "b/2.jpg").write_bytes(b"a/1.jpg")
     for limit, found in ((20, False), (21, True)):
-        monkeypatch.setattr(folders, "_COMPARED", limit)
+        monkeypatch.setattr(files, "_COMPARED", limit)
         warnings = open_source("folders", tmp_path).warnings
         assert any("more than one class" in own for own in warnings) == found
 

@@ -140,3 +140,84 @@ def test_a_split_without_files(tmp_path):
     write(tmp_path, {**SPLITS, "train": []})
     with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
         open_source("tfds", tmp_path)
+
+
+# --- By name
+
+
+@pytest.fixture
+def tfds():
+    return pytest.importorskip("tensorflow_datasets", reason="needs TensorFlow Datasets")
+
+
+@pytest.fixture
+def tiny(tfds):
+    """A data set that TensorFlow Datasets know, of 10 and 4 images, and its pixels."""
+    import numpy as np
+
+    class TinyInsects(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "image": tfds.features.Image(shape=(4, 5, 3), encoding_format="png"),
+                "label": tfds.features.ClassLabel(names=["ant", "bee"]),
+            }
+            return self.dataset_info_from_configs(features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {
+                "train": self._generate_examples(0, 10),
+                "test": self._generate_examples(10, 14),
+            }
+
+        def _generate_examples(self, first, end):
+            for number in range(first, end):
+                pixels = np.full((4, 5, 3), number, np.uint8)
+                yield number, {"image": pixels, "label": number % 2}
+
+    yield "tiny_insects"
+    tfds.core.registered._DATASET_REGISTRY.pop("tiny_insects")
+
+
+def test_a_data_set_by_its_name(tmp_path, tiny):
+    import tensorflow as tf
+
+    source = open_source("tfds", tmp_path, tfds_name=tiny)
+    assert (source.name, source.labels) == ("tiny_insects", ("ant", "bee"))
+    assert source.splits == {"train": 10, "validation": 4}
+    assert source.warnings == ("there is no split 'validation': 'test' is taken for it",)
+    for split, first in (("train", 0), ("validation", 10)):
+        numbers = []
+        for content, label, _ in items(source, split):
+            pixels = tf.image.decode_png(content).numpy()
+            assert pixels.shape == (4, 5, 3) and pixels.min() == pixels.max()
+            assert pixels[0, 0, 0] % 2 == label
+            numbers.append(int(pixels[0, 0, 0]))
+        assert sorted(numbers) == list(range(first, first + source.splits[split]))
+    # Read without TensorFlow Datasets, it is the same.
+    assert open_source("tfds", tmp_path / tiny).describe() == source.describe()
+    assert open_source("tfds", tmp_path, tfds_name=f"{tiny}:1.0.0").describe() == source.describe()
+
+
+def test_names_that_cannot_be_used(tmp_path, tiny, tfds):
+    with pytest.raises(UserError, match=r"know no 'cifar11'; did you mean 'cifar10"):
+        open_source("tfds", tmp_path, tfds_name="cifar11")
+    with pytest.raises(UserError, match=r"tfds_name='tiny_insects:9\.0\.0' cannot be used"):
+        open_source("tfds", tmp_path, tfds_name=f"{tiny}:9.0.0")
+    with pytest.raises(UserError, match="has no feature 'image'; it has "):
+        open_source("tfds", tmp_path, tfds_name="ag_news_subset")
+
+
+def test_a_data_set_that_cannot_be_prepared(tmp_path, tiny, tfds, monkeypatch):
+    def fail(*_, **__):
+        raise ConnectionError("no network\nmore")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    with pytest.raises(UserError, match=r"cannot prepare tiny_insects: no network$"):
+        open_source("tfds", tmp_path, tfds_name=tiny)
+
+
+def test_neither_a_path_nor_a_name():
+    with pytest.raises(UserError, match="needs a path, or --tfds_name"):
+        open_source("tfds")

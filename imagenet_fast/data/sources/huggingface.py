@@ -1,0 +1,257 @@
+"""A data set on the disk in one of Hugging Face's layouts, read by their library ``datasets``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from imagenet_fast.data.sources.base import Item, Source, printable
+from imagenet_fast.data.sources.files import SPLITS, first_names
+from imagenet_fast.data.sources.holdout import hold_out
+from imagenet_fast.errors import UserError, how_to_install, nearest
+
+_SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
+_IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
+_LABEL_COLUMNS = ("label", "labels", "cls", "class", "fine_label")
+
+_Rows = Any  # a datasets.Dataset; the library is not always there
+
+
+class HuggingFaceSource(Source):
+    """Rows with an image and a label."""
+
+    def __init__(
+        self,
+        name: str,
+        labels: tuple[str, ...],
+        rows: Mapping[str, _Rows],
+        numbers: Mapping[str, np.ndarray],
+        chosen: Mapping[str, tuple[str, np.ndarray]],
+        image_column: str,
+        fingerprint: str,
+        warnings: tuple[str, ...],
+    ) -> None:
+        """Initializes the source.
+
+        Args:
+          name: As ``Source``.
+          labels: As ``Source``.
+          rows: By their own split.
+          numbers: Their labels, int64.
+          chosen: For each split, from which of these its images are, and which rows.
+          image_column: The name of the images' column.
+          fingerprint: As ``Source``.
+          warnings: As ``Source``.
+        """
+        sizes = {split: len(places) for split, (_, places) in chosen.items()}
+        super().__init__("huggingface", name, labels, sizes, fingerprint, warnings=warnings)
+        self._rows = dict(rows)
+        self._numbers = dict(numbers)
+        self._chosen = dict(chosen)
+        self._image = image_column
+
+    def read(self, split: str, index: int) -> Item:
+        """As ``Source``; the filename is the row's own, else its split and number."""
+        origin, places = self._chosen[split]
+        place = int(places[index])
+        value = self._rows[origin][place][self._image] or {}
+        file, content = value.get("path"), value.get("bytes")
+        if content is None and file:
+            content = Path(file).read_bytes()
+        name = printable(Path(file).name) if file else f"{origin}[{place}]"
+        # Without an image it counts as one that cannot be decoded.
+        return Item(content or b"", int(self._numbers[origin][place]), name)
+
+
+def open_huggingface(
+    path: Path,
+    name: str | None = None,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    holdout: float = 0.1,
+    seed: int = 0,
+) -> HuggingFaceSource:
+    """Returns a data set of images from a folder that Hugging Face's ``datasets`` can load.
+
+    That is a folder of Parquet files, of class folders, or of images with a ``metadata.csv`` or
+    ``metadata.jsonl``; of WebDataset's tars; or what ``save_to_disk`` wrote. Parquet files and tars
+    are copied once into the library's cache, ``~/.cache/huggingface`` or ``$HF_HOME``, from which
+    rows can be read in any order. Nothing is downloaded.
+
+    Args:
+      path: The folder. Splits are called ``train``, ``validation`` (or ``val``, ``valid``,
+        ``dev``) and ``test``, as the library finds them by the files' names.
+      name: The data set's name; by default the folder's.
+      image_column: The column of the images; by default the only one of that type, else ``image``,
+        ``img``, ``jpg``, ``jpeg``, ``png`` or ``webp``.
+      label_column: That of the labels, which are class labels, whole numbers from 0 or text; by
+        default the only column of class labels, else ``label``, ``labels``, ``cls``, ``class`` or
+        ``fine_label``.
+      holdout: The fraction of each class to hold out where no split is for validation.
+      seed: Which images are held out.
+
+    Raises:
+      UserError: ``datasets`` is not installed or cannot load the folder, there is no split for
+        training, a column is missing or of another type, or a row lacks its label.
+    """
+    datasets = _import_datasets()
+    if not path.is_dir():
+        raise UserError(f"{path}: no such directory")
+    rows = _load(datasets, path.resolve())
+    features = rows["train"].features
+    columns = (
+        _column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image"),
+        _column(path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"),
+    )
+    rows = {split: _undecoded(datasets, path, own, columns[0]) for split, own in rows.items()}
+    labels, numbers, warnings = _labels(datasets, path, rows, columns[1])
+    rows = {split: own for split, own in rows.items() if split in numbers}
+    chosen = {split: (split, np.arange(len(own))) for split, own in numbers.items()}
+    if "validation" not in rows:
+        if not 0 < holdout < 1:
+            raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
+        out = hold_out(numbers["train"], holdout, seed)
+        chosen["train"] = "train", np.flatnonzero(~out)
+        chosen["validation"] = "train", np.flatnonzero(out)
+    digest = hashlib.sha256(_files_of(path).encode(errors="surrogateescape"))
+    for split, (_, places) in sorted(chosen.items()):
+        digest.update(split.encode() + places.astype(np.int64).tobytes())
+    own_name, fingerprint = name or printable(path.resolve().name), digest.hexdigest()
+    return HuggingFaceSource(
+        own_name, labels, rows, numbers, chosen, columns[0], fingerprint, warnings
+    )
+
+
+def _import_datasets() -> Any:
+    # The folder is here: nothing is to be asked for elsewhere.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"--source=huggingface needs Hugging Face's datasets: {how_to_install('huggingface')} "
+            f"({error})"
+        ) from None
+    return datasets
+
+
+def _load(datasets: Any, path: Path) -> dict[str, _Rows]:
+    """Returns the rows of each split, by our name for it."""
+    saved = any((path / file).is_file() for file in _SAVED)
+    try:
+        found = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+    except Exception as error:  # whatever its readers raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path}: Hugging Face's datasets cannot load it: {reason}") from error
+    if isinstance(found, datasets.Dataset):
+        found = {"train": found}
+    rows: dict[str, _Rows] = {}
+    for name, own in found.items():
+        split = SPLITS.get(name.lower())
+        if split is None or split in rows:
+            names = ", ".join(map(repr, found))
+            raise UserError(
+                f"{path}: its splits are {names}, but must be train, validation (or val, valid, "
+                "dev) and test, each once"
+            )
+        rows[split] = own
+    if not rows.get("train"):
+        raise UserError(f"{path}: has no split 'train' with rows in it")
+    return rows
+
+
+def _column(
+    path: Path,
+    features: Mapping[str, Any],
+    kind: type,
+    given: str | None,
+    usual: tuple[str, ...],
+    what: str,
+) -> str:
+    known = ", ".join(map(repr, features))
+    if given is not None:
+        if given not in features:
+            raise UserError(
+                f"{path}: has no column {given!r}{nearest(given, list(features))}; it has {known}"
+            )
+        return given
+    typed = [name for name, own in features.items() if isinstance(own, kind)]
+    found = typed if len(typed) == 1 else [name for name in usual if name in features]
+    if not found:
+        raise UserError(
+            f"{path}: no column is the {what} by its name; it has {known}: say which with "
+            f"--{what}_column"
+        )
+    return found[0]
+
+
+def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
+    """Returns rows whose images are files as they are, not pixels."""
+    feature = rows.features.get(column)
+    if not isinstance(feature, datasets.Image):
+        value = feature if feature is None else getattr(feature, "dtype", type(feature).__name__)
+        if value not in ("binary", "string", "large_binary", "large_string"):
+            raise UserError(
+                f"{path}: column {column!r} holds {value}, but must hold images: files as bytes, "
+                "or their paths"
+            )
+    try:
+        return rows.cast_column(column, datasets.Image(decode=False))
+    except Exception as error:  # whatever Arrow raises
+        raise UserError(f"{path}: column {column!r} holds no images: {error}") from error
+
+
+def _labels(
+    datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
+) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
+    """Returns the classes, each split's labels, and what to say of splits that have none."""
+    feature = rows["train"].features[column]
+    names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
+    values = {split: list(own[column][:]) for split, own in rows.items()}
+    unlabelled = {
+        split
+        for split, own in values.items()
+        if split != "train" and all(value in (None, -1) for value in own)
+    }
+    warnings = tuple(
+        f"the split {split} is left out: it has no labels" for split in sorted(unlabelled)
+    )
+    values = {split: own for split, own in values.items() if split not in unlabelled}
+    if names is None:
+        names = _class_names(path, column, values["train"])
+    as_text = isinstance(values["train"][0], str)
+    number = {name if as_text else place: place for place, name in enumerate(names)}
+    labels = {}
+    for split, own in values.items():
+        wrong = [place for place, value in enumerate(own) if value not in number]
+        if wrong:
+            raise UserError(
+                f"{path}: row {wrong[0]} of {split} has the label {own[wrong[0]]!r}, which is none "
+                f"of {len(names)} classes ({first_names([repr(name) for name in names])})"
+            )
+        labels[split] = np.array([number[value] for value in own], np.int64)
+    return names, labels, warnings
+
+
+def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
+    """Returns the classes that training has, where the column does not name them."""
+    kinds = {type(value) for value in values}
+    if kinds == {str}:
+        return tuple(sorted(set(values)))
+    if kinds == {int} and min(values) >= 0:
+        return tuple(map(str, range(max(values) + 1)))
+    raise UserError(
+        f"{path}: column {column!r} must have class labels, text, or whole numbers from 0, and no "
+        "row without one; say which column is the labels' with --label_column"
+    )
+
+
+def _files_of(path: Path) -> str:
+    """Returns the names and sizes of all files, which differ where data sets do."""
+    found = (own for own in sorted(path.rglob("*")) if own.is_file())
+    return "".join(f"{own.relative_to(path)}\0{own.stat().st_size}\n" for own in found)

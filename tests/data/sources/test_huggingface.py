@@ -1,0 +1,208 @@
+"""Data sets in Hugging Face's layouts, made by their own library or by hand."""
+
+import io
+import json
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.errors import UserError
+
+datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def png(number):
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 5, 3), number, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+IMAGES = [png(number) for number in range(24)]
+LABELS = [number % 3 for number in range(24)]
+CLASSES = ["ant", "bee", "cat"]
+
+
+def table(numbers, names=CLASSES):
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=names)}
+    )
+    rows = {
+        "image": [{"bytes": IMAGES[number], "path": f"{number}.png"} for number in numbers],
+        "label": [LABELS[number] for number in numbers],
+    }
+    return datasets.Dataset.from_dict(rows, features=features)
+
+
+def found(source, split):
+    return [tuple(source.read(split, index)) for index in range(source.splits[split])]
+
+
+def expected(numbers):
+    return [(IMAGES[number], LABELS[number], f"{number}.png") for number in numbers]
+
+
+def parquet(folder):
+    folder.mkdir()
+    for name, numbers in (
+        ("train-00000-of-00002", range(8)),
+        ("train-00001-of-00002", range(8, 16)),
+    ):
+        table(numbers).to_parquet(folder / f"{name}.parquet")
+    table(range(16, 20)).to_parquet(folder / "validation-00000-of-00001.parquet")
+    table(range(20, 24)).to_parquet(folder / "test-00000-of-00001.parquet")
+
+
+def saved(folder):
+    parts = {"train": range(16), "val": range(16, 20), "test": range(20, 24)}
+    datasets.DatasetDict({name: table(own) for name, own in parts.items()}).save_to_disk(folder)
+
+
+def tars(folder):
+    folder.mkdir()
+    for split, numbers in (
+        ("train", range(16)),
+        ("validation", range(16, 20)),
+        ("test", range(20, 24)),
+    ):
+        with tarfile.open(folder / f"{split}-000000.tar", "w") as tar:
+            for number in numbers:
+                for suffix, content in (("png", IMAGES[number]), ("cls", b"%d" % LABELS[number])):
+                    info = tarfile.TarInfo(f"{number:03d}.{suffix}")
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+
+def class_folders(folder):
+    for split, numbers in (
+        ("train", range(16)),
+        ("validation", range(16, 20)),
+        ("test", range(20, 24)),
+    ):
+        for number in numbers:
+            file = folder / split / CLASSES[LABELS[number]] / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(IMAGES[number])
+
+
+def with_metadata(folder):
+    for split, numbers in (
+        ("train", range(16)),
+        ("validation", range(16, 20)),
+        ("test", range(20, 24)),
+    ):
+        (folder / split).mkdir(parents=True)
+        with (folder / split / "metadata.jsonl").open("w") as lines:
+            for number in numbers:
+                (folder / split / f"{number}.png").write_bytes(IMAGES[number])
+                row = {"file_name": f"{number}.png", "label": CLASSES[LABELS[number]]}
+                lines.write(json.dumps(row) + "\n")
+
+
+@pytest.mark.parametrize("make", [parquet, saved, tars, class_folders, with_metadata])
+def test_each_layout_gives_the_same_images(tmp_path, make):
+    make(tmp_path / "insects")
+    source = open_source("huggingface", tmp_path / "insects")
+    assert (source.kind, source.name) == ("huggingface", "insects")
+    assert source.labels == (tuple("012") if make is tars else tuple(CLASSES))
+    for split, numbers in (
+        ("train", range(16)),
+        ("validation", range(16, 20)),
+        ("test", range(20, 24)),
+    ):
+        images = {content: label for content, label, _ in found(source, split)}
+        assert images == {content: label for content, label, _ in expected(numbers)}
+    assert source.describe() == open_source("huggingface", tmp_path / "insects").describe()
+
+
+def test_some_of_each_class_is_held_out(tmp_path):
+    (tmp_path / "one").mkdir()
+    table(range(24)).to_parquet(tmp_path / "one" / "all.parquet")
+    source = open_source("huggingface", tmp_path / "one", holdout=0.25)
+    assert source.splits == {"train": 18, "validation": 6}
+    assert sorted(label for _, label, _ in found(source, "validation")) == [0, 0, 1, 1, 2, 2]
+    both = found(source, "train") + found(source, "validation")
+    assert sorted(both) == sorted(expected(range(24)))
+
+
+def test_columns_of_other_names_and_types(tmp_path):
+    (tmp_path / "own").mkdir()
+    rows = {"picture": IMAGES, "kind": [("x", "y")[label % 2] for label in LABELS]}
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "own" / "train.parquet")
+    with pytest.raises(
+        UserError, match="no column is the image by its name; it has 'picture', 'ki"
+    ):
+        open_source("huggingface", tmp_path / "own")
+    with pytest.raises(UserError, match="no column 'pictur'; did you mean 'picture'"):
+        open_source("huggingface", tmp_path / "own", image_column="pictur")
+    options = {"image_column": "picture", "label_column": "kind"}
+    source = open_source("huggingface", tmp_path / "own", **options)
+    assert source.labels == ("x", "y")
+    images = {content: label for content, label, _ in found(source, "train")}
+    assert images.items() <= {c: label % 2 for c, label in zip(IMAGES, LABELS)}.items()
+
+
+def test_a_split_without_labels_is_left_out(tmp_path):
+    (tmp_path / "own").mkdir()
+    table(range(16)).to_parquet(tmp_path / "own" / "train.parquet")
+    features = table([0]).features
+    rows = {"image": [{"bytes": IMAGES[0], "path": None}], "label": [-1]}
+    test = datasets.Dataset.from_dict(rows, features=features)
+    test.to_parquet(tmp_path / "own" / "test.parquet")
+    source = open_source("huggingface", tmp_path / "own")
+    assert sorted(source.splits) == ["train", "validation"]
+    assert "the split test is left out: it has no labels" in source.warnings
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"image": [1, 2], "label": [0, 1]}, "column 'image' holds int64, but must hold images"),
+        ({"image": IMAGES[:2], "label": [0, None]}, "no row without one"),
+        ({"image": IMAGES[:2], "label": [0.5, 1.5]}, "must have class labels, text, or whole"),
+        ({"image": IMAGES[:2], "label": [-1, 1]}, "whole numbers from 0"),
+        ({"image": [], "label": []}, "cannot load it|no split 'train' with rows"),
+    ],
+)
+def test_columns_of_the_wrong_type(tmp_path, rows, message):
+    (tmp_path / "own").mkdir()
+    datasets.Dataset.from_dict(rows).to_parquet(tmp_path / "own" / "train.parquet")
+    with pytest.raises(UserError, match=message):
+        open_source("huggingface", tmp_path / "own")
+
+
+def test_folders_that_are_no_data_sets(tmp_path):
+    with pytest.raises(UserError, match="no such directory"):
+        open_source("huggingface", tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="Hugging Face's datasets cannot load it"):
+        open_source("huggingface", tmp_path / "empty")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "train.parquet").write_bytes(b"PAR1 but no more")
+    with pytest.raises(UserError, match="Hugging Face's datasets cannot load it"):
+        open_source("huggingface", tmp_path / "bad")
+    saved_as = datasets.DatasetDict({"one": table(range(3)), "two": table(range(3))})
+    saved_as.save_to_disk(tmp_path / "other")
+    with pytest.raises(UserError, match="its splits are 'one', 'two', but must be train"):
+        open_source("huggingface", tmp_path / "other")
+
+
+def test_a_row_without_an_image_is_one_bad_image(tmp_path):
+    (tmp_path / "own").mkdir()
+    features = table([0]).features
+    rows = {"image": [None, *({"bytes": own, "path": None} for own in IMAGES[1:9])]}
+    rows["label"] = LABELS[:9]
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(
+        tmp_path / "own" / "train.parquet"
+    )
+    source = open_source("huggingface", tmp_path / "own")
+    assert b"" in [
+        content for content, _, _ in found(source, "train") + found(source, "validation")
+    ]

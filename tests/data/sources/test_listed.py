@@ -1,0 +1,169 @@
+"""Lists of images and labels."""
+
+import json
+
+import pytest
+
+from imagenet_fast.data.sources import open_source
+from imagenet_fast.errors import UserError
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Writes a list and images of which each holds its name: make(text, suffix, *names)."""
+
+    def write(text, *names, suffix=".csv", encoding="utf-8"):
+        for name in names:
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(name.encode())
+        path = tmp_path / f"photos{suffix}"
+        path.write_text(text, encoding=encoding)
+        return path
+
+    return write
+
+
+def items(source, split):
+    return [tuple(source.read(split, index)) for index in range(source.splits[split])]
+
+
+CSV = """image,label,split
+b.jpg,dog,train
+deep/a.png,cat,train
+v.jpg,dog,val
+t.jpg,cat,test
+"""
+TSV = CSV.replace(",", "\t")
+LINES = "".join(
+    json.dumps(dict(zip(("image", "label", "split"), line.split(",")))) + "\n"
+    for line in CSV.splitlines()[1:]
+)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "text"), [(".csv", CSV), (".TSV", TSV), (".jsonl", LINES), (".ndjson", LINES)]
+)
+def test_the_same_images_of_each_kind_of_list(make, suffix, text):
+    path = make(text, "b.jpg", "deep/a.png", "v.jpg", "t.jpg", suffix=suffix)
+    source = open_source("list", path)
+    assert (source.kind, source.name, source.labels) == ("list", "photos", ("cat", "dog"))
+    assert items(source, "train") == [(b"b.jpg", 1, "b.jpg"), (b"deep/a.png", 0, "deep/a.png")]
+    assert items(source, "validation") == [(b"v.jpg", 1, "v.jpg")]
+    assert items(source, "test") == [(b"t.jpg", 0, "t.jpg")]
+
+
+def test_columns_and_folder_of_ones_own(make, tmp_path):
+    names = [f"images/{number}.jpg" for number in range(20)]
+    rows = "".join(f"{number}.jpg,{number % 2},x\n" for number in range(20))
+    path = make(f"id,kind,other\n{rows}", *names)
+    options = {"image_column": "id", "label_column": "kind", "image_dir": str(tmp_path / "images")}
+    source = open_source("list", path, **options)
+    assert source.splits == {"train": 18, "validation": 2}
+    found = items(source, "train") + items(source, "validation")
+    assert sorted(name for _, _, name in found) == sorted(f"{number}.jpg" for number in range(20))
+    assert all(int(name[:-4]) % 2 == label for _, label, name in found)
+    other = open_source("list", path, seed=1, **options)
+    assert items(other, "validation") != items(source, "validation")
+    assert other.describe() != source.describe()
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        (["10", "9", "1"], ("1", "9", "10")),
+        (["10", "9", "x"], ("10", "9", "x")),
+        (["b", "B", "a"], ("B", "a", "b")),
+    ],
+)
+def test_order_of_the_classes(make, values, labels):
+    names = [f"{number}.jpg" for number in range(3)]
+    rows = "".join(f"{name},{value}\n" for name, value in zip(names, values))
+    source = open_source("list", make(f"path,class\n{rows}", *names), holdout=0.5)
+    assert source.labels == labels
+
+
+def test_numbers_of_json_are_labels_too(make):
+    text = '{"file_name": "a.jpg", "label": 3}\n\n{"file_name": "b.jpg", "label": 11}\n'
+    source = open_source("list", make(text, "a.jpg", "b.jpg", suffix=".jsonl"))
+    assert source.labels == ("3", "11")
+
+
+def test_a_byte_order_mark_quotes_and_an_absolute_path(make, tmp_path):
+    (tmp_path / "else where").mkdir()
+    (tmp_path / "else where" / "a,b.jpg").write_bytes(b"x")
+    text = f'image,label\n"{tmp_path}/else where/a,b.jpg","a ""dog"""\n'
+    source = open_source("list", make(text, encoding="utf-8-sig"))
+    assert source.labels == ('a "dog"',)
+    assert items(source, "train")[0][:2] == (b"x", 0)
+
+
+def test_the_same_line_twice_counts_once(make):
+    source = open_source("list", make("image,label\na.jpg,x\na.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg"))
+    assert source.splits["train"] + source.splits["validation"] == 2
+
+
+def test_what_looks_odd_is_warned_of(make):
+    text = "image,label,split\na.jpg,Dog,train\nb.jpg,dog,train\nc.jpg,dog,valid\n"
+    path = make(text, "a.jpg", "b.jpg", "c.jpg")
+    warnings = open_source("list", path).warnings
+    assert any("differ in case" in own and "'Dog' and 'dog'" in own for own in warnings)
+    assert any("1 of 2 classes have no validation images" in own for own in warnings)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "names no image"),
+        ("image,label\n", "names no image"),
+        ("a.jpg,x\nb.jpg,y\n", r"no column image or .*; it has 'a.jpg', 'x': say .*--image_column"),
+        ("image,kind\na.jpg,x\n", r"no column label or class .*--label_column"),
+        ("image,label\na.jpg,x,y\n", "line 2: has more values than there are columns"),
+        ("image,label\na.jpg\n", "line 2: label is nothing, but must be text"),
+        ("image,label\na.jpg,\n", "line 2: label is '', but must be one line of text"),
+        (
+            "image,label\na.jpg,x\n\nz.jpg,x\n",
+            r"1 of 2 files are not in .*z.jpg, line 4.*image_dir",
+        ),
+        ("image,label\na.jpg,x\na.jpg,y\n", "a.jpg is 'x' for train in line 2, but 'y' for train"),
+        ("image,label,split\na.jpg,x,train\na.jpg,x,val\n", "but 'x' for validation in line 3"),
+        ("image,label,split\na.jpg,x,rest\n", "line 2: split is 'rest', but must be one of train"),
+        ("image,label,split\na.jpg,x,val\n", "has no images for training"),
+        (
+            "image,label,split\na.jpg,dog,train\nb.jpg,dg,val\n",
+            r"1 classes of validation have no images for training \('dg'\); did you mean 'dog'",
+        ),
+        ('image,label\n"a.jpg,x\n', "cannot be read as CSV"),
+    ],
+)
+def test_bad_lists(make, text, message):
+    with pytest.raises(UserError, match=message):
+        open_source("list", make(text, "a.jpg", "b.jpg"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "line 1: is no JSON"),
+        ("[1]", "line 1: is no JSON object"),
+        ('{"image": "a.jpg", "label": null}', "line 1: label is nothing"),
+        ('{"image": ["a.jpg"], "label": "x"}', r'line 1: image is \["a.jpg"\], but must be text'),
+        ('{"image": "a.jpg", "label": true}', "line 1: label is true"),
+        ('{"image": "a.jpg", "label": "x"}\n{"label": "x"}', "line 2: image is nothing"),
+    ],
+)
+def test_bad_json_lines(make, text, message):
+    with pytest.raises(UserError, match=message):
+        open_source("list", make(text, "a.jpg", suffix=".jsonl"))
+
+
+def test_files_that_are_no_lists(make, tmp_path):
+    with pytest.raises(UserError, match=r"is no list by its name, which must end in one of \.csv"):
+        open_source("list", make("", suffix=".txt"))
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        open_source("list", tmp_path / "none.csv")
+    with pytest.raises(UserError, match="is not in UTF-8"):
+        open_source("list", make("image,label\na.jpg,\xfc\n", "a.jpg", encoding="latin-1"))
+    with pytest.raises(UserError, match="has no column 'labl'; did you mean 'label'"):
+        open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), label_column="labl")
+    with pytest.raises(UserError, match="must be between 0 and 1"):
+        open_source("list", make("image,label\na.jpg,x\n", "a.jpg"), holdout=1.5)
