@@ -8,7 +8,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import UserError, commands, export, models
-from imagenet_fast.serving.module import NO_IMAGE, serving_module
+from imagenet_fast.data.headers import NO_IMAGE
+from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import claim_model_dir
