@@ -33,11 +33,11 @@ _SIGNATURES = [
     *[(0, b"P%d\n" % number, "PPM") for number in range(1, 8)],
 ]
 
-# By the low four bits of a JPEG's SOF marker, what decoders of Huffman-coded JPEGs cannot read.
+# By the low four bits of a JPEG's SOF marker, what libjpeg-turbo does not decode; it does decode
+# arithmetic coding, 9 and 10.
 _CODINGS = {
     **dict.fromkeys((3, 11), "lossless JPEG"),
     **dict.fromkeys((5, 6, 7, 13, 14, 15), "hierarchical JPEG"),
-    **dict.fromkeys((9, 10), "arithmetic-coded JPEG"),
 }
 _NOT_SOF = (0xC4, 0xC8, 0xCC)
 # Of a JPEG, looked at for the SOF: a colour profile alone can take 255.

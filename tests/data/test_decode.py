@@ -256,6 +256,27 @@ def test_ycck_jpeg_decodes_as_by_pillow():
     assert np.abs(image - prepared(cmyk)[2:30, 2:30]).max() > 20
 
 
+def with_orientation(image, format, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(image, format, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_ignored_everywhere(orientation):
+    """Pixels stay as they are stored: in evaluation, serving, training and prepare."""
+    image = Image.fromarray(smooth(16, 24))
+    config = Config(image_size=14, train_crop="none")
+    for format in ("JPEG", "PNG"):
+        plain, turned = encode(image, format), with_orientation(image, format, orientation)
+        assert Image.open(io.BytesIO(turned)).getexif()[0x0112] == orientation
+        for decode in (evaluation_image, training_image):
+            np.testing.assert_array_equal(decode(turned, config), decode(plain, config))
+        np.testing.assert_array_equal(prepared(turned), prepared(plain))
+    # A JPEG goes into a shard as it is, its orientation with it.
+    assert normalize_encoding(with_orientation(image, "JPEG", orientation)).converted_from is None
+
+
 @pytest.mark.parametrize(
     "encoded",
     [b"", b"text", b"\xff\xd8\xff", encode(noise(40, 40))[:700], encode(noise(9, 9), "PNG")[:60]],

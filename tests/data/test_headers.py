@@ -11,6 +11,7 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config
+from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.headers import NO_IMAGE, check_header, image_size, reason_of_failure
 from imagenet_fast.data.images import TooManyPixelsError, normalize_encoding
 
@@ -141,7 +142,6 @@ def test_other_formats_are_named(form, name):
     [
         ({"marker": 0xC3}, "lossless JPEG"),
         ({"marker": 0xC6}, "hierarchical JPEG"),
-        ({"marker": 0xC9}, "arithmetic-coded JPEG"),
         ({"precision": 12}, "12-bit JPEG"),
         ({"components": 2}, "JPEG of 2 components"),
     ],
@@ -149,7 +149,18 @@ def test_other_formats_are_named(form, name):
 def test_kinds_of_jpegs_are_named(changes, kind):
     # The marker comes behind a segment that holds one, too.
     jpeg = encode("JPEG", exif=b"Exif\0\0" + b"\xff\xc1" * 9)
-    assert reason(with_sof(jpeg, **changes)) == f"{kind} {CONVERT}"
+    encoded = with_sof(jpeg, **changes)
+    assert reason(encoded) == f"{kind} {CONVERT}"
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        evaluation_image(encoded, Config(image_size=8))
+
+
+def test_arithmetic_coding_is_read_as_by_pillow():
+    """Of what was coded in another way, both read the same nonsense."""
+    encoded = with_sof(encode("JPEG", 32, 32), marker=0xC9)
+    pillow = np.asarray(Image.open(io.BytesIO(encoded)))
+    config = Config(image_size=32, eval_crop_fraction=1.0)
+    np.testing.assert_array_equal(evaluation_image(encoded, config), pillow)
 
 
 @pytest.mark.parametrize(
