@@ -19,6 +19,7 @@ import argparse
 import collections
 import io
 import json
+import re
 import struct
 import sys
 import time
@@ -132,7 +133,8 @@ def serve_mutants(
       seed: of the mutants.
 
     Returns:
-      Of each format, how often there was which error, and ``""`` for an answer.
+      Of each format, how often there was which error, with N for its numbers, and ``""`` for an
+      answer.
 
     Raises:
       AssertionError: if a good image gets another answer than without the mutants, or a mutant gets
@@ -149,7 +151,7 @@ def serve_mutants(
         answers = answer(request)
         _check_good(expected, answers)
         for (form, _), error in zip(waiting, answers["error"][1:-1]):
-            outcomes[form][error.decode()] += 1
+            outcomes[form][re.sub(r"\d+", "N", error.decode())] += 1
         _check_mutants(answers)
         waiting.clear()
 
