@@ -326,6 +326,15 @@ class Config:
         group="data",
         check=_PART,
     )
+    max_pixels: int = _option(
+        178_956_970,
+        "pixels of an image, height times width; evaluation and exported models refuse larger "
+        "images before they are decoded, and training refuses larger PNGs (default: where Pillow, "
+        "and so prepare, refuses)",
+        group="data",
+        check=_POSITIVE,
+        free=True,
+    )
     pixel_mean: tuple[float, ...] = _option(
         (123.675, 116.28, 103.53),
         "means of red, green and blue, which are subtracted from pixels in 0..255",

@@ -14,6 +14,7 @@ from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.examples import ENCODED, decode_example
+from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.records import read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
@@ -46,7 +47,7 @@ def compare_decoding(config: Config, images: int, *, warmup: int, repeats: int) 
     """
     config = with_resize_kernel(config)
     encoded = _jpegs(config, images)
-    sizes = tf.stack([decode.image_size(image) for image in encoded])
+    sizes = tf.stack([image_size(image, config.max_pixels) for image in encoded])
     identities = tf.stack([tf.zeros(images, tf.int64)] * 2 + [tf.range(images, dtype=tf.int64)], 1)
     windows = training_windows(sizes, identities, config)
     calls = {name: _decoder(encoded, windows, config.replace(**way)) for name, way in WAYS.items()}

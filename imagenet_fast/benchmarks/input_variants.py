@@ -12,6 +12,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment
 from imagenet_fast.data.batches import make_image, plan_training, training_batches
+from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count, with_threads
 
@@ -116,7 +117,7 @@ def _example(
     if fused:
         image = make_image(encoded, window, changes, config)
     else:
-        window_of_all = tf.concat([[0, 0], decode.image_size(encoded)], 0)
+        window_of_all = tf.concat([[0, 0], image_size(encoded, config.max_pixels)], 0)
         whole = decode.decode_window(encoded, window_of_all, config.replace(jpeg_scaling=False))
         image = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
         image = augment(decode.resize(image, config), changes, config)

@@ -9,7 +9,7 @@ from imagenet_fast.quiet import import_tensorflow
 
 def main(arguments: list[str]) -> int:
     """Exports the latest checkpoint of a run, and prints what it has written."""
-    flags = CommandFlags("export", ("model_dir", "eval_crop_fraction"), of_run=True)
+    flags = CommandFlags("export", ("model_dir", "eval_crop_fraction", "max_pixels"), of_run=True)
     flags.define("saved_model", "", "directory to write, for encoded images; it must not exist")
     flags.define("onnx", "", "ONNX file to write, for prepared images; it must not exist")
     flags.define("tflite", "", "TFLite file to write, for prepared images; it must not exist")

@@ -12,7 +12,7 @@ from typing import Any
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
-from imagenet_fast.data.images import BadImageError, normalize_encoding
+from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import Damage
 from imagenet_fast.errors import UserError
@@ -46,11 +46,13 @@ class BadImages:
       path: of the file.
       split: that is read.
       labels: that a record may have.
+      max_pixels: that an image may have.
     """
 
     path: Path
     split: str
     labels: range
+    max_pixels: int
 
     def add_image(self, record: bytes) -> None:
         """Lists an image that TensorFlow could not make of a record.
@@ -60,7 +62,7 @@ class BadImages:
         """
         if not record:
             return  # It stands for one that is lost, which whoever read the shard has listed.
-        kind, reason, file = diagnose(record, self.labels)
+        kind, reason, file = diagnose(record, self.labels, self.max_pixels)
         digest = hashlib.sha256(record).hexdigest()[:16]  # Not all images have names of their own.
         self._add(kind, {"file": file, "reason": reason, "sha256": digest})
 
@@ -93,32 +95,37 @@ def list_bad_images(
         return None
     name = _OTHER_FILE.format(pipeline) if pipeline else FILE
     labels = range(-info.label_offset, info.num_classes - info.label_offset)
-    bad_images = BadImages(to_path(config.model_dir, name).absolute(), split, labels)
+    bad_images = BadImages(
+        to_path(config.model_dir, name).absolute(), split, labels, config.max_pixels
+    )
     _list_at(bad_images.path)  # Now, because threads that came first together would make two.
     return bad_images
 
 
-def diagnose(record: bytes, labels: range) -> tuple[str, str, str]:
+def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, str]:
     """Finds out why no image could be made of a record.
 
     Args:
       record: the data of the record.
       labels: that it may have.
+      max_pixels: that its image may have.
 
     Returns:
-      The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image`` and
-      ``unsupported image`` (which Pillow reads, but not TensorFlow); the reason; and the image's
-      name, empty if it has none.
+      The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image``, ``large
+      image`` and ``unsupported image`` (which Pillow reads, but not TensorFlow); the reason; and
+      the image's name, empty if it has none.
     """
     try:
         fields = decode_example(record)
     except ValueError as error:
         return "no example", str(error), ""
     file = b"".join(value for value in fields.get(FILENAME, []) if isinstance(value, bytes))
-    return *_diagnose_fields(fields, labels), file.decode(errors="replace")
+    return *_diagnose_fields(fields, labels, max_pixels), file.decode(errors="replace")
 
 
-def _diagnose_fields(fields: dict[str, list[Any]], labels: range) -> tuple[str, str]:
+def _diagnose_fields(
+    fields: dict[str, list[Any]], labels: range, max_pixels: int
+) -> tuple[str, str]:
     for name, (kind, fewest) in _FIELDS.items():
         values = fields.get(name, [])
         if not fewest <= len(values) <= 1:
@@ -129,7 +136,9 @@ def _diagnose_fields(fields: dict[str, list[Any]], labels: range) -> tuple[str, 
         reason = f"{fields[LABEL][0]} is not in [{labels.start}, {labels.stop})"
         return "wrong label", reason
     try:
-        image = normalize_encoding(fields[ENCODED][0])
+        image = normalize_encoding(fields[ENCODED][0], max_pixels=max_pixels)
+    except TooManyPixelsError as error:
+        return "large image", str(error)
     except BadImageError as error:
         known = fields[ENCODED][0].startswith(_SIGNATURES)
         return "damaged image" if known else "no image", str(error)

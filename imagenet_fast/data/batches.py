@@ -18,6 +18,7 @@ from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
+from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.windows import evaluation_windows, training_windows
 
@@ -76,7 +77,7 @@ def plan_training(
       careful: whether to look at the images themselves for their sizes.
     """
     examples, labels = parse_examples(records, info)
-    sizes = _header_sizes(examples) if careful else _sizes(examples)
+    sizes = _header_sizes(examples, config) if careful else _sizes(examples, config)
     windows = training_windows(sizes, identities, config)
     return examples[ENCODED], labels, windows, draw_changes(identities, config)
 
@@ -96,8 +97,12 @@ def evaluation_batches(
     def plan(records: tf.Tensor, careful: bool) -> Plan:
         examples, labels = parse_examples(records, info)
         # As in serving, which knows nothing but the image.
-        windows = evaluation_windows(_header_sizes(examples), config)
-        return examples[ENCODED], labels, windows, {}
+        encoded, sizes = tf.map_fn(
+            lambda image: check_header(image, config.max_pixels),
+            examples[ENCODED],
+            fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
+        )
+        return encoded, labels, evaluation_windows(sizes, config), {}
 
     return _batches(records, plan, config, threads, bad_images)
 
@@ -169,13 +174,16 @@ def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.
     return examples, labels
 
 
-def _sizes(examples: dict[str, tf.Tensor]) -> tf.Tensor:
+def _sizes(examples: dict[str, tf.Tensor], config: Config) -> tf.Tensor:
     """Returns the images' heights and widths, int32 [images, 2], from the records if they tell."""
     told = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples))
+    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples, config))
 
 
-def _header_sizes(examples: dict[str, tf.Tensor]) -> tf.Tensor:
+def _header_sizes(examples: dict[str, tf.Tensor], config: Config) -> tf.Tensor:
     """Returns the same from the images themselves."""
-    size = tf.TensorSpec([2], tf.int32)
-    return tf.map_fn(decode.image_size, examples[ENCODED], fn_output_signature=size)
+    return tf.map_fn(
+        lambda image: image_size(image, config.max_pixels),
+        examples[ENCODED],
+        fn_output_signature=tf.TensorSpec([2], tf.int32),
+    )

@@ -43,6 +43,7 @@ _PREPARATION = (
     "jpeg_dct",
     "jpeg_scaling",
     "jpeg_upsampling",
+    "max_pixels",
 )
 _DECODED_AT_ONCE = 256
 _COPIED_AT_ONCE = 16 * 2**20

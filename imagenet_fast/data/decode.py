@@ -1,7 +1,7 @@
 """From encoded images to uint8 pixels of the size that the model sees, inside a TensorFlow graph.
 
-JPEGs are decoded only where the window lies (``decode_and_crop_jpeg``); PNG, GIF and BMP are
-decoded whole. Grey images get three equal channels. Pixels are rounded to uint8 after resizing, as
+JPEGs are decoded only where the window lies (``decode_and_crop_jpeg``), PNGs whole; there are no
+other formats. Grey images get three equal channels. Pixels are rounded to uint8 after resizing, as
 PIL does, so that a quarter of the bytes goes to the accelerator.
 """
 
@@ -14,12 +14,14 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.augment import mirror
-from imagenet_fast.data.images import PNG_SIGNATURE
+from imagenet_fast.data.headers import check_header, is_jpeg
 from imagenet_fast.data.windows import evaluation_windows
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
 # By which a JPEG can be decoded smaller.
 _JPEG_RATIOS = (1, 2, 4, 8)
+# Put on white at once, so that a large PNG takes little memory besides its own pixels.
+_PIXELS_AT_ONCE = 2**20
 
 
 def window_image(
@@ -47,70 +49,64 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
 
     Args:
       encoded: bytes of the image, a string scalar.
-      config: gives ``eval_crop_fraction``, ``image_size`` and ``resize_method``.
+      config: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels`` and ``resize_method``.
 
     Returns:
       uint8 [image_size, image_size, 3].
+
+    Raises:
+      InvalidArgumentError: in the graph, if it is no whole JPEG or PNG, or too large.
     """
-
-    def centre(size: tf.Tensor) -> tf.Tensor:
-        return evaluation_windows(size[tf.newaxis, :2], config)[0]
-
-    def jpeg() -> tf.Tensor:
-        return _decode_jpeg(encoded, centre(tf.image.extract_jpeg_shape(encoded)), config)
-
-    def other() -> tf.Tensor:
-        image = tf.cond(
-            tf.strings.substr(encoded, 0, len(PNG_SIGNATURE)) == PNG_SIGNATURE,
-            lambda: _decode_png_on_white(encoded),
-            lambda: _decode_whole(encoded),
-        )
-        return _cut(image, centre(tf.shape(image)))
-
-    image = tf.cond(_is_jpeg(encoded), jpeg, other)
-    return resize(image, config.replace(resize_kernel="tensorflow"))
-
-
-def image_size(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns int32 [height, width], from the header alone if the image is a JPEG."""
-    size = tf.cond(
-        _is_jpeg(encoded),
-        lambda: tf.image.extract_jpeg_shape(encoded)[:2],
-        lambda: tf.shape(_decode_whole(encoded))[:2],
+    encoded, size = check_header(encoded, config.max_pixels)
+    window = evaluation_windows(size[tf.newaxis], config)[0]
+    image = tf.cond(
+        is_jpeg(encoded),
+        lambda: _decode_jpeg(encoded, window, config),
+        lambda: _decode_png_on_white(encoded, window),
     )
-    return tf.ensure_shape(size, [2])
-
-
-def _is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    return tf.strings.substr(encoded, 0, 3) == b"\xff\xd8\xff"
+    return resize(image, config.replace(resize_kernel="tensorflow"))
 
 
 def decode_window(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
     """Returns uint8 [height, width, 3] of ``window``, or a fraction of it that is large enough."""
-    return tf.cond(
-        _is_jpeg(encoded),
-        lambda: _decode_jpeg(encoded, window, config),
-        lambda: _cut(_decode_whole(encoded), window),
-    )
+
+    def png() -> tf.Tensor:
+        checked, _ = check_header(encoded, config.max_pixels)
+        return _decode_png(checked, window, channels=3)
+
+    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, window, config), png)
 
 
-def _decode_whole(encoded: tf.Tensor) -> tf.Tensor:
-    return tf.io.decode_image(encoded, channels=3, expand_animations=False)
+def _decode_png(encoded: tf.Tensor, window: tf.Tensor, channels: int) -> tf.Tensor:
+    image = tf.io.decode_png(encoded, channels=channels)
+    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], channels])
 
 
-def _decode_png_on_white(encoded: tf.Tensor) -> tf.Tensor:
-    pixels = tf.cast(tf.io.decode_png(encoded, channels=4), tf.int32)
-    colours, alpha = pixels[..., :3], pixels[..., 3:]
+def _decode_png_on_white(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    pixels = _decode_png(encoded, window, channels=4)
     # The alpha that TensorFlow adds to pixels of 1, 2 or 4 bits is the greatest of so many bits.
     bits = tf.io.decode_raw(tf.strings.substr(encoded, 24, 1), tf.uint8)[0]
-    opaque = tf.reduce_all(alpha == 2 ** tf.cast(bits, tf.int32) - 1)
-    alpha = tf.where(opaque, 255, alpha)
-    # To the nearest, as Pillow does.
-    return tf.cast((colours * alpha + 255 * (255 - alpha) + 127) // 255, tf.uint8)
+    added = tf.where(bits < 8, tf.bitwise.left_shift(tf.constant(1, tf.uint8), bits) - 1, 255)
+    opaque = tf.reduce_all(pixels[..., 3] == added)
+    return tf.cond(opaque, lambda: pixels[..., :3], lambda: _on_white(pixels))
 
 
-def _cut(image: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], 3])
+def _on_white(pixels: tf.Tensor) -> tf.Tensor:
+    """Returns uint8 [height, width, 3] of uint8 [height, width, 4], some rows at a time."""
+    height, width = tf.unstack(tf.shape(pixels)[:2])
+    rows = tf.maximum(_PIXELS_AT_ONCE // width, 1)
+
+    def blend(number: tf.Tensor, blended: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
+        part = tf.cast(pixels[number * rows : (number + 1) * rows], tf.uint16)
+        colours, alpha = part[..., :3], part[..., 3:]
+        # To the nearest, as Pillow does. No sum is above 2**16.
+        white = (colours * alpha + 255 * (255 - alpha) + 127) // 255
+        return number + 1, blended.write(number, tf.cast(white, tf.uint8))
+
+    parts = -(-height // rows)
+    blended = tf.TensorArray(tf.uint8, parts, infer_shape=False, element_shape=[None, None, 3])
+    _, blended = tf.while_loop(lambda number, _: number < parts, blend, [0, blended])
+    return blended.concat()
 
 
 def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:

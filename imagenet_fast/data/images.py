@@ -31,6 +31,10 @@ class BadImageError(ValueError):
     """The image cannot be used; the message is the reason, without the image's name."""
 
 
+class TooManyPixelsError(BadImageError):
+    """The image is too large to be decoded."""
+
+
 class EncodedImage(NamedTuple):
     """An image file that training can decode: a JPEG or a PNG, grey or RGB, of 8 bits.
 
@@ -50,7 +54,9 @@ class EncodedImage(NamedTuple):
     converted_from: str | None
 
 
-def normalize_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
+def normalize_encoding(
+    data: bytes, encoding: str = "jpeg", max_pixels: int | None = None
+) -> EncodedImage:
     """Returns an image file as one that training can decode.
 
     Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
@@ -62,17 +68,28 @@ def normalize_encoding(data: bytes, encoding: str = "jpeg") -> EncodedImage:
       data: The image file.
       encoding: What is encoded anew becomes this, of ``ENCODINGS``: ``jpeg``, of quality 95 without
         chroma subsampling, or ``png``, which keeps each pixel.
+      max_pixels: The most pixels, height times width, of an image that is decoded; None: as many
+        as Pillow allows, 178,956,970.
 
     Raises:
+      TooManyPixelsError: It has more.
       BadImageError: The format is none of these, or the pixels cannot all be decoded or encoded.
     """
     if not data:
         raise BadImageError("empty")
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        if max_pixels is not None and image.width * image.height > max_pixels:
+            raise TooManyPixelsError(
+                f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
+            )
         image.load()
     except Image.UnidentifiedImageError as error:
         raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
+    except Image.DecompressionBombError as error:
+        raise TooManyPixelsError(f"cannot be decoded: {_reason(error)}") from error
+    except TooManyPixelsError:
+        raise
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     if image.format in _JPEG and image.mode in ("L", "RGB"):

@@ -32,6 +32,9 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
       :func:`~imagenet_fast.serving.prepare.prepare_image` or something like it has prepared, to
       ``probabilities`` float32 [batch, classes], in the order of the classes, and ``features``.
 
+    An image above ``max_pixels`` of the configuration is refused before it is decoded. GIF, BMP,
+    WebP and others are no JPEGs or PNGs, and an error names them.
+
     One that is no image does not keep others of its batch from an answer. The first two signatures
     also return ``error``, string [batch], which is empty for each image with an answer and tells
     the reason where there is none; there the classes are -1, and all else is empty or 0.

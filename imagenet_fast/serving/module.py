@@ -12,7 +12,7 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.config import Config
-from imagenet_fast.data import decode
+from imagenet_fast.data import decode, headers
 from imagenet_fast.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier
@@ -20,9 +20,6 @@ from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import read_labels
 from imagenet_fast.training.views import mean_over_views
-
-# What is told of bytes that no image can be made of.
-NO_IMAGE = "not a whole JPEG or PNG image"
 
 Tensors = dict[str, tf.Tensor]
 
@@ -157,8 +154,9 @@ class ServingModule(tf.Module):
         """
         specs = (tf.TensorSpec(self._shape, tf.uint8), tf.TensorSpec([], tf.string))
 
-        def give_up(_: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return tf.zeros(self._shape, tf.uint8), tf.constant(NO_IMAGE)
+        def give_up(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            reason = headers.reason_of_failure(encoded, self._config.max_pixels)
+            return tf.zeros(self._shape, tf.uint8), reason
 
         def decode_or_give_up(encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return _attempt(encoded, self._decode_one, give_up)

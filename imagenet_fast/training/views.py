@@ -25,10 +25,9 @@ def mean_over_views(function: Callable[[tf.Tensor], Any], images: tf.Tensor, vie
         return function(images)
     weighted = [(1.0, images)]
     if views == "flip_and_shift":
-        # GPUs pad no bytes; as float32 they are what they were.
-        exact = tf.cast(images, tf.float32) if images.dtype == tf.uint8 else images
-        framed = tf.pad(exact, [[0, 0], [1, 1], [1, 1], [0, 0]], "REFLECT")
-        framed = tf.cast(framed, images.dtype)
+        # Not tf.pad, which takes no batch of no images, and on GPUs no bytes.
+        framed = tf.concat([images[:, 1:2], images, images[:, -2:-1]], 1)
+        framed = tf.concat([framed[:, :, 1:2], framed, framed[:, :, -2:-1]], 2)
         weighted = [(0.5, images), (0.25, framed[:, :-2, :-2]), (0.25, framed[:, 2:, 2:])]
     results = [
         tf.nest.map_structure(lambda value, share=share / 2: share * value, function(view))

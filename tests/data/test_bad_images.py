@@ -30,6 +30,7 @@ from imagenet_fast.data.records import Damage, locate_records
 
 CLASSES = 61
 LABELS = range(CLASSES)
+MAX_PIXELS = 1000
 
 
 def listed(directory, name="bad_images.jsonl"):
@@ -76,37 +77,44 @@ def jpeg(example):
     ],
 )
 def test_no_example(example, fields, reason):
-    assert diagnose(damaged(example, **fields), LABELS) == ("no example", reason, "7.jpg")
+    assert diagnose(damaged(example, **fields), LABELS, MAX_PIXELS) == (
+        "no example",
+        reason,
+        "7.jpg",
+    )
 
 
 def test_what_is_no_protocol_buffer_has_no_name():
-    assert diagnose(b"\xff", LABELS) == ("no example", "not a tf.train.Example", "")
-    assert diagnose(b"\xff", LABELS[:0]) == ("no example", "not a tf.train.Example", "")
+    assert diagnose(b"\xff", LABELS, MAX_PIXELS) == ("no example", "not a tf.train.Example", "")
+    assert diagnose(b"\xff", LABELS[:0], MAX_PIXELS) == ("no example", "not a tf.train.Example", "")
 
 
 def test_names_are_told_as_well_as_possible(example):
     wrong = {"label": [99]}
-    assert diagnose(damaged(example, filename=[b"\xe9.jpg"], **wrong), LABELS)[2] == "\ufffd.jpg"
+    assert (
+        diagnose(damaged(example, filename=[b"\xe9.jpg"], **wrong), LABELS, MAX_PIXELS)[2]
+        == "\ufffd.jpg"
+    )
     for none in ([], [3]):
-        assert diagnose(damaged(example, filename=none, **wrong), LABELS)[2] == ""
+        assert diagnose(damaged(example, filename=none, **wrong), LABELS, MAX_PIXELS)[2] == ""
 
 
 @pytest.mark.parametrize("label", [-1, CLASSES, 2**40])
 def test_wrong_label(example, label):
-    found = diagnose(damaged(example, label=[label]), LABELS)
+    found = diagnose(damaged(example, label=[label]), LABELS, MAX_PIXELS)
     assert found == ("wrong label", f"{label} is not in [0, 61)", "7.jpg")
 
 
 def test_damaged_images(example, jpeg):
     for part in (jpeg[:-100], jpeg[:100], jpeg[:4], b"GIF89a", b"\x89PNG\r\n"):
-        found = diagnose(damaged(example, encoded=[part]), LABELS)
+        found = diagnose(damaged(example, encoded=[part]), LABELS, MAX_PIXELS)
         assert (found[0], found[2]) == ("damaged image", "7.jpg")
-    assert "truncated" in diagnose(damaged(example, encoded=[jpeg[:-100]]), LABELS)[1]
+    assert "truncated" in diagnose(damaged(example, encoded=[jpeg[:-100]]), LABELS, MAX_PIXELS)[1]
 
 
 @pytest.mark.parametrize("image", [b"", b"no image", b"\xff"])
 def test_what_is_no_image(example, image):
-    kind, reason, file = diagnose(damaged(example, encoded=[image]), LABELS)
+    kind, reason, file = diagnose(damaged(example, encoded=[image]), LABELS, MAX_PIXELS)
     assert (kind, file) == ("no image", "7.jpg")
     assert reason == "empty" if not image else repr(image[:4]) in reason
 
@@ -114,8 +122,16 @@ def test_what_is_no_image(example, image):
 def test_unsupported_images(example):
     webp = io.BytesIO()
     Image.fromarray(np.zeros([3, 5, 3], np.uint8)).save(webp, "webp")
-    found = diagnose(damaged(example, encoded=[webp.getvalue()]), LABELS)
+    found = diagnose(damaged(example, encoded=[webp.getvalue()]), LABELS, MAX_PIXELS)
     assert found == ("unsupported image", "WEBP of 3 x 5 that Pillow can read", "7.jpg")
+
+
+def test_images_that_are_too_large(example):
+    """Told from their headers: there are no pixels to decode."""
+    png = io.BytesIO()
+    Image.new("L", (40, 26)).save(png, "png")
+    found = diagnose(damaged(example, encoded=[png.getvalue()[:60]]), LABELS, MAX_PIXELS)
+    assert found == ("large image", "40 x 26 pixels, more than the limit of 1000", "7.jpg")
 
 
 # --- The list -------------------------------------------------------------------------------------
@@ -123,7 +139,7 @@ def test_unsupported_images(example):
 
 @pytest.fixture
 def bad(tmp_path):
-    return BadImages(tmp_path / "run" / "bad_images.jsonl", "train", LABELS)
+    return BadImages(tmp_path / "run" / "bad_images.jsonl", "train", LABELS, MAX_PIXELS)
 
 
 def test_a_line_for_each(bad, example):
@@ -220,10 +236,12 @@ INFO = DatasetInfo("numbers", tuple(map(str, range(10))), -1, {})
 
 
 def test_each_input_pipeline_has_a_file_of_its_own(tmp_path):
-    config = Config(model_dir=str(tmp_path))
+    config = Config(model_dir=str(tmp_path), max_pixels=MAX_PIXELS)
     first, third = (list_bad_images(config, INFO, "train", number) for number in (0, 2))
-    assert first == BadImages(tmp_path / "bad_images.jsonl", "train", range(1, 11))
-    assert third == BadImages(tmp_path / "bad_images-00002.jsonl", "train", range(1, 11))
+    assert first == BadImages(tmp_path / "bad_images.jsonl", "train", range(1, 11), MAX_PIXELS)
+    assert third == BadImages(
+        tmp_path / "bad_images-00002.jsonl", "train", range(1, 11), MAX_PIXELS
+    )
 
 
 def test_no_list_without_a_directory():

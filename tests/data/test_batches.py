@@ -1,13 +1,15 @@
+import io
 import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data.augment import augment, draw_changes
 from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
-from imagenet_fast.data.decode import window_image
+from imagenet_fast.data.decode import evaluation_image, window_image
 from imagenet_fast.data.examples import ENCODED, HEIGHT, WIDTH, decode_example
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.windows import training_windows
@@ -116,6 +118,30 @@ def test_evaluation_changes_nothing_at_random(numbered_examples, evaluated):
 
 def test_threads_and_batches_change_nothing(train, trained, numbered_examples):
     assert_same(train(numbered_examples, RANDOM, batch_size=5, threads=7), trained)
+
+
+def test_evaluation_reads_what_serving_reads(numbered_example):
+    """Each checked by its header: a large PNG and a GIF keep their places, and do not count."""
+    image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (12, 10, 3)).astype(np.uint8))
+
+    def encode(image, format):
+        file = io.BytesIO()
+        image.save(file, format)
+        return file.getvalue()
+
+    cmyk = encode(image.convert("CMYK"), "JPEG")
+    start = cmyk.index(b"\xff\xee\x00\x0eAdobe")
+    unmarked = cmyk[:start] + cmyk[start + 16 :]
+    large = encode(image.resize((10, 13)), "PNG")
+    files = [encode(image, "PNG"), large, cmyk, unmarked, encode(image, "GIF")]
+    examples = [numbered_example(number, file) for number, file in enumerate(files)]
+    config = PLAIN.replace(max_pixels=120)
+    images, _, weights = evaluate(examples, config)
+    np.testing.assert_array_equal(weights, [1, 0, 1, 1, 0])
+    for place in (0, 2, 3):
+        np.testing.assert_array_equal(images[place], evaluation_image(files[place], config))
+    np.testing.assert_array_equal(images[2], images[3])
+    assert evaluate(examples[1:2])[2] == 1
 
 
 def test_labels_are_counted_from_where_the_data_says(train, numbered_examples):

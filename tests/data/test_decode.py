@@ -6,8 +6,12 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config
-from imagenet_fast.data.decode import evaluation_image, image_size, window_image
+from imagenet_fast.data.decode import evaluation_image, window_image
+from imagenet_fast.data.headers import image_size
+from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.data.windows import evaluation_windows, training_windows
+
+MAX_PIXELS = Config().max_pixels
 
 
 def encode(pixels, format="JPEG", **options):
@@ -43,7 +47,7 @@ def rounded(pixels):
 
 def training_image(encoded, config, identity=(1, 2, 3)):
     """Returns the image that training sees, before its colours change."""
-    sizes = image_size(encoded)[tf.newaxis]
+    sizes = image_size(encoded, MAX_PIXELS)[tf.newaxis]
     windows = training_windows(sizes, tf.constant([identity], tf.int64), config)
     return window_image(encoded, windows[0], config)
 
@@ -145,23 +149,38 @@ def test_grey_images_get_three_equal_channels(format):
     np.testing.assert_allclose(image[..., 0].astype(int), grey, atol=6)
 
 
-@pytest.mark.parametrize("format", ["PNG", "GIF", "BMP"])
+def prepared(encoded):
+    """Returns the pixels that are in a shard that ``prepare`` makes of a file."""
+    image = Image.open(io.BytesIO(normalize_encoding(encoded, "png").data))
+    return np.asarray(image.convert("RGB")).astype(int)
+
+
 @pytest.mark.parametrize("train", [False, True])
-def test_other_formats_decode_whatever_the_file_is_called(format, train):
-    # Nothing here sees a file's name: ImageNet has a PNG named .JPEG.
+def test_other_formats_decode_right_or_not_at_all(train):
+    """Nothing here sees a file's name: ImageNet has a PNG named .JPEG."""
     palette = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 80, 200]], np.uint8)
     pixels = palette[np.random.RandomState(0).randint(0, 4, (16, 16))]
     config = Config(image_size=14, train_crop="none")
-    encoded = encode(pixels, format)
-    image = training_image(encoded, config) if train else evaluation_image(encoded, config)
-    np.testing.assert_array_equal(image, pixels[1:15, 1:15])
+    image = training_image if train else evaluation_image
+    np.testing.assert_array_equal(image(encode(pixels, "PNG"), config), pixels[1:15, 1:15])
+    for format in ("GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO"):
+        encoded = encode(pixels, format)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            image(encoded, config)
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            window_image(encoded, tf.constant([0, 0, 16, 16]), config)
 
 
-def test_sizes_are_read_from_the_header():
-    for format in ("JPEG", "PNG", "GIF", "BMP"):
-        np.testing.assert_array_equal(image_size(encode(noise(7, 12), format)), [7, 12])
-    # A JPEG's pixels are not looked at.
-    np.testing.assert_array_equal(image_size(encode(noise(40, 50))[:700]), [40, 50])
+@pytest.mark.parametrize("format", ["JPEG", "PNG"])
+def test_images_above_the_limit_are_not_decoded(format):
+    encoded = encode(noise(20, 30), format)
+    config = Config(image_size=8, max_pixels=600)
+    assert evaluation_image(encoded, config).shape[0] == 8
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        evaluation_image(encoded, config.replace(max_pixels=599))
+    if format == "PNG":  # Of a JPEG, training decodes the window alone.
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            window_image(encoded, tf.constant([0, 0, 8, 8]), config.replace(max_pixels=599))
 
 
 def test_transparent_png_and_palette_png_decode():
@@ -198,18 +217,64 @@ def test_palettes_of_few_bits(colours, transparency):
     np.testing.assert_array_equal(evaluation_image(encoded, config), expected)
 
 
-def test_cmyk_jpeg_decodes_to_its_colours():
+def test_large_transparent_pngs_are_put_on_white_in_parts():
+    """Rows of several parts, the last of which is not full."""
+    pixels = np.random.RandomState(0).randint(0, 256, (1031, 2050, 4)).astype(np.uint8)
+    encoded = encode(pixels, "PNG", compress_level=1)
+    config = Config(image_size=1031, eval_crop_fraction=1.0)
+    expected = prepared(encoded)[:, 510:1541]
+    np.testing.assert_array_equal(evaluation_image(encoded, config), expected)
+
+
+def without_adobe(jpeg):
+    start = jpeg.index(b"\xff\xee\x00\x0eAdobe")
+    return jpeg[:start] + jpeg[start + 16 :]
+
+
+@pytest.mark.parametrize("adobe", [True, False])
+@pytest.mark.parametrize("train", [False, True])
+def test_cmyk_jpeg_decodes_to_its_colours(adobe, train):
     pixels = smooth(32, 32)
     encoded = encode(Image.fromarray(pixels).convert("CMYK"))
+    encoded = encoded if adobe else without_adobe(encoded)
+    if train and not adobe:
+        pytest.skip("prepare makes another JPEG of it; training does not look for it")
+    config = Config(image_size=28, train_crop="none")
+    image = training_image(encoded, config) if train else evaluation_image(encoded, config)
+    np.testing.assert_allclose(image, prepared(encoded)[2:30, 2:30], rtol=0, atol=1)
+    if adobe:
+        np.testing.assert_allclose(image.numpy().astype(int), pixels[2:30, 2:30], atol=8)
+
+
+def test_ycck_jpeg_decodes_as_by_pillow():
+    """The same coefficients, but of what is called luminance, two chromas and black."""
+    cmyk = encode(Image.fromarray(noise(32, 32)).resize((32, 32)).convert("CMYK"))
+    place = cmyk.index(b"Adobe") + 11
+    encoded = cmyk[:place] + b"\x02" + cmyk[place + 1 :]
     image = evaluation_image(encoded, Config(image_size=28)).numpy()
-    np.testing.assert_allclose(image.astype(int), pixels[2:30, 2:30], atol=8)
+    np.testing.assert_allclose(image, prepared(encoded)[2:30, 2:30], rtol=0, atol=1)
+    assert np.abs(image - prepared(cmyk)[2:30, 2:30]).max() > 20
 
 
-def test_animated_gif_gives_its_first_frame():
-    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
-    encoded = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    image = evaluation_image(encoded, Config(image_size=8)).numpy()
-    assert (image == [255, 0, 0]).all()
+def with_orientation(image, format, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(image, format, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation_is_ignored_everywhere(orientation):
+    """Pixels stay as they are stored: in evaluation, serving, training and prepare."""
+    image = Image.fromarray(smooth(16, 24))
+    config = Config(image_size=14, train_crop="none")
+    for format in ("JPEG", "PNG"):
+        plain, turned = encode(image, format), with_orientation(image, format, orientation)
+        assert Image.open(io.BytesIO(turned)).getexif()[0x0112] == orientation
+        for decode in (evaluation_image, training_image):
+            np.testing.assert_array_equal(decode(turned, config), decode(plain, config))
+        np.testing.assert_array_equal(prepared(turned), prepared(plain))
+    # A JPEG goes into a shard as it is, its orientation with it.
+    assert normalize_encoding(with_orientation(image, "JPEG", orientation)).converted_from is None
 
 
 @pytest.mark.parametrize(
@@ -290,7 +355,7 @@ def test_random_window_of_a_jpeg_is_that_of_the_same_png(identities, crop):
     config = Config(image_size=16, train_crop=crop)
 
     def images(encoded):
-        sizes = tf.repeat(image_size(encoded)[tf.newaxis], 30, axis=0)
+        sizes = tf.repeat(image_size(encoded, MAX_PIXELS)[tf.newaxis], 30, axis=0)
         return window_images(encoded, training_windows(sizes, identities(30), config), config)
 
     np.testing.assert_array_equal(images(encoded), images(png))

@@ -1,15 +1,22 @@
 """The SavedModel answers what evaluation answers."""
 
+import io
 import json
+import struct
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from PIL import Image
+from small_config import SMALL
 
-from imagenet_fast import UserError, commands, export, models
+from imagenet_fast import UserError, build_model, commands, export, models
+from imagenet_fast.data.headers import NO_IMAGE
+from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.serving import export as exporting
-from imagenet_fast.serving.module import NO_IMAGE, serving_module
+from imagenet_fast.serving.module import serving_module
+from imagenet_fast.serving.predict import predict
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import claim_model_dir
@@ -175,6 +182,106 @@ def test_images_that_are_none(exported, validation):
 def test_a_batch_of_nothing_good(exported):
     classify = tf.saved_model.load(exported).signatures["serving_default"]
     assert (classify(images=tf.constant([b"", b"x"]))["classes"].numpy() == -1).all()
+
+
+def encode(image, form, **options):
+    file = io.BytesIO()
+    image.save(file, form, **options)
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def exported_for_small_images(config, trained, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("small") / "model"
+    arguments = [f"--model_dir={config.model_dir}", f"--saved_model={directory}"]
+    assert commands.run(["export", *arguments, "--max_pixels=1024"]) == 0
+    return str(directory)
+
+
+def test_images_above_the_limit(exported_for_small_images, validation):
+    """By their headers: behind these, there is no image that could be decoded."""
+    good = validation[0][:2]
+    header = struct.pack(">IIBBBBB", 20_000, 20_000, 8, 6, 0, 0, 0)
+    bomb = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR" + header + bytes(20)
+    red = Image.new("RGB", (32, 32), "red")
+    batch = [
+        good[0],
+        bomb,
+        encode(red.resize((32, 33)), "PNG"),
+        encode(red.resize((33, 32)), "JPEG"),
+        encode(red, "PNG"),
+        encode(red, "JPEG"),
+        good[1],
+    ]
+    signatures = tf.saved_model.load(exported_for_small_images).signatures
+    more = "more than the limit of 1024"
+    errors = ["", "20000 x 20000", "32 x 33", "33 x 32", "", "", ""]
+    errors = [(error and f"{error} pixels, {more}".encode()) or b"" for error in errors]
+    for name, output in (("serving_default", "probabilities"), ("features", "features")):
+        answers = signatures[name](images=tf.constant(batch))
+        expected = signatures[name](images=tf.constant(good))
+        assert answers["error"].numpy().tolist() == errors
+        np.testing.assert_allclose(
+            answers[output].numpy()[[0, -1]], expected[output], rtol=0, atol=1e-6
+        )
+        assert (answers[output].numpy()[1:4] == 0).all()
+
+
+def test_predict_tells_the_size_of_what_is_too_large(exported_for_small_images, tmp_path):
+    Image.new("L", (30, 40)).save(tmp_path / "large.png")
+    (answer,) = predict(exported_for_small_images, [str(tmp_path / "large.png")])
+    assert answer["error"] == "30 x 40 pixels, more than the limit of 1024"
+
+
+def test_other_formats_are_told_of_by_name(exported, validation):
+    image = Image.new("RGB", (9, 9), "red")
+    palette = image.convert("P")
+    jpeg = encode(image, "JPEG")
+    twelve_bits = bytearray(jpeg)
+    twelve_bits[jpeg.index(b"\xff\xc0") + 4] = 12
+    files = {
+        "GIF": encode(palette, "GIF"),
+        "BMP": encode(palette, "BMP"),
+        "WebP": encode(image, "WEBP", save_all=True, append_images=[image.rotate(90)]),
+        "TIFF": encode(image, "TIFF"),
+        "12-bit JPEG": bytes(twelve_bits),
+    }
+    classify = tf.saved_model.load(exported).signatures["serving_default"]
+    answers = classify(images=tf.constant([*files.values(), validation[0][0]]))
+    convert = "cannot be decoded: convert it to a baseline JPEG or to PNG"
+    expected = [f"{name} {convert}".encode() for name in files]
+    assert answers["error"].numpy().tolist() == [*expected, b""]
+
+
+def test_cmyk_without_a_marker_is_answered_as_prepare_makes_it(exported):
+    """As with the marker, by which Pillow writes what it reads as inverted either way."""
+    image = Image.effect_mandelbrot((40, 40), (-2, -1, 1, 1), 20).convert("CMYK")
+    jpeg = encode(image, "JPEG")
+    start = jpeg.index(b"\xff\xee\x00\x0eAdobe")
+    unmarked = jpeg[:start] + jpeg[start + 16 :]
+    in_shard = normalize_encoding(unmarked, "png").data
+    answers = serve(exported, [unmarked, jpeg, in_shard])[2]
+    np.testing.assert_allclose(answers[0], answers[1], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(answers[0], answers[2], rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("views", ["none", "flip_and_shift"])
+def test_no_images_at_all(views, tmp_path):
+    config = SMALL.replace(num_classes=4, test_time_augmentation=views)
+    directory = export(build_model(config), tmp_path / "model", top_k=3)
+    signatures = tf.saved_model.load(directory).signatures
+    none = tf.constant([], tf.string)
+    answers = signatures["serving_default"](images=none)
+    assert {name: tuple(answer.shape) for name, answer in answers.items()} == {
+        "classes": (0, 3),
+        "labels": (0, 3),
+        "probabilities": (0, 3),
+        "error": (0,),
+    }
+    answers = signatures["features"](images=none)
+    assert answers["features"].shape == [0, 64] and answers["error"].shape == [0]
+    answers = signatures["pixels"](pixels=tf.zeros([0, 16, 16, 3], tf.uint8))
+    assert answers["probabilities"].shape == [0, 4] and answers["features"].shape == [0, 64]
 
 
 def test_pixels_are_answered_in_the_order_of_classes(config, trained, exported, validation):

@@ -1,0 +1,190 @@
+"""What an image file's header tells, inside a TensorFlow graph: its format and its size.
+
+Nothing here decodes pixels, so that what is too large, or is no JPEG or PNG, is refused before it
+takes memory.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from imagenet_fast.data.images import PNG_SIGNATURE
+
+# What is told of bytes that no image can be made of.
+NO_IMAGE = "not a whole JPEG or PNG image"
+
+_JPEG_SIGNATURE = b"\xff\xd8\xff"
+# The first chunk of every PNG is 13 bytes long and begins with the width and the height.
+_PNG_BEGIN = PNG_SIGNATURE + b"\x00\x00\x00\x0dIHDR"
+# Version 100, no flags, and no transform of colours.
+_ADOBE_SEGMENT = b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(5)
+
+# Other formats: where in the file they have which bytes.
+_SIGNATURES = [
+    (0, b"GIF8", "GIF"),
+    (0, b"BM", "BMP"),
+    (8, b"WEBP", "WebP"),
+    (0, b"II*\x00", "TIFF"),
+    (0, b"MM\x00*", "TIFF"),
+    (0, b"\x00\x00\x01\x00", "ICO"),
+    (4, b"ftyp", "HEIC or AVIF"),
+    (4, b"jP  ", "JPEG 2000"),
+    (0, b"\xff\x0a", "JPEG XL"),
+    *[(0, b"P%d\n" % number, "PPM") for number in range(1, 8)],
+]
+
+# By the low four bits of a JPEG's SOF marker, what libjpeg-turbo does not decode; it does decode
+# arithmetic coding, 9 and 10.
+_CODINGS = {
+    **dict.fromkeys((3, 11), "lossless JPEG"),
+    **dict.fromkeys((5, 6, 7, 13, 14, 15), "hierarchical JPEG"),
+}
+_NOT_SOF = (0xC4, 0xC8, 0xCC)
+# Of a JPEG, looked at for the SOF: a colour profile alone can take 255.
+_MOST_SEGMENTS = 300
+
+
+def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    """Returns whether a file, a string scalar, begins as a JPEG does: a bool scalar."""
+    return tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
+
+
+def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns an image that is safe to decode, and its size.
+
+    Args:
+      encoded: bytes of the image, a string scalar.
+      max_pixels: the most pixels, height times width, that it may have.
+
+    Returns:
+      The bytes, a string scalar, and int32 [height, width]. A CMYK JPEG that does not say whether
+      its colours are inverted is marked as inverted, which is what Pillow takes it for.
+
+    Raises:
+      InvalidArgumentError: in the graph, if it is no JPEG or PNG or has more pixels.
+    """
+
+    def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
+        shape = tf.image.extract_jpeg_shape(encoded)
+        marked = tf.cond(shape[2] == 4, lambda: _marked_as_adobe(encoded), lambda: encoded)
+        return marked, shape[:2]
+
+    def png() -> tuple[tf.Tensor, tf.Tensor]:
+        begins = tf.strings.substr(encoded, 0, len(_PNG_BEGIN)) == _PNG_BEGIN
+        with tf.control_dependencies([tf.debugging.Assert(begins, [NO_IMAGE])]):
+            return encoded, _png_size(encoded)
+
+    decodable, size = tf.cond(is_jpeg(encoded), jpeg, png)
+    with tf.control_dependencies([tf.debugging.Assert(_fits(size, max_pixels), [size])]):
+        return tf.identity(decodable), tf.ensure_shape(tf.identity(size), [2])
+
+
+def image_size(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
+    """Returns int32 [height, width]; arguments and errors are those of :func:`check_header`."""
+    return check_header(encoded, max_pixels)[1]
+
+
+def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
+    """Tells why no image could be made of a file; it never fails itself.
+
+    Args:
+      encoded: bytes of the file, a string scalar.
+      max_pixels: as of :func:`check_header`.
+
+    Returns:
+      The reason, a string scalar: the size of what is too large, the format or the kind of JPEG
+      that cannot be decoded, or just ``NO_IMAGE``.
+    """
+    # So that there are bytes wherever one is looked for.
+    padded = tf.strings.join([encoded, bytes(len(_PNG_BEGIN) + 8)])
+
+    def png() -> tf.Tensor:
+        return _reason_of_size(_png_size(padded), max_pixels)
+
+    def other() -> tf.Tensor:
+        reason = tf.constant(NO_IMAGE)
+        for place, signature, name in _SIGNATURES:
+            found = tf.strings.substr(padded, place, len(signature)) == signature
+            reason = tf.where(found, _unsupported(name), reason)
+        return reason
+
+    begins_as_png = tf.strings.substr(padded, 0, len(_PNG_BEGIN)) == _PNG_BEGIN
+    return tf.cond(
+        is_jpeg(padded),
+        lambda: _reason_of_jpeg(padded, max_pixels),
+        lambda: tf.cond(begins_as_png, png, other),
+    )
+
+
+def _marked_as_adobe(jpeg: tf.Tensor) -> tf.Tensor:
+    # A segment of the JPEG's own comes later, and counts.
+    soi, rest = tf.strings.substr(jpeg, 0, 2), tf.strings.substr(jpeg, 2, -1)
+    return tf.strings.join([soi, _ADOBE_SEGMENT, rest])
+
+
+def _png_size(png: tf.Tensor) -> tf.Tensor:
+    """Returns int32 [height, width], negative where the file says 2**31 or more."""
+    size = tf.strings.substr(png, len(_PNG_BEGIN), 8)
+    return tf.reverse(tf.io.decode_raw(size, tf.int32, little_endian=False), [0])
+
+
+def _fits(size: tf.Tensor, max_pixels: int) -> tf.Tensor:
+    product = tf.reduce_prod(tf.cast(size, tf.int64))
+    return tf.reduce_all(size > 0) & (product <= max_pixels)
+
+
+def _reason_of_size(size: tf.Tensor, max_pixels: int) -> tf.Tensor:
+    numbers = tf.strings.as_string(tf.cast(tf.bitcast(size, tf.uint32), tf.int64))
+    text = [numbers[1], " x ", numbers[0], f" pixels, more than the limit of {max_pixels}"]
+    too_large = ~_fits(size, max_pixels) & tf.reduce_all(size != 0)
+    return tf.where(too_large, tf.strings.join(text), NO_IMAGE)
+
+
+def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
+    sof = _bytes(padded, _sof_place(padded), 10)
+    height, width = 256 * sof[5] + sof[6], 256 * sof[7] + sof[8]
+    precision, components = sof[4], sof[9]
+    codings = tf.constant([_unsupported(_CODINGS[n]) if n in _CODINGS else "" for n in range(16)])
+    coding = tf.gather(codings, sof[1] % 16)
+    count = tf.strings.as_string(components)
+    channels = tf.strings.join(["JPEG of ", count, _unsupported(" components")])
+    reason = _reason_of_size(tf.stack([height, width]), max_pixels)
+    reason = tf.where(tf.reduce_any(components == [0, 1, 3, 4]), reason, channels)
+    reason = tf.where(precision == 12, _unsupported("12-bit JPEG"), reason)
+    reason = tf.where(coding == "", reason, coding)
+    return tf.where(_is_sof(sof), reason, NO_IMAGE)
+
+
+def _sof_place(padded: tf.Tensor) -> tf.Tensor:
+    """Returns where a JPEG's first SOF segment begins, or some other place if there is none."""
+    end = tf.strings.length(padded) - len(_PNG_BEGIN) - 8
+
+    def goes_on(place: tf.Tensor) -> tf.Tensor:
+        segment = _bytes(padded, place, 2)
+        is_end = tf.reduce_any(segment[1] == [0xD9, 0xDA])
+        return (segment[0] == 0xFF) & ~_is_sof(segment) & ~is_end
+
+    def step(place: tf.Tensor) -> tuple[tf.Tensor]:
+        segment = _bytes(padded, place, 4)
+        length = tf.maximum(256 * segment[2] + segment[3], 2)
+        # Markers may stand behind any number of bytes of 255.
+        forward = tf.where(segment[1] == 0xFF, 1, 2 + length)
+        return (tf.minimum(place + forward, end),)
+
+    (place,) = tf.while_loop(goes_on, step, (2,), maximum_iterations=_MOST_SEGMENTS)
+    return place
+
+
+def _is_sof(segment: tf.Tensor) -> tf.Tensor:
+    marker = segment[1]
+    is_sof = (marker >= 0xC0) & (marker <= 0xCF) & tf.reduce_all(marker != _NOT_SOF)
+    return (segment[0] == 0xFF) & is_sof
+
+
+def _bytes(text: tf.Tensor, place: tf.Tensor, count: int) -> tf.Tensor:
+    raw = tf.io.decode_raw(tf.strings.substr(text, place, count), tf.uint8)
+    return tf.ensure_shape(tf.cast(raw, tf.int32), [count])
+
+
+def _unsupported(kind: str) -> str:
+    return f"{kind} cannot be decoded: convert it to a baseline JPEG or to PNG"

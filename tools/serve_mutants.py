@@ -1,0 +1,225 @@
+#!/usr/bin/env python3
+r"""Sends mutated image files to an exported model, and checks that good images are still answered.
+
+    imagenet-fast export --model_dir=runs/photos --saved_model=runs/photos_exported
+    python tools/serve_mutants.py --saved_model=runs/photos_exported --count=10000 \
+        --output_dir=benchmarks/serving/mutants
+
+Files of eight formats have bits flipped, their ends cut off, bytes of their headers replaced, or
+parts of other files spliced in; in half of the PNGs the checksums are then made right again, so
+that what is wrong reaches the decoder. Each request holds mutants between two good images, and
+every tenth mutant is also sent by itself. A mutant must be answered, by finite probabilities or by
+an error, and the good images must get the answers that they get without it. The program ends with
+an error if they do not, and with a signal if the server's code crashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import json
+import re
+import struct
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+Answers = dict[str, np.ndarray]
+
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO")
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEADER = 64
+_IN_A_REQUEST = 8
+_ALONE_EVERY = 10
+
+
+def originals(seed: int = 0) -> list[tuple[str, bytes]]:
+    """Returns whole files: (format, bytes), of JPEG and PNG several kinds."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), np.uint8)
+    image = Image.fromarray(pixels).resize((56, 48), Image.Resampling.BICUBIC)
+    alpha = image.copy()
+    alpha.putalpha(image.convert("L"))
+    deep = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    kinds: list[tuple[str, Image.Image, dict[str, Any]]] = [
+        *((form, image, {}) for form in _FORMATS),
+        ("JPEG", image.convert("L"), {}),
+        ("JPEG", image.convert("CMYK"), {}),
+        ("JPEG", image, {"progressive": True, "subsampling": 0}),
+        ("PNG", alpha, {}),
+        ("PNG", image.quantize(16), {"transparency": 3}),
+        ("PNG", deep, {}),
+    ]
+    files = []
+    for form, kind, options in kinds:
+        file = io.BytesIO()
+        kind.save(file, form, **options)
+        files.append((form, file.getvalue()))
+    return files
+
+
+def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
+    """Yields mutated files, each of the formats in turn: (format, bytes)."""
+    files = originals(seed)
+    by_format = {form: [data for other, data in files if other == form] for form in _FORMATS}
+    random = np.random.default_rng([seed, 1])
+    for number in range(count):
+        form = _FORMATS[number % len(_FORMATS)]
+        data = by_format[form][random.integers(len(by_format[form]))]
+        mutate = _MUTATIONS[random.integers(len(_MUTATIONS))]
+        data = mutate(data, files[random.integers(len(files))][1], random)
+        if data.startswith(_PNG_SIGNATURE) and random.integers(2):
+            data = with_right_checksums(data)
+        yield form, data
+
+
+def _flip_bits(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    mutated = bytearray(data)
+    for place in random.integers(8 * len(data), size=random.integers(1, 20)):
+        mutated[place // 8] ^= 1 << place % 8
+    return bytes(mutated)
+
+
+def _truncate(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return data[: random.integers(len(data))]
+
+
+def _edit_header(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    mutated = bytearray(data)
+    length = int(random.integers(1, 5))
+    values = (bytes(4), b"\xff" * 4, b"\x7f\xff\xff\xff", b"\x00\x00\x40\x00", random.bytes(4))
+    place = random.integers(min(_HEADER, len(data) - length))
+    mutated[place : place + length] = values[random.integers(len(values))][:length]
+    return bytes(mutated)
+
+
+def _splice(data: bytes, other: bytes, random: np.random.Generator) -> bytes:
+    return data[: random.integers(len(data))] + other[random.integers(len(other)) :]
+
+
+_MUTATIONS: tuple[Callable[[bytes, bytes, np.random.Generator], bytes], ...] = (
+    _flip_bits,
+    _truncate,
+    _edit_header,
+    _splice,
+)
+
+
+def with_right_checksums(png: bytes) -> bytes:
+    """Returns a PNG whose chunks, as far as they are whole, have the checksums of their data."""
+    mutated, place = bytearray(png), len(_PNG_SIGNATURE)
+    while place + 12 <= len(png):
+        end = place + 8 + struct.unpack_from(">I", png, place)[0]
+        if end + 4 > len(png):
+            break
+        struct.pack_into(">I", mutated, end, zlib.crc32(png[place + 4 : end]))
+        place = end + 4
+    return bytes(mutated)
+
+
+def serve_mutants(
+    answer: Callable[[list[bytes]], Answers], count: int, seed: int = 0
+) -> dict[str, collections.Counter[str]]:
+    """Has a model answer mutants among good images.
+
+    Args:
+      answer: returns what the signature ``serving_default`` returns for encoded images.
+      count: of mutants.
+      seed: of the mutants.
+
+    Returns:
+      Of each format, how often there was which error, with N for its numbers, and ``""`` for an
+      answer.
+
+    Raises:
+      AssertionError: if a good image gets another answer than without the mutants, or a mutant gets
+        neither an answer nor an error.
+    """
+    good = [data for form, data in originals(seed) if form in ("JPEG", "PNG")][:2]
+    expected = answer(good)
+    assert (expected["error"] == b"").all()
+    outcomes = {form: collections.Counter[str]() for form in _FORMATS}
+    waiting: list[tuple[str, bytes]] = []
+
+    def send() -> None:
+        request = [good[0], *(data for _, data in waiting), good[1]]
+        answers = answer(request)
+        _check_good(expected, answers)
+        for (form, _), error in zip(waiting, answers["error"][1:-1]):
+            outcomes[form][re.sub(r"\d+", "N", error.decode())] += 1
+        _check_mutants(answers)
+        waiting.clear()
+
+    for number, mutant in enumerate(mutants(count, seed)):
+        waiting.append(mutant)
+        if number % _ALONE_EVERY == 0:
+            _check_mutants(answer([mutant[1]]))
+        if len(waiting) == _IN_A_REQUEST:
+            send()
+    if waiting:
+        send()
+    _check_good(expected, answer(good))
+    return outcomes
+
+
+def _check_good(expected: Answers, answers: Answers) -> None:
+    for name in ("classes", "labels", "error"):
+        np.testing.assert_array_equal(answers[name][[0, -1]], expected[name])
+    # Sums in batches of other sizes are rounded differently.
+    np.testing.assert_allclose(
+        answers["probabilities"][[0, -1]], expected["probabilities"], rtol=0, atol=1e-5
+    )
+
+
+def _check_mutants(answers: Answers) -> None:
+    bad = answers["error"] != b""
+    assert (answers["classes"][bad] == -1).all() and (answers["classes"][~bad] >= 0).all()
+    assert (answers["probabilities"][bad] == 0).all()
+    assert (answers["probabilities"][~bad] >= 0).all()  # so that it is a number
+
+
+def main(arguments: list[str]) -> None:
+    """Does what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--saved_model", required=True, help="directory that `export` wrote")
+    parser.add_argument("--count", type=int, default=10_000, help="mutants")
+    parser.add_argument("--seed", type=int, default=0, help="of the mutants")
+    parser.add_argument("--output_dir", help="where to write mutants.json")
+    options = parser.parse_args(arguments)
+
+    import tensorflow as tf
+
+    from imagenet_fast import environment
+    from imagenet_fast.benchmarks.process_memory import memory
+    from imagenet_fast.files import write_results
+
+    signatures = tf.saved_model.load(options.saved_model).signatures
+    classify = signatures["serving_default"]
+
+    def answer(images: list[bytes]) -> Answers:
+        return {name: a.numpy() for name, a in classify(images=tf.constant(images)).items()}
+
+    start = time.monotonic()
+    outcomes = serve_mutants(answer, options.count, options.seed)
+    results = {
+        "mutants": options.count,
+        "seed": options.seed,
+        "seconds": round(time.monotonic() - start, 1),
+        "peak_memory_mb": round(memory("VmHWM") / 1e6),
+        "good images with another answer": 0,
+        "answers ('' is an image) by format": outcomes,
+        **environment.provenance(),
+    }
+    text = json.dumps(results, indent=2) + "\n"
+    print(text, end="")
+    if options.output_dir:
+        write_results(options.output_dir, {"mutants.json": text})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
