@@ -84,7 +84,7 @@ def normalize_encoding(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
             )
         image.load()
-    except Image.UnidentifiedImageError as error:
+    except Image.UnidentifiedImageError as error:  # its own message holds a memory address
         raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(f"cannot be decoded: {_reason(error)}") from error
