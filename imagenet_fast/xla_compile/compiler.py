@@ -97,8 +97,8 @@ class Program:
       seconds: that it took to compile.
       memory: bytes of ``arguments``, ``outputs``, what of these is ``shared`` with arguments,
         ``temporary`` arrays and ``code``.
-      flops: of a step, as XLA counts them.
-      bytes: that a step reads and writes, as XLA counts them; of TPUs only.
+      flops: of a step, as XLA counts them: of accumulated micro-batches, those of one.
+      bytes: that a step reads and writes, as XLA counts them, likewise; of TPUs only.
       optimized: what XLA made of the module; of GPUs only.
     """
 

@@ -138,7 +138,8 @@ def _program_lines(found: Compilation) -> list[str]:
         return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
     work = f"{_per_image(found) / 1e9:.3g} GFLOPs an image"
     if program.bytes:
-        work += f", and {program.bytes / 1e9:.3g} GB read and written in a step of a replica"
+        part = "step" if found.config.accumulation_steps == 1 else "micro-batch"
+        work += f", and {program.bytes / 1e9:.3g} GB read and written in a {part} of a replica"
     return [
         _verdict("compiled", f"in {program.seconds:.0f} s"),
         *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
@@ -199,7 +200,8 @@ def _size(number: float) -> str:
 
 
 def _per_image(found: Compilation) -> float:
-    return found.program.flops / found.batch
+    """Returns FLOPs. XLA counts what is in a loop once: of accumulated micro-batches, one."""
+    return found.program.flops * found.config.accumulation_steps / found.batch
 
 
 def _line(name: str, text: str) -> str:

@@ -11,7 +11,7 @@ from imagenet_fast.xla_compile.compare import Difference
 from imagenet_fast.xla_compile.compiler import Program, TpuTopology
 from imagenet_fast.xla_compile.gpus import gpu_topology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
-from imagenet_fast.xla_compile.report import _size, table, write
+from imagenet_fast.xla_compile.report import _size, as_json, table, write
 
 PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
 
@@ -80,6 +80,16 @@ def test_table():
         "TPU, and none has run it.",
     ]
     assert not GOOD.failure
+
+
+def test_work_of_accumulated_micro_batches():
+    # XLA's count has one of the four, of 32 images.
+    config = GOOD.config.replace(accumulation_steps=4)
+    program = Program(12.3, MEMORY, 32 * 22.5e9, 9e9)
+    found = dataclasses.replace(GOOD, config=config, program=program)
+    told = "22.5 GFLOPs an image, and 9 GB read and written in a micro-batch of a replica"
+    assert told in table(found)
+    assert json.loads(as_json(found))["program"]["per_image"] == 22.5e9
 
 
 @pytest.mark.parametrize(
