@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import pathlib
 import re
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
 from imagenet_fast.errors import UserError, how_to_install
-from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.accelerators import ACCELERATORS, accelerator
 from imagenet_fast.worker_process import Worker, start_worker
 from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topology
 from imagenet_fast.xla_compile.module import Module, read_module
@@ -151,6 +152,7 @@ class Compiler:
         own = gpu_topology(name)
         if own is not None:
             return own
+        _check_size(name)
         found = self._ask("topology", name=name)
         if "error" in found:
             raise no_topology(name, _line(found["error"]), _EXAMPLES)
@@ -271,6 +273,20 @@ def find_cuda() -> pathlib.Path:
                 f"{package}=={importlib.metadata.version(package)})"
             )
     return folder
+
+
+def _check_size(name: str) -> None:
+    """Checks that a TPU is not larger than those that there are: libtpu would make it for minutes.
+
+    Raises:
+      UserError: if it is.
+    """
+    kind, _, size = name.partition(":")
+    own = ACCELERATORS.get(f"tpu-{kind}")
+    if own is None or not re.fullmatch(r"\d+(x\d+)*", size):
+        return
+    if math.prod(map(int, size.split("x"))) > own.most_chips:
+        raise no_topology(name, f"a {own.title} has at most {own.most_chips:,} chips", _EXAMPLES)
 
 
 def _refusal(message: str) -> str:

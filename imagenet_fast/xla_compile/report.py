@@ -39,7 +39,8 @@ def table(found: Compilation) -> str:
         ),
         _line(
             "batch",
-            f"{config.batch_size:,} images of {config.image_size} px, {found.batch:,} a replica",
+            f"{config.batch_size:,} images of {config.image_size} px{_of_sizes(found)}, "
+            f"{found.batch:,} a replica",
         ),
         "",
         *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
@@ -123,6 +124,10 @@ def _not_proved(found: Compilation) -> str:
     return NOT_PROVED[found.topology.platform]
 
 
+def _of_sizes(found: Compilation) -> str:
+    return ", the largest of the run" if found.config.train_sizes else ""
+
+
 def _program_values(found: Compilation) -> dict[str, object]:
     values = {
         field.name: getattr(found.program, field.name)
@@ -180,14 +185,20 @@ def _tried_lines(found: Compilation) -> list[str]:
         if tried:
             lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
         lines += [_line(f"{own.size:,}", _tried(own, found.topology.usable)) for own in tried]
+    if found.batches and _fits(found.batches[-1], found.topology.usable):
+        lines.append("Larger ones may fit, too: the search ends here.")
     return lines
 
 
 def _tried(own: Try, usable: int) -> str:
     if own.peak is None:
-        return "cannot be used"
+        return f"cannot be used: {own.refusal}"
     told = f"{_size(own.peak):11}{own.computed_twice:<5}"
-    return (told if own.peak <= usable else f"{told}does not fit").rstrip()
+    return (told if _fits(own, usable) else f"{told}does not fit").rstrip()
+
+
+def _fits(own: Try, usable: int) -> bool:
+    return own.peak is not None and own.peak <= usable
 
 
 def _size(number: float) -> str:

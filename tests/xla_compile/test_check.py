@@ -70,7 +70,9 @@ def with_instruction(step, *instructions):
             {"matrix products": "dense take other inputs than bf16, or f32 in the last layer"},
         ),
         (
-            Instruction("p", "dot", (Array("f32", (8, 9)),), (Array("bf16", (8, 8)),) * 2, "a/logits/b"),
+            Instruction(
+                "p", "dot", (Array("f32", (8, 9)),), (Array("bf16", (8, 8)),) * 2, "a/logits/b"
+            ),
             {"matrix products": "a/logits/b take other inputs than bf16, or f32 in the last layer"},
         ),
         (

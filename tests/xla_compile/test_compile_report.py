@@ -173,9 +173,30 @@ def test_what_does_not_fit():
 
 
 def test_what_no_accumulation_helps():
-    found = dataclasses.replace(TOO_LARGE, accumulations=(Try(1, 90 * GIB, 0), Try(128, None, 0)))
+    tries = (Try(1, 90 * GIB, 0), Try(128, None, 0, "1 image has no statistics"))
+    found = dataclasses.replace(TOO_LARGE, accumulations=tries)
     assert found.failure.endswith("no --accumulation_steps makes it fit: use a smaller batch_size")
-    assert table(found).splitlines()[-1] == "128                 cannot be used"
+    assert table(found).splitlines()[-1] == (
+        "128                 cannot be used: 1 image has no statistics"
+    )
+
+
+@pytest.mark.parametrize(
+    ("larger", "ends"),
+    [((), True), ((Try(256, 90 * GIB, 7),), False), ((Try(256, None, 0, "no data"),), False)],
+)
+def test_a_search_that_ends_before_the_memory(larger, ends):
+    found = dataclasses.replace(GPUS, batches=(Try(128, 4 * GIB, 0), *larger))
+    told = "Larger ones may fit, too: the search ends here."
+    assert (told in table(found).splitlines()) == ends
+    assert not found.failure
+
+
+def test_the_largest_of_several_image_sizes():
+    sizes = {"train_sizes": (128,), "train_until": ("3 epochs",)}
+    found = dataclasses.replace(GOOD, config=GOOD.config.replace(**sizes))
+    told = "batch               1,024 images of 224 px, the largest of the run, 128 a replica"
+    assert told in table(found).splitlines()
 
 
 def test_memory_up_to_the_last_byte():
@@ -198,7 +219,12 @@ def test_file_of_gpus(tmp_path):
     write(found, tmp_path)
     values = json.loads((tmp_path / "compile.json").read_text())
     assert values["topology"]["usable"] == GPUS.topology.usable
-    assert values["batches"][1] == {"size": 256, "peak": 90 * GIB, "computed_twice": 7}
+    assert values["batches"][1] == {
+        "size": 256,
+        "peak": 90 * GIB,
+        "computed_twice": 7,
+        "refusal": "",
+    }
     assert values["compiled"] == [{"name": "convolutions", "found": "158 of f16", "wrong": ""}]
     assert values["fits"] is True
 

@@ -57,6 +57,26 @@ def test_topology_that_does_not_exist(tmp_path, name):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("v3:1000x1000", "a TPU v3 has at most 1,024 chips"),
+        ("v3:32x33", "a TPU v3 has at most 1,024 chips"),
+        ("v4:16x16x17", "a TPU v4 has at most 4,096 chips"),
+    ],
+)
+def test_topology_larger_than_any(tmp_path, name, told):
+    worker = Worker({"kind": "TPU v3", "coordinates": [list(place) for place in CORES]})
+    with pytest.raises(UserError, match=re.escape(f"no topology {name!r} ({told}); choose")):
+        Compiler(worker, tmp_path).topology(name)
+    assert not worker.asked
+
+
+def test_a_whole_pod(tmp_path):
+    worker = Worker({"kind": "TPU v3", "coordinates": [list(place) for place in CORES]})
+    assert Compiler(worker, tmp_path).topology("v3:32x32").kind == "TPU v3"
+
+
 def test_program(tmp_path):
     memory = {"arguments": 30, "outputs": 20, "shared": 15, "temporary": 100, "code": 5}
     worker = Worker({"seconds": 1.5, "memory": memory, "flops": 8.0, "bytes": 4.0})
