@@ -6,13 +6,15 @@ import dataclasses
 import json
 
 from imagenet_fast import environment
+from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
 from imagenet_fast.files import write_results
+from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
 
 _NEXT_UNIT = 2**10
 # More would be written with an exponent.
 _MOST = 999.5
-_NAME_WIDTH = 20
+_NAME_WIDTH = 24
 # The options in the file besides those that name the network.
 _TOLD = (
     *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
@@ -150,7 +152,23 @@ def _program_lines(found: Compilation) -> list[str]:
         *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
         _memory_line(found),
         _line("work", f"{work}, as XLA counts"),
+        *_slow_float16(found),
     ]
+
+
+def _slow_float16(found: Compilation) -> list[str]:
+    """Returns a line where a GPU takes float16, but computes in it more slowly than in float32."""
+    topology = found.topology
+    if found.config.precision != "mixed_float16" or not isinstance(topology, GpuTopology):
+        return []
+    rate = float16_rate(topology.gpu.capability)
+    if has_tensor_cores("float16", topology.gpu.capability) or rate >= 1:
+        return []
+    told = (
+        f"{topology.kind} computes in it at 1/{1 / rate:.0f} of float32's rate, so that only "
+        "kernels which compute in float32 are fast: try --precision=float32, too"
+    )
+    return [_line("float16", told)]
 
 
 def _memory_line(found: Compilation) -> str:
