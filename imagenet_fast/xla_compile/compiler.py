@@ -152,7 +152,6 @@ class Compiler:
         own = gpu_topology(name)
         if own is not None:
             return own
-        _check_size(name)
         found = self._ask("topology", name=name)
         if "error" in found:
             raise no_topology(name, _line(found["error"]), _EXAMPLES)
@@ -214,6 +213,26 @@ class Compiler:
         return str(path)
 
 
+def platform_of(topology: str) -> str:
+    """Returns ``TPU`` or ``GPU``, before a compiler is started.
+
+    Raises:
+      UserError: if it is neither's, or has more chips than there are anywhere, for which libtpu
+        would work for minutes.
+    """
+    if gpu_topology(topology) is not None:
+        return "GPU"
+    kind, _, size = topology.partition(":")
+    if not re.match(r"v\d", kind):
+        raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
+    own = ACCELERATORS.get(f"tpu-{kind}")
+    chips = math.prod(map(int, re.findall(r"\d+", size)))
+    if own is not None and chips > own.most_chips:
+        reason = f"a {own.title} has at most {own.most_chips:,} chips"
+        raise no_topology(topology, reason, _EXAMPLES)
+    return "TPU"
+
+
 @contextlib.contextmanager
 def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
     """Starts the compiler, and ends it at the end.
@@ -273,20 +292,6 @@ def find_cuda() -> pathlib.Path:
                 f"{package}=={importlib.metadata.version(package)})"
             )
     return folder
-
-
-def _check_size(name: str) -> None:
-    """Checks that a TPU is not larger than those that there are: libtpu would make it for minutes.
-
-    Raises:
-      UserError: if it is.
-    """
-    kind, _, size = name.partition(":")
-    own = ACCELERATORS.get(f"tpu-{kind}")
-    if own is None or not re.fullmatch(r"\d+(x\d+)*", size):
-        return
-    if math.prod(map(int, size.split("x"))) > own.most_chips:
-        raise no_topology(name, f"a {own.title} has at most {own.most_chips:,} chips", _EXAMPLES)
 
 
 def _refusal(message: str) -> str:

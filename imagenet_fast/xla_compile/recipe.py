@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.distribute.virtual import (
     VirtualGPUStrategy,
@@ -37,10 +38,11 @@ from imagenet_fast.xla_compile.compiler import (
     Program,
     RefusedError,
     Topology,
+    platform_of,
     require_packages,
     start_compiler,
 )
-from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology
+from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
 from imagenet_fast.xla_compile.progress import doing
 from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that_fits
@@ -165,7 +167,7 @@ def compile_recipe(
     Raises:
       UserError: if there is no such topology, no compiler, or an option cannot be used.
     """
-    platform = "TPU" if gpu_topology(topology) is None else "GPU"
+    platform = platform_of(topology)
     if find_batch and platform == "TPU":
         raise UserError("find_batch is for GPUs: XLA's compiler for TPUs refuses what is too large")
     packages = require_packages(platform)
@@ -262,7 +264,7 @@ class _Recipe:
                 tried[images] = _try(images * parts, done[images])
             return tried[images].peak
 
-        candidates = batch_sizes(_MOST_IMAGES)
+        candidates = [size for size in batch_sizes(_MOST_IMAGES) if self._can_normalize(size)]
         asked = self._config.batch_size // parts // self.replicas
         first = max((size for size in candidates if size <= asked), default=candidates[0])
         known = {first: compiled(first)}
@@ -271,6 +273,14 @@ class _Recipe:
             done[largest or min(done)],
             batches=tuple(tried[images] for images in sorted(tried)),
         )
+
+    def _can_normalize(self, images: int) -> bool:
+        """Whether batch norm's groups can be made of a replica's images."""
+        try:
+            images_together(self._config.batch_norm_batch_size, images, self.replicas)
+        except UserError:
+            return False
+        return True
 
     def accumulations(self, found: Compilation) -> tuple[Try, ...]:
         """Returns the accumulation steps that tell which ones are the fewest that fit.

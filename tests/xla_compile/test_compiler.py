@@ -13,6 +13,7 @@ from imagenet_fast.xla_compile.compiler import (
     RefusedError,
     TpuTopology,
     find_cuda,
+    platform_of,
     require_packages,
 )
 from imagenet_fast.xla_compile.gpus import gpu_topology, gpus
@@ -63,18 +64,21 @@ def test_topology_that_does_not_exist(tmp_path, name):
         ("v3:1000x1000", "a TPU v3 has at most 1,024 chips"),
         ("v3:32x33", "a TPU v3 has at most 1,024 chips"),
         ("v4:16x16x17", "a TPU v4 has at most 4,096 chips"),
+        ("h200:1x8", "no kind 'h200'"),
+        ("", "no kind ''"),
     ],
 )
-def test_topology_larger_than_any(tmp_path, name, told):
-    worker = Worker({"kind": "TPU v3", "coordinates": [list(place) for place in CORES]})
+def test_topologies_refused_before_a_compiler_starts(name, told):
     with pytest.raises(UserError, match=re.escape(f"no topology {name!r} ({told}); choose")):
-        Compiler(worker, tmp_path).topology(name)
-    assert not worker.asked
+        platform_of(name)
 
 
-def test_a_whole_pod(tmp_path):
-    worker = Worker({"kind": "TPU v3", "coordinates": [list(place) for place in CORES]})
-    assert Compiler(worker, tmp_path).topology("v3:32x32").kind == "TPU v3"
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [("v3:32x32", "TPU"), ("v5p:16x20x28", "TPU"), ("v9:2x2", "TPU"), ("h100:4x8", "GPU")],
+)
+def test_platforms(name, platform):
+    assert platform_of(name) == platform
 
 
 def test_program(tmp_path):

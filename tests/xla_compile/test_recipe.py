@@ -101,6 +101,15 @@ def test_batches_that_the_data_does_not_have(made):
     assert 128 in refused
 
 
+def test_batches_that_batch_norm_cannot_split_are_left_out(made):
+    own, _ = made(Compiler(), batch_size=8 * 64, batch_norm_batch_size=48)
+    found = own.with_largest_batch()
+    # Of 8 replicas, 1, 2, 4 or 8 have 48 images together, or each has a multiple of them.
+    assert found.batch == 192
+    larger = [size for size in sizes(found.batches) if size > 192]
+    assert larger and not any(size % 48 for size in larger)
+
+
 def test_a_recipe_s_own_batch_that_cannot_be_used(made):
     own, _ = made(Compiler(), batch_size=8 * 64)
 
