@@ -97,6 +97,10 @@ def test_what_fails(page, name):
     assert failure and failure in page
 
 
+def test_what_was_printed(page):
+    assert (LOGS / "resnet50_h100_4x8_mixed_float16" / "compile.txt").read_text() in page
+
+
 def test_every_log_is_in_a_table():
     others = {*RECIPES, *names("resnet50_"), "too_large"}
     assert {path.parent.name for path in LOGS.glob("*/compile.json")} == others
