@@ -1183,6 +1183,11 @@ class Config:
             object.__setattr__(self, name, value)
 
     @property
+    def largest_image_size(self) -> int:
+        """The height and width of the largest images that the run trains on."""
+        return max(self.image_size, *self.train_sizes, 0)
+
+    @property
     def scaled_learning_rate(self) -> float:
         """The rate of this batch, after the warmup.
 

@@ -60,6 +60,26 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
     return list(map(str, paths))
 
 
+def check_results(directory: str | os.PathLike[str]) -> None:
+    """Checks that :func:`write_results` will be able to write, before work that takes long.
+
+    Args:
+      directory: where; made if it does not exist.
+
+    Raises:
+      UserError: if nothing can be written there.
+    """
+    path = to_path(directory, ".writable")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+        path.unlink()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {directory}: {error.strerror}; choose another output_dir"
+        ) from None
+
+
 def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
     """Returns the path of something to write, at which there must be nothing yet.
 

@@ -6,7 +6,14 @@ import pathlib
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.files import LineFile, new_path, whole_lines, write_file, write_results
+from imagenet_fast.files import (
+    LineFile,
+    check_results,
+    new_path,
+    whole_lines,
+    write_file,
+    write_results,
+)
 
 
 def test_files_are_never_there_in_part(tmp_path, monkeypatch):
@@ -34,6 +41,18 @@ def test_bytes(tmp_path):
     write_file(tmp_path / "a", b"\x00\xff\n")
     assert (tmp_path / "a").read_bytes() == b"\x00\xff\n"
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
+
+
+def test_room_for_results(tmp_path):
+    check_results(tmp_path / "new" / "results")
+    assert list((tmp_path / "new" / "results").iterdir()) == []
+
+
+def test_no_room_for_results(tmp_path):
+    (tmp_path / "file").write_text("")
+    told = "cannot write to .*file/results: Not a directory; choose another output_dir"
+    with pytest.raises(UserError, match=told):
+        check_results(tmp_path / "file" / "results")
 
 
 def test_lines_are_there_at_once_and_as_a_whole(tmp_path):

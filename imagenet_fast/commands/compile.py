@@ -5,6 +5,7 @@ from __future__ import annotations
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import check_results
 from imagenet_fast.quiet import import_tensorflow
 
 # What a step depends on most.
@@ -42,6 +43,8 @@ def main(arguments: list[str]) -> int:
     if flags["run_on_cpu"] < 0:
         raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
     config = Config().replace(**flags.changes())
+    if flags["output_dir"]:
+        check_results(flags["output_dir"])
     if not config.data_dir and not config.num_classes:
         print("No --data_dir: compiled for ImageNet's 1,000 classes.\n")
 

@@ -35,6 +35,7 @@ from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTY
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
+from imagenet_fast.distribute.virtual import VirtualGPUStrategy
 from imagenet_fast.distribute.workers import collective_hint, workers_of
 from imagenet_fast.errors import UserError, require_choice
 
@@ -340,15 +341,16 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
     require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
     if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
         return "builtin"
-    if dtype == "bfloat16" and "GPU" in strategy.extended.worker_devices[0]:
+    if dtype == "bfloat16" and _is_on_gpus(strategy):
         # NcclManager::AddParticipant takes float16, float32, float64, int32 and int64. The other
         # algorithms move bfloat16 as float16, and sum in float32.
-        if algorithm == "auto" and workers_of(strategy) is not None:
+        several = workers_of(strategy) is not None or _is_for_hosts(strategy)
+        if algorithm == "auto" and several:
             algorithm = "flat"
         if algorithm in ("auto", "builtin"):
             raise UserError(
                 "TensorFlow's NCCL does not sum bfloat16: choose all_reduce_dtype float16 or "
-                "float32" + (", or all_reduce=flat" if workers_of(strategy) is not None else "")
+                "float32" + (", or all_reduce=flat" if several else "")
             )
     if compiles_all_reduces(strategy):
         return "torus_2d" if algorithm == "torus_2d" else "builtin"
@@ -369,6 +371,18 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
             "TensorFlow sums without a network; choose auto or builtin"
         )
     return algorithm
+
+
+def _is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the replicas' devices are GPUs, or GPUs that are not there."""
+    if isinstance(strategy, VirtualGPUStrategy):
+        return True
+    return "GPU" in strategy.extended.worker_devices[0]
+
+
+def _is_for_hosts(strategy: tf.distribute.Strategy) -> bool:
+    """Whether GPUs that are not there belong to several hosts, each of which would be a worker."""
+    return isinstance(strategy, VirtualGPUStrategy) and strategy.hosts > 1
 
 
 def _hosts_of_workers(strategy: tf.distribute.Strategy) -> list[str]:

@@ -52,6 +52,11 @@ class VirtualGPUStrategy(VirtualStrategy, tf.distribute.OneDeviceStrategy):
 
     device_type = "GPU"
 
+    @property
+    def hosts(self) -> int:
+        """How many hosts have the GPUs."""
+        return len({place[1] for place in self.coordinates})
+
 
 def xla_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
     """Returns the sum of the tensors of a group's replicas, in a program of XLA.

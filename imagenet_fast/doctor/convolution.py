@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.gpu_arithmetic import has_tensor_cores, precision_instead_of
 from imagenet_fast.doctor.finding import Finding, first_line, ok, slow, wrong
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -21,8 +22,6 @@ _TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 1e-2}
 # A 16-bit type is there to be faster; by so much slower than float32 it is not for noise.
 _SLOWER = 1.5
 _REPEATS = 5
-# Of the first GPUs that compute in a type as fast as they can.
-_TENSOR_CORES = {"float16": (7, 0), "bfloat16": (8, 0)}
 
 _Step = Callable[[], Sequence[tf.Tensor]]
 
@@ -139,11 +138,10 @@ def _judge(
         return finding
     told = f"{finding.found}, slower than float32"
     capability = _capability(device)
-    if capability < _TENSOR_CORES[dtype]:
-        other = "mixed_float16" if capability >= _TENSOR_CORES["float16"] else "float32"
+    if not has_tensor_cores(dtype, capability):
         advice = (
             f"compute capability {'.'.join(map(str, capability))} has no tensor cores for it: "
-            f"train with --precision={other}"
+            f"train with --precision={precision_instead_of(dtype, capability)}"
         )
     else:
         advice = "see whether cuDNN is that of the lines above, and train with --precision=float32"

@@ -41,10 +41,12 @@ def read_compiled_memory(
     if program is None:
         raise UserError(f"compiled={file}: the step did not compile: {values['failure']}")
     planned = config.batch_size // hardware.cluster.replicas
+    # What is compiled is the step of the largest images.
+    own = config.replace(image_size=config.largest_image_size)
     differ = [
-        f"{name} is {options[name]}, here {getattr(config, name)}"
+        f"{name} is {options[name]}, here {getattr(own, name)}"
         for name in _SAME
-        if options[name] != getattr(config, name)
+        if options[name] != getattr(own, name)
     ]
     if kind not in (hardware.accelerator, hardware.accelerator.replace("tpu-", "")):
         differ.append(f"it is for {kind}, here for {hardware.accelerator}")

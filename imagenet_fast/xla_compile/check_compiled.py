@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.gpu_arithmetic import has_tensor_cores, precision_instead_of
 from imagenet_fast.xla_compile.check import COMPUTE, Check
 from imagenet_fast.xla_compile.check_sums import groups_told, ordered
 from imagenet_fast.xla_compile.gpus import Gpu
@@ -71,11 +72,12 @@ def _in_float32(wrong: list[Instruction], name: str, config: Config, gpu: Gpu) -
     if not wrong:
         return ""
     told = f"XLA computes {len(wrong)} of the {name} in float32 under {config.precision}"
-    if COMPUTE[config.precision] == "bf16" and gpu.capability < (8, 0):
+    if COMPUTE[config.precision] == "bf16" and not has_tensor_cores("bfloat16", gpu.capability):
         major, minor = gpu.capability
         told += (
             f": {gpu.title} (compute capability {major}.{minor}) has no bfloat16 arithmetic, which "
-            "begins with 8.0; use --precision=mixed_float16"
+            "begins with 8.0; use --precision="
+            f"{precision_instead_of('bfloat16', gpu.capability)}"
         )
     return told
 

@@ -1,4 +1,4 @@
-"""Whether a training step sums over the replicas what its recipe says, in the groups it says."""
+"""Whether a training step all-reduces what its recipe says, in the groups it says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Sum(NamedTuple):
 
 
 def check_sums(module: Module, config: Config, model: Classifier) -> list[Check]:
-    """Returns the sums of batch norm and those of gradients, and whether they are right.
+    """Returns the all-reduces of batch norm and those of gradients, and whether they are right.
 
     What is right is found here from the options and the network, not asked of the code that sums.
 
@@ -60,7 +60,7 @@ def check_sums(module: Module, config: Config, model: Classifier) -> list[Check]
 
 
 def _statistics(config: Config, model: Classifier) -> Iterator[_Sum]:
-    """Yields the sums of batch norm: each layer's forward and backward, in consecutive replicas."""
+    """Yields those of batch norm: each layer's forward and backward, in consecutive replicas."""
     strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
     images = per_replica_batch_size(config, strategy) // config.accumulation_steps
@@ -80,7 +80,7 @@ def _statistics_check(
     expected: collections.Counter[_Sum],
     rest: Sequence[_Sum],
 ) -> Check:
-    name = "sums of statistics"
+    name = "batch-norm all-reduces"
     if not expected:
         return Check(name, "none: batch norm of each replica alone")
     groups = next(iter(expected)).groups
@@ -94,16 +94,16 @@ def _statistics_check(
     instead = {own.groups for own in rest if (own.dtype, own.elements) in sizes}
     wrong = f"{lacking:,} are missing among {groups_told(groups)}"
     if instead:
-        wrong += f"; there are sums of as many numbers among {_all_told(instead)}"
+        wrong += f"; there are all-reduces of as many numbers among {_all_told(instead)}"
     return Check(name, found, wrong)
 
 
 def _gradients_check(
     found: Sequence[_Sum], config: Config, model: Classifier, everyone: tuple[int, ...]
 ) -> Check:
-    name = "sums of gradients"
+    name = "gradient all-reduces"
     if len(everyone) == 1:
-        return Check(name, "none: one replica", f"{len(found)} sums" if found else "")
+        return Check(name, "none: one replica", f"{len(found)} all-reduces" if found else "")
     if config.all_reduce == "torus_2d":
         rows, columns = _torus(config, model, len(everyone))
         wrong = _wrong_orders(found, rows, columns)
@@ -111,7 +111,7 @@ def _gradients_check(
         ends = [own for own in found if own.before]
     else:
         others = {own.groups for own in found if own.groups != (everyone,) or own.before}
-        wrong = f"there are sums among {_all_told(others)}" if others else ""
+        wrong = f"there are all-reduces among {_all_told(others)}" if others else ""
         told = f"among {groups_told((everyone,))}"
         ends = list(found)
     wrong = wrong or _wrong_numbers(ends, config, model, len(everyone))
@@ -122,7 +122,7 @@ def _wrong_orders(found: Sequence[_Sum], rows: Groups, columns: Groups) -> str:
     """Returns what is not summed along one axis and then along the other, half in each order."""
     others = {own.groups for own in found if own.groups not in (rows, columns)}
     if others:
-        return f"there are sums among {_all_told(others)}"
+        return f"there are all-reduces among {_all_told(others)}"
     numbers = collections.Counter()
     for own in found:
         numbers[own.before, own.groups] += own.elements

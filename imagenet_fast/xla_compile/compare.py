@@ -256,6 +256,8 @@ def differences(
     tolerance = _TOLERANCES[config.precision]
     if config.all_reduce_dtype != "float32":
         tolerance = max(tolerance, _TOLERANCES[f"mixed_{config.all_reduce_dtype}"])
+    if config.optimizer == "muon":  # which multiplies matrices in bfloat16
+        tolerance = max(tolerance, _TOLERANCES["mixed_bfloat16"])
     result = []
     for kind, several in by_kind.items():
         length = {

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
+import math
 import pathlib
 import re
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Union
 
 from imagenet_fast.errors import UserError, how_to_install
-from imagenet_fast.planning.accelerators import accelerator
+from imagenet_fast.planning.accelerators import ACCELERATORS, accelerator
 from imagenet_fast.worker_process import Worker, start_worker
 from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topology
 from imagenet_fast.xla_compile.module import Module, read_module
@@ -97,8 +98,8 @@ class Program:
       seconds: that it took to compile.
       memory: bytes of ``arguments``, ``outputs``, what of these is ``shared`` with arguments,
         ``temporary`` arrays and ``code``.
-      flops: of a step, as XLA counts them.
-      bytes: that a step reads and writes, as XLA counts them; of TPUs only.
+      flops: of a step, as XLA counts them: of accumulated micro-batches, those of one.
+      bytes: that a step reads and writes, as XLA counts them, likewise; of TPUs only.
       optimized: what XLA made of the module; of GPUs only.
     """
 
@@ -210,6 +211,26 @@ class Compiler:
         path = self._folder / "module.hlo"
         path.write_bytes(content)
         return str(path)
+
+
+def platform_of(topology: str) -> str:
+    """Returns ``TPU`` or ``GPU``, before a compiler is started.
+
+    Raises:
+      UserError: if it is neither's, or has more chips than there are anywhere, for which libtpu
+        would work for minutes.
+    """
+    if gpu_topology(topology) is not None:
+        return "GPU"
+    kind, _, size = topology.partition(":")
+    if not re.match(r"v\d", kind):
+        raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
+    own = ACCELERATORS.get(f"tpu-{kind}")
+    chips = math.prod(map(int, re.findall(r"\d+", size)))
+    if own is not None and chips > own.most_chips:
+        reason = f"a {own.title} has at most {own.most_chips:,} chips"
+        raise no_topology(topology, reason, _EXAMPLES)
+    return "TPU"
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.distribute.virtual import (
     VirtualGPUStrategy,
@@ -37,10 +38,11 @@ from imagenet_fast.xla_compile.compiler import (
     Program,
     RefusedError,
     Topology,
+    platform_of,
     require_packages,
     start_compiler,
 )
-from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology
+from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.lower import LoweredStep, lower_step
 from imagenet_fast.xla_compile.progress import doing
 from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that_fits
@@ -57,11 +59,13 @@ class Try(NamedTuple):
       size: images of a GPU in a step, or accumulation steps.
       peak: bytes of a GPU; None: it cannot be used.
       computed_twice: operations that XLA computes a second time to save memory.
+      refusal: why it cannot be used.
     """
 
     size: int
     peak: int | None
     computed_twice: int
+    refusal: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +154,8 @@ def compile_recipe(
 ) -> Compilation:
     """Compiles the training step that ``config`` describes.
 
-    What it finds wrong with the step, and what the compiler refuses, is in what it returns.
+    With ``train_sizes`` it is the step of the largest images, which needs the most memory. What is
+    wrong with the step, and what the compiler refuses, is in what it returns.
 
     Args:
       config: of the recipe; its strategy does not count. Without data it is for as many classes as
@@ -162,12 +167,12 @@ def compile_recipe(
     Raises:
       UserError: if there is no such topology, no compiler, or an option cannot be used.
     """
-    platform = "TPU" if gpu_topology(topology) is None else "GPU"
+    platform = platform_of(topology)
     if find_batch and platform == "TPU":
         raise UserError("find_batch is for GPUs: XLA's compiler for TPUs refuses what is too large")
     packages = require_packages(platform)
     _require_compilable(config)
-    config = config.replace(strategy="tpu", xla=False)
+    config = config.replace(strategy="tpu", xla=False, image_size=config.largest_image_size)
     if not config.data_dir:
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
     with start_compiler(platform) as compiler:
@@ -243,22 +248,39 @@ class _Recipe:
         """Returns the variant of the largest batch that fits; if none does, of the smallest."""
         parts = self._config.accumulation_steps
         done: dict[int, Compilation] = {}
+        tried: dict[int, Try] = {}
 
         def compiled(images: int) -> int | None:
             config = self._config.replace(batch_size=images * parts * self.replicas)
-            done[images] = self.compiled(config, *self.lowered(config))
-            program = done[images].program
-            return program and program.peak
+            try:
+                model, step = self.lowered(config)
+            except UserError as error:
+                # Of larger batches than the recipe's, as there are fewer images: the others count.
+                if not done:
+                    raise
+                tried[images] = Try(images * parts, None, 0, str(error))
+            else:
+                done[images] = self.compiled(config, model, step)
+                tried[images] = _try(images * parts, done[images])
+            return tried[images].peak
 
-        candidates = batch_sizes(_MOST_IMAGES)
+        candidates = [size for size in batch_sizes(_MOST_IMAGES) if self._can_normalize(size)]
         asked = self._config.batch_size // parts // self.replicas
         first = max((size for size in candidates if size <= asked), default=candidates[0])
         known = {first: compiled(first)}
         largest = largest_that_fits(candidates, self.topology.usable, compiled, known)
         return dataclasses.replace(
             done[largest or min(done)],
-            batches=tuple(_try(images * parts, done[images]) for images in sorted(done)),
+            batches=tuple(tried[images] for images in sorted(tried)),
         )
+
+    def _can_normalize(self, images: int) -> bool:
+        """Whether batch norm's groups can be made of a replica's images."""
+        try:
+            images_together(self._config.batch_norm_batch_size, images, self.replicas)
+        except UserError:
+            return False
+        return True
 
     def accumulations(self, found: Compilation) -> tuple[Try, ...]:
         """Returns the accumulation steps that tell which ones are the fewest that fit.
@@ -272,10 +294,10 @@ class _Recipe:
         def compiled(part: int) -> int | None:
             steps = images // part
             config = found.config.replace(accumulation_steps=steps)
-            tried[steps] = Try(steps, None, 0)
-            # Of some, batch norm's or the mixing's images cannot be made.
-            with contextlib.suppress(UserError):
+            try:
                 tried[steps] = _try(steps, self.compiled(config, *self.lowered(config)))
+            except UserError as error:  # as batch norm's or the mixing's images cannot be made
+                tried[steps] = Try(steps, None, 0, str(error))
             return tried[steps].peak
 
         parts = [part for part in divisors(images) if part <= images // own]
@@ -285,7 +307,8 @@ class _Recipe:
 
 
 def _try(size: int, found: Compilation) -> Try:
-    return Try(size, found.program and found.program.peak, found.computed_twice)
+    peak = found.program and found.program.peak
+    return Try(size, peak, found.computed_twice, found.refusal)
 
 
 def _strategy(topology: Topology) -> VirtualStrategy:
@@ -311,6 +334,11 @@ def _require_compilable(config: Config) -> None:
         raise UserError(
             "pipeline_stages: a pipeline is many programs on devices of their own, none of which "
             "is the same for all replicas; leave it out"
+        )
+    if config.fusion == "auto":
+        raise UserError(
+            "fusion=auto measures on the devices that are to train, which are not here: give "
+            "--fusion_segments in its place, as `imagenet-fast plan --accelerator` tells them"
         )
     if config.data_on_device:
         raise UserError(

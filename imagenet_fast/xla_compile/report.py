@@ -6,13 +6,15 @@ import dataclasses
 import json
 
 from imagenet_fast import environment
+from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
 from imagenet_fast.files import write_results
+from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
 
 _NEXT_UNIT = 2**10
 # More would be written with an exponent.
 _MOST = 999.5
-_NAME_WIDTH = 20
+_NAME_WIDTH = 24
 # The options in the file besides those that name the network.
 _TOLD = (
     *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
@@ -39,7 +41,8 @@ def table(found: Compilation) -> str:
         ),
         _line(
             "batch",
-            f"{config.batch_size:,} images of {config.image_size} px, {found.batch:,} a replica",
+            f"{config.batch_size:,} images of {config.image_size} px{_of_sizes(found)}, "
+            f"{found.batch:,} a replica",
         ),
         "",
         *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
@@ -123,6 +126,10 @@ def _not_proved(found: Compilation) -> str:
     return NOT_PROVED[found.topology.platform]
 
 
+def _of_sizes(found: Compilation) -> str:
+    return ", the largest of the run" if found.config.train_sizes else ""
+
+
 def _program_values(found: Compilation) -> dict[str, object]:
     values = {
         field.name: getattr(found.program, field.name)
@@ -138,13 +145,30 @@ def _program_lines(found: Compilation) -> list[str]:
         return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
     work = f"{_per_image(found) / 1e9:.3g} GFLOPs an image"
     if program.bytes:
-        work += f", and {program.bytes / 1e9:.3g} GB read and written in a step of a replica"
+        part = "step" if found.config.accumulation_steps == 1 else "micro-batch"
+        work += f", and {program.bytes / 1e9:.3g} GB read and written in a {part} of a replica"
     return [
         _verdict("compiled", f"in {program.seconds:.0f} s"),
         *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
         _memory_line(found),
         _line("work", f"{work}, as XLA counts"),
+        *_slow_float16(found),
     ]
+
+
+def _slow_float16(found: Compilation) -> list[str]:
+    """Returns a line where a GPU takes float16, but computes in it more slowly than in float32."""
+    topology = found.topology
+    if found.config.precision != "mixed_float16" or not isinstance(topology, GpuTopology):
+        return []
+    rate = float16_rate(topology.gpu.capability)
+    if has_tensor_cores("float16", topology.gpu.capability) or rate >= 1:
+        return []
+    told = (
+        f"{topology.kind} computes in it at 1/{1 / rate:.0f} of float32's rate, so that only "
+        "kernels which compute in float32 are fast: try --precision=float32, too"
+    )
+    return [_line("float16", told)]
 
 
 def _memory_line(found: Compilation) -> str:
@@ -179,14 +203,20 @@ def _tried_lines(found: Compilation) -> list[str]:
         if tried:
             lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
         lines += [_line(f"{own.size:,}", _tried(own, found.topology.usable)) for own in tried]
+    if found.batches and _fits(found.batches[-1], found.topology.usable):
+        lines.append("Larger ones may fit, too: the search ends here.")
     return lines
 
 
 def _tried(own: Try, usable: int) -> str:
     if own.peak is None:
-        return "cannot be used"
+        return f"cannot be used: {own.refusal}"
     told = f"{_size(own.peak):11}{own.computed_twice:<5}"
-    return (told if own.peak <= usable else f"{told}does not fit").rstrip()
+    return (told if _fits(own, usable) else f"{told}does not fit").rstrip()
+
+
+def _fits(own: Try, usable: int) -> bool:
+    return own.peak is not None and own.peak <= usable
 
 
 def _size(number: float) -> str:
@@ -199,7 +229,8 @@ def _size(number: float) -> str:
 
 
 def _per_image(found: Compilation) -> float:
-    return found.program.flops / found.batch
+    """Returns FLOPs. XLA counts what is in a loop once: of accumulated micro-batches, one."""
+    return found.program.flops * found.config.accumulation_steps / found.batch
 
 
 def _line(name: str, text: str) -> str:

@@ -21,6 +21,7 @@ def test_help(capsys):
         (["--run_on_cpu=-1"], "run_on_cpu is -1, but must not be negative"),
         (["--flagfile=flags/no.flags"], "cannot read flagfile flags/no.flags"),
         (["v3:2x2"], "unexpected argument 'v3:2x2'"),
+        (["--output_dir=setup.cfg/results"], "cannot write to setup.cfg/results: Not a directory"),
     ],
 )
 def test_mistakes(capsys, arguments, message):

@@ -28,6 +28,7 @@ from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.collectives import Communicator
 from imagenet_fast.distribute.connect import straddles
 from imagenet_fast.distribute.groups import columns, consecutive, group_key
+from imagenet_fast.distribute.virtual import VirtualGPUStrategy
 from imagenet_fast.errors import UserError
 
 JOB = pathlib.Path(__file__).with_name("gpu_collectives_job.py")
@@ -206,6 +207,28 @@ def test_nccl_does_not_sum_bfloat16(kind, told):
     strategy._extended = types.SimpleNamespace(worker_devices=devices, _num_replicas_in_sync=2)
     with pytest.raises(UserError, match=f"NCCL does not sum bfloat16: choose .* {told}"):
         AllReduce(strategy, algorithm="builtin", dtype="bfloat16")
+
+
+def not_there(hosts):
+    return VirtualGPUStrategy([(gpu, host) for host in range(hosts) for gpu in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "hosts", "told"),
+    [
+        ("auto", 1, "float32$"),
+        ("builtin", 1, "float32$"),
+        ("builtin", 2, "float32, or all_reduce="),
+    ],
+)
+def test_gpus_that_are_not_there_do_not_either(algorithm, hosts, told):
+    with pytest.raises(UserError, match=f"NCCL does not sum bfloat16: choose .* {told}"):
+        AllReduce(not_there(hosts), algorithm=algorithm, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(("algorithm", "hosts"), [("auto", 2), ("flat", 1), ("torus_2d", 2)])
+def test_what_workers_could_sum_is_compiled_for_gpus_that_are_not_there(algorithm, hosts):
+    assert AllReduce(not_there(hosts), algorithm=algorithm, dtype="bfloat16")
 
 
 def test_bfloat16_travels_as_float16_by_default():

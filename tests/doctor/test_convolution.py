@@ -79,6 +79,8 @@ def test_an_error_of_one_type_does_not_keep_the_others(monkeypatch):
         ("float16", 1.6, (9, 0), "slow", "--precision=float32"),
         ("bfloat16", 1.6, (7, 0), "slow", "7.0 has no tensor cores for it: train with --precision"),
         ("bfloat16", 1.6, (7, 0), "slow", "--precision=mixed_float16"),
+        ("bfloat16", 1.6, (6, 0), "slow", "--precision=mixed_float16"),
+        ("bfloat16", 1.6, (6, 1), "slow", "--precision=float32"),
         ("float16", 1.6, (6, 0), "slow", "--precision=float32"),
     ],
 )

@@ -40,6 +40,13 @@ def test_memory(tmp_path):
     assert more == found
 
 
+def test_memory_of_the_largest_images(tmp_path):
+    config = CONFIG.replace(image_size=160, train_sizes=(224,), train_until=("3 epochs",))
+    assert read(tmp_path, config) == read(tmp_path)
+    with pytest.raises(UserError, match="image_size is 224, here 256"):
+        read(tmp_path, config.replace(train_sizes=(256,)))
+
+
 def test_memory_of_a_tpu(tmp_path):
     topology = {"name": "v3:2x2", "usable": 0}
     packages = {"jax": "0.10.2", "libtpu": "0.0.51"}

@@ -10,7 +10,8 @@ def checks(found, step=None, **changes):
     """By name."""
     config = found.config.replace(**changes)
     parts = config.accumulation_steps
-    return {own.name: own for own in check_types(step or found.step, config, 8 // parts, 10)}
+    images, classes = config.batch_size // 8 // parts, len(found.model.labels)
+    return {own.name: own for own in check_types(step or found.step, config, images, classes)}
 
 
 def wrong(found, **arguments):
@@ -29,6 +30,14 @@ def wrong(found, **arguments):
 )
 def test_a_recipe_s_own_step(lowered, options):
     assert not wrong(lowered(**options))
+
+
+def test_as_many_images_as_classes(lowered):
+    options = {"model": "alexnet_bn", "image_size": 64, "num_classes": 16, "batch_size": 128}
+    found = lowered(precision="mixed_bfloat16", **options)
+    assert checks(found)["matrix products"][1:] == ("6 of bf16, 3 of f32", "")
+    other = wrong(found, precision="float32")["matrix products"]
+    assert "fc6/MatMul" in other and "and 3 more take other inputs than f32" in other
 
 
 def test_what_there_is(lowered):
@@ -61,8 +70,10 @@ def with_instruction(step, *instructions):
             {"matrix products": "dense take other inputs than bf16, or f32 in the last layer"},
         ),
         (
-            Instruction("p", "dot", (Array("f32", (8, 10)),), (Array("bf16", (8, 8)),) * 2, "head"),
-            {"matrix products": "head take other inputs than bf16, or f32 in the last layer"},
+            Instruction(
+                "p", "dot", (Array("f32", (8, 9)),), (Array("bf16", (8, 8)),) * 2, "a/logits/b"
+            ),
+            {"matrix products": "a/logits/b take other inputs than bf16, or f32 in the last layer"},
         ),
         (
             Instruction("e", "exponential", (Array("bf16", (8, 10)),), (), "softmax"),

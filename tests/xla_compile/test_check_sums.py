@@ -66,10 +66,20 @@ def test_recipes(lowered, options, statistics, gradients):
     [
         (GROUPED, {"batch_norm_batch_size": 32}, "14 are missing among (0,1,2,3 4,5,6,7)", PAIRS),
         ({}, GROUPED, f"14 are missing among {PAIRS}", ""),
-        (GROUPED, {"batch_norm_batch_size": 0}, "", f"there are sums among {PAIRS}"),
-        ({}, TORUS, "", "there are sums among all 8"),
-        (TORUS, {"all_reduce": "auto"}, "", "there are sums among (0,1,2,3 4,5,6,7) and (0,4 1,5"),
-        (TORUS, {"all_reduce_group": 2}, "", "there are sums among (0,1,2,3 4,5,6,7) and (0,4 1,5"),
+        (GROUPED, {"batch_norm_batch_size": 0}, "", f"there are all-reduces among {PAIRS}"),
+        ({}, TORUS, "", "there are all-reduces among all 8"),
+        (
+            TORUS,
+            {"all_reduce": "auto"},
+            "",
+            "there are all-reduces among (0,1,2,3 4,5,6,7) and (0,4 1,5",
+        ),
+        (
+            TORUS,
+            {"all_reduce_group": 2},
+            "",
+            "there are all-reduces among (0,1,2,3 4,5,6,7) and (0,4 1,5",
+        ),
         (
             {},
             {"all_reduce_dtype": "bfloat16"},
@@ -109,7 +119,8 @@ def test_batch_norm_with_replicas_that_are_no_neighbours(lower_anew, monkeypatch
     monkeypatch.setattr(grouped_batch_normalization, "consecutive", strided)
     statistics, _ = checks(lower_anew(**GROUPED))
     assert statistics.wrong == (
-        f"14 are missing among {PAIRS}; there are sums of as many numbers among (0,4 1,5 2,6 3,7)"
+        f"14 are missing among {PAIRS}; there are all-reduces of as many numbers among "
+        "(0,4 1,5 2,6 3,7)"
     )
 
 
@@ -129,7 +140,7 @@ def test_gradients_of_half_of_the_replicas(lower_anew, monkeypatch):
     monkeypatch.setattr(
         virtual, "consecutive", lambda replicas, size: consecutive(replicas, size // 2)
     )
-    assert checks(lower_anew())[1].wrong == "there are sums among (0,1,2,3 4,5,6,7)"
+    assert checks(lower_anew())[1].wrong == "there are all-reduces among (0,1,2,3 4,5,6,7)"
 
 
 def test_gradients_that_are_left_out(lower_anew, monkeypatch):

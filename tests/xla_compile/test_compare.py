@@ -84,6 +84,15 @@ def test_what_rounding_explains(precision, dtype, share, wrong):
     assert not optimizer.wrong
 
 
+def test_muon_rounds_to_bfloat16():
+    step = types.SimpleNamespace(arguments=(Variable("a"),))
+    found = {"0": {"most": 0, "spread": 0, "way": 1.0, "start": 1.0, "difference": 1e-6}}
+    reference = Reference({}, {"a": "weights"})
+    for optimizer, is_wrong in (("sgd", True), ("muon", False)):
+        (own,) = differences(Config(optimizer=optimizer), step, reference, found)
+        assert bool(own.wrong) == is_wrong
+
+
 def test_rounding_of_weights_that_move_little():
     step = types.SimpleNamespace(arguments=(Variable("a"),))
     found = {"0": {"most": 0, "spread": 0, "way": 4e-10, "start": 1.0, "difference": 1e-12}}

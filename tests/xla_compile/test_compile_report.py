@@ -11,7 +11,7 @@ from imagenet_fast.xla_compile.compare import Difference
 from imagenet_fast.xla_compile.compiler import Program, TpuTopology
 from imagenet_fast.xla_compile.gpus import gpu_topology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
-from imagenet_fast.xla_compile.report import _size, table, write
+from imagenet_fast.xla_compile.report import _size, as_json, table, write
 
 PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
 
@@ -28,7 +28,7 @@ GOOD = Compilation(
     TpuTopology("v3:2x2", "TPU v3", tuple(PLACES)),
     {"jax": "0.1", "jaxlib": "0.2", "libtpu": "0.0.3"},
     25_557_032,
-    (Check("shapes", "17 instructions"), Check("sums of gradients", "162 of f32 among all 8")),
+    (Check("shapes", "17 instructions"), Check("gradient all-reduces", "162 of f32 among all 8")),
     Program(12.3, MEMORY, 128 * 22.5e9, 36.1e9),
     steps=3,
     differences=(Difference("weights", 1e-8, 2e-6, 1e-4, 0.0),),
@@ -58,22 +58,22 @@ REFUSED = dataclasses.replace(GOOD, program=None, refusal="out of memory: each n
 
 def test_table():
     assert table(GOOD).splitlines() == [
-        "topology            v3:2x2: 8 replicas on 4 TPU v3, 16 GiB each",
-        "network             resnet50, 25,557,032 parameters, mixed_bfloat16, sgd",
-        "batch               1,024 images of 224 px, 128 a replica",
+        "topology                v3:2x2: 8 replicas on 4 TPU v3, 16 GiB each",
+        "network                 resnet50, 25,557,032 parameters, mixed_bfloat16, sgd",
+        "batch                   1,024 images of 224 px, 128 a replica",
         "",
-        "shapes              ok  17 instructions",
-        "sums of gradients   ok  162 of f32 among all 8",
+        "shapes                  ok  17 instructions",
+        "gradient all-reduces    ok  162 of f32 among all 8",
         "",
-        "compiled            ok  in 12 s",
-        "memory              4.39 GiB of 16 GiB of a replica: arguments 256 MiB, outputs besides "
-        "these 16 MiB, temporary 4 GiB, code 128 MiB",
-        "work                22.5 GFLOPs an image, and 36.1 GB read and written in a step of a "
+        "compiled                ok  in 12 s",
+        "memory                  4.39 GiB of 16 GiB of a replica: arguments 256 MiB, outputs "
+        "besides these 16 MiB, temporary 4 GiB, code 128 MiB",
+        "work                    22.5 GFLOPs an image, and 36.1 GB read and written in a step of a "
         "replica, as XLA counts",
         "",
         "3 steps of the replicas, and of one device with all images:",
-        "weights             ok  differ by at most 1e-08, 2e-06 of the way that they went; between "
-        "replicas by 0",
+        "weights                 ok  differ by at most 1e-08, 2e-06 of the way that they went; "
+        "between replicas by 0",
         "",
         "The training step compiles for TPU v3 (2x2) with libtpu 0.0.3.",
         "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
@@ -82,23 +82,33 @@ def test_table():
     assert not GOOD.failure
 
 
+def test_work_of_accumulated_micro_batches():
+    # XLA's count has one of the four, of 32 images.
+    config = GOOD.config.replace(accumulation_steps=4)
+    program = Program(12.3, MEMORY, 32 * 22.5e9, 9e9)
+    found = dataclasses.replace(GOOD, config=config, program=program)
+    told = "22.5 GFLOPs an image, and 9 GB read and written in a micro-batch of a replica"
+    assert told in table(found)
+    assert json.loads(as_json(found))["program"]["per_image"] == 22.5e9
+
+
 @pytest.mark.parametrize(
     ("found", "line", "failure"),
     [
         (
             dataclasses.replace(GOOD, checks=(Check("sums", "none", "7 are missing"),)),
-            "sums                NO  none: 7 are missing",
+            "sums                    NO  none: 7 are missing",
             "the step is not what the recipe says: sums: 7 are missing",
         ),
         (
             REFUSED,
-            "compiled            NO  not for v3:2x2: out of memory: each needs 20GiB",
+            "compiled                NO  not for v3:2x2: out of memory: each needs 20GiB",
             "it does not compile for v3:2x2: out of memory: each needs 20GiB",
         ),
         (
             dataclasses.replace(GOOD, differences=(Difference("weights", 0.1, 7.0, 1e-4, 0.01),)),
-            "weights             NO  differ by at most 0.1, 7 of the way that they went; between "
-            "replicas by 0.01: more than rounding, 0.0001",
+            "weights                 NO  differ by at most 0.1, 7 of the way that they went; "
+            "between replicas by 0.01: more than rounding, 0.0001",
             "on this machine's processor: weights are wrong",
         ),
     ],
@@ -129,13 +139,14 @@ def test_files(tmp_path):
 
 def test_table_of_gpus():
     lines = table(GPUS).splitlines()
-    assert lines[0] == "topology            h100:1x8: 8 replicas, 8 NVIDIA H100 80GB HBM3"
+    assert lines[0] == "topology                h100:1x8: 8 replicas, 8 NVIDIA H100 80GB HBM3"
     assert lines[7:11] == [
-        "compiled            ok  in 12 s",
-        "convolutions        ok  158 of f16",
-        "memory              ok  4.27 GiB of 79.1 GiB, of which 3.01 GiB are kept for TensorFlow, "
-        "CUDA and workspaces: arguments 256 MiB, outputs besides these 16 MiB, temporary 4 GiB",
-        "work                23.9 GFLOPs an image, as XLA counts",
+        "compiled                ok  in 12 s",
+        "convolutions            ok  158 of f16",
+        "memory                  ok  4.27 GiB of 79.1 GiB, of which 3.01 GiB are kept for "
+        "TensorFlow, CUDA and workspaces: arguments 256 MiB, outputs besides these 16 MiB, "
+        "temporary 4 GiB",
+        "work                    23.9 GFLOPs an image, as XLA counts",
     ]
     assert lines[-2:] == [
         "The training step compiles for NVIDIA H100 80GB HBM3 (1x8) with jax-cuda12-pjrt 0.3.",
@@ -150,11 +161,11 @@ def test_what_does_not_fit():
     assert "compiles for" not in text
     assert "214 operations are computed twice: does not fit" in text
     assert text.splitlines()[-5:] == [
-        "accumulation_steps  memory     operations computed twice",
-        "1                   90 GiB     214  does not fit",
-        "2                   80 GiB     0    does not fit",
-        "3                   60 GiB     0",
-        "4                   50 GiB     0",
+        "accumulation_steps      memory     operations computed twice",
+        "1                       90 GiB     214  does not fit",
+        "2                       80 GiB     0    does not fit",
+        "3                       60 GiB     0",
+        "4                       50 GiB     0",
     ]
     assert TOO_LARGE.failure == (
         "it does not fit: 128 images a GPU need 90.27 GiB, and a step can have 76.10 GiB of the "
@@ -163,9 +174,48 @@ def test_what_does_not_fit():
 
 
 def test_what_no_accumulation_helps():
-    found = dataclasses.replace(TOO_LARGE, accumulations=(Try(1, 90 * GIB, 0), Try(128, None, 0)))
+    tries = (Try(1, 90 * GIB, 0), Try(128, None, 0, "1 image has no statistics"))
+    found = dataclasses.replace(TOO_LARGE, accumulations=tries)
     assert found.failure.endswith("no --accumulation_steps makes it fit: use a smaller batch_size")
-    assert table(found).splitlines()[-1] == "128                 cannot be used"
+    assert table(found).splitlines()[-1] == (
+        "128                     cannot be used: 1 image has no statistics"
+    )
+
+
+@pytest.mark.parametrize(
+    ("larger", "ends"),
+    [((), True), ((Try(256, 90 * GIB, 7),), False), ((Try(256, None, 0, "no data"),), False)],
+)
+def test_a_search_that_ends_before_the_memory(larger, ends):
+    found = dataclasses.replace(GPUS, batches=(Try(128, 4 * GIB, 0), *larger))
+    told = "Larger ones may fit, too: the search ends here."
+    assert (told in table(found).splitlines()) == ends
+    assert not found.failure
+
+
+def test_the_largest_of_several_image_sizes():
+    sizes = {"train_sizes": (128,), "train_until": ("3 epochs",)}
+    found = dataclasses.replace(GOOD, config=GOOD.config.replace(**sizes))
+    told = "batch                   1,024 images of 224 px, the largest of the run, 128 a replica"
+    assert told in table(found).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "slow"),
+    [
+        ("p40", "mixed_float16", True),
+        ("p40", "float32", False),
+        ("p100", "mixed_float16", False),
+        ("v100", "mixed_float16", False),
+        ("b200", "mixed_float16", False),
+    ],
+)
+def test_float16_that_is_slower_than_float32(gpu, precision, slow):
+    config = GPUS.config.replace(precision=precision)
+    found = dataclasses.replace(GPUS, config=config, topology=gpu_topology(f"{gpu}:1x8"))
+    told = "float16                 Tesla P40 computes in it at 1/64 of float32's rate, so that"
+    assert (told in table(found)) == slow
+    assert not found.failure
 
 
 def test_memory_up_to_the_last_byte():
@@ -180,7 +230,7 @@ def test_memory_up_to_the_last_byte():
 def test_what_the_compiled_step_is_not():
     found = dataclasses.replace(GPUS, compiled=(Check("convolutions", "1 of f32", "in float32"),))
     assert found.failure == "in float32"
-    assert "convolutions        NO  1 of f32: in float32" in table(found).splitlines()
+    assert "convolutions            NO  1 of f32: in float32" in table(found).splitlines()
 
 
 def test_file_of_gpus(tmp_path):
@@ -188,7 +238,12 @@ def test_file_of_gpus(tmp_path):
     write(found, tmp_path)
     values = json.loads((tmp_path / "compile.json").read_text())
     assert values["topology"]["usable"] == GPUS.topology.usable
-    assert values["batches"][1] == {"size": 256, "peak": 90 * GIB, "computed_twice": 7}
+    assert values["batches"][1] == {
+        "size": 256,
+        "peak": 90 * GIB,
+        "computed_twice": 7,
+        "refusal": "",
+    }
     assert values["compiled"] == [{"name": "convolutions", "found": "158 of f16", "wrong": ""}]
     assert values["fits"] is True
 

@@ -47,8 +47,8 @@ def test_command(capsys, tmp_path):
     text = capsys.readouterr().out
     for line in (
         r"topology +h100:1x8: 8 replicas, 8 NVIDIA H100 80GB HBM3",
-        r"sums of statistics +ok .*among \(0,1 2,3 4,5 6,7\)",
-        r"sums of gradients +ok .*\(75,295 numbers\) among all 8",
+        r"batch-norm all-reduces +ok .*among \(0,1 2,3 4,5 6,7\)",
+        r"gradient all-reduces +ok .*\(75,295 numbers\) among all 8",
         r"convolutions +ok  21 of f16",
         r"all-reduces +ok .*among \(0,1 2,3 4,5 6,7\) and all 8",
         r"memory +ok .* MiB of 79.1 GiB, of which 3.01 GiB are kept for .*",

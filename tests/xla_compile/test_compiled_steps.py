@@ -39,10 +39,12 @@ def test_command(capsys, tmp_path):
     flags += ["--optimizer=lars", "--precision=mixed_bfloat16", f"--output_dir={tmp_path}"]
     assert run(["compile", *SMALL, *flags]) == 0
     text = capsys.readouterr().out
-    assert re.search(r"^sums of statistics +ok .*among \(0,1 2,3 4,5 6,7\)$", text, re.MULTILINE)
+    assert re.search(
+        r"^batch-norm all-reduces +ok .*among \(0,1 2,3 4,5 6,7\)$", text, re.MULTILINE
+    )
     # Rows of two chips of two cores.
     assert re.search(
-        r"^sums of gradients +ok .*along \(0,1,2,3 4,5,6,7\) and \(0,4 1,5 2,6 3,7\)", text, re.M
+        r"^gradient all-reduces +ok .*along \(0,1,2,3 4,5,6,7\) and \(0,4 1,5 2,6 3,7\)", text, re.M
     )
     assert f"compiles for TPU v3 (2x2) with libtpu {LIBTPU}." in text
     assert "there was no TPU, and none has run it" in text

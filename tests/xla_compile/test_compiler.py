@@ -13,6 +13,7 @@ from imagenet_fast.xla_compile.compiler import (
     RefusedError,
     TpuTopology,
     find_cuda,
+    platform_of,
     require_packages,
 )
 from imagenet_fast.xla_compile.gpus import gpu_topology, gpus
@@ -55,6 +56,29 @@ def test_topology_that_does_not_exist(tmp_path, name):
         f"their GPUs, as h100:1x8 or h100:4x8, of {', '.join(gpus())}, or a TPU's, like "
         "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("v3:1000x1000", "a TPU v3 has at most 1,024 chips"),
+        ("v3:32x33", "a TPU v3 has at most 1,024 chips"),
+        ("v4:16x16x17", "a TPU v4 has at most 4,096 chips"),
+        ("h200:1x8", "no kind 'h200'"),
+        ("", "no kind ''"),
+    ],
+)
+def test_topologies_refused_before_a_compiler_starts(name, told):
+    with pytest.raises(UserError, match=re.escape(f"no topology {name!r} ({told}); choose")):
+        platform_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "platform"),
+    [("v3:32x32", "TPU"), ("v5p:16x20x28", "TPU"), ("v9:2x2", "TPU"), ("h100:4x8", "GPU")],
+)
+def test_platforms(name, platform):
+    assert platform_of(name) == platform
 
 
 def test_program(tmp_path):

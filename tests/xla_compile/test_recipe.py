@@ -1,5 +1,6 @@
 """How a recipe's variants are compiled until one fits, with a made-up compiler."""
 
+import contextlib
 import dataclasses
 import types
 
@@ -84,6 +85,81 @@ def test_no_batch_that_fits(made):
     assert "it does not compile for v100:1x8: no such program" in found.failure
 
 
+def test_batches_that_the_data_does_not_have(made):
+    own, _ = made(Compiler(), batch_size=8 * 64)
+
+    def of_a_few(config):
+        if config.batch_size > 1000:
+            raise UserError("more than the 1000 training images")
+        return lower(config)
+
+    own.lowered = of_a_few
+    found = own.with_largest_batch()
+    assert found.batch == 120
+    refused = {own.size: own.refusal for own in found.batches if own.size > 120}
+    assert set(refused.values()) == {"more than the 1000 training images"}
+    assert 128 in refused
+
+
+def test_batches_that_batch_norm_cannot_split_are_left_out(made):
+    own, _ = made(Compiler(), batch_size=8 * 64, batch_norm_batch_size=48)
+    found = own.with_largest_batch()
+    # Of 8 replicas, 1, 2, 4 or 8 have 48 images together, or each has a multiple of them.
+    assert found.batch == 192
+    larger = [size for size in sizes(found.batches) if size > 192]
+    assert larger and not any(size % 48 for size in larger)
+
+
+def test_a_recipe_s_own_batch_that_cannot_be_used(made):
+    own, _ = made(Compiler(), batch_size=8 * 64)
+
+    def refuse(config):
+        raise UserError("more than the 100 training images")
+
+    own.lowered = refuse
+    with pytest.raises(UserError, match="more than the 100 training images"):
+        own.with_largest_batch()
+
+
+@pytest.fixture
+def compiled_configs(monkeypatch):
+    """The configurations of the steps that ``compile_recipe`` would lower."""
+    found = []
+
+    def lowered(self, config):
+        found.append(config)
+        return lower(config)
+
+    @contextlib.contextmanager
+    def start(*_):
+        yield types.SimpleNamespace(
+            topology=gpu_topology, compile=lambda _, step: Compiler().compile(_, step)
+        )
+
+    monkeypatch.setattr(recipe, "check_types", lambda *_: [])
+    monkeypatch.setattr(recipe, "check_sums", lambda *_: [])
+    monkeypatch.setattr(recipe._Recipe, "lowered", lowered)
+    monkeypatch.setattr(recipe, "require_packages", lambda _: {})
+    monkeypatch.setattr(recipe, "start_compiler", start)
+    return found
+
+
+@pytest.mark.parametrize(("sizes", "largest"), [((128,), 128), ((32, 48), 64), ((), 64)])
+def test_the_largest_size_of_the_run(compiled_configs, sizes, largest):
+    until = tuple(f"{number + 1} epochs" for number, _ in enumerate(sizes))
+    options = {"train_sizes": sizes, "train_until": until} if sizes else {}
+    config = Config(image_size=64, batch_size=64).replace(**options)
+    found = recipe.compile_recipe(config, "v100:1x8")
+    assert [own.image_size for own in compiled_configs] == [largest]
+    assert found.config.image_size == largest
+
+
+def test_fusion_that_is_measured(compiled_configs):
+    with pytest.raises(UserError, match="fusion=auto measures on the devices that are to train"):
+        recipe.compile_recipe(Config(batch_size=64, fusion="auto"), "v100:1x8")
+    assert not compiled_configs
+
+
 def accumulated(own, config):
     found = own.compiled(config, *own.lowered(config))
     assert not found.fits
@@ -120,7 +196,10 @@ def test_accumulation_steps_that_cannot_be_used(made):
 
     own.lowered = refuse
     found = dataclasses.replace(found, accumulations=own.accumulations(found))
-    assert all(own.peak is None for own in found.accumulations if own.size > 1)
+    refused = [own for own in found.accumulations if own.size > 1]
+    assert {(own.peak, own.refusal) for own in refused} == {
+        (None, "batch norm's groups cannot be made")
+    }
     assert "no --accumulation_steps makes it fit" in found.failure
 
 
