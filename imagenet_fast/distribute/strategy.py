@@ -162,7 +162,10 @@ def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
         return ""
     if tf.config.list_physical_devices("GPU"):  # Whether all are hidden is the program's choice.
         return ""
-    installed = installed_gpus()
+    try:
+        installed = installed_gpus()
+    except UserError as error:
+        return f"{error}. `imagenet-fast doctor` checks this machine"
     if not installed:
         return ""
     return (

@@ -18,7 +18,7 @@ from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import check_sizes, read_manifest
 from imagenet_fast.data.records import read_records
-from imagenet_fast.doctor.finding import Finding, ok, wrong
+from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 from imagenet_fast.errors import UserError
 from imagenet_fast.files import write_file
 from imagenet_fast.paths import Path, is_local, to_path
@@ -64,8 +64,7 @@ def check_data_dir(config: Config) -> list[Finding]:
         shards, told = _shards(directory)
         records, size, seconds = _read(shards)
     except UserError as error:
-        reason, _, advice = str(error).partition("; ")
-        return [wrong("data_dir", reason, advice)]
+        return [refused("data_dir", error)]
     except OSError as error:
         return [wrong("data_dir", f"cannot read {directory}: {error.strerror or error}", _READABLE)]
     speed = size / seconds / 1e6

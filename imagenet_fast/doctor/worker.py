@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from imagenet_fast.benchmarks.input_worker import end_with_parent
 from imagenet_fast.config import Config
-from imagenet_fast.doctor.finding import Finding, first_line, wrong
+from imagenet_fast.doctor.finding import Finding, first_line, refused, wrong
 from imagenet_fast.errors import UserError
 from imagenet_fast.quiet import import_tensorflow
 
@@ -70,7 +70,7 @@ def run_check(name: str, config: Config) -> list[Finding]:
     try:
         return getattr(importlib.import_module(module), function)(config)
     except UserError as error:
-        return [wrong(name, str(error))]
+        return [refused(name, error)]
     except Exception as error:  # Whatever it is, the other checks go on.
         return [wrong(name, f"{type(error).__name__}: {first_line(error)}")]
 
