@@ -15,12 +15,13 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.info import check_complete
 from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import check_sizes, read_manifest
 from imagenet_fast.data.records import read_records
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
+from imagenet_fast.files import check_no_pattern, write_file
 from imagenet_fast.paths import Path, is_local, to_path
 
 _WRITTEN = 8 * 2**20
@@ -39,12 +40,15 @@ def check_model_dir(config: Config) -> list[Finding]:
     directory = to_path(config.model_dir)
     content = os.urandom(_WRITTEN)
     try:
+        check_no_pattern(directory)
         with _trial_folder(directory) as folder:
             start = time.perf_counter()
             write_file(folder / "trial", content)  # beside its place, then renamed
             seconds = time.perf_counter() - start
             if (folder / "trial").read_bytes() != content:
                 return [wrong("model_dir", f"{directory} gives back other bytes", _WRITABLE)]
+    except UserError as error:
+        return [refused("model_dir", error)]
     except OSError as error:
         reason = error.strerror or str(error)
         return [wrong("model_dir", f"cannot write in {directory}: {reason}", _WRITABLE)]
@@ -81,11 +85,17 @@ def _shards(directory: Path) -> tuple[list[Path], str]:
     if not (directory / MANIFEST).exists() and directory.is_dir():
         paths = sorted(directory.glob("train-*-of-*"))
         if paths:
+            check_complete("train", paths)
+            empty = next((path for path in paths if not path.stat().st_size), None)
+            if empty:
+                raise UserError(f"{empty} is empty; remove it or make it again")
             return paths, f"{len(paths)} training shards without a manifest"
     manifest = read_manifest(directory)
-    for split in manifest.splits:
+    for split in ("train", *manifest.splits):
         check_sizes(manifest, directory, split)
     shards = manifest.splits["train"].shards
+    if not manifest.splits["train"].examples:
+        raise UserError(f"{directory} has no training images; make the data set again")
     return [directory / own.file for own in shards], f"{manifest.name}, all shards complete"
 
 

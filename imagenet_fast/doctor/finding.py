@@ -44,10 +44,16 @@ def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
     return Finding(name, WRONG, found, advice, numbers)
 
 
-def refused(name: str, error: UserError) -> Finding:
-    """Returns what an error says as a finding: what is wrong, and after a semicolon what to do."""
-    found, _, advice = str(error).partition("; ")
-    return wrong(name, found, advice)
+def refused(name: str, error: UserError, advice: str = "") -> Finding:
+    """Returns what an error says as a finding: what is wrong, and after a semicolon what to do.
+
+    Args:
+      name: of what was checked.
+      error: what it raised.
+      advice: what to do where the error does not say it.
+    """
+    found, _, own = str(error).partition("; ")
+    return wrong(name, found, own or advice)
 
 
 def first_line(error: BaseException) -> str:

@@ -91,6 +91,40 @@ def test_data_that_is_not_there(tmp_path):
     assert "imagenet-fast prepare" in found.advice
 
 
+@pytest.mark.parametrize("name", ["run[1]", "run*", "a?/run"])
+def test_a_model_dir_that_training_refuses(tmp_path, name):
+    (found,) = check_model_dir(Config(model_dir=str(tmp_path / name)))
+    assert (found.state, found.name) == ("wrong", "model_dir")
+    assert "TensorFlow does not find files again in paths with *, ?, [" in found.found
+
+
+def test_a_manifest_without_training_images(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    train = manifest["splits"].pop("train")
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (found,) = check_data_dir(Config(data_dir=str(copy)))
+    assert (found.state, found.found) == ("wrong", f"{copy}: no split 'train'")
+    empty = {"shards": [], "class_counts": [0] * len(train["class_counts"])}
+    manifest["splits"]["train"] = empty
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (found,) = check_data_dir(Config(data_dir=str(copy)))
+    assert (found.state, found.found) == ("wrong", f"{copy} has no training images")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("train-00000-of-00001", "/train-00000-of-00001 is empty"),
+        ("train-00003-of-00008", "/train-00000-of-00008 is missing (6 more like it)"),
+    ],
+)
+def test_shards_without_a_manifest_that_training_refuses(tmp_path, name, told):
+    (tmp_path / name).write_bytes(b"")
+    (found,) = check_data_dir(Config(data_dir=str(tmp_path)))
+    assert found.state == "wrong"
+    assert found.found == f"{tmp_path}{told}"
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
