@@ -1,4 +1,4 @@
-"""What training does with files: a write and a rename in ``model_dir``, a read of ``data_dir``."""
+"""What training does with files: it writes temporary ones and ``model_dir``, reads ``data_dir``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
@@ -57,6 +58,22 @@ def check_model_dir(config: Config) -> list[Finding]:
         f"{_free(directory)}"
     )
     return [ok("model_dir", told, bytes=_WRITTEN, seconds=seconds)]
+
+
+def check_temporary_files(_: Config) -> list[Finding]:
+    """Writes where all workers but the chief write their part of a checkpoint; silent if it works.
+
+    The native resize is compiled there, too.
+    """
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(_WRITTEN))
+            file.flush()
+    except OSError as error:
+        told = f"cannot write {_WRITTEN / 1e6:.0f} MB in {folder}: {error.strerror or error}"
+        return [wrong("temporary files", told, "make room there, or name another folder in TMPDIR")]
+    return []
 
 
 def check_data_dir(config: Config) -> list[Finding]:

@@ -31,6 +31,7 @@ CHECKS = {
     "all-reduce": "imagenet_fast.doctor.all_reduce:check_devices",
     "convolutions": "imagenet_fast.doctor.convolution:check_convolutions",
     "resize": "imagenet_fast.doctor.native:check_resize",
+    "temporary files": "imagenet_fast.doctor.files:check_temporary_files",
     "model_dir": "imagenet_fast.doctor.files:check_model_dir",
     "data_dir": "imagenet_fast.doctor.files:check_data_dir",
 }

@@ -9,7 +9,7 @@ from fake_gcs import FakeGcs
 
 from imagenet_fast import Config
 from imagenet_fast.doctor import files
-from imagenet_fast.doctor.files import check_data_dir, check_model_dir
+from imagenet_fast.doctor.files import check_data_dir, check_model_dir, check_temporary_files
 
 
 def test_without_directories_nothing_is_checked():
@@ -62,6 +62,18 @@ def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "write_file", lambda path, content: path.write_bytes(b"0"))
     (found,) = check_model_dir(Config(model_dir=str(tmp_path)))
     assert (found.state, found.found) == ("wrong", f"{tmp_path} gives back other bytes")
+
+
+def test_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    assert check_temporary_files(Config()) == []
+    assert not list(tmp_path.iterdir())
+    full = pathlib.Path("/dev/full")
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", lambda: full.open("wb", buffering=0))
+    (found,) = check_temporary_files(Config())
+    assert (found.name, found.state) == ("temporary files", "wrong")
+    assert found.found == f"cannot write 8 MB in {tmp_path}: No space left on device"
+    assert "TMPDIR" in found.advice
 
 
 @pytest.fixture
