@@ -6,6 +6,7 @@ import socket
 
 from imagenet_fast.errors import UserError
 
+LAST_PORT = 2**16 - 1
 # Seconds in which a server must answer.
 _ANSWER_WITHIN = 10.0
 
@@ -48,7 +49,13 @@ def own_address_towards(server: str) -> str:
     """
     host, _, port = server.rpartition(":")
     place = (host.strip("[]"), int(port))
-    with socket.create_connection(place, timeout=_ANSWER_WITHIN) as connection:
+    if not 0 < place[1] <= LAST_PORT:  # else the system takes it modulo 65536
+        raise OSError(f"port {port} is not between 1 and {LAST_PORT}")
+    try:
+        connection = socket.create_connection(place, timeout=_ANSWER_WITHIN)
+    except UnicodeError:  # as of "a..b"
+        raise OSError(f"{host!r} is no name of a host") from None
+    with connection:
         return connection.getsockname()[0]
 
 

@@ -24,6 +24,13 @@ def how_to_install(extra: str) -> str:
     return f"`pip install -e '.[{extra}]'` in a clone of imagenet_fast"
 
 
+def module_missing(error: ModuleNotFoundError) -> UserError:
+    """Returns the error that a package is not installed without which nothing works."""
+    return UserError(
+        f"{error}; install what it needs: `pip install -e .` in a clone of imagenet_fast"
+    )
+
+
 def nearest(name: str, names: Iterable[str], told: Callable[[str], str] = repr) -> str:
     """Returns ``; did you mean 'a' or 'b'?`` for the names nearest to ``name``, else ``''``.
 

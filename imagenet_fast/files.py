@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from imagenet_fast.errors import UserError
+from imagenet_fast.notices import tell_once
 from imagenet_fast.paths import Path, is_local, seconds_between_writes, to_path
 
 
@@ -153,5 +156,32 @@ class LineFile:
 
 def whole_lines(path: Path) -> list[str]:
     """Returns the lines of a file but one that a kill has cut short; none if there is no file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
+
+
+def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
+    """Returns the JSON objects of a file that has one in each line; none if there is no file.
+
+    Lines that are damaged or hold something else are left out, which is reported once. Nothing is
+    said of a last line that a kill has cut short.
+
+    Args:
+      path: of the file.
+      types: of the values that each object must have, by their keys.
+    """
+    *lines, end = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    objects, bad = [], 0
+    for number, line in enumerate([*lines, end]):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict) and all(isinstance(value.get(k), types[k]) for k in types):
+            objects.append(value)
+        elif number < len(lines):
+            bad += 1
+    if bad:
+        told = "1 line is" if bad == 1 else f"{bad} lines are"
+        tell_once(f"WARNING: {path}: {told} damaged and left out; {len(objects)} can be read")
+    return objects

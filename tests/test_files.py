@@ -10,6 +10,7 @@ from imagenet_fast.files import (
     LineFile,
     check_results,
     new_path,
+    read_objects,
     whole_lines,
     write_file,
     write_results,
@@ -68,6 +69,24 @@ def test_lines_are_there_at_once_and_as_a_whole(tmp_path):
         file.write("fo")
     assert whole_lines(path) == ["one", "two", "three"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_objects_of_damaged_files(tmp_path, capsys):
+    path = tmp_path / "objects"
+    assert read_objects(path, {"a": int}) == []
+    path.write_bytes(
+        b'{"a": 1, "b": 2}\n{"a"\nnull\n\xff\n\n{"b": 3}\n{"a": "1"}\n{"a": 4}\n{"a": 5'
+    )
+    assert read_objects(path, {"a": int}) == [{"a": 1, "b": 2}, {"a": 4}]
+    told = f"WARNING: {path}: 6 lines are damaged and left out; 2 can be read\n"
+    assert capsys.readouterr().err == told
+    read_objects(path, {"a": int})
+    assert capsys.readouterr().err == "", "once"
+    path.write_bytes(b'{"a": 1}\n{"a": 4}')
+    assert read_objects(path, {"a": int}) == [{"a": 1}, {"a": 4}]
+    path.write_bytes(b'{"a": 1}\n{"a"')  # a kill's
+    assert read_objects(path, {"a": int}) == [{"a": 1}]
+    assert capsys.readouterr().err == ""
 
 
 def test_lines_that_cannot_be_written_leave_those_that_are_there(tmp_path, monkeypatch):

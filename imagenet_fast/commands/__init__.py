@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.errors import UserError, module_missing, nearest
 
 COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
@@ -47,7 +47,16 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # of `imagenet-fast ... | head`, which has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("imagenet_fast"):
+            raise
+        print(f"imagenet-fast {name}: error: {module_missing(error)}", file=sys.stderr)
+        return 2
     except OSError as error:
+        if (error.strerror or "").startswith("No usable temporary directory"):
+            reason = f"{error.strerror}; name one that can be written to in TMPDIR"
+            print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
+            return 2
         if not error.filename:
             raise
         # As of a file in a folder that one may not look into.

@@ -7,6 +7,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import WRONG
 from imagenet_fast.doctor.run import examine
 from imagenet_fast.errors import UserError
+from imagenet_fast.files import write_results
 
 _OPTIONS = (
     "data_dir",
@@ -38,6 +39,8 @@ def main(arguments: list[str]) -> int:
 
     from imagenet_fast.doctor.report import line, summary, write
 
+    if flags["output_dir"]:
+        write_results(flags["output_dir"], {})  # makes it, or ends before the checks, not after
     findings = []
     for finding in examine(config, flags["timeout"]):
         findings.append(finding)

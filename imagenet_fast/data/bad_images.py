@@ -16,7 +16,7 @@ from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normali
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import Damage
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import whole_lines, write_file
+from imagenet_fast.files import read_objects, whole_lines, write_file
 from imagenet_fast.paths import Path, to_path
 
 FILE = "bad_images.jsonl"
@@ -148,8 +148,8 @@ def _diagnose_fields(
 
 def read_bad_images(model_dir: str) -> list[BadImage]:
     """Returns what a run has listed, each image once, even if several workers met it."""
-    lines = [line for path in _files(model_dir) for line in whole_lines(path)]
-    return [json.loads(line) for line in dict.fromkeys(lines)]
+    found = [image for path in _files(model_dir) for image in read_objects(path, {"kind": str})]
+    return list({json.dumps(image): image for image in found}.values())
 
 
 def count_kinds(bad_images: list[BadImage]) -> dict[str, int]:

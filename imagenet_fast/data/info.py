@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from collections.abc import Sequence
 
 from imagenet_fast.config import Config
 from imagenet_fast.data import manifest as manifests
@@ -154,7 +155,7 @@ def _count_records(
     sizes = {path: size for path, size, _ in shards}
     splits = {}
     for name, paths in found.items():
-        _check_complete(name, paths)
+        check_complete(name, paths)
         counts = tuple(index_shard(path) for path in paths)
         for path, count in zip(paths, counts):
             if not count:
@@ -169,8 +170,16 @@ def _count_records(
     return splits
 
 
-def _check_complete(split: str, paths: list[Path]) -> None:
-    """Checks that the shards are those that the name of the first one tells of."""
+def check_complete(split: str, paths: Sequence[Path]) -> None:
+    """Checks that shards without a manifest are those that the name of the first one tells of.
+
+    Args:
+      split: ``train`` or ``validation``.
+      paths: its shards, sorted; at least one.
+
+    Raises:
+      UserError: if one is missing, or of another set.
+    """
     directory, first = paths[0].parent, paths[0].name
     total = _SHARD_NAME.fullmatch(first)[2]
     expected = {f"{split}-{number:05d}-of-{total}" for number in range(int(total))}

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 
+from imagenet_fast.addresses import LAST_PORT
 from imagenet_fast.errors import UserError
 
 _EXAMPLE = (
@@ -93,6 +94,10 @@ class Cluster:
         for address in everyone:
             if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
                 raise UserError(f"TF_CONFIG names {address!r}, which is not host:port")
+            if not 0 < int(address.rpartition(":")[2]) <= LAST_PORT:
+                raise UserError(
+                    f"TF_CONFIG names {address!r}, whose port is not between 1 and {LAST_PORT}"
+                )
         if len(set(everyone)) != len(everyone):
             raise UserError("TF_CONFIG names the same host:port twice")
         return cls(everyone, index if kind == "chief" else len(chiefs) + index)

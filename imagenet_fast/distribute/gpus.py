@@ -5,6 +5,7 @@ Nothing here lists logical devices, which would start TensorFlow before a cluste
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import re
@@ -29,22 +30,39 @@ def installed_gpus() -> list[str]:
     """Returns the names of the GPUs that NVIDIA's driver shows, whatever TensorFlow sees.
 
     Reads ``/proc/driver/nvidia``, or asks ``nvidia-smi`` where there is none, as under WSL.
+
+    Raises:
+      UserError: if there is an ``nvidia-smi`` but it fails, as where the driver is not loaded.
     """
     if _DRIVER.is_dir():
         return [_model(gpu / "information") for gpu in sorted(_DRIVER.iterdir())]
     if shutil.which("nvidia-smi") is None:
         return []
+    names, failure = _ask_nvidia_smi()
+    if failure:
+        raise UserError(
+            f"NVIDIA's driver does not answer: {failure}; load it (`sudo modprobe nvidia`), "
+            "restart the machine if the driver was updated, or start the container again"
+        )
+    return names
+
+
+@functools.cache
+def _ask_nvidia_smi() -> tuple[list[str], str]:
+    """Returns the names of the GPUs that ``nvidia-smi`` lists, and why it fails; once a process."""
     try:
         listed = subprocess.run(
-            ["nvidia-smi", "-L"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=_NVIDIA_SMI_SECONDS,
+            ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_NVIDIA_SMI_SECONDS
         )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return re.findall(r"^GPU \d+: (.+?) \(UUID", listed.stdout, re.MULTILINE)
+    except subprocess.TimeoutExpired:
+        return [], f"nvidia-smi hangs (no answer in {_NVIDIA_SMI_SECONDS} s)"
+    except OSError as error:
+        return [], f"nvidia-smi cannot be run ({error.strerror or error})"
+    words = " ".join(f"{listed.stdout} {listed.stderr}".split())
+    # The status is not 0 either where the driver works and has no device.
+    if listed.returncode and not words.startswith("No devices"):
+        return [], f"nvidia-smi fails ({words[:300].rstrip('.') or listed.returncode})"
+    return re.findall(r"^GPU \d+: (.+?) \(UUID", listed.stdout, re.MULTILINE), ""
 
 
 def gpu_name(device: object) -> str:

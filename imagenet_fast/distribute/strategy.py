@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 
 import tensorflow as tf
 
@@ -18,6 +20,10 @@ from imagenet_fast.distribute.waiting import waiting_told
 from imagenet_fast.errors import UserError
 from imagenet_fast.notices import tell_once
 
+NO_CLUSTER = (
+    "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "
+    "tools/launch_local.py starts workers on this machine"
+)
 # TensorFlow tells a TPU's topology once, when it is initialized.
 _TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
 
@@ -162,7 +168,10 @@ def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
         return ""
     if tf.config.list_physical_devices("GPU"):  # Whether all are hidden is the program's choice.
         return ""
-    installed = installed_gpus()
+    try:
+        installed = installed_gpus()
+    except UserError as error:
+        return f"{error}. `imagenet-fast doctor` checks this machine"
     if not installed:
         return ""
     return (
@@ -195,12 +204,9 @@ def _multi_worker_strategy(
     cluster: Cluster | None, gpus: int, fusion_bytes: int
 ) -> tf.distribute.MultiWorkerMirroredStrategy:
     if cluster is None:
-        raise UserError(
-            "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "
-            "tools/launch_local.py starts workers on this machine"
-        )
+        raise UserError(NO_CLUSTER)
     implementations = tf.distribute.experimental.CommunicationImplementation
-    with waiting_told(cluster):
+    with waiting_told(cluster), _port_told(cluster):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=cluster_resolver(cluster, gpus),
             communication_options=tf.distribute.experimental.CommunicationOptions(
@@ -212,6 +218,20 @@ def _multi_worker_strategy(
         )
     check_same_devices(cluster)
     return strategy
+
+
+@contextlib.contextmanager
+def _port_told(cluster: Cluster) -> Iterator[None]:
+    """Tells which port of this worker's is taken, which TensorFlow does not."""
+    try:
+        yield
+    except tf.errors.UnknownError as error:
+        if "Could not start gRPC server" not in str(error):
+            raise
+        raise UserError(
+            f"worker {cluster.index} cannot listen on its port {cluster.workers[cluster.index]}; "
+            "end the program that does, or name another port for it on all workers"
+        ) from None
 
 
 def cluster_resolver(

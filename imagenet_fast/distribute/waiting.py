@@ -72,7 +72,7 @@ def told(workers: Sequence[str]) -> str:
             for own, reason in zip(workers, reasons)
             if reason
         ]
-    return f"waiting for {', '.join(lost) or 'other workers, which have started'}"
+    return f"waiting for {', '.join(lost) or 'other workers, at whose ports programs listen'}"
 
 
 def main() -> None:

@@ -10,18 +10,25 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.cores import cpu_cores
 from imagenet_fast.distribute import cuda
-from imagenet_fast.distribute.gpus import gpu_name, installed_gpus
+from imagenet_fast.distribute.gpus import cpu_is_meant, gpu_name, installed_gpus
 from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
 from imagenet_fast.environment import hardware
+from imagenet_fast.errors import UserError
 
 
-def check_devices(_: Config) -> list[Finding]:
+def check_devices(config: Config) -> list[Finding]:
     """Compares the GPUs that TensorFlow sees with those of the driver."""
     found = hardware()
     seen = tf.config.list_physical_devices("GPU")
     findings = [ok("CPU", f"{found['cpu']}, {cpu_cores()} cores", features=found["cpu_features"])]
     names = [gpu_name(device) for device in seen]
-    shown = installed_gpus()
+    try:
+        shown = installed_gpus()
+    except UserError:  # which the line of the driver tells
+        shown = []
+        if not seen and not cpu_is_meant(config.gpus):
+            told = "TensorFlow sees no GPU, and the driver does not answer"
+            return [*findings, wrong("GPUs", told, "see the line of the driver")]
     told = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"
     numbers = {"seen": names, "shown": shown}
     if len(seen) >= len(shown):

@@ -1,4 +1,4 @@
-"""What training does with files: a write and a rename in ``model_dir``, a read of ``data_dir``."""
+"""What training does with files: it writes temporary ones and ``model_dir``, reads ``data_dir``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import pathlib
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
@@ -15,12 +16,13 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.info import check_complete
 from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import check_sizes, read_manifest
 from imagenet_fast.data.records import read_records
-from imagenet_fast.doctor.finding import Finding, ok, wrong
+from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
+from imagenet_fast.files import check_no_pattern, write_file
 from imagenet_fast.paths import Path, is_local, to_path
 
 _WRITTEN = 8 * 2**20
@@ -39,12 +41,15 @@ def check_model_dir(config: Config) -> list[Finding]:
     directory = to_path(config.model_dir)
     content = os.urandom(_WRITTEN)
     try:
+        check_no_pattern(directory)
         with _trial_folder(directory) as folder:
             start = time.perf_counter()
             write_file(folder / "trial", content)  # beside its place, then renamed
             seconds = time.perf_counter() - start
             if (folder / "trial").read_bytes() != content:
                 return [wrong("model_dir", f"{directory} gives back other bytes", _WRITABLE)]
+    except UserError as error:
+        return [refused("model_dir", error)]
     except OSError as error:
         reason = error.strerror or str(error)
         return [wrong("model_dir", f"cannot write in {directory}: {reason}", _WRITABLE)]
@@ -53,6 +58,22 @@ def check_model_dir(config: Config) -> list[Finding]:
         f"{_free(directory)}"
     )
     return [ok("model_dir", told, bytes=_WRITTEN, seconds=seconds)]
+
+
+def check_temporary_files(_: Config) -> list[Finding]:
+    """Writes where all workers but the chief write their part of a checkpoint; silent if it works.
+
+    The native resize is compiled there, too.
+    """
+    folder = tempfile.gettempdir()
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(bytes(_WRITTEN))
+            file.flush()
+    except OSError as error:
+        told = f"cannot write {_WRITTEN / 1e6:.0f} MB in {folder}: {error.strerror or error}"
+        return [wrong("temporary files", told, "make room there, or name another folder in TMPDIR")]
+    return []
 
 
 def check_data_dir(config: Config) -> list[Finding]:
@@ -64,8 +85,7 @@ def check_data_dir(config: Config) -> list[Finding]:
         shards, told = _shards(directory)
         records, size, seconds = _read(shards)
     except UserError as error:
-        reason, _, advice = str(error).partition("; ")
-        return [wrong("data_dir", reason, advice)]
+        return [refused("data_dir", error)]
     except OSError as error:
         return [wrong("data_dir", f"cannot read {directory}: {error.strerror or error}", _READABLE)]
     speed = size / seconds / 1e6
@@ -82,11 +102,17 @@ def _shards(directory: Path) -> tuple[list[Path], str]:
     if not (directory / MANIFEST).exists() and directory.is_dir():
         paths = sorted(directory.glob("train-*-of-*"))
         if paths:
+            check_complete("train", paths)
+            empty = next((path for path in paths if not path.stat().st_size), None)
+            if empty:
+                raise UserError(f"{empty} is empty; remove it or make it again")
             return paths, f"{len(paths)} training shards without a manifest"
     manifest = read_manifest(directory)
-    for split in manifest.splits:
+    for split in ("train", *manifest.splits):
         check_sizes(manifest, directory, split)
     shards = manifest.splits["train"].shards
+    if not manifest.splits["train"].examples:
+        raise UserError(f"{directory} has no training images; make the data set again")
     return [directory / own.file for own in shards], f"{manifest.name}, all shards complete"
 
 

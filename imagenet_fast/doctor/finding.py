@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from imagenet_fast.errors import UserError
+
 OK, SLOW, WRONG = "ok", "slow", "wrong"
 
 
@@ -40,6 +42,18 @@ def slow(name: str, found: str, advice: str, **numbers: Any) -> Finding:
 def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
     """Returns the finding that something makes training fail."""
     return Finding(name, WRONG, found, advice, numbers)
+
+
+def refused(name: str, error: UserError, advice: str = "") -> Finding:
+    """Returns what an error says as a finding: what is wrong, and after a semicolon what to do.
+
+    Args:
+      name: of what was checked.
+      error: what it raised.
+      advice: what to do where the error does not say it.
+    """
+    found, _, own = str(error).partition("; ")
+    return wrong(name, found, own or advice)
 
 
 def first_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 from imagenet_fast.config import Config
-from imagenet_fast.doctor.finding import Finding, wrong
+from imagenet_fast.doctor.finding import Finding, refused, wrong
 from imagenet_fast.doctor.worker import CHECKS, CLUSTER_CHECK
 from imagenet_fast.errors import UserError
 from imagenet_fast.worker_process import WorkerTimeout, start_worker
@@ -24,20 +24,31 @@ def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
       timeout_seconds: that a check may take, or wait for other workers.
     """
     job = {"config": config.to_json(), "cluster": False}
-    checks = iter(CHECKS)
-    name, workers = _START, 1
-    while name:
+    names = list(CHECKS)
+    name, workers = _START, 0
+    while names:
+        started = False
         try:
             with start_worker(
                 _MODULE, job, name="the check", limit_seconds=timeout_seconds
             ) as worker:
-                workers = worker.answer
-                while name := next(checks, ""):
+                started = True
+                if not workers:
+                    workers = worker.answer["workers"]
+                    yield from (Finding(**own) for own in worker.answer["findings"])
+                while names:
+                    name = names.pop(0)
                     yield from (Finding(**own) for own in worker.ask(name))
         except UserError as error:
-            yield wrong(name, str(error), "" if name == _START else _CRASHED)
-            if name == _START:
-                return
+            if started:
+                yield wrong(name, str(error), _CRASHED)
+                continue
+            if workers:  # What has ended the last one, as a lost GPU, lets no other begin.
+                told = f"does not start again after {name}: {error}"
+                yield wrong(_START, told, f"not checked: {', '.join(names)}")
+            else:
+                yield refused(_START, error)
+            return
     if workers > 1 and config.strategy in ("auto", "multi_worker"):
         yield from _examine_cluster(config, timeout_seconds)
 

@@ -9,8 +9,9 @@ import tf_keras as keras
 
 from imagenet_fast.config import Config
 from imagenet_fast.distribute import cuda
-from imagenet_fast.distribute.gpus import installed_gpus
-from imagenet_fast.doctor.finding import Finding, ok, wrong
+from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus
+from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
+from imagenet_fast.errors import UserError
 
 # TensorFlow 2.21's compiler asks for fused convolutions that cuDNN 9.5.1 does not have, on T4, A10G
 # and L4; 9.24 has them (aws/deep-learning-containers, pull request 6418).
@@ -29,13 +30,18 @@ def check_packages(_: Config) -> list[Finding]:
     return [*found, wrong("tf_keras", told, advice)]
 
 
-def check_cuda(_: Config) -> list[Finding]:
+def check_cuda(config: Config) -> list[Finding]:
     """Checks the driver and the CUDA libraries against what TensorFlow was built for."""
     build = cuda.built_for()
     built = f"built for CUDA {build.cuda} and cuDNN {build.cudnn}"
     if not build.cuda:
         built = "built without CUDA"
-    gpus = installed_gpus()
+    try:
+        gpus = installed_gpus()
+    except UserError as error:
+        if cpu_is_meant(config.gpus):
+            return [ok("CUDA", f"no GPU is asked for; TensorFlow is {built}", **vars(build))]
+        return [ok("CUDA", f"TensorFlow is {built}", **vars(build)), refused("driver", error)]
     if not gpus:
         return [ok("CUDA", f"no NVIDIA GPU here; TensorFlow is {built}", **vars(build))]
     if not build.cuda:

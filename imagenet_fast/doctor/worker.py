@@ -1,9 +1,10 @@
 """A process of its own for checks, which may crash or hang: asked by lines, answering in JSON.
 
 The first line in is the job, an object of the ``config``, as JSON text, and of ``cluster``, whether
-the process takes part in the cluster that it is started in. The answer is the number of workers of
-that cluster, 1 if there is none. Each further line names a check of ``CHECKS``; the answer is
-its findings.
+the process takes part in the cluster that it is started in. The answer is an object of ``workers``,
+the number of those of that cluster, 1 if there is none, and of ``findings``, of the options that
+choose the devices: those that are wrong have no part in the checks. Each further line names a check
+of ``CHECKS``; the answer is its findings.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from typing import IO, Any
 
 from imagenet_fast.benchmarks.input_worker import end_with_parent
 from imagenet_fast.config import Config
-from imagenet_fast.doctor.finding import Finding, first_line, wrong
-from imagenet_fast.errors import UserError
+from imagenet_fast.doctor.finding import Finding, first_line, refused, wrong
+from imagenet_fast.errors import UserError, module_missing
 from imagenet_fast.quiet import import_tensorflow
 
 # By name, in their order: those of each process by itself. Strategies come before what else starts
@@ -30,6 +31,7 @@ CHECKS = {
     "all-reduce": "imagenet_fast.doctor.all_reduce:check_devices",
     "convolutions": "imagenet_fast.doctor.convolution:check_convolutions",
     "resize": "imagenet_fast.doctor.native:check_resize",
+    "temporary files": "imagenet_fast.doctor.files:check_temporary_files",
     "model_dir": "imagenet_fast.doctor.files:check_model_dir",
     "data_dir": "imagenet_fast.doctor.files:check_data_dir",
 }
@@ -50,18 +52,47 @@ def main() -> None:
     config = Config.from_json(job["config"])
     # Else TensorFlow takes all of a GPU's memory, which other processes may use.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    import_tensorflow()
-    from imagenet_fast.distribute.cluster import Cluster
-    from imagenet_fast.distribute.gpus import use_gpus
-
-    cluster = Cluster.from_environment()
-    if not job["cluster"]:
-        use_gpus(config.gpus, cluster)
-        for name in _CLUSTER_VARIABLES:
-            os.environ.pop(name, None)
-    _answer(answers, len(cluster.workers) if cluster else 1)
+    try:
+        import_tensorflow()
+        import tf_keras  # noqa: F401 - which the checks need
+    except ModuleNotFoundError as error:
+        sys.exit(str(module_missing(error)))
+    if job["cluster"]:
+        _answer(answers, {})
+    else:
+        workers, config, findings = choose_devices(config)
+        told = [dataclasses.asdict(own) for own in findings]
+        _answer(answers, {"workers": workers, "findings": told})
     for line in sys.stdin:
         _answer(answers, [dataclasses.asdict(own) for own in run_check(line.strip(), config)])
+
+
+def choose_devices(config: Config) -> tuple[int, Config, list[Finding]]:
+    """Chooses the devices of this process alone, as training would choose them.
+
+    Returns:
+      The number of the cluster's workers, 1 if there is none; the options without those that are
+      wrong; and what is wrong with these.
+    """
+    from imagenet_fast.distribute.cluster import Cluster
+    from imagenet_fast.distribute.gpus import use_gpus
+    from imagenet_fast.distribute.strategy import NO_CLUSTER
+
+    cluster, findings = None, []
+    try:
+        cluster = Cluster.from_environment()
+        if cluster is None and config.strategy == "multi_worker":
+            raise UserError(NO_CLUSTER)
+    except UserError as error:
+        findings.append(refused(CLUSTER_CHECK, error, "mend what starts the workers"))
+    try:
+        use_gpus(config.gpus, cluster)
+    except UserError as error:
+        findings.append(refused("gpus", error))
+        config = config.replace(gpus="")
+    for name in _CLUSTER_VARIABLES:
+        os.environ.pop(name, None)
+    return len(cluster.workers) if cluster else 1, config, findings
 
 
 def run_check(name: str, config: Config) -> list[Finding]:
@@ -70,7 +101,7 @@ def run_check(name: str, config: Config) -> list[Finding]:
     try:
         return getattr(importlib.import_module(module), function)(config)
     except UserError as error:
-        return [wrong(name, str(error))]
+        return [refused(name, error)]
     except Exception as error:  # Whatever it is, the other checks go on.
         return [wrong(name, f"{type(error).__name__}: {first_line(error)}")]
 

@@ -6,14 +6,15 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import whole_lines, write_file
-from imagenet_fast.paths import Path, to_path
-from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, latest_checkpoint
+from imagenet_fast.files import read_objects, write_file
+from imagenet_fast.paths import Path, is_local, to_path
+from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, noted_step
 
 # Of the run, beside its metrics.jsonl.
 DAMAGED_FILE = "damaged_checkpoints.jsonl"
@@ -22,8 +23,8 @@ _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})")
 # whose BundleReader checks the CRC of what it reads, and table.cc, of the index). All other errors,
 # as of rights, of a disk or of a bucket, say nothing about the checkpoint.
 _SIGNS = re.compile(
-    r"checksum does not match|sstable|file is corrupt|corrupted|DATA_LOSS|data loss"
-    r"|read less bytes than requested|OUT_OF_RANGE",
+    r"checksum (?:does not match|mismatch)|sstable|bad (?:block|entry)|truncated block"
+    r"|file is corrupt|corrupted|DATA_LOSS|data loss|read less bytes than requested|OUT_OF_RANGE",
     re.IGNORECASE,
 )
 
@@ -40,11 +41,18 @@ def damage_of(checkpoint: str) -> str | None:
       checkpoint: its path without an ending.
     """
     path = to_path(checkpoint)
-    shards = {}
-    for file in path.parent.iterdir():
-        match = file.name.startswith(path.name) and _SHARD.fullmatch(file.name[len(path.name) :])
-        if match:
-            shards[int(match[1])] = int(match[2])
+    files = {
+        file.name[len(path.name) :]: file
+        for file in path.parent.iterdir()
+        if file.name.startswith(f"{path.name}.")
+    }
+    if ".index" not in files:
+        return "its index is missing"
+    for file in files.values():
+        if is_local(file) and file.is_dir():
+            return f"{file.name} is a directory"
+    found = filter(None, map(_SHARD.fullmatch, files))
+    shards = {int(match[1]): int(match[2]) for match in found}
     missing = set(range(max(shards.values(), default=1))) - set(shards)
     if missing:
         return f"part {min(missing)} of its data is missing"
@@ -76,13 +84,12 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
       UserError: if the newest is damaged, and it is ``stop``, or there is none that is whole.
     """
     folder = to_path(model_dir, CHECKPOINTS)
-    newest = latest_checkpoint(folder)
-    if newest is None:
+    steps = checkpoint_steps(folder)
+    if not steps:
         return None
+    newest = str(folder / f"ckpt-{steps[-1]}")
     damaged: list[_Damaged] = []
-    # One that is newer than what TensorFlow has noted as the latest is not finished.
-    last = _step(newest)
-    for step in (own for own in reversed(checkpoint_steps(folder)) if own <= last):
+    for step in reversed(steps):
         reason = damage_of(str(folder / f"ckpt-{step}"))
         if reason is None:
             break
@@ -101,18 +108,15 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
     if damaged:
         names = [_set_aside(folder, own.step) for own in damaged]
         _tell(model_dir, damaged, names, step)
-    if damaged or _noted(folder) is None:
-        _note(folder)
+    if damaged or noted_step(folder) is None:
+        _note(folder, [own for own in steps if own <= step])
     return str(folder / f"ckpt-{step}")
 
 
 def damaged_checkpoints(model_dir: str) -> list[dict[str, Any]]:
     """Returns what was set aside: ``step``, ``reason`` and ``resumed_from``, a step, of each."""
-    return [json.loads(line) for line in whole_lines(to_path(model_dir, DAMAGED_FILE))]
-
-
-def _step(checkpoint: str) -> int:
-    return int(checkpoint.rpartition("-")[2])
+    types = {"step": int, "reason": str, "resumed_from": int}
+    return read_objects(to_path(model_dir, DAMAGED_FILE), types)
 
 
 def _set_aside(folder: Path, step: int) -> str:
@@ -130,7 +134,7 @@ def _set_aside(folder: Path, step: int) -> str:
 
 
 def _tell(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) -> None:
-    lines = whole_lines(to_path(model_dir, DAMAGED_FILE))
+    lines = list(map(json.dumps, damaged_checkpoints(model_dir)))
     for own, name in zip(damaged, names):
         print(
             f"WARNING: checkpoint ckpt-{own.step} in {model_dir} is damaged ({own.reason}): set "
@@ -142,17 +146,9 @@ def _tell(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) 
     write_file(to_path(model_dir, DAMAGED_FILE), "".join(f"{line}\n" for line in lines))
 
 
-def _noted(folder: Path) -> Any:
-    """Returns what TensorFlow has noted of the checkpoints; None: nothing that can be read."""
-    try:
-        return tf.train.get_checkpoint_state(str(folder))
-    except ValueError:  # also bytes that are no text
-        return None
-
-
-def _note(folder: Path) -> None:
+def _note(folder: Path, steps: Sequence[int]) -> None:
     """Notes which checkpoints there are, which is what ``tf.train.CheckpointManager`` removes."""
-    names = [f"ckpt-{step}" for step in checkpoint_steps(folder)]
+    names = [f"ckpt-{step}" for step in steps]
     lines = [f'model_checkpoint_path: "{names[-1]}"']
     lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]
     lines += [f"all_model_checkpoint_timestamps: {time.time()}" for _ in names]

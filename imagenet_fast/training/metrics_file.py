@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from imagenet_fast.files import LineFile
+from imagenet_fast.files import LineFile, read_objects
 from imagenet_fast.paths import to_path
 
 # What :class:`Recorder` tells at a time.
@@ -39,12 +39,5 @@ class JsonLines:
 
 
 def read_rows(model_dir: str) -> list[Row]:
-    """Returns the rows of ``metrics.jsonl`` before the first that is damaged, as by a kill."""
-    path = to_path(model_dir, METRICS_FILE)
-    rows = []
-    for line in path.read_bytes().split(b"\n") if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    """Returns the rows of ``metrics.jsonl``, without lines that are damaged or no rows."""
+    return read_objects(to_path(model_dir, METRICS_FILE), {"kind": str, "step": int})

@@ -22,7 +22,8 @@ CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
 # The folder of them.
 CHECKPOINTS = "checkpoints"
-_INDEX = re.compile(r"ckpt-(\d+)\.index")
+_CHECKPOINT = re.compile(r"ckpt-(\d+)")
+_CHECKPOINT_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 
 
 def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
@@ -185,30 +186,49 @@ def directory_of(model_dir: str) -> Path:
 def latest_checkpoint(folder: Path) -> str | None:
     """Returns the path of the newest checkpoint, without an ending; None: there is none.
 
+    It may be damaged, and one of its files missing.
+
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
     """
-    try:
-        latest = tf.train.latest_checkpoint(str(folder))
-    except ValueError:  # the file that names it is damaged, or no text
-        latest = None
-    if latest is not None:
-        return latest
-    # That tells only of the last one that was written, which may have been removed since.
     steps = checkpoint_steps(folder)
     return str(folder / f"ckpt-{steps[-1]}") if steps else None
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Returns the steps of which there are checkpoints, ascending.
+    """Returns the steps of which there are checkpoints, whole or damaged, ascending.
+
+    One that is newer than what TensorFlow has noted as the latest is not finished, and not among
+    them; nor is one without an index that is newer than all others where nothing is noted.
 
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
     """
     if not folder.is_dir():
         return []
-    found = [_INDEX.fullmatch(path.name) for path in folder.iterdir()]
-    return sorted(int(match[1]) for match in found if match)
+    names = [path.name for path in folder.iterdir()]
+    found = [match for name in names if (match := _CHECKPOINT_FILE.fullmatch(name))]
+    steps = sorted({int(match[1]) for match in found})
+    last = noted_step(folder)
+    if last not in steps:  # The note is damaged, or what it names was removed.
+        finished = [match for match in found if "checkpoint" in names or match[2] == "index"]
+        last = max((int(match[1]) for match in finished), default=-1)
+    return [step for step in steps if step <= last]
+
+
+def noted_step(folder: Path) -> int | None:
+    """Returns the step of the checkpoint that TensorFlow has noted as the latest; None: of none.
+
+    Args:
+      folder: ``CHECKPOINTS`` of a ``model_dir``.
+    """
+    try:
+        state = tf.train.get_checkpoint_state(str(folder))
+    except ValueError:  # also bytes that are no text
+        return None
+    name = state.model_checkpoint_path.rpartition("/")[2] if state else ""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 @contextlib.contextmanager

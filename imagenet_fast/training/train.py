@@ -381,9 +381,9 @@ class _Run:
             "top1": last.get("top1"),
             "top5": last.get("top5"),
             "loss": last.get("loss"),
-            "train_loss": training[-1]["loss"] if training else None,
+            "train_loss": training[-1].get("loss") if training else None,
             "images_evaluated": last.get("examples"),
-            "images_skipped_in_training": sum(row["skipped"] for row in training),
+            "images_skipped_in_training": sum(row.get("skipped", 0) for row in training),
             "images_skipped_in_evaluation": last.get("skipped"),
             "bad_images": bad_images.count_kinds(unreadable),
             "damaged_checkpoints": damaged_checkpoints(self.config.model_dir) if self.chief else [],
@@ -412,9 +412,10 @@ class _Run:
 def _read_summary(path: Path) -> dict[str, Any] | None:
     """Returns what an earlier process has written; None: nothing that can be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        summary = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return summary if isinstance(summary, dict) else None
 
 
 class _StopAtAccuracy(keras.callbacks.Callback):

@@ -128,6 +128,35 @@ def test_bugs_are_not_hidden(monkeypatch, error):
         commands.run(["train"])
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            ModuleNotFoundError("No module named 'absl'", name="absl"),
+            "No module named 'absl'; install what it needs: `pip install -e .`",
+        ),
+        (
+            FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
+            "No usable temporary directory found in ['/tmp']; name one that can be written to in ",
+        ),
+    ],
+)
+def test_what_this_machine_lacks_is_told_in_a_line(monkeypatch, capsys, error, told):
+    def main(arguments):
+        raise error
+
+    monkeypatch.setattr("imagenet_fast.commands.doctor.main", main)
+    assert commands.run(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith(f"imagenet-fast doctor: error: {told}")
+
+
+def test_an_output_that_is_closed():
+    """As by >&-."""
+    command = f"{sys.executable} -m imagenet_fast --help"
+    finished = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True)
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
 def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["imagenet-fast", "predict", "caf\udce9.jpg"])
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))

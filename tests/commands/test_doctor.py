@@ -32,6 +32,14 @@ def test_mistakes(capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+def test_an_output_dir_that_cannot_be_made(capsys, monkeypatch, tmp_path):
+    """That is told before the checks."""
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(doctor, "examine", lambda config, timeout: pytest.fail("too early"))
+    assert run(["doctor", f"--output_dir={tmp_path}/file/results"]) == 2
+    assert f"cannot write to {tmp_path}/file/results: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("state", ["ok", "slow", "wrong"])
 def test_output_and_status(capsys, monkeypatch, tmp_path, state):
     last = {

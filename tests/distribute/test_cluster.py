@@ -89,6 +89,8 @@ def test_tf_config_of_another_form(text, message):
         (tf_config({"worker": ["a:x"]}), "names 'a:x', which is not host:port"),
         (tf_config({"worker": [":8888"]}), "names ':8888', which is not host:port"),
         (tf_config({"worker": ["8888"]}), "names '8888', which is not host:port"),
+        (tf_config({"worker": ["a:0"]}), "names 'a:0', whose port is not between 1 and 65535"),
+        (tf_config({"worker": ["a:65536"]}), "names 'a:65536', whose port is not between 1 and"),
         (tf_config({"worker": "a:1"}), "names 'a', which is not host:port"),
         (tf_config({"worker": {"0": "a:1"}}), "names '0', which is not host:port"),
         (tf_config({"worker": [["a:1"]]}), "names ['a:1'], which is not host:port"),

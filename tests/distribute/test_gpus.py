@@ -1,7 +1,5 @@
 """Which of a machine's GPUs a run uses, with GPUs patched in."""
 
-import subprocess
-
 import pytest
 from patched_devices import FakeGpus
 
@@ -13,6 +11,10 @@ from imagenet_fast.errors import UserError
 LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5a3f)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c1)
 """
+NOT_LOADED = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that "
+    "the latest NVIDIA driver is installed and running."
+)
 
 
 def tasks(host_tasks, index):
@@ -162,27 +164,50 @@ def test_the_driver_is_asked_without_tensorflow(monkeypatch, tmp_path):
     assert gpus.installed_gpus() == ["NVIDIA H100 80GB HBM3", "NVIDIA GPU"]
 
 
+@pytest.fixture
+def nvidia_smi(monkeypatch, tmp_path):
+    """Puts a script into the place of nvidia-smi, on a machine whose driver has no folder."""
+
+    def nvidia_smi(script):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(script)
+        program.chmod(0o755)
+        monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
+        monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+        gpus._ask_nvidia_smi.cache_clear()
+
+    yield nvidia_smi
+    gpus._ask_nvidia_smi.cache_clear()
+
+
 @pytest.mark.parametrize(
-    ("failure", "found"),
+    ("script", "found"),
     [
-        (None, ["NVIDIA H100 80GB HBM3"] * 2),
-        (subprocess.CalledProcessError(9, "nvidia-smi"), []),
-        (subprocess.TimeoutExpired("nvidia-smi", 20), []),
-        (FileNotFoundError(), []),
+        (f"#!/bin/sh\ncat <<'END'\n{LISTED}END\n", ["NVIDIA H100 80GB HBM3"] * 2),
+        ("#!/bin/sh\necho No devices found.\nexit 6\n", []),
     ],
 )
-def test_nvidia_smi_is_asked_where_the_driver_has_no_folder(monkeypatch, tmp_path, failure, found):
-    def run(command, **options):
-        assert command == ["nvidia-smi", "-L"]
-        assert options["timeout"]
-        if failure:
-            raise failure
-        return subprocess.CompletedProcess(command, 0, LISTED, "")
-
-    monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
-    monkeypatch.setattr(gpus.shutil, "which", lambda name: name)
-    monkeypatch.setattr(gpus.subprocess, "run", run)
+def test_nvidia_smi_is_asked_where_the_driver_has_no_folder(nvidia_smi, script, found):
+    nvidia_smi(script)
     assert gpus.installed_gpus() == found
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (f'#!/bin/sh\necho "{NOT_LOADED}"\nexit 9\n', rf"nvidia-smi fails \({NOT_LOADED[:-1]}\)"),
+        ("#!/bin/sh\necho mismatch >&2\nexit 18\n", r"nvidia-smi fails \(mismatch\)"),
+        ("#!/bin/sh\nexit 255\n", r"nvidia-smi fails \(255\)"),
+        ("#!/bin/sh\nexec sleep 60\n", r"nvidia-smi hangs \(no answer in 0.5 s\)"),
+        ("#!/nowhere/sh\n", r"nvidia-smi cannot be run \(No such file or directory\)"),
+    ],
+)
+def test_a_driver_that_does_not_answer(nvidia_smi, monkeypatch, script, told):
+    nvidia_smi(script)
+    monkeypatch.setattr(gpus, "_NVIDIA_SMI_SECONDS", 0.5)
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"driver does not answer: {told}; load it .*restart"):
+            gpus.installed_gpus()
 
 
 @pytest.mark.parametrize(

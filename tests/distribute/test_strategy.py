@@ -249,6 +249,42 @@ def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, var
     strategy.check_gpus_are_used(Config(**options))
 
 
+@pytest.mark.parametrize("gpus", ["", "0"])
+def test_a_driver_that_does_not_answer(no_cluster, monkeypatch, gpus):
+    """Nobody knows whether there are GPUs: the CPU is taken only where that is said."""
+
+    def installed_gpus():
+        raise UserError("NVIDIA's driver does not answer: nvidia-smi fails (9); load it")
+
+    FakeGpus(monkeypatch, 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(strategy, "installed_gpus", installed_gpus)
+    expected = r"nvidia-smi fails \(9\); load it. `imagenet-fast doctor` .* add --gpus=0"
+    with contextlib.nullcontext() if gpus else pytest.raises(UserError, match=expected):
+        strategy.check_gpus_are_used(Config(gpus=gpus))
+
+
+TAKEN = """
+import json, os, socket
+from imagenet_fast import Config, UserError, make_strategy
+
+with socket.create_server(("127.0.0.1", 0)) as server:
+    own = f"127.0.0.1:{server.getsockname()[1]}"
+    task = {"cluster": {"worker": [own, "127.0.0.1:1"]}, "task": {"type": "worker", "index": 0}}
+    os.environ["TF_CONFIG"] = json.dumps(task)
+    try:
+        make_strategy(Config(strategy="multi_worker"))
+    except UserError as error:
+        assert f"worker 0 cannot listen on its port {own}; end the program" in str(error), error
+    else:
+        raise AssertionError
+"""
+
+
+def test_a_port_that_another_program_has(run_python, no_cluster):
+    run_python(["-c", TAKEN])
+
+
 def test_malformed_cluster_stops_even_one_device(no_cluster, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
     with pytest.raises(UserError, match="TF_CONFIG lacks 'cluster'"):

@@ -22,7 +22,7 @@ def test_what_is_told():
         missing = f"12=127.0.0.1:{port}"
         reason = f"worker 12 (127.0.0.1:{port}: Connection refused)"
         assert told([there, missing]) == f"waiting for {reason}"
-        assert told([there]) == "waiting for other workers, which have started"
+        assert told([there]) == "waiting for other workers, at whose ports programs listen"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import tensorflow as tf
 from imagenet_fast import Config
 from imagenet_fast.distribute import cuda
 from imagenet_fast.doctor import devices
+from imagenet_fast.errors import UserError
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -64,6 +65,26 @@ def test_gpus_that_tensorflow_does_not_see(gpus, monkeypatch):
     assert own.found == (
         f"TensorFlow sees no GPU; the driver shows 8 {H100}: TensorFlow cannot load libcudnn.so.9"
     )
+
+
+@pytest.mark.parametrize(
+    ("seen", "wanted", "state", "told"),
+    [
+        (0, "", "wrong", "TensorFlow sees no GPU, and the driver does not answer"),
+        (0, "0", "ok", "no GPU"),
+        (1, "", "ok", f"1 {H100}"),
+    ],
+)
+def test_a_driver_that_does_not_answer(gpus, monkeypatch, seen, wanted, state, told):
+    def installed_gpus():
+        raise UserError("NVIDIA's driver does not answer")
+
+    gpus(seen, 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "installed_gpus", installed_gpus)
+    findings = devices.check_devices(Config(gpus=wanted))
+    (own,) = [own for own in findings if own.name == "GPUs"]
+    assert (own.state, own.found) == (state, told)
 
 
 @pytest.mark.parametrize(("capability", "slow"), [((9, 0), False), ((12, 0), True)])

@@ -9,7 +9,7 @@ from fake_gcs import FakeGcs
 
 from imagenet_fast import Config
 from imagenet_fast.doctor import files
-from imagenet_fast.doctor.files import check_data_dir, check_model_dir
+from imagenet_fast.doctor.files import check_data_dir, check_model_dir, check_temporary_files
 
 
 def test_without_directories_nothing_is_checked():
@@ -64,6 +64,18 @@ def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
     assert (found.state, found.found) == ("wrong", f"{tmp_path} gives back other bytes")
 
 
+def test_temporary_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.tempfile, "tempdir", str(tmp_path))
+    assert check_temporary_files(Config()) == []
+    assert not list(tmp_path.iterdir())
+    full = pathlib.Path("/dev/full")
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", lambda: full.open("wb", buffering=0))
+    (found,) = check_temporary_files(Config())
+    assert (found.name, found.state) == ("temporary files", "wrong")
+    assert found.found == f"cannot write 8 MB in {tmp_path}: No space left on device"
+    assert "TMPDIR" in found.advice
+
+
 @pytest.fixture
 def copy(digits, tmp_path):
     """A copy of the data, to be damaged."""
@@ -89,6 +101,40 @@ def test_data_that_is_not_there(tmp_path):
     assert found.state == "wrong"
     assert found.found.endswith("/none: no such directory")
     assert "imagenet-fast prepare" in found.advice
+
+
+@pytest.mark.parametrize("name", ["run[1]", "run*", "a?/run"])
+def test_a_model_dir_that_training_refuses(tmp_path, name):
+    (found,) = check_model_dir(Config(model_dir=str(tmp_path / name)))
+    assert (found.state, found.name) == ("wrong", "model_dir")
+    assert "TensorFlow does not find files again in paths with *, ?, [" in found.found
+
+
+def test_a_manifest_without_training_images(copy):
+    manifest = json.loads((copy / "manifest.json").read_text())
+    train = manifest["splits"].pop("train")
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (found,) = check_data_dir(Config(data_dir=str(copy)))
+    assert (found.state, found.found) == ("wrong", f"{copy}: no split 'train'")
+    empty = {"shards": [], "class_counts": [0] * len(train["class_counts"])}
+    manifest["splits"]["train"] = empty
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (found,) = check_data_dir(Config(data_dir=str(copy)))
+    assert (found.state, found.found) == ("wrong", f"{copy} has no training images")
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("train-00000-of-00001", "/train-00000-of-00001 is empty"),
+        ("train-00003-of-00008", "/train-00000-of-00008 is missing (6 more like it)"),
+    ],
+)
+def test_shards_without_a_manifest_that_training_refuses(tmp_path, name, told):
+    (tmp_path / name).write_bytes(b"")
+    (found,) = check_data_dir(Config(data_dir=str(tmp_path)))
+    assert found.state == "wrong"
+    assert found.found == f"{tmp_path}{told}"
 
 
 @pytest.mark.parametrize(

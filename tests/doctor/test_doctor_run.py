@@ -1,12 +1,17 @@
 """Checks that crash, hang or raise: told as lines, and the others are made."""
 
+import dataclasses
+import json
+import os
 import sys
 
 import pytest
+from patched_devices import FakeGpus
 
 from imagenet_fast import Config
+from imagenet_fast.distribute import gpus
 from imagenet_fast.doctor import run, worker
-from imagenet_fast.doctor.finding import ok
+from imagenet_fast.doctor.finding import ok, wrong
 from imagenet_fast.errors import UserError
 
 # A worker whose checks say their names, but for those that are told how to end.
@@ -15,7 +20,7 @@ import json, os, resource, signal, sys, time
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 {start}
 json.loads(input())
-print({workers}, flush=True)
+print(json.dumps({{"workers": {workers}, "findings": {wrong}}}), flush=True)
 for line in sys.stdin:
     name = line.strip()
     ends = {ends}
@@ -27,11 +32,18 @@ ABORTS = "print('Check failed: status == CUDNN_STATUS_SUCCESS', file=sys.stderr)
 
 
 @pytest.fixture
-def findings(monkeypatch):
-    """Runs all checks in a stand-in: findings(ends, workers=1, start="", seconds=30)."""
+def no_cluster(monkeypatch):
+    for name in ("TF_CONFIG", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gpus, "_CHOICES", [])
 
-    def findings(ends, workers=1, start="", seconds=30.0):
-        text = STAND_IN.format(ends=ends, workers=workers, start=start)
+
+@pytest.fixture
+def findings(monkeypatch):
+    """Runs all checks in a stand-in: findings(ends, workers=1, start="", seconds=30, wrong=())."""
+
+    def findings(ends, workers=1, start="", seconds=30.0, wrong=()):
+        text = STAND_IN.format(ends=ends, workers=workers, start=start, wrong=list(wrong))
         monkeypatch.setattr(run, "_MODULE", [sys.executable, "-ISc", text])
         return list(run.examine(Config(), seconds))
 
@@ -57,6 +69,55 @@ def test_a_check_that_hangs(findings):
     (hanging,) = [own for own in found if own.state != "ok"]
     assert hanging.name == "all-reduce"
     assert hanging.found == "the check did not answer in 1 s"
+
+
+def test_processes_that_die_at_their_start_after_one_has_died(findings, tmp_path):
+    """As where a check has lost the GPU: that ends, and what could not be checked is told."""
+    lost = tmp_path / "lost"
+    start = f"import pathlib; pathlib.Path({str(lost)!r}).exists() and os.kill(os.getpid(), 9)"
+    dies = f"open({str(lost)!r}, 'w').close(); os.kill(os.getpid(), 9)"
+    found = findings({"convolutions": dies}, workers=2, start=start)
+    names = list(worker.CHECKS)
+    place = names.index("convolutions")
+    assert [own.name for own in found] == [*names[: place + 1], "TensorFlow"]
+    assert [own.state for own in found[place:]] == ["wrong", "wrong"]
+    assert "does not start again after convolutions: " in found[-1].found
+    assert found[-1].advice == f"not checked: {', '.join(names[place + 1 :])}"
+
+
+def test_wrong_options_are_told_once_and_the_checks_made(findings):
+    """Though another process is started after one has died."""
+    told = dataclasses.asdict(wrong("gpus", "gpus=3, but TensorFlow sees no GPUs"))
+    found = findings({"all-reduce": ABORTS}, wrong=[told])
+    assert [own.name for own in found] == ["gpus", *worker.CHECKS]
+
+
+def test_options_that_choose_no_devices(no_cluster, monkeypatch):
+    """The other checks are made without them."""
+    monkeypatch.setenv("TF_CONFIG", "{")
+    FakeGpus(monkeypatch, 1)
+    workers, config, found = worker.choose_devices(Config(gpus="3"))
+    assert (workers, config.gpus, "TF_CONFIG" in os.environ) == (1, "", False)
+    assert [(own.name, own.state) for own in found] == [("cluster", "wrong"), ("gpus", "wrong")]
+    assert found[0].found.startswith("TF_CONFIG is not JSON")
+    assert found[1].found == "gpus=3, but TensorFlow sees 1 GPU"
+    _, _, (found,) = worker.choose_devices(Config(strategy="multi_worker"))
+    assert (found.name, found.state) == ("cluster", "wrong")
+    assert found.found.startswith("strategy=multi_worker needs TF_CONFIG")
+    task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(task))
+    assert worker.choose_devices(Config(gpus="1")) == (2, Config(gpus="1"), [])
+
+
+def test_a_package_that_is_missing(monkeypatch):
+    hide = (
+        "import sys; sys.modules['tf_keras'] = None; "
+        "from imagenet_fast.doctor.worker import main; main()"
+    )
+    monkeypatch.setattr(run, "_MODULE", [sys.executable, "-c", hide])
+    (found,) = run.examine(Config(), 60)
+    assert (found.name, found.state) == ("TensorFlow", "wrong")
+    assert "tf_keras" in found.found and "pip install -e ." in found.advice
 
 
 def test_tensorflow_that_cannot_be_imported_is_told_once(findings):

@@ -7,6 +7,7 @@ import tf_keras
 from imagenet_fast import Config
 from imagenet_fast.distribute import cuda
 from imagenet_fast.doctor import versions
+from imagenet_fast.errors import UserError
 
 BUILD = cuda.Build("12.5.1", "9", ((6, 0), (9, 0)))
 CUDART = cuda.Library("libcudart.so.12", "12.9")
@@ -56,6 +57,22 @@ def test_without_a_gpu_no_library_is_needed(monkeypatch):
     (found,) = versions.check_cuda(Config())
     assert (found.state, found.name) == ("ok", "CUDA")
     assert found.found.startswith("no NVIDIA GPU here; TensorFlow is built ")
+
+
+def test_a_driver_that_does_not_answer(monkeypatch):
+    """It is installed and not loaded: nvidia-smi's words, and what to do."""
+
+    def installed_gpus():
+        raise UserError("NVIDIA's driver does not answer: nvidia-smi fails (9); load it")
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(versions, "installed_gpus", installed_gpus)
+    _, driver = versions.check_cuda(Config())
+    assert (driver.name, driver.state, driver.advice) == ("driver", "wrong", "load it")
+    assert driver.found == "NVIDIA's driver does not answer: nvidia-smi fails (9)"
+    (found,) = versions.check_cuda(Config(gpus="0"))
+    assert (found.name, found.state) == ("CUDA", "ok")
+    assert found.found.startswith("no GPU is asked for; TensorFlow is built ")
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,25 @@ def flip(path, place=None):
     path.write_bytes(data)
 
 
+def flip_block(path):
+    """Flips a bit of the index that TensorFlow tells of as "block checksum mismatch"."""
+    good = path.read_bytes()
+    for place in reversed(range(len(good) - 48)):  # before the footer
+        flip(path, place)
+        try:
+            tf.train.load_checkpoint(str(path.with_suffix("")))
+        except tf.errors.OpError as error:
+            if "block checksum mismatch" in str(error):
+                return
+        path.write_bytes(good)
+    raise AssertionError
+
+
+def make_directory(path):
+    path.unlink()
+    path.mkdir()
+
+
 # Each gets ckpt-N.
 DAMAGES = {
     "data flipped": lambda own: flip(own(DATA)),
@@ -63,6 +82,10 @@ DAMAGES = {
     "data empty": lambda own: own(DATA).write_bytes(b""),
     "data zeros": lambda own: own(DATA).write_bytes(bytes(own(DATA).stat().st_size)),
     "data missing": lambda own: own(DATA).unlink(),
+    "data a directory": lambda own: make_directory(own(DATA)),
+    "index missing": lambda own: own("index").unlink(),
+    "index a directory": lambda own: make_directory(own("index")),
+    "index block flipped": lambda own: flip_block(own("index")),
     "index flipped": lambda own: flip(own("index")),
     "index without its end": lambda own: own("index").write_bytes(own("index").read_bytes()[:-9]),
     "index end flipped": lambda own: flip(own("index"), -3),
@@ -92,8 +115,10 @@ def test_the_one_before_is_taken(config, capsys, how):
     assert "set aside as damaged-ckpt-6; the run resumes from step 5" in told
     names = {path.name for path in folder_of(config).iterdir()}
     aside = {"damaged-ckpt-6.index", f"damaged-ckpt-6.{DATA}"}
-    if how == "data missing":
-        aside.remove(f"damaged-ckpt-6.{DATA}")
+    aside -= {
+        "data missing": {f"damaged-ckpt-6.{DATA}"},
+        "index missing": {"damaged-ckpt-6.index"},
+    }.get(how, set())
     good = {f"ckpt-{step}.{ending}" for step in (4, 5) for ending in ("index", DATA)}
     assert names == {"checkpoint", *good, *aside}
     (row,) = damaged_checkpoints.damaged_checkpoints(config.model_dir)
@@ -156,8 +181,33 @@ def test_all_are_damaged(config):
     assert (folder_of(config) / "ckpt-6.index").exists()
 
 
-def test_stop(config):
-    damage(config, 6)
+def test_the_index_of_all_is_missing(config):
+    """The run does not begin anew without a word."""
+    for step in (4, 5, 6):
+        damage(config, step, "index missing")
+    before = sorted(folder_of(config).iterdir())
+    with pytest.raises(
+        UserError, match=r"ckpt-6 is damaged \(its index is missing\), and so are the"
+    ):
+        restored(config)
+    assert sorted(folder_of(config).iterdir()) == before
+
+
+def test_one_that_was_not_finished_is_no_damage(config, capsys):
+    """A kill came between TensorFlow's renaming of the data and its writing of the index."""
+    (folder_of(config) / f"ckpt-7.{DATA}").write_bytes(b"data")
+    assert restored(config) == ({"step": 6}, 6.0)
+    # Of the first one nothing else is there.
+    for path in folder_of(config).iterdir():
+        if not path.name.startswith("ckpt-7"):
+            path.unlink()
+    assert Checkpoints(make_model(), config).restore() is None
+    assert "damaged" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["data flipped", "index missing"])
+def test_stop(config, how):
+    damage(config, 6, how)
     before = sorted(folder_of(config).iterdir())
     message = r"checkpoint \S+/ckpt-6 is damaged \(.*; --on_damaged_checkpoint=previous sets it as"
     with pytest.raises(UserError, match=message):
@@ -166,11 +216,21 @@ def test_stop(config):
 
 
 @pytest.mark.parametrize(
-    "state", [b"", b"\xff\xfe\x00", b"hello", b'model_checkpoint_path: "ckpt-9"\n'], ids=repr
+    "state",
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"hello",
+        b'model_checkpoint_path: "ckpt-9"\n',
+        b'model_checkpoint_path: "best"\n',
+    ],
+    ids=repr,
 )
 def test_the_note_of_the_latest_is_damaged(config, state):
     """tf.train.latest_checkpoint raises a ValueError for some of these."""
     (folder_of(config) / "checkpoint").write_bytes(state)
+    for ending in (DATA, "index"):  # of another program
+        shutil.copy(folder_of(config) / f"ckpt-4.{ending}", folder_of(config) / f"best.{ending}")
     assert restored(config) == ({"step": 6}, 6.0)
     assert restore_weights(make_model(), config.model_dir).endswith("ckpt-6")
     Checkpoints(make_model(), config).save(7, {"step": 7})
@@ -188,14 +248,26 @@ def test_what_says_nothing_about_the_checkpoint_is_no_damage(config, monkeypatch
     assert restored(config) == ({"step": 6}, 6.0)
 
 
-@pytest.mark.parametrize("how", ["data zeros", "data missing", "index empty"])
+@pytest.mark.parametrize("how", ["data zeros", "data missing", "index empty", "index missing"])
 def test_other_commands_stop(config, how):
     """What is evaluated or exported is the newest, or nothing."""
     damage(config, 6, how)
     message = r"/ckpt-6 is damaged \(.+\); the run's `train` command sets it aside and resumes from"
     with pytest.raises(UserError, match=message):
         restore_weights(make_model(), config.model_dir)
-    assert (folder_of(config) / "ckpt-6.index").exists()
+    assert (folder_of(config) / f"ckpt-6.{DATA}").exists() == (how != "data missing")
+
+
+@pytest.mark.parametrize("line", [b'{"step": 1', b"null", b"{}", b"\xff", b"[" * 100_000])
+def test_the_list_of_those_set_aside_is_damaged(config, capsys, line):
+    row = {"step": 3, "reason": "data", "resumed_from": 2}
+    path = pathlib.Path(config.model_dir, damaged_checkpoints.DAMAGED_FILE)
+    path.write_bytes(line + b"\n" + json.dumps(row).encode() + b"\n")
+    damage(config, 6)
+    assert restored(config) == ({"step": 5}, 5.0)
+    assert f"{path}: 1 line is damaged and left out; 1 can be read" in capsys.readouterr().err
+    first, second = damaged_checkpoints.damaged_checkpoints(config.model_dir)
+    assert first == row and (second["step"], second["resumed_from"]) == (6, 5)
 
 
 def test_a_run_ends_with_the_same_bits(digits, tmp_path, capsys):
@@ -241,6 +313,12 @@ def test_a_run_ends_with_the_same_bits(digits, tmp_path, capsys):
     told = [[(row["kind"], row["step"]) for row in own] for own in rows]
     assert told[0] == told[1]
     # Nothing is left to do, and the summary stays.
+    assert train(damaged)["damaged_checkpoints"] == [row]
+    # Nor does it end the run that its other files are damaged.
+    (tmp_path / "damaged" / "summary.json").write_text("[]")
+    with (tmp_path / "damaged" / "metrics.jsonl").open("a") as file:
+        file.write('null\n{"kind": "train", "step": 6}\n')
+    (tmp_path / "damaged" / "bad_images.jsonl").write_text("null\n")
     assert train(damaged)["damaged_checkpoints"] == [row]
 
 

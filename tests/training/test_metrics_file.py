@@ -37,11 +37,19 @@ def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
     assert read_rows(str(tmp_path)) == []
 
 
-def test_rows_behind_damage_are_left_out(tmp_path):
-    rows = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
-    rows[1] = rows[1].replace(b"train", b"\xff\xfe")
-    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*rows, b""]))
-    assert read_rows(str(tmp_path)) == [row(2)]
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize(
+    "bad", [b'{"kind": "tr\xff\xfe', b"null", b"7", b"{}", b'{"kind": "train", "step": "2"}', b"\0"]
+)
+def test_a_damaged_line_takes_no_other_with_it(tmp_path, capsys, place, bad):
+    lines = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
+    lines.insert(place, bad)
+    (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b""]))
+    assert read_rows(str(tmp_path)) == [row(2), row(4), row(6)]
+    JsonLines(str(tmp_path), 4).close()
+    assert read_rows(str(tmp_path)) == [row(2), row(4)]
+    told = f"{tmp_path}/metrics.jsonl: 1 line is damaged and left out; 3 can be read"
+    assert capsys.readouterr().err.count(told) == 1, "once"
 
 
 @pytest.mark.parametrize("end", ['{"kind": "train", "st', "{", '{"kind": "train", "step": 4}'])

@@ -1,0 +1,29 @@
+"""Addresses at which nothing can listen."""
+
+import socket
+
+import pytest
+
+from imagenet_fast.addresses import free_port, unreachable
+
+
+@pytest.mark.parametrize(
+    ("server", "told"),
+    [
+        ("a..b:8888", "'a..b' is no name of a host"),
+        (f"{'a' * 64}.b:8888", f"'{'a' * 64}.b' is no name of a host"),
+        ("127.0.0.1:99999", "port 99999 is not between 1 and 65535"),
+        ("127.0.0.1:0", "port 0 is not between 1 and 65535"),
+    ],
+)
+def test_why_an_address_cannot_be_reached(server, told):
+    assert unreachable(server) == told
+
+
+def test_a_port_at_which_something_listens():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert unreachable(f"127.0.0.1:{port}") == ""
+        # Python takes the port modulo 65536.
+        assert "is not between" in unreachable(f"127.0.0.1:{port + 2**16}")
+    assert unreachable(f"127.0.0.1:{free_port()}") == "Connection refused"
