@@ -123,8 +123,12 @@ def load_launcher():
 
 def serve():
     """Runs jobs until stdin ends; in each of their processes, returns what it is to run."""
+    # TensorFlow imports pandas where it is installed, and that pyarrow, which starts a thread.
+    sys.modules.update(dict.fromkeys(("pandas", "pyarrow")))
     for module in ("numpy", "tensorflow", "tf_keras"):
         importlib.import_module(module)
+    for module in ("pandas", "pyarrow"):
+        del sys.modules[module]
     assert sys.path[1] == str(ROOT), "PYTHONPATH, in whose place that of a job will be"
     threads = len(list(pathlib.Path("/proc/self/task").iterdir()))
     assert threads == 1, f"{threads} threads: what they hold would be held for ever in a fork"
