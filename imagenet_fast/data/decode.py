@@ -55,7 +55,7 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
       uint8 [image_size, image_size, 3].
 
     Raises:
-      InvalidArgumentError: in the graph, if it is no whole JPEG or PNG, or too large.
+      tf.errors.InvalidArgumentError: in the graph, if it is no whole JPEG or PNG, or too large.
     """
     encoded, size = check_header(encoded, config.max_pixels)
     window = evaluation_windows(size[tf.newaxis], config)[0]

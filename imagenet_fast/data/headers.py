@@ -61,7 +61,7 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
       its colours are inverted is marked as inverted, which is what Pillow takes it for.
 
     Raises:
-      InvalidArgumentError: in the graph, if it is no JPEG or PNG or has more pixels.
+      tf.errors.InvalidArgumentError: in the graph, if it is no JPEG or PNG or has more pixels.
     """
 
     def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
