@@ -117,12 +117,12 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         if flags[name] != default
     }
     target = target_directory(directory)  # before a source is read, for minutes
-    if flags["source"] == "folders" and flags["source_path"]:
+    if flags["source"] in ("folders", "huggingface") and flags["source_path"]:
         source_path = to_local_path(flags["source_path"], "source_path").resolve()
         if target.resolve().is_relative_to(source_path):
             raise UserError(
                 f"data_dir {directory} is inside of source_path {flags['source_path']}, where it "
-                "would be taken for images of a class; choose another"
+                "would be taken for a part of the source; choose another"
             )
     source = open_source(flags["source"], flags["source_path"] or None, **options)
     _warn(source.warnings)  # before hours of work

@@ -81,7 +81,50 @@ class FileSource(Source):
         return Item((self._root / file).read_bytes(), label, printable(file))
 
 
-def hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[Listed]]:
+def file_source(
+    kind: str,
+    name: str,
+    root: Path,
+    labels: tuple[str, ...],
+    files: Files,
+    warnings: tuple[str, ...],
+    *,
+    holdout: float,
+    seed: int,
+    place: Path,
+) -> FileSource:
+    """Returns a source of files, of which some are held out where none is for validation.
+
+    Images in several classes, and classes without validation images, are warned of.
+
+    Args:
+      kind: As ``Source``.
+      name: As ``Source``.
+      root: The directory that the files' names are relative to.
+      labels: As ``Source``.
+      files: The images of each split.
+      warnings: What else looks odd.
+      holdout: The fraction of each class to hold out.
+      seed: Which images are held out.
+      place: Where people add images for validation.
+
+    Raises:
+      UserError: The fraction is not between 0 and 1.
+    """
+    if "validation" in files:
+        held_out, advice = None, f"put some into {place}"
+    else:
+        held_out = holdout, seed
+        files = _hold_out_files(files, holdout, seed)
+        advice = (
+            f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
+        )
+    warnings += _warnings_of_classes(labels, files["validation"], advice)
+    warnings += _warnings_of_copies(root, labels, files)
+    return FileSource(kind, name, root, labels, files, warnings, held_out)
+
+
+def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[Listed]]:
     """Returns the splits with some of each class moved from ``train`` to ``validation``."""
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
@@ -106,7 +149,7 @@ def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
     )
 
 
-def warnings_of_classes(
+def _warnings_of_classes(
     labels: tuple[str, ...], validation: list[Listed], advice: str
 ) -> tuple[str, ...]:
     """Returns what to say of the classes of which training cannot measure the accuracy."""
@@ -122,7 +165,7 @@ def warnings_of_classes(
     )
 
 
-def warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tuple[str, ...]:
+def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tuple[str, ...]:
     """Returns what to say of images that are in several classes, byte for byte.
 
     Only files of equal size are read, and not all of them where there are many.

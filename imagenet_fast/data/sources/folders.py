@@ -9,12 +9,11 @@ from pathlib import Path
 
 from imagenet_fast.data.sources.base import Listed, printable
 from imagenet_fast.data.sources.files import (
+    SPLITS,
     FileSource,
+    file_source,
     first_names,
-    hold_out_files,
     size_of,
-    warnings_of_classes,
-    warnings_of_copies,
     warnings_of_names,
 )
 from imagenet_fast.errors import UserError, nearest
@@ -22,8 +21,7 @@ from imagenet_fast.errors import UserError, nearest
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
 # What Windows leaves in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
-_VALIDATION = ("validation", "val", "valid", "dev")
-_SPLIT_NAMES = ("train", "training", *_VALIDATION, "test")
+_VALIDATION = tuple(name for name, split in SPLITS.items() if split == "validation")
 
 
 def open_folders(
@@ -69,21 +67,16 @@ def open_folders(
     if empty:
         folder = folders["train"] / labels[min(empty)]
         raise UserError(f"{folder}: no image ({', '.join(_SUFFIXES)}) in it")
-    if "validation" in folders:
-        held_out = None
-        advice = f"put some into {folders['validation']}"
-    else:
-        if not 0 < holdout < 1:
-            raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
-        held_out = holdout, seed
-        files = hold_out_files(files, holdout, seed)
-        advice = (
-            f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
-        )
-    warnings += warnings_of_classes(labels, files["validation"], advice)
-    warnings += warnings_of_copies(path, labels, files)
-    return FileSource(
-        "folders", name or printable(path.name), path, labels, files, warnings, held_out
+    return file_source(
+        "folders",
+        name or printable(path.name),
+        path,
+        labels,
+        files,
+        warnings,
+        holdout=holdout,
+        seed=seed,
+        place=folders.get("validation", path),
     )
 
 
@@ -108,7 +101,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
         if "test" in there:
             folders["test"] = there.pop("test")
     for name, entry in there.items():
-        if name.lower() in _SPLIT_NAMES:
+        if name.lower() in SPLITS:
             raise UserError(
                 f"{entry}: is no class by its name; put the class folders for training into "
                 f"{path}/train, those for validation, if there are any, into {path}/validation "

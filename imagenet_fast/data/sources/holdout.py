@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from imagenet_fast.errors import UserError
+
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
     """Chooses the same fraction of every class.
@@ -15,7 +17,12 @@ def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
 
     Returns:
       bool of shape (n,), True for what is held out.
+
+    Raises:
+      UserError: The fraction is not between 0 and 1.
     """
+    if not 0 < fraction < 1:
+        raise UserError(f"the fraction to hold out must be between 0 and 1, not {fraction}")
     # RandomState, unlike Generator, promises the same stream in every version of NumPy.
     random = np.random.RandomState(seed)
     held_out = np.zeros(len(labels), bool)

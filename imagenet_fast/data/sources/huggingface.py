@@ -113,8 +113,6 @@ def open_huggingface(
     rows = {split: own for split, own in rows.items() if split in numbers}
     chosen = {split: (split, np.arange(len(own))) for split, own in numbers.items()}
     if "validation" not in rows:
-        if not 0 < holdout < 1:
-            raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
         out = hold_out(numbers["train"], holdout, seed)
         chosen["train"] = "train", np.flatnonzero(~out)
         chosen["validation"] = "train", np.flatnonzero(out)

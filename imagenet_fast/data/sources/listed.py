@@ -13,14 +13,13 @@ from imagenet_fast.data.sources.base import Listed, printable
 from imagenet_fast.data.sources.files import (
     SPLITS,
     FileSource,
+    file_source,
     first_names,
-    hold_out_files,
     size_of,
-    warnings_of_classes,
-    warnings_of_copies,
     warnings_of_names,
 )
 from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.paths import to_local_path
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -82,7 +81,7 @@ def open_list(
     """
     path = path.resolve()
     rows = _read(path, image_column, label_column, split_column)
-    root = Path(image_dir).expanduser().resolve() if image_dir else path.parent
+    root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
     rows = _without_repeats(path, rows)
     labels = _classes(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
@@ -91,24 +90,17 @@ def open_list(
         image = Listed(row.file, numbers[row.label], size)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
-    if "validation" in files:
-        held_out = None
-        advice = f"add some to {path}"
-    else:
-        if not 0 < holdout < 1:
-            raise UserError(f"the fraction to hold out must be between 0 and 1, not {holdout}")
-        held_out = holdout, seed
-        files = hold_out_files(files, holdout, seed)
-        advice = (
-            f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
-        )
-    warnings = (
-        *warnings_of_names(labels),
-        *warnings_of_classes(labels, files["validation"], advice),
-        *warnings_of_copies(root, labels, files),
+    return file_source(
+        "list",
+        name or printable(path.stem),
+        root,
+        labels,
+        files,
+        warnings_of_names(labels),
+        holdout=holdout,
+        seed=seed,
+        place=path,
     )
-    own_name = name or printable(path.stem)
-    return FileSource("list", own_name, root, labels, files, warnings, held_out)
 
 
 def _read(
