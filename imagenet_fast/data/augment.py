@@ -12,6 +12,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data import auto_augment, draws
 from imagenet_fast.data.image_operations import change
+from imagenet_fast.data.windows import first_that_fits, place_boxes
 
 Changes = dict[str, tf.Tensor]
 
@@ -99,12 +100,10 @@ def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
     ratio = tf.exp(low + (high - low) * ratios)
     heights, widths = tf.round(tf.sqrt(area * ratio)), tf.round(tf.sqrt(area / ratio))
     fits = tf.logical_and(heights < size, widths < size)
-    top, left = tf.floor(tops * (size - heights + 1)), tf.floor(lefts * (size - widths + 1))
-    boxes = tf.cast(tf.stack([top, left, heights, widths], axis=-1), tf.int32)
-    first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
-    boxes = tf.gather(boxes, first, axis=1, batch_dims=1)
-    erased = tf.reduce_any(fits, axis=1, keepdims=True) & (chances < config.random_erasing)
-    return tf.where(erased, boxes, 0)
+    boxes = place_boxes(size, size, heights, widths, tops, lefts)
+    nothing = tf.zeros_like(boxes[:, 0])
+    boxes = first_that_fits(boxes, fits, nothing)
+    return tf.where(chances < config.random_erasing, boxes, nothing)
 
 
 def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:

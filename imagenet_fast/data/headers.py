@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from imagenet_fast.data.images import PNG_SIGNATURE
 
-# What is told of bytes that no image can be made of.
+# The error of bytes that cannot be decoded.
 NO_IMAGE = "not a whole JPEG or PNG image"
 
 _JPEG_SIGNATURE = b"\xff\xd8\xff"

@@ -65,8 +65,8 @@ def _random_resized_windows(
     heights, widths = tf.round(tf.sqrt(area / ratio)), tf.round(tf.sqrt(area * ratio))
     seen = tf.logical_and(heights >= 1, widths >= 1)
     fits = tf.logical_and(heights <= height, widths <= width)
-    windows = _placed(height, width, heights, widths, tops, lefts)
-    return _first_that_fits(windows, seen & fits, _middle_windows(sizes))
+    windows = place_boxes(height, width, heights, widths, tops, lefts)
+    return first_that_fits(windows, seen & fits, _middle_windows(sizes))
 
 
 def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config) -> tf.Tensor:
@@ -105,9 +105,9 @@ def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Confi
     within = tf.logical_and(heights <= height, widths <= width)
     allowed = tf.logical_and(areas >= tf.maximum(least, _LEAST_SHOWN * most), areas <= most)
     seen = tf.logical_and(heights >= 1, widths >= 1)
-    windows = _placed(height, width, heights, widths, tops, lefts)
+    windows = place_boxes(height, width, heights, widths, tops, lefts)
     fallback = evaluation_windows(sizes, config)
-    chosen = _first_that_fits(windows, within & allowed & seen, fallback)
+    chosen = first_that_fits(windows, within & allowed & seen, fallback)
     # As Google's code does, which knows of no other sign of failure than the whole image.
     failed = tf.reduce_all(chosen[:, 2:] == sizes, axis=1, keepdims=True)
     return tf.where(failed, fallback, chosen)
@@ -116,7 +116,7 @@ def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Confi
 _DRAW_WINDOWS = {"random_resized": _random_resized_windows, "inception": _inception_windows}
 
 
-def _placed(
+def place_boxes(
     height: tf.Tensor,
     width: tf.Tensor,
     heights: tf.Tensor,
@@ -124,13 +124,29 @@ def _placed(
     tops: tf.Tensor,
     lefts: tf.Tensor,
 ) -> tf.Tensor:
-    """Returns windows int32 [images, attempts, 4] at places that are uniform in [0, 1)."""
+    """Returns boxes, int32 [images, attempts, 4], anywhere in an image.
+
+    Args:
+      height: of the images, float32, to be broadcast against the boxes'.
+      width: likewise.
+      heights: of the boxes, float32 [images, attempts].
+      widths: likewise.
+      tops: uniform in [0, 1), float32 [images, attempts].
+      lefts: likewise.
+    """
     top = tf.floor(tops * (height - heights + 1))
     left = tf.floor(lefts * (width - widths + 1))
     return tf.cast(tf.stack([top, left, heights, widths], axis=-1), tf.int32)
 
 
-def _first_that_fits(windows: tf.Tensor, fits: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
+def first_that_fits(windows: tf.Tensor, fits: tf.Tensor, fallback: tf.Tensor) -> tf.Tensor:
+    """Returns the first box of each image that fits, int32 [images, 4].
+
+    Args:
+      windows: boxes, int32 [images, attempts, 4].
+      fits: bool [images, attempts].
+      fallback: int32 [images, 4], taken where none fits.
+    """
     first = tf.argmax(tf.cast(fits, tf.int32), axis=1)
     chosen = tf.gather(windows, first, axis=1, batch_dims=1)
     return tf.where(tf.reduce_any(fits, axis=1, keepdims=True), chosen, fallback)
