@@ -56,3 +56,9 @@ def require_choice(option: str, value: str, choices: Collection[str]) -> None:
     """
     if value not in choices:
         raise UserError(f"{option}={value!r} does not exist{choices_hint(value, choices)}")
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of what an error says, or else its class."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -7,7 +7,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import WRONG
 from imagenet_fast.doctor.run import examine
 from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_results
+from imagenet_fast.files import check_results
 
 _OPTIONS = (
     "data_dir",
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.doctor.report import line, summary, write
 
     if flags["output_dir"]:
-        write_results(flags["output_dir"], {})  # makes it, or ends before the checks, not after
+        check_results(flags["output_dir"])
     findings = []
     for finding in examine(config, flags["timeout"]):
         findings.append(finding)

@@ -15,6 +15,7 @@ _OPTIONS = (
     "shard_by",
     "eval_batch_size",
     "eval_crop_fraction",
+    "max_pixels",
     "precision",
     "strategy",
     "tpu",

@@ -171,7 +171,7 @@ def _count_records(
 
 
 def check_complete(split: str, paths: Sequence[Path]) -> None:
-    """Checks that shards without a manifest are those that the name of the first one tells of.
+    """Checks that no shard is missing, by the count in the name of the first one.
 
     Args:
       split: ``train`` or ``validation``.

@@ -13,7 +13,7 @@ import numpy as np
 from imagenet_fast.data.sources.base import Item, Source, printable
 from imagenet_fast.data.sources.files import SPLITS, first_names
 from imagenet_fast.data.sources.holdout import hold_out
-from imagenet_fast.errors import UserError, how_to_install, nearest
+from imagenet_fast.errors import UserError, first_line, how_to_install, nearest
 
 _SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
@@ -144,8 +144,9 @@ def _load(datasets: Any, path: Path) -> dict[str, _Rows]:
     try:
         found = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
     except Exception as error:  # whatever its readers raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: Hugging Face's datasets cannot load it: {reason}") from error
+        raise UserError(
+            f"{path}: Hugging Face's datasets cannot load it: {first_line(error)}"
+        ) from error
     if isinstance(found, datasets.Dataset):
         found = {"train": found}
     rows: dict[str, _Rows] = {}

@@ -14,7 +14,7 @@ import numpy as np
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.sources.base import Item, Source
-from imagenet_fast.errors import UserError, how_to_install, nearest
+from imagenet_fast.errors import UserError, first_line, how_to_install, nearest
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"
@@ -133,7 +133,7 @@ def _prepared(name: str, data_dir: Path | None) -> Path:
             f"TensorFlow Datasets know no {plain!r}{nearest(plain, tfds.list_builders())}"
         ) from None
     except Exception as error:  # as of a configuration or version that there is not
-        raise UserError(f"tfds_name={name!r} cannot be used: {_first_line(error)}") from error
+        raise UserError(f"tfds_name={name!r} cannot be used: {first_line(error)}") from error
     features = builder.info.features or {}
     for feature in ("image", "label"):
         if feature not in features:  # before all is downloaded
@@ -144,14 +144,9 @@ def _prepared(name: str, data_dir: Path | None) -> Path:
         builder.download_and_prepare(file_format="tfrecord")
     except Exception as error:  # of the network, the disk or the data set's own code
         raise UserError(
-            f"TensorFlow Datasets cannot prepare {name}: {_first_line(error)}"
+            f"TensorFlow Datasets cannot prepare {name}: {first_line(error)}"
         ) from error
     return Path(builder.data_path)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
@@ -174,7 +169,7 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
     }
     warnings = ()
     if validation == "test":
-        warnings = ("there is no split 'validation': 'test' is taken for it",)
+        warnings = ("there is no split 'validation': 'test' is used as validation",)
     return TfdsSource(info["name"], _class_names(directory), shards, warnings)
 
 

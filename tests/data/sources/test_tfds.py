@@ -186,7 +186,7 @@ def test_a_data_set_by_its_name(tmp_path, tiny):
     source = open_source("tfds", tmp_path, tfds_name=tiny)
     assert (source.name, source.labels) == ("tiny_insects", ("ant", "bee"))
     assert source.splits == {"train": 10, "validation": 4}
-    assert source.warnings == ("there is no split 'validation': 'test' is taken for it",)
+    assert source.warnings == ("there is no split 'validation': 'test' is used as validation",)
     for split, first in (("train", 0), ("validation", 10)):
         numbers = []
         for content, label, _ in items(source, split):
