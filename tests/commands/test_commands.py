@@ -199,3 +199,20 @@ def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):
     assert capsys.readouterr().err == (
         f"imagenet-fast train: error: {tmp_path}/summary.json: No space left on device\n"
     )
+
+
+def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
+    from imagenet_fast import Config, UserError
+    from imagenet_fast.training import evaluate, model_dir
+
+    found = []
+
+    def note(config, split):
+        found.append((config.max_pixels, split))
+        raise UserError("seen")
+
+    monkeypatch.setattr(model_dir, "read_config", lambda path: Config(model_dir=path))
+    monkeypatch.setattr(evaluate, "evaluate", note)
+    arguments = ["evaluate", f"--model_dir={tmp_path}", "--max_pixels=1000", "--split=test"]
+    assert commands.run(arguments) == 2
+    assert found == [(1000, "test")]
