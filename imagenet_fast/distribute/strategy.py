@@ -267,7 +267,8 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
     except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
         raise UserError(
             f"cannot use the TPU {name!r}: {str(error).partition(chr(10))[0]}. A TPU VM needs the "
-            "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy"
+            "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy. "
+            "`imagenet-fast doctor` shows the devices of this machine"
         ) from error
     # [hosts, cores of a host, axes]: replicas are numbered host by host, too.
     _TPU_COORDINATES[strategy] = [

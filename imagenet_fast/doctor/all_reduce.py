@@ -8,6 +8,7 @@ import time
 import tensorflow as tf
 
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.agreement import check_same_config
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.devices import run_devices
 from imagenet_fast.distribute.exchange import wait_for_all
@@ -37,13 +38,18 @@ def check_devices(config: Config) -> list[Finding]:
 
 
 def check_cluster(config: Config) -> list[Finding]:
-    """Sums over all workers of a cluster, which must all come here."""
+    """Sums over all workers of a cluster, which must all come here.
+
+    Raises:
+      UserError: if they were started with different options, as with another ``model_dir``.
+    """
     return _check("cluster", config)
 
 
 def _check(name: str, config: Config) -> list[Finding]:
     """Sums a known tensor over all replicas, as training sums gradients."""
     strategy = make_strategy(config)
+    check_same_config(config, strategy)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         return [ok(name, "one device: nothing to sum")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -33,9 +34,15 @@ def check_devices(config: Config) -> list[Finding]:
     numbers = {"seen": names, "shown": shown}
     if len(seen) >= len(shown):
         findings.append(ok("GPUs", told if shown else _counted(names), **numbers))
-    elif seen:
+    elif seen and "CUDA_VISIBLE_DEVICES" in os.environ:
         # That is how a user, Slurm or the local launcher gives a process its GPUs.
         findings.append(ok("GPUs", f"{told} (CUDA_VISIBLE_DEVICES)", **numbers))
+    elif seen:
+        advice = (
+            "see with `nvidia-smi` whether the others fail; TF_CPP_MIN_LOG_LEVEL=0 shows why "
+            "TensorFlow leaves them out, as it does with those that are much slower than the best"
+        )
+        findings.append(slow("GPUs", told, advice, **numbers))
     else:
         problem = cuda.find_problem()
         findings.append(wrong("GPUs", f"{told}: {problem.reason}", problem.advice, **numbers))

@@ -65,3 +65,24 @@ def test_one_device_has_nothing_to_sum():
 
     (own,) = check_devices(Config(strategy="one_device"))
     assert (own.state, own.found) == ("ok", "one device: nothing to sum")
+
+
+def test_workers_with_different_directories(monkeypatch):
+    """As ``train`` refuses them; the other worker is a stand-in."""
+    from imagenet_fast import Config
+    from imagenet_fast.distribute import agreement
+    from imagenet_fast.doctor.worker import run_check
+
+    others = {"a": "b"}
+
+    def texts_of_all(strategy, text):
+        asked.append(text)  # first for the digest of all options
+        return [text, others.get(text, text) if len(asked) > 1 else "another"]
+
+    asked = []
+    monkeypatch.setattr(agreement, "workers_of", lambda strategy: [0, 1])
+    monkeypatch.setattr(agreement, "worker_place", lambda strategy: (2, 0))
+    monkeypatch.setattr(agreement, "texts_of_all", texts_of_all)
+    (own,) = run_check("cluster", Config(strategy="one_device", model_dir="a"))
+    assert own.state == "wrong"
+    assert "model_dir is a at the chief, b at worker 1" in own.found
