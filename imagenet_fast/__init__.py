@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 
 if TYPE_CHECKING:
     from imagenet_fast.data.pipeline import make_dataset

@@ -17,13 +17,13 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from imagenet_fast.batch_tables import BATCH_TABLES, values_for_batch
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError, nearest, require_choice
+from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.distribute.gpus import parse_gpus
 from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
-from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError, nearest, require_choice
 from imagenet_fast.models.names import MODEL_NAMES
-from imagenet_fast.paths import Path, is_local, to_path
+from imagenet_fast.optimizers.batch_tables import BATCH_TABLES, values_for_batch
 from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
 
 _COMMENT_MARKS = ("#", "//")

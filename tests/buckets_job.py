@@ -16,8 +16,8 @@ import numpy as np
 import tf_keras as keras
 
 from imagenet_fast import Config, commands, evaluate, export, train
-from imagenet_fast.files import LineFile, write_file, write_results
-from imagenet_fast.paths import BucketError, to_path
+from imagenet_fast.base.files import LineFile, write_file, write_results
+from imagenet_fast.base.paths import BucketError, to_path
 from imagenet_fast.serving.predict import predict
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
 
 ROOT = pathlib.Path(__file__).parent.parent
 HOST = "127.0.0.1"

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import imagenet_fast
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import (
     Config,
     option_names,
@@ -18,8 +20,6 @@ from imagenet_fast.config import (
     parse_option,
     read_flagfile,
 )
-from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 RECIPES = sorted((PACKAGE.parent / "flags").rglob("*.flags"))

@@ -28,12 +28,13 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from imagenet_fast import Config, environment
+from imagenet_fast import Config
+from imagenet_fast.base import environment
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.data.windows import training_windows
-from imagenet_fast.errors import UserError
-from imagenet_fast.figures import svg
-from imagenet_fast.files import write_results
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Heights and widths: ImageNet's most common one, its portrait, and one that most boxes do not fit.

@@ -29,11 +29,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import matplotlib.style
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.report import STYLE
-from imagenet_fast.errors import UserError
-from imagenet_fast.figures import svg
-from imagenet_fast.files import write_results
 from imagenet_fast.training.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -86,8 +86,8 @@ def main(arguments: list[str]) -> None:
         print(json.dumps(serve(options.saved_model, options.image, options.repeats)))
         return
 
-    from imagenet_fast import environment
-    from imagenet_fast.files import write_results
+    from imagenet_fast.base import environment
+    from imagenet_fast.base.files import write_results
 
     results = []
     with tempfile.TemporaryDirectory() as folder:

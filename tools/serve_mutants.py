@@ -194,9 +194,9 @@ def main(arguments: list[str]) -> None:
 
     import tensorflow as tf
 
-    from imagenet_fast import environment
+    from imagenet_fast.base import environment
+    from imagenet_fast.base.files import write_results
     from imagenet_fast.benchmarks.process_memory import memory
-    from imagenet_fast.files import write_results
 
     signatures = tf.saved_model.load(options.saved_model).signatures
     classify = signatures["serving_default"]

@@ -9,12 +9,12 @@ from typing import Any
 import matplotlib.style
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.all_reduce import Result, expected_bytes
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
-from imagenet_fast.figures import svg
-from imagenet_fast.files import write_results
 
 _HEAD = ("ms: median", "min", "max", "to builtin", "model's ms", "MB sent", "by the algorithm")
 

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
@@ -19,7 +20,6 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.records import read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.windows import training_windows
-from imagenet_fast.errors import UserError
 
 # By name: the options, of which the first ones are the defaults.
 WAYS = {

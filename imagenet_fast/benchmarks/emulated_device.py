@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.native_ops import load_ops
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.native_ops import load_ops
 
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 # That of common layers: gradients of the inputs, and of the weights.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import tensorflow as tf
 
+from imagenet_fast.base.worker_process import Worker
 from imagenet_fast.benchmarks.input_peers import PEERS, start_peers
 from imagenet_fast.benchmarks.input_stages import make_bounds, make_stages
 from imagenet_fast.benchmarks.input_variants import make_variant, names_of_variants
@@ -14,7 +15,6 @@ from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns
 from imagenet_fast.config import Config
 from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.pipeline import make_dataset, thread_count
-from imagenet_fast.worker_process import Worker
 
 OWN = PEERS["own"]
 # In this process: a buffer that holds all of a small data set would be filled, and so all be read,

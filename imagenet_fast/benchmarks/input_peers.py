@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import imagenet_fast
+from imagenet_fast.base.paths import to_local_path, to_path
+from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, LABEL, decode_example
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import read_records
-from imagenet_fast.paths import to_local_path, to_path
-from imagenet_fast.worker_process import Worker, start_worker
 
 # By the pipeline's name in input_worker.py, that for people.
 PEERS = {

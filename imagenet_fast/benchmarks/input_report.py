@@ -10,11 +10,11 @@ from typing import Any
 import matplotlib.style
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import PLOT_STYLE, svg
 from imagenet_fast.benchmarks.input_peers import PEERS
 from imagenet_fast.benchmarks.timing import Comparison, Spread
-from imagenet_fast.figures import PLOT_STYLE, svg
-from imagenet_fast.files import write_results
 
 # Whose ways do all that the ways before them do.
 _CUMULATIVE = ("stages",)

@@ -11,9 +11,9 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_local_path
-from imagenet_fast.worker_process import Worker, start_worker
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.worker_process import Worker, start_worker
 
 _WORKER = pathlib.Path(__file__).with_name("model_garden_worker.py")
 

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline_worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, in_turns
-from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.planning.pipeline import Simulation, simulate
-from imagenet_fast.worker_process import Worker, start_worker
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline_worker"]
 

@@ -11,13 +11,13 @@ import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
 from imagenet_fast.benchmarks.pipeline_worker import Case
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
-from imagenet_fast.figures import svg
-from imagenet_fast.files import write_results
 from imagenet_fast.planning.pipeline import ideal_bubble
 
 Parts = Mapping[str, Sequence[Any]]

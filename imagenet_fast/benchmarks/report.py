@@ -10,10 +10,10 @@ import matplotlib.style
 import matplotlib.ticker
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import PLOT_STYLE, svg
 from imagenet_fast.benchmarks.timing import Comparison, Spread
-from imagenet_fast.figures import PLOT_STYLE, svg
-from imagenet_fast.files import write_results
 
 STYLE = [*PLOT_STYLE, {"axes.grid.axis": "y"}]
 

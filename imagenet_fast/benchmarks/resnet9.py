@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks.step import on_new_iterators, stepper, title
 from imagenet_fast.benchmarks.timing import Comparison, Spread, take_turns, timed
 from imagenet_fast.config import Config
@@ -22,7 +23,6 @@ from imagenet_fast.data.pipeline import make_dataset, thread_count
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources.arrays import ArraySource
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier, build_model, precision_policy

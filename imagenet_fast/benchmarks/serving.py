@@ -19,10 +19,12 @@ import numpy as np
 import tensorflow as tf
 
 import imagenet_fast
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.errors import UserError, how_to_install
+from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.serving_worker import ENCODED, PIXELS, best_classes
 from imagenet_fast.benchmarks.timing import Comparison, take_turns
 from imagenet_fast.config import Config
-from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.examples import ENCODED as ENCODED_FIELD
 from imagenet_fast.data.examples import decode_example
@@ -30,12 +32,10 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import read_records
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.errors import UserError, how_to_install
 from imagenet_fast.serving.convert import export_onnx, export_tflite
 from imagenet_fast.serving.export import export
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
-from imagenet_fast.worker_process import Worker, start_worker
 
 # By the runtime's name in serving_worker.py, that for people. The first is the one of interest.
 WAYS = {

@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import PLOT_STYLE, svg
 from imagenet_fast.benchmarks.serving import Served
-from imagenet_fast.figures import PLOT_STYLE, svg
-from imagenet_fast.files import write_results
 
 _PERCENTILES = (50, 95, 99)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError, choices_hint
 from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
-from imagenet_fast.errors import UserError, choices_hint
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build import build_model, precision_policy
 

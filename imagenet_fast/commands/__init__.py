@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from imagenet_fast.errors import UserError, module_missing, nearest
+from imagenet_fast.base.errors import UserError, module_missing, nearest
 
 COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from imagenet_fast.base.errors import UserError, choices_hint, nearest
+from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError, choices_hint, nearest
 from imagenet_fast.models.names import MODEL_NAMES
-from imagenet_fast.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     from imagenet_fast.benchmarks.timing import Comparison

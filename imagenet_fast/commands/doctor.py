@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import check_results
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import WRONG
 from imagenet_fast.doctor.run import examine
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import check_results
 
 _OPTIONS = (
     "data_dir",

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import flags
 
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
@@ -21,7 +22,6 @@ from imagenet_fast.config import (
     read_flagfile,
     without_superseded,
 )
-from imagenet_fast.errors import UserError, nearest
 
 _HELP_WIDTH = 96
 _DEFINE = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 
+from imagenet_fast.base.errors import UserError, nearest, require_choice
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.paths import to_path
+from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
-from imagenet_fast.errors import UserError, nearest, require_choice
-from imagenet_fast.files import write_results
-from imagenet_fast.paths import to_path
 from imagenet_fast.planning.accelerators import ACCELERATORS
-from imagenet_fast.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import NoReturn
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def check_port(name: str, port: int, least: int = 1) -> None:

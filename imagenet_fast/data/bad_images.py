@@ -10,14 +10,14 @@ import json
 import threading
 from typing import Any
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import read_objects, whole_lines, write_file
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.records import Damage
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import read_objects, whole_lines, write_file
-from imagenet_fast.paths import Path, to_path
 
 FILE = "bad_images.jsonl"
 # Of the other input pipelines, by their numbers.

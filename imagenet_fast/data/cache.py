@@ -19,14 +19,14 @@ from collections.abc import Iterator
 import tensorflow as tf
 from tqdm import tqdm
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.order import Share, own_records, read_shard
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, is_local, to_local_path, to_path
 
 # Size and time of the last change of each file.
 _States = tuple[tuple[int, int], ...]

@@ -8,12 +8,12 @@ import itertools
 import re
 from collections.abc import Sequence
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_path
 
 _SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
 # How many labels of a directory without a manifest are looked at before the run starts.

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from imagenet_fast.cores import cpu_cores
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import LABEL, decode_example
-from imagenet_fast.errors import UserError, nearest
-from imagenet_fast.paths import Path, to_path
 
 FILE = "manifest.json"
 VERSION = 1

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.records import Damage, read_past_damage
-from imagenet_fast.errors import UserError
 
 # Above this many bytes, a worker reads shards of its own instead of its share of all.
 _LARGE = 2**30

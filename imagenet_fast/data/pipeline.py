@@ -22,8 +22,11 @@ import functools
 
 import tensorflow as tf
 
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config
-from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data.bad_images import BadImages, list_bad_images
 from imagenet_fast.data.batches import PADDING, evaluation_batches, training_batches, unreadable
 from imagenet_fast.data.cache import (
@@ -57,9 +60,6 @@ from imagenet_fast.distribute.strategy import (
     per_replica_batch_size,
 )
 from imagenet_fast.distribute.workers import is_chief, worker_place, workers_of
-from imagenet_fast.errors import UserError
-from imagenet_fast.notices import tell_once
-from imagenet_fast.paths import to_path
 
 # For each replica, ready while it computes.
 _BATCHES_AHEAD = 2

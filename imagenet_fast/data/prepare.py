@@ -20,7 +20,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from imagenet_fast.cores import cpu_cores
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
@@ -35,8 +37,6 @@ from imagenet_fast.data.prepare_journal import (
 )
 from imagenet_fast.data.prepare_plan import Lists, Task
 from imagenet_fast.data.sources import Item, Source
-from imagenet_fast.errors import UserError, nearest
-from imagenet_fast.paths import to_local_path
 
 # By encoding; raised whenever the same source begins to give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}

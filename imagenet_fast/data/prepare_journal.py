@@ -11,8 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.manifest import Shard, Skipped
-from imagenet_fast.errors import UserError
 
 JOURNAL = "prepare.journal"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import write_file
 from imagenet_fast.data.sources import Listed, Source
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
 
 FILE = "prepare.plan"
 

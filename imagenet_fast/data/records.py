@@ -16,8 +16,8 @@ from typing import BinaryIO, NamedTuple, TypeVar
 
 import google_crc32c
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import Path, to_path
 
 _HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
 _FOOTER = struct.Struct("<I")  # masked checksum of the data

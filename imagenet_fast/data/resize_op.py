@@ -1,6 +1,6 @@
 """Resizing by an op of our own, to the bit as TensorFlow's ops do it, but several times faster.
 
-``resize_op.cc`` is compiled by :mod:`~imagenet_fast.native_ops`, which needs a C++ compiler.
+``resize_op.cc`` is compiled by :mod:`~imagenet_fast.base.native_ops`, which needs a C++ compiler.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import pathlib
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.base.notices import tell_once
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
-from imagenet_fast.native_ops import load_ops
-from imagenet_fast.notices import tell_once
 
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 

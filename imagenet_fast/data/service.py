@@ -18,11 +18,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.addresses import check_free, unreachable
+from imagenet_fast.base.addresses import check_free, unreachable
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.errors import UserError
 
 _PROTOCOL = "grpc"
 # Batches that wait in a server, and as many from each in the host that trains.

@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.distribute.agreement import check_agreement
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.connect import connect
@@ -37,7 +38,6 @@ from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.virtual import VirtualGPUStrategy
 from imagenet_fast.distribute.workers import collective_hint, workers_of
-from imagenet_fast.errors import UserError, require_choice
 
 # Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
 # so that one piece is in its first stage while another is in its second.

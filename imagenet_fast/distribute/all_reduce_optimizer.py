@@ -12,8 +12,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.errors import UserError
 
 GradientsAndVariables = list[tuple[tf.Tensor, tf.Variable]]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def batch_norm_group_size(batch_norm_batch_size: int, per_replica: int, replicas: int) -> int:

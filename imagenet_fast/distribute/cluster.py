@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Mapping
 
-from imagenet_fast.addresses import LAST_PORT
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.addresses import LAST_PORT
+from imagenet_fast.base.errors import UserError
 
 _EXAMPLE = (
     '{"cluster": {"worker": ["host0:12345", "host1:12345"]}, '

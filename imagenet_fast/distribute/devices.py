@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from imagenet_fast.base.environment import cpu_name
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.gpus import gpu_name, own_uuids, same_gpus
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import collective_hint, worker_place, workers_of
-from imagenet_fast.environment import cpu_name
-from imagenet_fast.errors import UserError
 
 # Keys of the coordination service: what each worker has, and that it knows what all have.
 _DEVICES, _TOLD = "imagenet_fast/devices/{}/{}", "imagenet_fast/devices_told/{}/{}"

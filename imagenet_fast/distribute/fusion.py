@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import tell_once
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
-from imagenet_fast.notices import tell_once
 
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
 _NVIDIA_SMI_SECONDS = 20

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.connect import straddles
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.workers import collective_hint
-from imagenet_fast.errors import UserError
 
 
 def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:

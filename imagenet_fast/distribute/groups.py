@@ -10,7 +10,7 @@ import dataclasses
 import zlib
 from collections.abc import Sequence
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import tell_once
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
@@ -17,8 +19,6 @@ from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import waiting_told
-from imagenet_fast.errors import UserError
-from imagenet_fast.notices import tell_once
 
 NO_CLUSTER = (
     "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from imagenet_fast.addresses import unreachable
+from imagenet_fast.base.addresses import unreachable
 from imagenet_fast.distribute.cluster import Cluster
 
 # Seconds until it is told for the first time, and from one time to the next.

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.environment import hardware
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.cores import cpu_cores
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_meant, gpu_name, installed_gpus
 from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
-from imagenet_fast.environment import hardware
-from imagenet_fast.errors import UserError
 
 
 def check_devices(config: Config) -> list[Finding]:

@@ -14,6 +14,9 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import check_no_pattern, write_file
+from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import check_complete
@@ -21,9 +24,6 @@ from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import check_sizes, read_manifest
 from imagenet_fast.data.records import read_records
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import check_no_pattern, write_file
-from imagenet_fast.paths import Path, is_local, to_path
 
 _WRITTEN = 8 * 2**20
 _READ, _READ_SECONDS = 64 * 2**20, 3.0

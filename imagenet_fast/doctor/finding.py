@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 OK, SLOW, WRONG = "ok", "slow", "wrong"
 

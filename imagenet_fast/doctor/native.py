@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.doctor.finding import Finding, ok, slow
-from imagenet_fast.errors import UserError
 
 
 def check_resize(_: Config) -> list[Finding]:

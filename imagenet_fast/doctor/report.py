@@ -8,9 +8,9 @@ import os
 import socket
 from collections.abc import Sequence
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
 from imagenet_fast.doctor.finding import OK, SLOW, WRONG, Finding
-from imagenet_fast.files import write_results
 
 _NAME_WIDTH = 18
 _STATE_WIDTH = 7

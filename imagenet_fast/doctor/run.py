@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.worker_process import WorkerTimeout, start_worker
 from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import Finding, refused, wrong
 from imagenet_fast.doctor.worker import CHECKS, CLUSTER_CHECK
-from imagenet_fast.errors import UserError
-from imagenet_fast.worker_process import WorkerTimeout, start_worker
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.doctor.worker"]
 _START = "TensorFlow"

@@ -7,11 +7,11 @@ import platform
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
-from imagenet_fast.errors import UserError
 
 # TensorFlow 2.21's compiler asks for fused convolutions that cuDNN 9.5.1 does not have, on T4, A10G
 # and L4; 9.24 has them (aws/deep-learning-containers, pull request 6418).

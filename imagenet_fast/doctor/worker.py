@@ -16,11 +16,11 @@ import os
 import sys
 from typing import IO, Any
 
+from imagenet_fast.base.errors import UserError, module_missing
+from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.benchmarks.input_worker import end_with_parent
 from imagenet_fast.config import Config
 from imagenet_fast.doctor.finding import Finding, first_line, refused, wrong
-from imagenet_fast.errors import UserError, module_missing
-from imagenet_fast.quiet import import_tensorflow
 
 # By name, in their order: those of each process by itself. Strategies come before what else starts
 # TensorFlow's devices.

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 # Other ways of Keras' layer to take statistics, and what applies to those.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size", "adjustment")

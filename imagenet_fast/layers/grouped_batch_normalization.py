@@ -8,9 +8,9 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import Groups, consecutive
-from imagenet_fast.errors import UserError
 
 # Other ways of Keras' layer to take statistics, or of this one.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")

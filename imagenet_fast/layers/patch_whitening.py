@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_everywhere
-from imagenet_fast.errors import UserError
 
 # Elements of the patches that are held at a time, as float64: 32 MiB.
 _CHUNK = 2**22

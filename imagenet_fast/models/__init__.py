@@ -17,7 +17,7 @@ import inspect
 import os
 from typing import TYPE_CHECKING, Any
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.models.names import MODEL_NAMES
 
 if TYPE_CHECKING:

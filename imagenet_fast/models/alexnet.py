@@ -12,7 +12,7 @@ from __future__ import annotations
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.arguments import check_sizes
 from imagenet_fast.models.batch_norm import batch_norm

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
 from imagenet_fast.models.batch_norm import batch_norm
 

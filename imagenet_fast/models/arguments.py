@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def check_sizes(num_classes: int, input_shape: tuple[int | None, int | None, int]) -> None:

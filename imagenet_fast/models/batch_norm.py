@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
 
 

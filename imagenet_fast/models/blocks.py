@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def cut(model: keras.Model) -> list[keras.Model]:

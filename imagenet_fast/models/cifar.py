@@ -12,7 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 # PyTorch's U(-b, b), in the terms of Keras' initialiser.
 PYTORCH_WEIGHTS = {"scale": 1 / 3, "mode": "fan_in", "distribution": "uniform"}

@@ -11,9 +11,9 @@ import h5py
 import numpy as np
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.distribute.one_call import assign_everywhere
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, to_path
 
 # What Keras applications' networks are built with.
 _EPSILON = 1.001e-5

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, choices_hint, how_to_install
+from imagenet_fast.base.errors import UserError, choices_hint, how_to_install
 from imagenet_fast.optimizers.lars import LARS
 from imagenet_fast.optimizers.muon import Muon
 from imagenet_fast.optimizers.schedules import Schedule

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_own, own_values
-from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.slow_copies import SlowCopies
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_own, one_call, own_values
-from imagenet_fast.errors import UserError
 
 
 class SlowCopies:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.pipeline_parallel.partition import bounds

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 class MicroBatches:

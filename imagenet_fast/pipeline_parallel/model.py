@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 

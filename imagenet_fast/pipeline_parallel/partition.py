@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def partition(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, require_choice
+from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.addresses import check_free, free_port, own_address_towards, unreachable
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.addresses import check_free, free_port, own_address_towards, unreachable
+from imagenet_fast.base.errors import UserError
 
 # Of the servers, and of the process that trains with them.
 _SERVERS, _TRAINER = "stage", "trainer"

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.pipeline_parallel.stage import Stage
 from imagenet_fast.pipeline_parallel.statistics import Moments, observed

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 
 Tensors = list[tf.Tensor]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from imagenet_fast.errors import UserError, require_choice
+from imagenet_fast.base.errors import UserError, require_choice
 
 _TERA, _GIGA, _GIB = 1e12, 1e9, 2**30
 

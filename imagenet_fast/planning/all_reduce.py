@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

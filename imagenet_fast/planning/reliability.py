@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 # Points of the quantiles of the slowest of many devices, between which they are interpolated.
 _QUANTILES = 4096

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.planning import all_reduce
 from imagenet_fast.planning.accelerators import Accelerator, accelerator
 from imagenet_fast.planning.all_reduce import Network

@@ -14,9 +14,9 @@ import matplotlib.style
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.config import Config
-from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.planning.accelerators import accelerator

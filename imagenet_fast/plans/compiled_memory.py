@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_local_path
 from imagenet_fast.planning.accelerators import accelerator
 from imagenet_fast.plans.run_plan import CompiledMemory, Hardware
 

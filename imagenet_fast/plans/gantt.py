@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
+from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.planning.pipeline import Simulation
 
 # By the kind of an interval, the names of colors.

@@ -9,7 +9,8 @@ import math
 
 import tensorflow as tf
 
-from imagenet_fast import environment, models
+from imagenet_fast import models
+from imagenet_fast.base import environment
 from imagenet_fast.config import Config, option_names, option_text
 from imagenet_fast.data.info import read_info
 from imagenet_fast.models import network_of

@@ -12,15 +12,15 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.durations import milliseconds
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion
-from imagenet_fast.durations import milliseconds
-from imagenet_fast.errors import UserError
-from imagenet_fast.figures import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.planning.compute import StepWork
 from imagenet_fast.planning.fusion import few_segments
 from imagenet_fast.planning.published import STACKS, stack_for

@@ -8,10 +8,10 @@ import math
 
 import numpy as np
 
-from imagenet_fast.batch_tables import describe
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.optimizers.schedules import Schedule
 from imagenet_fast.training.metrics_file import Row
 from imagenet_fast.training.report.charts import LEARNING_RATE

@@ -15,10 +15,10 @@ import zipfile
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError, how_to_install
+from imagenet_fast.base.files import new_path, write_file
+from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError, how_to_install
-from imagenet_fast.files import new_path, write_file
-from imagenet_fast.paths import Path
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.classifier import Classifier
 

@@ -7,10 +7,10 @@ import os
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import new_path, temporary_beside
+from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import new_path, temporary_beside
-from imagenet_fast.paths import Path
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
 from imagenet_fast.training.classifier import Classifier

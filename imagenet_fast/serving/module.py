@@ -11,9 +11,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
-from imagenet_fast.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.checkpoint import restore_weights

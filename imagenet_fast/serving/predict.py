@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_path
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import to_path
 
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:

@@ -11,8 +11,8 @@ import io
 import numpy as np
 from PIL import Image
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.images import to_grey_or_rgb
-from imagenet_fast.errors import UserError
 
 # TensorFlow looks the cubic kernel up in a table of so many entries for each pixel.
 _CUBIC_STEPS = 1024

@@ -18,7 +18,7 @@ import tensorflow as tf
 from PIL import Image
 from tensorflow.core.framework import tensor_pb2
 
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.base.paths import Path, to_path
 
 FILE = pathlib.PurePath("assets.extra", "tf_serving_warmup_requests")
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import make_images_on_device, steps_per_epoch
@@ -26,7 +27,6 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.distribute.tpu import compiles_all_reduces, is_tpu
 from imagenet_fast.distribute.workers import is_chief
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
 from imagenet_fast.pipeline_parallel.balance import balance_for

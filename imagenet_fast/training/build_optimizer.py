@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OWN, make_optimizer

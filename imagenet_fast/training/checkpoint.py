@@ -14,13 +14,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import is_chief
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import is_local, to_path
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint

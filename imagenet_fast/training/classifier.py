@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
@@ -21,7 +22,6 @@ from imagenet_fast.distribute.one_call import (
     one_call,
     own_values,
 )
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.slots import make_slots, unwrapped

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import read_objects, write_file
-from imagenet_fast.paths import Path, is_local, to_path
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import read_objects, write_file
+from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, noted_step
 
 # Of the run, beside its metrics.jsonl.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
-from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.failures import errors_explained

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.addresses import unreachable
+from imagenet_fast.base.addresses import unreachable
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import bucket_error
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import bucket_error
 
 # What Python raised inside of a dataset, as TensorFlow tells it.
 _USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)

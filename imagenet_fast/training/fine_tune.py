@@ -8,13 +8,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.one_call import assign_everywhere
-from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
-from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import CONFIG_FILE, read_config, read_labels

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.batch_tables import describe
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.classifier import Classifier
 

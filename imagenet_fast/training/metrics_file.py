@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from imagenet_fast.files import LineFile, read_objects
-from imagenet_fast.paths import to_path
+from imagenet_fast.base.files import LineFile, read_objects
+from imagenet_fast.base.paths import to_path
 
 # What :class:`Recorder` tells at a time.
 Row = dict[str, Any]

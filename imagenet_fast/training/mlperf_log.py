@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from imagenet_fast.base.files import LineFile, whole_lines
+from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config
-from imagenet_fast.files import LineFile, whole_lines
-from imagenet_fast.paths import to_path
 from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.schedule import decay_boundaries, decay_steps, warmup_steps

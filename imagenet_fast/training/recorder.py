@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.bad_images import describe
-from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers.slots import unwrapped
 from imagenet_fast.training import totals
 from imagenet_fast.training.callback import TensorsCallback

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers import (
     ConstantWarmup,
     CosineDecay,

@@ -20,7 +20,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from imagenet_fast.paths import is_local, to_path
+from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.training.callback import TensorsCallback
 
 _FILES_AT_ONCE = 16

@@ -6,7 +6,7 @@ import time
 
 import tensorflow as tf
 
-from imagenet_fast.paths import seconds_between_writes, to_path
+from imagenet_fast.base.paths import seconds_between_writes, to_path
 from imagenet_fast.training.metrics_file import Row
 
 # More than are ever written together, so that their number does not split them.

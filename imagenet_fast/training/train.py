@@ -12,7 +12,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -23,9 +26,6 @@ from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
 from imagenet_fast.distribute.workers import is_chief, worker_place
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_file
-from imagenet_fast.paths import Path, to_path
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints

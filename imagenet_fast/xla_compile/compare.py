@@ -10,9 +10,9 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers.dropout import Dropout
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 # Text of GpuTargetConfigProto, a file for each kind.
 _TARGETS = pathlib.Path(__file__).parent / "gpu_targets"

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.strategy import per_replica_batch_size
@@ -19,7 +20,6 @@ from imagenet_fast.distribute.virtual import (
     VirtualStrategy,
     VirtualTPUStrategy,
 )
-from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.check import Check, check_types

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_results
 from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
-from imagenet_fast.files import write_results
 from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
 

@@ -4,10 +4,10 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks import report
 from imagenet_fast.benchmarks.timing import Comparison, Spread, Times
-from imagenet_fast.errors import UserError
 
 COMPARISON = Comparison(
     "resnet50, training step: batch 16",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks import input_report
 from imagenet_fast.benchmarks.input import InputBenchmark
 from imagenet_fast.benchmarks.input_peers import start_peers
@@ -23,7 +24,6 @@ from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
-from imagenet_fast.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks.model_garden import start_lars
 from imagenet_fast.benchmarks.optimizer import compare_optimizers
-from imagenet_fast.errors import UserError
 
 JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
 

@@ -6,11 +6,11 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks import resnet9
 from imagenet_fast.benchmarks.timing import Spread
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_images_on_device
-from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_classifier, build_model
 
 RECIPE = pathlib.Path(__file__).parents[2] / "flags" / "myrtle_cifar10.flags"

@@ -2,9 +2,9 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks import step
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 from imagenet_fast.training.build import build_classifier, build_model
 
 CONFIG = Config(synthetic=True, num_classes=1000, image_size=64, batch_size=2, stride_on_1x1=True)

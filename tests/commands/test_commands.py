@@ -10,9 +10,9 @@ import pytest
 
 from imagenet_fast import commands
 from imagenet_fast.__main__ import main
+from imagenet_fast.base.files import write_file
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import option_names
-from imagenet_fast.files import write_file
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--helpfull"], ["help"]])

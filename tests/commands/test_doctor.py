@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
 from imagenet_fast.commands import doctor, run
 from imagenet_fast.doctor.finding import ok, slow, wrong
 

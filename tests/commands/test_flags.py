@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, option_text
-from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from server_processes import HOST, ROOT, running_server
 
 from imagenet_fast import commands
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
 
 
 def test_ends_in_order_when_asked_to():

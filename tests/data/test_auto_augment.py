@@ -6,9 +6,9 @@ import tensorflow as tf
 from PIL import Image, ImageEnhance, ImageOps
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import auto_augment
 from imagenet_fast.data.augment import augment, draw_changes
-from imagenet_fast.errors import UserError
 
 NAMES = list(auto_augment.RAND_AUGMENT)
 GREY = (128, 128, 128)

@@ -4,10 +4,10 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import info
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.info import read_info
-from imagenet_fast.errors import UserError
 
 CONVERTERS_FIELDS = {
     # What imagenet_to_gcs.py of tensorflow/tpu writes.

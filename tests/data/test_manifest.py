@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.manifest import (
@@ -18,7 +19,6 @@ from imagenet_fast.data.manifest import (
     verify,
     write_manifest,
 )
-from imagenet_fast.errors import UserError
 
 LABELS = {
     "train-00000-of-00002": [0, 1, 1],

@@ -17,6 +17,7 @@ from damaged_images import mutations
 from PIL import Image
 
 from imagenet_fast import Config, make_dataset
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import (
@@ -38,7 +39,6 @@ from imagenet_fast.data.prepare import default_shards, prepare
 from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.sources import Item, Source, open_source
 from imagenet_fast.data.sources.arrays import ArraySource
-from imagenet_fast.errors import UserError
 
 
 def jpeg(seed, mode="RGB", kind="JPEG"):

@@ -2,8 +2,8 @@ import pathlib
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import records
-from imagenet_fast.errors import UserError
 
 DATA = [b"first", b"", bytes(range(256)) * 40, b"\0" * 100, b"last"]
 OFFSETS = [0, 21, 37, 37 + 16 + 256 * 40, 37 + 16 + 256 * 40 + 116]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast import native_ops
+from imagenet_fast.base import native_ops
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.decode import evaluation_image, resize
-from imagenet_fast.errors import UserError
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from server_processes import HOST, running_server
 
 from imagenet_fast import Config, UserError, make_dataset
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
 from imagenet_fast.data import service
 
 NUMBERS = 61

@@ -2,12 +2,12 @@
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.batch_norm_groups import (
     batch_norm_group_size,
     ghost_batch_size,
     images_together,
 )
-from imagenet_fast.errors import UserError
 
 
 @pytest.mark.parametrize(

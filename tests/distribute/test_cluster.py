@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
 
 
 def tf_config(cluster, kind="worker", index=0):

@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 from patched_devices import FakeGpus
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import devices
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
 
 
 class FakeService:

@@ -23,13 +23,13 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import all_reduce, group_sum
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.collectives import Communicator
 from imagenet_fast.distribute.connect import straddles
 from imagenet_fast.distribute.groups import columns, consecutive, group_key
 from imagenet_fast.distribute.virtual import VirtualGPUStrategy
-from imagenet_fast.errors import UserError
 
 JOB = pathlib.Path(__file__).with_name("gpu_collectives_job.py")
 # By the way to sum gradients: how many groups a replica is in, batch norm's pair and, for the

@@ -4,9 +4,9 @@ import pytest
 from patched_devices import FakeGpus
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import cuda, gpus
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.errors import UserError
 
 LISTED = """GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5a3f)
 GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-77c1)

@@ -5,9 +5,9 @@ import pathlib
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import consecutive
-from imagenet_fast.errors import UserError
 
 JOB = pathlib.Path(__file__).with_name("group_sum_job.py")
 

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.errors import UserError
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 
 JOB = pathlib.Path(__file__).with_name("pipeline_strategy_job.py")

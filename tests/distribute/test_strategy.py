@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from patched_devices import FakeGpus, RecordedStrategy, local_devices
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute import gpus, strategy
 from imagenet_fast.distribute.cluster import Cluster
@@ -19,7 +20,6 @@ from imagenet_fast.distribute.strategy import (
     tpu_coordinates,
 )
 from imagenet_fast.distribute.workers import is_chief
-from imagenet_fast.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 LOGICAL_CPUS = """

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from imagenet_fast.addresses import free_port
+from imagenet_fast.base.addresses import free_port
 from imagenet_fast.distribute.waiting import told
 
 WAIT = "from imagenet_fast import Config, make_strategy; make_strategy(Config())"

@@ -6,9 +6,9 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import cuda
 from imagenet_fast.doctor import devices
-from imagenet_fast.errors import UserError
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -9,10 +9,10 @@ import pytest
 from patched_devices import FakeGpus
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import gpus
 from imagenet_fast.doctor import run, worker
 from imagenet_fast.doctor.finding import ok, wrong
-from imagenet_fast.errors import UserError
 
 # A worker whose checks say their names, but for those that are told how to end.
 STAND_IN = """

@@ -5,9 +5,9 @@ import tensorflow as tf
 import tf_keras
 
 from imagenet_fast import Config
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import cuda
 from imagenet_fast.doctor import versions
-from imagenet_fast.errors import UserError
 
 BUILD = cuda.Build("12.5.1", "9", ((6, 0), (9, 0)))
 CUDART = cuda.Library("libcudart.so.12", "12.9")

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.groups import consecutive
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import GroupedBatchNormalization
 
 FOLDER = pathlib.Path(__file__).parent

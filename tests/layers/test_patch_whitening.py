@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.layers import patch_whitening as module
 from imagenet_fast.layers.patch_whitening import patch_covariance, whitening_filters

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PixelNormalization
 
 MEAN, STD = Config().pixel_mean, Config().pixel_std

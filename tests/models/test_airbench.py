@@ -20,7 +20,7 @@ from numpy_network import (
 )
 
 from imagenet_fast import models
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.airbench import AIRBENCH_SIZES, IdentityFilters, airbench
 from imagenet_fast.training.fine_tune import freeze
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.alexnet import alexnet_bn
 
 

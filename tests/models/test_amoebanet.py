@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 from numpy_amoebanet import AmoebaNet
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import features
 from imagenet_fast.models.amoebanet import (
     AmoebaCell,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.models.resnet import cifar_resnet, resnet
 

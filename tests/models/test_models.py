@@ -11,7 +11,7 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import models
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.names import MODEL_NAMES
 
 SMALL = [

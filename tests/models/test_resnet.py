@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.resnet import SubsampleAndPad, cifar_resnet, resnet
 from imagenet_fast.models.without_memory import without_memory
 

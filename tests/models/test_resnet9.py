@@ -24,7 +24,7 @@ from numpy_network import (
 )
 
 from imagenet_fast import models
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.resnet9 import CELU, POOL_ORDERS, resnet9
 from imagenet_fast.training.fine_tune import freeze
 

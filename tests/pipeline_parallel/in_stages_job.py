@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers import LARS
 from imagenet_fast.optimizers.weight_average import WeightAverage

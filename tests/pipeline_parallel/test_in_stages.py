@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 
 JOB = pathlib.Path(__file__).with_name("in_stages_job.py")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 
 SIZES = [(1, 1), (6, 1), (6, 3), (7, 3), (13, 8), (8, 8)]

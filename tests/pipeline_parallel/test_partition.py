@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.partition import bounds, check_balance, partition
 
 

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 from server_processes import HOST, running_stage_server
 
-from imagenet_fast.addresses import free_port
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.addresses import free_port
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 
 JOB = pathlib.Path(__file__).with_name("servers_job.py")

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of, spec_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "crop_distribution.py")

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 spec = importlib.util.spec_from_file_location("tool", ROOT / "tools" / "pipeline_curves.py")

@@ -14,7 +14,7 @@ import xml.etree.ElementTree
 import pytest
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.durations import Duration
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.training.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 from model_weights import assert_close, weights_of
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.training.classifier import Classifier
 
@@ -510,7 +510,7 @@ import tensorflow as tf
 import tf_keras as keras
 from imagenet_fast import Config, make_strategy
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 images = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 images[4:] += 3  # the second replica's, so that their statistics differ

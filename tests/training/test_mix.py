@@ -8,7 +8,7 @@ from model_weights import assert_close, weights_of
 from small_config import SMALL
 
 from imagenet_fast import Config, build_model
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.mix import Mixer, beta_quantiles, boxes
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from imagenet_fast.batch_tables import values_for_batch
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config
-from imagenet_fast.durations import Duration
+from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.training.schedule import build_schedule, decay_steps
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.errors import UserError
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training.schedule import build_schedule, total_steps, warmup_steps
 

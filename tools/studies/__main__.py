@@ -25,7 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from study import log, page, runner
 from study.settings import SEEDS, Experiment
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError, nearest
 
 ROOT = pathlib.Path(__file__).parents[2]
 # With the module of each whose run(setting, seed, data_dir) trains.

@@ -9,9 +9,9 @@ import typing
 from collections.abc import Sequence
 from typing import Any, Union
 
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.config import Config, option_names, option_text, option_type, parse_option
-from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError, nearest
 
 if typing.TYPE_CHECKING:
     import optuna

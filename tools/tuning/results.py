@@ -13,9 +13,9 @@ import matplotlib.ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.plotting import COLORS, PLOT_STYLE, svg
 from imagenet_fast.config import option_text
-from imagenet_fast.figures import COLORS, PLOT_STYLE, svg
-from imagenet_fast.files import write_results
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 

@@ -14,8 +14,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config, option_text
-from imagenet_fast.errors import UserError
 from tuning.plan import Plan, Searched
 
 JOURNAL = "study.journal"

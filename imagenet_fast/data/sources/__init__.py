@@ -6,6 +6,8 @@ import inspect
 import os
 from typing import Any
 
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import Item, Listed, Source
 from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
 from imagenet_fast.data.sources.digits import open_digits
@@ -15,8 +17,6 @@ from imagenet_fast.data.sources.idx import open_idx
 from imagenet_fast.data.sources.imagenet import open_imagenet
 from imagenet_fast.data.sources.listed import open_list
 from imagenet_fast.data.sources.tfds import open_tfds
-from imagenet_fast.errors import UserError, nearest
-from imagenet_fast.paths import to_local_path
 
 __all__ = ["KINDS", "Item", "Listed", "Source", "open_source"]
 

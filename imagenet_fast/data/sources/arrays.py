@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources.base import Item, Source
-from imagenet_fast.errors import UserError
 
 
 class ArraySource(Source):

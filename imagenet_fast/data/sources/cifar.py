@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.arrays import ArraySource
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_local_path
 
 _PIXELS = 3 * 32 * 32
 

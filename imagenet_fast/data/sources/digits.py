@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
+from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.data.sources.holdout import hold_out
-from imagenet_fast.errors import UserError, how_to_install
 
 _SIZE = 32
 _HOLD_OUT = 0.2

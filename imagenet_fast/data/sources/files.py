@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources.base import Item, Listed, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
-from imagenet_fast.errors import UserError
 
 _NAMED = 5  # of what is warned of
 # Read of images of equal size to find those that are in several classes, in bytes.

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.base import Listed, printable
 from imagenet_fast.data.sources.files import (
     SPLITS,
@@ -16,7 +17,6 @@ from imagenet_fast.data.sources.files import (
     size_of,
     warnings_of_names,
 )
-from imagenet_fast.errors import UserError, nearest
 
 _SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
 # What Windows leaves in folders of images.

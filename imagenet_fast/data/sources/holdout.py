@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
 from imagenet_fast.data.sources.base import Item, Source, printable
 from imagenet_fast.data.sources.files import SPLITS, first_names
 from imagenet_fast.data.sources.holdout import hold_out
-from imagenet_fast.errors import UserError, first_line, how_to_install, nearest
 
 _SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")

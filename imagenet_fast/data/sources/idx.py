@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.arrays import ArraySource, pad_images
-from imagenet_fast.errors import UserError, nearest
 
 # Where Debian's package dataset-fashion-mnist puts them.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")

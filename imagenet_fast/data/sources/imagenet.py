@@ -16,9 +16,9 @@ from typing import IO, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from imagenet_fast.base.errors import UserError, how_to_install
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import Item, Source, printable
-from imagenet_fast.errors import UserError, how_to_install
-from imagenet_fast.paths import to_local_path
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"

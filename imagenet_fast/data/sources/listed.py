@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import Listed, printable
 from imagenet_fast.data.sources.files import (
     SPLITS,
@@ -18,8 +20,6 @@ from imagenet_fast.data.sources.files import (
     size_of,
     warnings_of_names,
 )
-from imagenet_fast.errors import UserError, nearest
-from imagenet_fast.paths import to_local_path
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")

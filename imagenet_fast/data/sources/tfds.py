@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import decode_example
 from imagenet_fast.data.sources.base import Item, Source
-from imagenet_fast.errors import UserError, first_line, how_to_install, nearest
 
 _INFO = "dataset_info.json"
 _FEATURES = "features.json"

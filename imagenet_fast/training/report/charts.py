@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from imagenet_fast.figures import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
+from imagenet_fast.base.plotting import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
 from imagenet_fast.training.metrics_file import Row
 
 # A curve has at most so many points, each the mean of a window: more cannot be seen.

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from imagenet_fast.files import write_file
-from imagenet_fast.paths import Path, to_path
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.training.report.examination import Examination
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.tensorboard import TensorBoard

@@ -6,10 +6,10 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.paths import to_path
+from imagenet_fast.base.plotting import COLORS
 from imagenet_fast.config import Config, option_names, option_text
-from imagenet_fast.durations import Duration
-from imagenet_fast.figures import COLORS
-from imagenet_fast.paths import to_path
 from imagenet_fast.training.report import page_images
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve, Row, is_number
 from imagenet_fast.training.report.examination import Examination

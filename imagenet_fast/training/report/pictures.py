@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from imagenet_fast.figures import PAGE_STYLE, PNG_STYLE, page_svg
+from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg
 from imagenet_fast.training.report.examination import Examination
 from imagenet_fast.training.report.input_images import InputImages
 

@@ -10,8 +10,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
-from imagenet_fast.errors import UserError
 
 TEN = ("airplane", "automobile", "bird")
 HUNDRED = ("apple", "aquarium_fish", "baby", "bear")

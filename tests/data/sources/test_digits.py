@@ -3,8 +3,8 @@ import sys
 import numpy as np
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
-from imagenet_fast.errors import UserError
 
 
 def test_all_digits_once_a_fifth_held_out():

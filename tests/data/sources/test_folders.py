@@ -3,8 +3,8 @@ import re
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import files, open_source
-from imagenet_fast.errors import UserError
 
 
 def write(root, *names):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
-from imagenet_fast.errors import UserError
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
 

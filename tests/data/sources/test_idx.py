@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
 from imagenet_fast.data.sources.arrays import pad_images
-from imagenet_fast.errors import UserError
 
 FASHION = [9, 0, 0, 3, 0, 2, 7, 2, 5, 5]
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")

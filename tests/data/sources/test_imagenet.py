@@ -16,12 +16,12 @@ from PIL import Image
 from scipy.io import savemat
 
 from imagenet_fast import Config, commands, make_dataset
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import ENCODED, FILENAME, LABEL, SYNSET, decode_example
 from imagenet_fast.data.manifest import FILE, read_manifest
 from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.sources import imagenet, open_source
-from imagenet_fast.errors import UserError
 
 SYNSETS = ("n01440764", "n01443537", "n02011460")
 WORDS = ("tench, Tinca tinca", "goldfish", "bittern")

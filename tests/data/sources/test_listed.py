@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
-from imagenet_fast.errors import UserError
 
 
 @pytest.fixture

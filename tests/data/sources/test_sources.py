@@ -1,7 +1,7 @@
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import KINDS, open_source
-from imagenet_fast.errors import UserError
 
 
 def test_an_unknown_kind_is_refused_with_the_nearest():

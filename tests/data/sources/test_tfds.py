@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import records
 from imagenet_fast.data.sources import open_source
-from imagenet_fast.errors import UserError
 
 
 def example(**features):

@@ -5,7 +5,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from imagenet_fast.figures import COLORS
+from imagenet_fast.base.plotting import COLORS
 from imagenet_fast.training.report import charts
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve
 

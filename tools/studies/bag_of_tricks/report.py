@@ -25,8 +25,8 @@ from bag_of_tricks.experiments import (
     recipes,
     timed,
 )
+from imagenet_fast.base.files import write_results
 from imagenet_fast.config import Config
-from imagenet_fast.files import write_results
 
 PAGE, STEP_TIMES = "bag_of_tricks.md", "step_times.json"
 _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75

@@ -19,10 +19,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
 from bag_of_tricks import experiments
 from bag_of_tricks.report import STEP_TIMES
-from imagenet_fast import environment
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.benchmarks.timing import Spread, take_turns
-from imagenet_fast.files import write_file
-from imagenet_fast.quiet import import_tensorflow
 
 _OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
 # The baseline's pipeline makes several batches at once: a sample holds more than one such burst.

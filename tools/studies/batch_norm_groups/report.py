@@ -17,7 +17,7 @@ from batch_norm_groups.experiments import (
     groups,
     normalization_batch,
 )
-from imagenet_fast.files import write_results
+from imagenet_fast.base.files import write_results
 
 PAGE, PICTURE = "batch_norm_groups.md", "groups.svg"
 

@@ -6,9 +6,9 @@ import pathlib
 
 from study.settings import Experiment, Setting
 
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.benchmarks.decode import WAYS
 from imagenet_fast.config import Config
-from imagenet_fast.durations import Duration
 from jpeg_decoding.jpegs import BRIGHTNESS, COLOUR, DRAWINGS
 
 _BASE = pathlib.Path(__file__).parents[1] / "large_batch" / "base.flags"

@@ -11,8 +11,8 @@ from study.log import Key, Record
 from study.settings import Experiment
 from study.style import COLORS, drawn
 
+from imagenet_fast.base.files import write_results
 from imagenet_fast.benchmarks.decode import WAYS
-from imagenet_fast.files import write_results
 from jpeg_decoding.experiments import EXPERIMENTS
 
 PAGE, PART, PICTURE = "input_pipeline.md", "jpeg_decoding", "options.svg"

@@ -8,8 +8,8 @@ from typing import Any
 
 from study.settings import Experiment, Setting
 
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config
-from imagenet_fast.durations import Duration
 
 _BASE = pathlib.Path(__file__).parent / "base.flags"
 

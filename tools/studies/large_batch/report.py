@@ -12,7 +12,7 @@ from study.log import Key, Record
 from study.settings import Experiment
 from study.style import COLORS, drawn
 
-from imagenet_fast.files import write_results
+from imagenet_fast.base.files import write_results
 from large_batch import papers
 from large_batch.experiments import EXPERIMENTS, half_precision, pool5, scaling
 

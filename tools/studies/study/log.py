@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 from study.settings import Setting
 
 Record = dict[str, Any]

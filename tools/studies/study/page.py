@@ -6,8 +6,8 @@ import pathlib
 import re
 from collections.abc import Callable, Mapping
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import write_results
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.files import write_results
 
 DOCS = pathlib.Path(__file__).parents[3] / "docs"
 

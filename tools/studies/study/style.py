@@ -7,7 +7,7 @@ from collections.abc import Callable
 import matplotlib.style
 from matplotlib.figure import Figure
 
-from imagenet_fast.figures import PLOT_STYLE, svg
+from imagenet_fast.base.plotting import PLOT_STYLE, svg
 
 COLORS = ("#2f5fe0", "#f0913a", "#0f9d83", "#8250c8", "#667085", "#d03030", "#101828")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tf_keras as keras
 
-from imagenet_fast import environment
+from imagenet_fast.base import environment
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.callback import TensorsCallback

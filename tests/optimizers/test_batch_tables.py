@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 
-from imagenet_fast.batch_tables import BATCH_TABLES, BatchValues, describe, values_for_batch
+from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.durations import Duration
-from imagenet_fast.errors import UserError
+from imagenet_fast.optimizers.batch_tables import (
+    BATCH_TABLES,
+    BatchValues,
+    describe,
+    values_for_batch,
+)
 
 
 @pytest.mark.parametrize(

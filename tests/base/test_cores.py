@@ -3,8 +3,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from imagenet_fast import Config, environment
-from imagenet_fast.cores import cpu_cores
+from imagenet_fast import Config
+from imagenet_fast.base import environment
+from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.data import manifest, prepare
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.sources import open_source

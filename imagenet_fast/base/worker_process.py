@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 class WorkerTimeout(UserError):  # noqa: N818 - like subprocess.TimeoutExpired

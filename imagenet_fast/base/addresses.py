@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 LAST_PORT = 2**16 - 1
 # Seconds in which a server must answer.

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import math
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from imagenet_fast.durations import Duration, milliseconds
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.durations import Duration, milliseconds
+from imagenet_fast.base.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from imagenet_fast.notices import tell_once
+from imagenet_fast.base.notices import tell_once
 
 
 def test_each_message_is_told_once(capsys):

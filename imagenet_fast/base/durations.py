@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 _UNITS = ("steps", "epochs", "examples")
 _PATTERN = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)")

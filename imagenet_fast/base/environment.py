@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import imagenet_fast
-from imagenet_fast.cores import cpu_cores
+from imagenet_fast.base.cores import cpu_cores
 
 # Instructions that decide how fast a CPU multiplies matrices.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")

@@ -21,7 +21,7 @@ import stat
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Union
 
-from imagenet_fast.errors import UserError
+from imagenet_fast.base.errors import UserError
 
 if TYPE_CHECKING:
     import tensorflow as tf

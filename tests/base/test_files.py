@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.files import (
+from imagenet_fast.base.files import (
     LineFile,
     check_results,
     new_path,

@@ -10,10 +10,8 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError, commands, export
-from imagenet_fast.data.info import read_info
-from imagenet_fast.data.sources import open_source
-from imagenet_fast.files import write_results
-from imagenet_fast.paths import (
+from imagenet_fast.base.files import write_results
+from imagenet_fast.base.paths import (
     BucketError,
     BucketPath,
     bucket_error,
@@ -22,6 +20,8 @@ from imagenet_fast.paths import (
     to_local_path,
     to_path,
 )
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.sources import open_source
 
 
 @pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3:/x", "x/s3://y"])

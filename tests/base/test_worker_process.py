@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.worker_process import start_worker
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.worker_process import start_worker
 
 # Counts hundredths of a second as long as it runs.
 CLOCK = """
@@ -42,7 +42,7 @@ def test_a_worker_ends_with_its_parent(run_python, tmp_path):
     program.write_text(ending + CLOCK)
     parent = (
         "import os, sys\n"
-        "from imagenet_fast.worker_process import start_worker\n"
+        "from imagenet_fast.base.worker_process import start_worker\n"
         f"with start_worker([sys.executable, {str(program)!r}], 0, name='x') as worker:\n"
         "    print(worker._process.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -10,9 +10,9 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from imagenet_fast.errors import UserError
-from imagenet_fast.notices import tell_once
-from imagenet_fast.paths import Path, is_local, seconds_between_writes, to_path
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
 
 
 def write_file(path: Path, content: str | bytes) -> None:

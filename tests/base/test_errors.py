@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError, nearest
 
 
 def test_nearest_first():

@@ -20,7 +20,7 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from imagenet_fast.paths import to_local_path
+from imagenet_fast.base.paths import to_local_path
 
 _HEADER = pathlib.Path(__file__).with_suffix(".h")
 # Were products and sums made one instruction, the last bits would differ from TensorFlow's.

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from imagenet_fast import environment
-from imagenet_fast.cores import cpu_cores
+from imagenet_fast.base import environment
+from imagenet_fast.base.cores import cpu_cores
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from imagenet_fast.addresses import free_port, unreachable
+from imagenet_fast.base.addresses import free_port, unreachable
 
 
 @pytest.mark.parametrize(
