@@ -24,7 +24,7 @@ from imagenet_fast.benchmarks.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline_worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, in_turns
 from imagenet_fast.pipeline_parallel.orders import tasks
-from imagenet_fast.planning.pipeline import Simulation, simulate
+from imagenet_fast.cost_model.pipeline import Simulation, simulate
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline_worker"]
 

@@ -18,7 +18,7 @@ from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
 from imagenet_fast.benchmarks.pipeline_worker import Case
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
-from imagenet_fast.planning.pipeline import ideal_bubble
+from imagenet_fast.cost_model.pipeline import ideal_bubble
 
 Parts = Mapping[str, Sequence[Any]]
 

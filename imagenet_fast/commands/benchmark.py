@@ -168,7 +168,7 @@ def _all_reduce(arguments: list[str]) -> None:
     from imagenet_fast.distribute.all_reduce import default_group_size
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
-    from imagenet_fast.planning.all_reduce import Network
+    from imagenet_fast.cost_model.all_reduce import Network
 
     network = None
     if flags["bandwidth"]:

@@ -11,7 +11,7 @@ from imagenet_fast.base.paths import to_path
 from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
-from imagenet_fast.planning.accelerators import ACCELERATORS
+from imagenet_fast.cost_model.accelerators import ACCELERATORS
 
 
 def main(arguments: list[str]) -> int:
@@ -86,9 +86,9 @@ def _run(arguments: list[str]) -> None:
     hardware = {own: flags[own] for own in ("accelerator", "chips", "network_gbits", "host_images")}
 
     import_tensorflow()
-    from imagenet_fast.planning.reliability import Conditions
+    from imagenet_fast.cost_model.reliability import Conditions
     from imagenet_fast.plans.compiled_memory import read_compiled_memory
-    from imagenet_fast.plans.run_plan import Hardware, comparison, plan_run
+    from imagenet_fast.planning.run import Hardware, comparison, plan_run
 
     conditions = Conditions(
         jitter=flags["jitter"],
@@ -173,7 +173,7 @@ def _schedule(arguments: list[str]) -> None:
     config = _with_images(config, "1,281,167 images")
 
     import_tensorflow()
-    from imagenet_fast.plans.schedule_plan import plan_schedule
+    from imagenet_fast.planning.schedule import plan_schedule
 
     plan = plan_schedule(config)
     print(plan.table())
@@ -204,7 +204,7 @@ def _pipeline(arguments: list[str]) -> None:
     config = _with_images(config, "" if config.num_classes else "1,000 classes")
 
     import_tensorflow()
-    from imagenet_fast.plans.pipeline_plan import plan_pipeline
+    from imagenet_fast.planning.pipeline import plan_pipeline
 
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
@@ -222,7 +222,7 @@ def _validate(arguments: list[str]) -> None:
     flags.parse(arguments)
 
     import_tensorflow()
-    from imagenet_fast.plans.against_published import validate
+    from imagenet_fast.planning.validation.predictions import validate
 
     validation = validate()
     print(validation.table())

@@ -20,7 +20,7 @@ from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
 from imagenet_fast.pipeline_parallel.stage import Stage
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.planning.pipeline import BlockCost
+from imagenet_fast.cost_model.pipeline import BlockCost
 
 Work = Callable[[Sequence[tf.Operation]], float]
 _Blocks = Sequence[keras.layers.Layer]

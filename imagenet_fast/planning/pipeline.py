@@ -1,278 +1,280 @@
-"""What the blocks of a pipeline cost, and how long its stages take for a batch.
-
-A task is ``(stage, micro-batch, whether it goes back)``, and an order of tasks a list in which each
-comes after those whose results it needs: what the functions of ``pipeline_parallel.orders`` return.
-"""
+"""A pipeline before it starts: its stages, what they need and how long they wait."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import dataclasses
+import functools
+import json
+import math
 
-Order = Sequence["tuple[int, int, bool]"]
+import tensorflow as tf
 
+from imagenet_fast import models
+from imagenet_fast.base import environment
+from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.data.info import read_info
+from imagenet_fast.models import network_of
+from imagenet_fast.models.blocks import cut
+from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.pipeline_parallel.balance import best_balance
+from imagenet_fast.pipeline_parallel.model import default_devices
+from imagenet_fast.pipeline_parallel.orders import Task, tasks
+from imagenet_fast.pipeline_parallel.partition import bounds
+from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.cost_model.pipeline import (
+    BlockCost,
+    Simulation,
+    StageMemory,
+    held,
+    ideal_bubble,
+    simulate,
+    stage_memory,
+)
+from imagenet_fast.planning.gantt import gantt
+from imagenet_fast.planning.step_costs import slots_of
+from imagenet_fast.training.build import build_classifier, check_pipeline
 
-class BlockCost(NamedTuple):
-    """What a block, or several together, cost for one micro-batch.
-
-    Attributes:
-      name: of the block, or of the first and the last.
-      forward: the forward pass, in FLOPs or seconds.
-      backward: the backward pass from kept activations, in the same.
-      parameters: how many are trained.
-      parameter_bytes: of these.
-      other_bytes: of weights that are not trained, as the moving averages of batch norm.
-      input_bytes: what the block before returns.
-      needed_input_bytes: of these, what the backward pass needs.
-      output_bytes: what the block returns.
-      needed_output_bytes: of these, what its own backward pass needs.
-      activation_bytes: all that its backward pass needs of the forward pass but the inputs.
-    """
-
-    name: str
-    forward: float
-    backward: float
-    parameters: int
-    parameter_bytes: int
-    other_bytes: int
-    input_bytes: int
-    needed_input_bytes: int
-    output_bytes: int
-    needed_output_bytes: int
-    activation_bytes: int
-
-    @property
-    def work(self) -> float:
-        """Both passes."""
-        return self.forward + self.backward
-
-    def followed_by(self, other: BlockCost) -> BlockCost:
-        """Returns the costs of both in one stage."""
-        # What both need of the tensors between is kept once.
-        between = max(0, other.needed_input_bytes - self.needed_output_bytes)
-        return BlockCost(
-            name=f"{self.name.partition(' .. ')[0]} .. {other.name.rpartition(' .. ')[2]}",
-            forward=self.forward + other.forward,
-            backward=self.backward + other.backward,
-            parameters=self.parameters + other.parameters,
-            parameter_bytes=self.parameter_bytes + other.parameter_bytes,
-            other_bytes=self.other_bytes + other.other_bytes,
-            input_bytes=self.input_bytes,
-            needed_input_bytes=self.needed_input_bytes,
-            output_bytes=other.output_bytes,
-            needed_output_bytes=other.needed_output_bytes,
-            activation_bytes=self.activation_bytes + between + other.activation_bytes,
-        )
+_GIB = 2**30
+# The options in a plan's file besides the network's.
+_TOLD = (
+    *("batch_size", "accumulation_steps", "image_size", "precision"),
+    *("optimizer", "pipeline_schedule", "rematerialize"),
+)
 
 
-class Interval(NamedTuple):
-    """A time in which a device works.
+@dataclasses.dataclass(frozen=True)
+class PipelinePlan:
+    """How a network is cut into stages.
 
     Attributes:
-      stage: whose device.
-      micro_batch: its number.
-      kind: ``forward``, ``recompute``, which is the forward pass once more, or ``backward``.
-      begin: seconds from the start of the batch, or whatever costs are in.
-      end: the same.
+      config: the run's options.
+      costs: of the blocks, for a micro-batch.
+      device: on which they were measured; empty: they are counted in FLOPs.
+      balance: how many blocks each stage gets.
+      slots: values that the optimizer, and averages of weights, keep of each trained weight.
+      limit: bytes that each device has.
     """
 
-    stage: int
-    micro_batch: int
-    kind: str
-    begin: float
-    end: float
-
-
-class Simulation(NamedTuple):
-    """When the stages of a pipeline work on a batch.
-
-    Attributes:
-      stages: how many there are.
-      intervals: of all devices.
-    """
-
-    stages: int
-    intervals: list[Interval]
-
-    @property
-    def seconds(self) -> float:
-        """The time of a batch, without the update of the weights."""
-        return max(own.end for own in self.intervals)
-
-    @property
-    def busy(self) -> list[float]:
-        """The share of the time in which each device works."""
-        return [self._work(stage=stage) / self.seconds for stage in range(self.stages)]
-
-    @property
-    def bubble(self) -> float:
-        """The share of the devices' time in which they have nothing to do."""
-        return 1 - sum(self.busy) / self.stages
-
-    @property
-    def recomputed(self) -> float:
-        """The share of forward passes that are made once more in the devices' work."""
-        return self._work(kind="recompute") / self._work()
-
-    def _work(self, stage: int | None = None, kind: str | None = None) -> float:
-        return sum(
-            own.end - own.begin
-            for own in self.intervals
-            if stage in (None, own.stage) and kind in (None, own.kind)
-        )
-
-
-def simulate(
-    order: Order,
-    forward: Sequence[float],
-    backward: Sequence[float],
-    *,
-    transfer: Sequence[float] | None = None,
-    rematerialize: str = "except_last",
-) -> Simulation:
-    """Returns when each stage works on each micro-batch.
-
-    Each device makes its tasks in their order, as soon as it is free and has what they need.
-
-    Without kept activations, a task that goes back makes its forward pass once more, when the
-    gradient has come. The last stage, which goes back at once, then makes it there only.
-
-    Args:
-      order: of the tasks of all stages.
-      forward: seconds of each stage for a micro-batch.
-      backward: the same, from kept activations.
-      transfer: seconds that outputs, or their gradients, are on the way from each stage but the
-        last to the next, or back; no device waits for that. None: none.
-      rematerialize: whose activations are not kept: ``always``, ``except_last`` or ``never``.
-    """
-    last = len(forward) - 1
-    transfer = transfer or [0.0] * last
-    count = _micro_batches(order)
-    free = [0.0] * len(forward)
-    done: dict[tuple[int, int, bool], float] = {}
-    intervals: list[Interval] = []
-    for stage, number, goes_back in order:
-        kept = keeps_activations(rematerialize, number, count)
-        parts = [("backward", backward[stage])] if goes_back else []
-        if not goes_back and (kept or stage < last):
-            parts = [("forward", forward[stage])]
-        elif goes_back and not kept:
-            parts.insert(0, ("recompute" if stage < last else "forward", forward[stage]))
-        if not parts:
-            continue
-        time = free[stage]
-        if goes_back and stage < last:
-            time = max(time, done[stage + 1, number, True] + transfer[stage])
-        elif stage and parts[0][0] == "forward":
-            time = max(time, done[stage - 1, number, False] + transfer[stage - 1])
-        for kind, seconds in parts:
-            intervals.append(Interval(stage, number, kind, time, time + seconds))
-            time += seconds
-        free[stage] = done[stage, number, goes_back] = time
-    return Simulation(len(forward), intervals)
-
-
-def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """Returns the bubble of equal stages that compute nothing twice (Huang et al. 2018)."""
-    return (stages - 1) / (micro_batches + stages - 1)
-
-
-class Held(NamedTuple):
-    """Of how many micro-batches a stage holds something at a time, at most.
-
-    Attributes:
-      inputs: what the stage before sent, until the backward pass is done.
-      activations: what a backward pass needs besides.
-    """
-
-    inputs: int
-    activations: int
-
-
-def held(order: Order, rematerialize: str) -> list[Held]:
-    """Returns what each stage holds.
-
-    A stage has the inputs of the micro-batches that it has begun, and of those that the stage
-    before has sent ahead.
-
-    Args:
-      order: of the tasks of all stages.
-      rematerialize: whose activations are not kept: ``always``, ``except_last`` or ``never``.
-    """
-    count = _micro_batches(order)
-    begun: list[int] = []
-    activations: list[int] = []
-    for place in range(1 + max(stage for stage, _, _ in order)):
-        under_way = kept = most = most_kept = 0
-        for stage, number, goes_back in order:
-            if stage != place:
-                continue
-            keeps = keeps_activations(rematerialize, number, count)
-            if goes_back:
-                most_kept = max(most_kept, kept + (not keeps))
-                under_way -= 1
-                kept -= keeps
-            else:
-                under_way += 1
-                kept += keeps
-                most, most_kept = max(most, under_way), max(most_kept, kept)
-        begun.append(most)
-        activations.append(most_kept)
-    return [Held(*own) for own in zip([begun[0], *begun], activations)]
-
-
-class StageMemory(NamedTuple):
-    """The bytes that a stage needs on its device.
-
-    Not counted are gradients of activations, and what operations need while they run.
-
-    Attributes:
-      weights: trained and not.
-      gradients: sums over the micro-batches.
-      slots: what the optimizer keeps of each trained weight.
-      inputs: of the micro-batches that are under way.
-      activations: kept, or computed once more.
-    """
-
-    weights: float
-    gradients: float
+    config: Config
+    costs: tuple[BlockCost, ...]
+    device: str
+    balance: tuple[int, ...]
     slots: float
-    inputs: float
-    activations: float
+    limit: float = math.inf
+
+    @functools.cached_property
+    def stages(self) -> list[BlockCost]:
+        """The costs of each stage."""
+        parts = bounds(self.balance, len(self.costs), len(self.balance))
+        return [functools.reduce(BlockCost.followed_by, self.costs[i:j]) for i, j in parts]
+
+    @functools.cached_property
+    def memory(self) -> list[StageMemory]:
+        """What each stage needs."""
+        holds = held(self._order(len(self.balance)), self.config.rematerialize)
+        return [stage_memory(own, hold, self.slots) for own, hold in zip(self.stages, holds)]
+
+    @functools.cached_property
+    def simulation(self) -> Simulation:
+        """When each stage works on a batch."""
+        return self._simulate(self.stages)
 
     @property
-    def total(self) -> float:
-        """All together."""
-        return sum(self)
+    def speed_up(self) -> float:
+        """The time of one device of the same kind, if it had the memory, by that of the stages."""
+        return self._alone / self.simulation.seconds
+
+    def table(self) -> str:
+        """Returns what there is to know, as text."""
+        config, busy = self.config, self.simulation.busy
+        work = sum(own.work for own in self.costs)
+        images, parts = config.batch_size, config.accumulation_steps
+        slots = f"{self.slots:.3g} value{'s' * (self.slots != 1)}"
+        lines = [
+            f"network     {self._network()}: {len(self.costs)} blocks, "
+            f"{sum(own.parameters for own in self.costs):,} parameters",
+            f"batch       {images:,} images of {config.image_size} px in {parts:,} micro-batches "
+            f"of {images // parts:,}",
+            f"optimizer   {config.optimizer}, {slots} kept of each weight",
+            f"schedule    {config.pipeline_schedule}, rematerialize={config.rematerialize}",
+            f"costs       {self._costs(work * parts / images)}",
+            "",
+            *self._stage_lines(),
+            "",
+            f"balance     --pipeline_balance={option_text(self.balance)}",
+            f"busiest     stage {busy.index(max(busy))}, {max(busy):.1%} of the time; the least: "
+            f"stage {busy.index(min(busy))}, {min(busy):.1%}",
+            f"bubble      {self.simulation.bubble:.1%} of the devices' time; "
+            f"{ideal_bubble(len(busy), parts):.1%} if stages were equal and computed nothing twice",
+            f"recomputed  {self.simulation.recomputed:.1%} of the devices' work",
+            f"speed-up    {self.speed_up:.2f} over one device, if sending outputs took no time",
+        ]
+        if math.isfinite(self.limit):
+            lines.append(f"memory      {self._fit()}")
+        return "\n".join(lines)
+
+    def files(self) -> dict[str, str]:
+        """Returns the text of each file to keep, by its name."""
+        return {
+            "pipeline.csv": self.csv(),
+            "pipeline.json": self.json(),
+            "pipeline.svg": self.picture(),
+        }
+
+    def csv(self) -> str:
+        """Returns a line for each block."""
+        names = list(BlockCost._fields)
+        lines = [
+            ",".join([str(stage), *(str(getattr(own, name)) for name in names)])
+            for stage, own in zip(self._stage_numbers(), self.costs)
+        ]
+        return "\n".join([",".join(["stage", *names]), *lines]) + "\n"
+
+    def json(self) -> str:
+        """Returns everything but the blocks."""
+        values = {
+            "network": self._network(),
+            "blocks": len(self.costs),
+            "parameters": sum(own.parameters for own in self.costs),
+            "costs": f"seconds on {self.device}" if self.device else "FLOPs",
+            "slots": self.slots,
+            "balance": self.balance,
+            "batch": self.simulation.seconds,
+            "bubble": self.simulation.bubble,
+            "ideal_bubble": ideal_bubble(len(self.balance), self.config.accumulation_steps),
+            "recomputed": self.simulation.recomputed,
+            "speed_up": self.speed_up,
+            "stages": [
+                {**own._asdict(), "blocks": count, "memory": {**memory._asdict(), "total": total}}
+                for own, count, memory in zip(self.stages, self.balance, self.memory)
+                for total in (memory.total,)
+            ],
+            "options": {name: getattr(self.config, name) for name in _TOLD},
+            **environment.provenance(),
+        }
+        return json.dumps(values, indent=2) + "\n"
+
+    def picture(self) -> str:
+        """Returns the stages' work along the time of a batch as SVG."""
+        config = self.config
+        title = (
+            f"{self._network()}, batch {config.batch_size:,} in {config.accumulation_steps:,}, "
+            f"{config.pipeline_schedule}, rematerialize={config.rematerialize}"
+        )
+        if self.device:
+            return gantt(self.simulation, title, "seconds")
+        return gantt(self.simulation, title, "time; one device would need 1", 1 / self._alone)
+
+    @property
+    def _alone(self) -> float:
+        """The time of one device."""
+        whole = functools.reduce(BlockCost.followed_by, self.costs)
+        return self._simulate([whole]).seconds
+
+    def _order(self, stages: int) -> list[Task]:
+        return tasks(self.config.pipeline_schedule, stages, self.config.accumulation_steps)
+
+    def _simulate(self, stages: list[BlockCost]) -> Simulation:
+        return simulate(
+            self._order(len(stages)),
+            [own.forward for own in stages],
+            [own.backward for own in stages],
+            rematerialize=self.config.rematerialize,
+        )
+
+    def _stage_numbers(self) -> list[int]:
+        return [stage for stage, count in enumerate(self.balance) for _ in range(count)]
+
+    def _network(self) -> str:
+        """Returns the network's name, and its options that differ from the defaults."""
+        config, default = self.config, Config()
+        options = [
+            f"{name}={option_text(getattr(config, name))}"
+            for name in models.option_names(config.model)
+            if name in option_names() and getattr(config, name) != getattr(default, name)
+        ]
+        return ", ".join([config.model, *options])
+
+    def _costs(self, an_image: float) -> str:
+        if self.device:
+            return f"{an_image:.4g} s an image forward and backward, measured on {self.device}"
+        return f"{an_image / 1e9:.4g} GFLOPs an image forward and backward, counted"
+
+    def _stage_lines(self) -> list[str]:
+        """Returns the stages as a table."""
+        power, unit = (30, "GiB") if max(own.total for own in self.memory) >= _GIB else (20, "MiB")
+        numbers = [
+            (
+                own.parameters,
+                own.work,
+                memory.weights + memory.gradients + memory.slots,
+                memory.inputs,
+                memory.activations,
+                memory.total,
+            )
+            for own, memory in zip(self.stages, self.memory)
+        ]
+        sums = [sum(column) for column in zip(*numbers)]
+        width = max(len(own.name) for own in self.stages)
+        lines = [
+            f"stage     n  {'blocks':{width}}     parameters   work  weights   inputs  activations"
+            "   in all"
+        ]
+        stages = [str(stage) for stage in range(len(numbers))]
+        names = [own.name for own in self.stages]
+        for stage, count, name, own in zip(
+            [*stages, "all"], [*self.balance, len(self.costs)], [*names, ""], [*numbers, sums]
+        ):
+            parameters, work, *memory = own
+            weights, inputs, activations, total = (size / 2**power for size in memory)
+            lines.append(
+                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {work / sums[1]:>6.1%} "
+                f"{weights:>8.2f} {inputs:>8.2f} {activations:>12.2f} {total:>8.2f}"
+            )
+        return [
+            *lines,
+            f"{unit}; weights: with gradients and what the optimizer keeps; not counted: what "
+            "operations need while they run",
+        ]
+
+    def _fit(self) -> str:
+        """Returns whether the stages have room."""
+        most = max(own.total for own in self.memory)
+        text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
+        return text if most <= self.limit else f"DOES NOT FIT: {text}"
 
 
-def stage_memory(cost: BlockCost, held: Held, slots: float) -> StageMemory:
-    """Returns what a stage needs.
+def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf) -> PipelinePlan:
+    """Returns the pipeline that ``config`` describes, without making the network's weights.
 
     Args:
-      cost: of its blocks together.
-      held: by it.
-      slots: values that the optimizer keeps of each trained weight, in the same dtype.
+      config: of the run.
+      costs: ``flops``, or ``measured``: on this process' first GPU or, without any, its CPU, with
+        the weights of one block at a time.
+      limit: bytes that each device has.
+
+    Raises:
+      UserError: if the data or the model's options cannot be used, or the blocks cannot be split
+        like that or do not fit.
     """
-    return StageMemory(
-        weights=cost.parameter_bytes + cost.other_bytes,
-        gradients=cost.parameter_bytes,
-        slots=slots * cost.parameter_bytes,
-        inputs=held.inputs * cost.input_bytes,
-        activations=held.activations * cost.activation_bytes,
-    )
-
-
-def keeps_activations(rematerialize: str, number: int, count: int) -> bool:
-    """Whether the activations of a micro-batch are kept for its backward pass.
-
-    Args:
-      rematerialize: whose are not: ``always``, ``except_last`` or ``never``.
-      number: of the micro-batch.
-      count: how many there are.
-    """
-    return rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
-
-
-def _micro_batches(order: Order) -> int:
-    return 1 + max(number for _, number, _ in order)
+    stages = config.pipeline_stages
+    if stages > 1:
+        check_pipeline(config)
+    # The network as on one device: as a pipeline, it would have its weights made.
+    alone = {"pipeline_stages": 1, "ema_decay": 0.0}
+    with without_memory():
+        model = build_classifier(config.replace(**alone), read_info(config).labels)
+        blocks = cut(network_of(model))
+    shape = (None, config.image_size, config.image_size, 3)
+    inputs = tf.TensorSpec(shape, model.get_layer("normalize").compute_dtype)
+    share = config.batch_size // config.accumulation_steps
+    device = default_devices()[0] if costs == "measured" else ""
+    cost = functools.partial(measure, device=device) if device else estimate
+    found = cost(blocks, inputs, share)
+    slots = slots_of(config)
+    balance = config.pipeline_balance
+    if not balance:
+        order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
+        balance = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
+    bounds(balance, len(found), stages)
+    return PipelinePlan(config, tuple(found), device, tuple(balance), slots, limit)

@@ -8,8 +8,8 @@ import os
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.config import Config
-from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.plans.run_plan import CompiledMemory, Hardware
+from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.planning.run import CompiledMemory, Hardware
 
 # What a step's memory depends on, besides the images of a replica.
 _SAME = ("model", "image_size", "accumulation_steps", "precision", "optimizer")

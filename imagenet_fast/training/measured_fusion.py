@@ -20,7 +20,7 @@ from imagenet_fast.distribute.exchange import numbers_of_all, text_of_chief
 from imagenet_fast.distribute.fusion import Fusion, creation_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.planning.fusion import SumCost, few_segments, fitted_cost, transfers
+from imagenet_fast.cost_model.fusion import SumCost, few_segments, fitted_cost, transfers
 from imagenet_fast.training.classifier import Classifier
 
 FILE = "fusion.json"

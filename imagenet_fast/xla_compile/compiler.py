@@ -16,7 +16,7 @@ from typing import Any, Union
 
 from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.base.worker_process import Worker, start_worker
-from imagenet_fast.planning.accelerators import ACCELERATORS, accelerator
+from imagenet_fast.cost_model.accelerators import ACCELERATORS, accelerator
 from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topology
 from imagenet_fast.xla_compile.module import Module, read_module
 

@@ -16,7 +16,7 @@ from imagenet_fast.pipeline_parallel import profile
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.programs import Programs
 from imagenet_fast.pipeline_parallel.stage import Stage
-from imagenet_fast.planning.pipeline import BlockCost
+from imagenet_fast.cost_model.pipeline import BlockCost
 
 
 def spec(*shape, dtype=tf.float32):

@@ -7,9 +7,9 @@ import xml.etree.ElementTree
 
 import pytest
 
-from imagenet_fast.planning.pipeline import BlockCost
-from imagenet_fast.planning.published import ROWS, STACKS, DataParallel, PublishedResult
-from imagenet_fast.plans.against_published import (
+from imagenet_fast.cost_model.pipeline import BlockCost
+from imagenet_fast.planning.validation.published import ROWS, STACKS, DataParallel, PublishedResult
+from imagenet_fast.planning.validation.predictions import (
     Prediction,
     Validation,
     by_cumulative_work,

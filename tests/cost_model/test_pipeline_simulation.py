@@ -3,7 +3,7 @@
 import pytest
 
 from imagenet_fast.pipeline_parallel.orders import ORDERS
-from imagenet_fast.planning.pipeline import (
+from imagenet_fast.cost_model.pipeline import (
     BlockCost,
     Held,
     Interval,

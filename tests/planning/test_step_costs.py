@@ -4,9 +4,9 @@ import pytest
 from small_config import SMALL
 
 from imagenet_fast.config import Config
-from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.planning.compute import Efficiency
-from imagenet_fast.plans.step_costs import block_seconds, count_blocks, count_step
+from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.cost_model.compute import Efficiency
+from imagenet_fast.planning.step_costs import block_seconds, count_blocks, count_step
 
 RESNET50 = Config(synthetic=True, num_classes=1000, precision="mixed_bfloat16")
 

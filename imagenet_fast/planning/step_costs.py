@@ -19,15 +19,15 @@ from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.planning.accelerators import Accelerator
-from imagenet_fast.planning.compute import (
+from imagenet_fast.cost_model.accelerators import Accelerator
+from imagenet_fast.cost_model.compute import (
     Efficiency,
     Gradient,
     Operation,
     StepWork,
     operation_seconds,
 )
-from imagenet_fast.planning.pipeline import BlockCost
+from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.classifier import Classifier
 

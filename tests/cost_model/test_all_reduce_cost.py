@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.all_reduce import (
+from imagenet_fast.cost_model.all_reduce import (
     Network,
     seconds,
     stages,

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 from typing import NamedTuple
 
-from imagenet_fast.planning.accelerators import Accelerator
+from imagenet_fast.cost_model.accelerators import Accelerator
 
 
 class Operation(NamedTuple):

@@ -6,9 +6,9 @@ import math
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.planning.compute import Efficiency, Gradient, Operation, StepWork, compute_time
-from imagenet_fast.planning.step_time import ChipCluster, step_time
+from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.cost_model.compute import Efficiency, Gradient, Operation, StepWork, compute_time
+from imagenet_fast.cost_model.step_time import ChipCluster, step_time
 
 GPU, TPU = accelerator("p100"), accelerator("tpu-v3")
 EFFICIENCY = Efficiency(0.5, 0.0, 0.8, False, 0.0)

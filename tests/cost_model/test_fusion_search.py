@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.fusion import (
+from imagenet_fast.cost_model.fusion import (
     SumCost,
     best_segments,
     few_segments,

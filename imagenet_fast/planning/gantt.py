@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
-from imagenet_fast.planning.pipeline import Simulation
+from imagenet_fast.cost_model.pipeline import Simulation
 
 # By the kind of an interval, the names of colors.
 _COLORS = {"forward": "validation", "recompute": "rate", "backward": "train"}

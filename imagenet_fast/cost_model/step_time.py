@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.planning import all_reduce
-from imagenet_fast.planning.accelerators import Accelerator, accelerator
-from imagenet_fast.planning.all_reduce import Network
-from imagenet_fast.planning.compute import ComputeTime, Efficiency, StepWork, compute_time
-from imagenet_fast.planning.fusion import best_segments, transfers
+from imagenet_fast.cost_model import all_reduce
+from imagenet_fast.cost_model.accelerators import Accelerator, accelerator
+from imagenet_fast.cost_model.all_reduce import Network
+from imagenet_fast.cost_model.compute import ComputeTime, Efficiency, StepWork, compute_time
+from imagenet_fast.cost_model.fusion import best_segments, transfers
 
 # Seconds of a message from chip to chip: about 1 us through a link of a TPU (the scaling book
 # reckons with half of that for v5e), some microseconds through NCCL.
@@ -85,7 +85,7 @@ class ChipCluster:
 
         Args:
           algorithm: ``builtin``, which stands for what the chips' software does, or one of
-            :func:`~imagenet_fast.planning.all_reduce.stages`.
+            :func:`~imagenet_fast.cost_model.all_reduce.stages`.
           size: bytes of the tensor.
           exchange: see there; of no account for ``builtin`` and on a torus, where XLA and NCCL sum
             in 16 bits as they do in 32.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from imagenet_fast.planning.compute import Efficiency
+from imagenet_fast.cost_model.compute import Efficiency
 
 IMAGENET = 1_281_167
 CIFAR = 50_000

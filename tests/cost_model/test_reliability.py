@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.reliability import (
+from imagenet_fast.cost_model.reliability import (
     Conditions,
     Job,
     best_interval,

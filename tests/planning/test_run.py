@@ -10,8 +10,8 @@ from small_config import SMALL
 
 from imagenet_fast import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.planning.reliability import Conditions
-from imagenet_fast.plans.run_plan import CompiledMemory, Hardware, comparison, plan_run
+from imagenet_fast.cost_model.reliability import Conditions
+from imagenet_fast.planning.run import CompiledMemory, Hardware, comparison, plan_run
 
 POD = Hardware("tpu-v3", 1024)
 CONFIG = SMALL.replace(batch_size=64)

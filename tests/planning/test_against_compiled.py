@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from imagenet_fast.config import Config
-from imagenet_fast.plans.run_plan import Hardware, plan_run
+from imagenet_fast.planning.run import Hardware, plan_run
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 GIB = 2**30

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.accelerators import ACCELERATORS, accelerator
+from imagenet_fast.cost_model.accelerators import ACCELERATORS, accelerator
 
 
 @pytest.mark.parametrize("name", ACCELERATORS)

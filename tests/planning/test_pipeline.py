@@ -11,9 +11,9 @@ import pytest
 from small_config import SMALL
 
 from imagenet_fast import UserError
-from imagenet_fast.planning.pipeline import BlockCost, simulate
-from imagenet_fast.plans.gantt import gantt
-from imagenet_fast.plans.pipeline_plan import PipelinePlan, plan_pipeline
+from imagenet_fast.cost_model.pipeline import BlockCost, simulate
+from imagenet_fast.planning.gantt import gantt
+from imagenet_fast.planning.pipeline import PipelinePlan, plan_pipeline
 
 CONFIG = SMALL.replace(accumulation_steps=4, pipeline_stages=3, optimizer="adam")
 # Of ResNet-8: convolutions, two values for each channel of a batch norm, a dense layer.

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from imagenet_fast.planning.accelerators import accelerator
-from imagenet_fast.planning.compute import (
+from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.cost_model.compute import (
     Efficiency,
     Gradient,
     Operation,
