@@ -6,10 +6,10 @@ alone. Nothing imports TensorFlow until it is used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.lazy import lazy_attributes
 from imagenet_fast.config import Config
 
 if TYPE_CHECKING:
@@ -33,17 +33,12 @@ __all__ = [
     "train",
 ]
 
-_HOME = {
-    "build_model": "imagenet_fast.training.build",
-    "evaluate": "imagenet_fast.training.evaluate",
-    "export": "imagenet_fast.serving.export",
-    "make_dataset": "imagenet_fast.data.pipeline",
-    "make_strategy": "imagenet_fast.distribute.strategy",
-    "train": "imagenet_fast.training.train",
+_HOMES = {
+    "data.pipeline": ["make_dataset"],
+    "distribute.strategy": ["make_strategy"],
+    "serving.export": ["export"],
+    "training.build": ["build_model"],
+    "training.evaluate": ["evaluate"],
+    "training.train": ["train"],
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(importlib.import_module(_HOME[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_attributes(__name__, _HOMES)

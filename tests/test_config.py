@@ -12,14 +12,8 @@ import pytest
 import imagenet_fast
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import (
-    Config,
-    option_names,
-    option_text,
-    option_type,
-    parse_option,
-    read_flagfile,
-)
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config, option_names, option_type, parse_option, read_flagfile
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
 RECIPES = sorted((PACKAGE.parent / "flags").rglob("*.flags"))
@@ -91,6 +85,7 @@ OTHER = {
     "batch_norm_after_pool5": False,
     "batch_size": 8192,
     "accumulation_steps": 4,
+    "seed": 2**32 - 1,
     "duration": Duration(1_281_167, "examples"),
     "optimizer": "lars",
     "momentum": 0.0,
@@ -110,7 +105,6 @@ OTHER = {
     "lookahead_every": 5,
     "lookahead_decay": 0.9,
     "label_smoothing": 0.1,
-    "seed": 2**32 - 1,
     "learning_rate": 1 / 3,
     "learning_rate_batch": 512,
     "rate_scaling": "sqrt",
@@ -126,28 +120,28 @@ OTHER = {
     "end_learning_rate": 1e-4,
     "knots_at": (Duration(0, "epochs"), Duration(5, "epochs")),
     "knots": (0.0, 1.0),
+    "precision": "mixed_float16",
+    "loss_scale": 1024.0,
     "strategy": "tpu",
     "tpu": "local",
     "gpus": "0",
     "logical_cpus": 4,
     "pipeline_stages": 2,
-    "pipeline_servers": ("stage-1:5060",),
-    "pipeline_balance": (3, 4),
-    "pipeline_schedule": "1f1b",
-    "rematerialize": "never",
     "fusion": "auto",
     "fusion_bytes": 0,
     "fusion_segments": (20, 76),
     "all_reduce": "torus_2d",
     "all_reduce_group": 4,
     "all_reduce_dtype": "bfloat16",
-    "precision": "mixed_float16",
-    "loss_scale": 1024.0,
-    "xla": True,
     "deterministic": True,
+    "pipeline_servers": ("stage-1:5060",),
+    "pipeline_balance": (3, 4),
+    "pipeline_schedule": "1f1b",
+    "rematerialize": "never",
+    "xla": True,
+    "eval_batch_size": 300,
     "model_dir": "/runs/a b",
     "eval_every": Duration(100, "steps"),
-    "eval_batch_size": 300,
     "test_time_augmentation": "flip",
     "checkpoint_every": Duration(1e7, "examples"),
     "keep_checkpoints": 1,
@@ -771,8 +765,9 @@ def test_recipes(path):
 def unread_options(names, config_source, other_sources):
     """Returns the options that no code reads.
 
-    An option is read by ``config.NAME`` (or ``x.config.NAME``), by ``getattr(config, name)`` where
-    ``name`` runs over a tuple of texts, or by a property of Config that is itself read.
+    An option is read by ``config.NAME`` (or ``x.config.NAME``, ``options.NAME``), by
+    ``getattr(config, name)`` where ``name`` runs over a tuple of texts, or by a property of Config
+    that is itself read.
     """
     read = set()
     for source in other_sources:
@@ -825,16 +820,19 @@ def _reads(tree):
 
 
 def _is_config(node):
-    return (isinstance(node, ast.Name) and node.id == "config") or (
+    return (isinstance(node, ast.Name) and node.id in ("config", "options")) or (
         isinstance(node, ast.Attribute) and node.attr in ("config", "_config")
     )
 
 
 def test_every_option_is_read():
-    config_path = PACKAGE / "config.py"
-    others = [path.read_text() for path in PACKAGE.rglob("*.py") if path != config_path]
-    unread = unread_options([*option_names(), "made_up"], config_path.read_text(), others)
-    assert unread == ["made_up"], "read options as config.NAME, or remove them"
+    declare = {PACKAGE / "config.py", *PACKAGE.rglob("*options.py")}
+    others = [path.read_text() for path in PACKAGE.rglob("*.py") if path not in declare]
+    declared = "\n".join(
+        path.read_text().replace("from __future__ import annotations\n", "") for path in declare
+    )
+    unread = unread_options([*option_names(), "made_up"], declared, others)
+    assert unread == ["made_up"], "read options as config.NAME or options.NAME, or remove them"
 
 
 @pytest.mark.parametrize(
@@ -843,6 +841,7 @@ def test_every_option_is_read():
         ("x = config.rate", True),
         ("x = self.config.rate + 1", True),
         ("x = self._config.rate", True),
+        ("x = options.rate", True),
         ("NAMES = ('other', 'rate')\nx = {n: getattr(config, n) for n in NAMES}", True),
         ("NAMES = ('rate',)\nfor n in NAMES:\n    f(getattr(m.config, n))", True),
         ("x = config.scaled_rate", True),

@@ -30,7 +30,7 @@ def test_help_imports_nothing_heavy(run_python):
 def test_import_and_errors_import_nothing_heavy(run_python):
     code = (
         "import sys\n"
-        "import imagenet_fast.models.names\n"
+        "import imagenet_fast.models.options\n"
         "from imagenet_fast import Config, UserError, commands\n"
         "Config(batch_size=512).to_json()\n"
         "for name in commands.COMMANDS:\n"

@@ -13,8 +13,9 @@ from sphinx.application import Sphinx
 
 from imagenet_fast import commands
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.option import option_text
 from imagenet_fast.commands.benchmark import BENCHMARKS
-from imagenet_fast.config import Config, option_text, option_type
+from imagenet_fast.config import Config, option_type
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _VALUES = {int: "INTEGER", float: "NUMBER", str: "TEXT", Duration: "DURATION"}

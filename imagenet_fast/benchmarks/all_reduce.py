@@ -18,11 +18,11 @@ import tensorflow as tf
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks.timing import Times, in_turns, timed
+from imagenet_fast.cost_model.all_reduce import Network, seconds, wire_share
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size
 from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.workers import is_chief
-from imagenet_fast.cost_model.all_reduce import Network, seconds, wire_share
 
 _INPUT_SIZES = {"resnet50": 224, "alexnet_bn": 227}
 _COUNTERS = pathlib.Path("/sys/class/net")

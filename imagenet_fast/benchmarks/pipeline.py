@@ -23,8 +23,8 @@ from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline_worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, in_turns
-from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.cost_model.pipeline import Simulation, simulate
+from imagenet_fast.pipeline_parallel.orders import tasks
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline_worker"]
 

@@ -9,7 +9,7 @@ from imagenet_fast.base.errors import UserError, choices_hint, nearest
 from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
-from imagenet_fast.models.names import MODEL_NAMES
+from imagenet_fast.models.options import MODEL_NAMES
 
 if TYPE_CHECKING:
     from imagenet_fast.benchmarks.timing import Comparison
@@ -165,10 +165,10 @@ def _all_reduce(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.benchmarks import all_reduce, all_reduce_report
+    from imagenet_fast.cost_model.all_reduce import Network
     from imagenet_fast.distribute.all_reduce import default_group_size
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
-    from imagenet_fast.cost_model.all_reduce import Network
 
     network = None
     if flags["bandwidth"]:

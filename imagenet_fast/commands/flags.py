@@ -11,12 +11,12 @@ from typing import Any
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
     in_order,
     option_names,
-    option_text,
     option_type,
     parse_option,
     read_flagfile,

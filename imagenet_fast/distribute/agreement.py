@@ -7,7 +7,8 @@ import zlib
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.exchange import texts_of_all
 from imagenet_fast.distribute.workers import worker_place, workers_of
 

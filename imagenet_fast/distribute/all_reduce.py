@@ -32,7 +32,7 @@ from imagenet_fast.distribute.connect import connect
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
-from imagenet_fast.distribute.names import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
+from imagenet_fast.distribute.options import ALL_REDUCE_ALGORITHMS, ALL_REDUCE_DTYPES
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.ranks import in_rank_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum

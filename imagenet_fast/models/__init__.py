@@ -7,7 +7,7 @@ last layer of each model that has weights is dense and called ``logits``; ``feat
 it.
 
 TensorFlow is imported when the table is first read, not when this package is: flags are checked
-against ``names.MODEL_NAMES`` without it.
+against ``options.MODEL_NAMES`` without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.models.names import MODEL_NAMES
+from imagenet_fast.models.options import MODEL_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

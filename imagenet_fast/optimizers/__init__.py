@@ -1,19 +1,29 @@
-"""Optimizers and rate schedules of the published recipes, for any tf_keras model."""
+"""Optimizers and learning-rate schedules of the published recipes, for any tf_keras model.
 
-from imagenet_fast.optimizers.lars import LARS
-from imagenet_fast.optimizers.lookahead import Lookahead
-from imagenet_fast.optimizers.muon import Muon, orthogonalize
-from imagenet_fast.optimizers.roles import Role, variable_roles
-from imagenet_fast.optimizers.schedules import (
-    ConstantWarmup,
-    CosineDecay,
-    GradualWarmup,
-    PiecewiseLinear,
-    PolynomialDecay,
-    StepDecay,
-)
-from imagenet_fast.optimizers.sgd import SGD
-from imagenet_fast.optimizers.weight_average import WeightAverage
+They are imported when they are first used: options are read without TensorFlow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from imagenet_fast.base.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from imagenet_fast.optimizers.lars import LARS
+    from imagenet_fast.optimizers.lookahead import Lookahead
+    from imagenet_fast.optimizers.muon import Muon, orthogonalize
+    from imagenet_fast.optimizers.roles import Role, variable_roles
+    from imagenet_fast.optimizers.schedules import (
+        ConstantWarmup,
+        CosineDecay,
+        GradualWarmup,
+        PiecewiseLinear,
+        PolynomialDecay,
+        StepDecay,
+    )
+    from imagenet_fast.optimizers.sgd import SGD
+    from imagenet_fast.optimizers.weight_average import WeightAverage
 
 __all__ = [
     "LARS",
@@ -31,3 +41,21 @@ __all__ = [
     "orthogonalize",
     "variable_roles",
 ]
+
+_HOMES = {
+    "lars": ["LARS"],
+    "lookahead": ["Lookahead"],
+    "muon": ["Muon", "orthogonalize"],
+    "roles": ["Role", "variable_roles"],
+    "schedules": [
+        "ConstantWarmup",
+        "CosineDecay",
+        "GradualWarmup",
+        "PiecewiseLinear",
+        "PolynomialDecay",
+        "StepDecay",
+    ],
+    "sgd": ["SGD"],
+    "weight_average": ["WeightAverage"],
+}
+__getattr__ = lazy_attributes(__name__, _HOMES)

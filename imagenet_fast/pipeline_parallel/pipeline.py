@@ -14,7 +14,7 @@ from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
-from imagenet_fast.pipeline_parallel.names import PIPELINE_SCHEDULES, REMATERIALIZE
+from imagenet_fast.pipeline_parallel.options import PIPELINE_SCHEDULES, REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.passes import Passes
 from imagenet_fast.pipeline_parallel.placement import full_device_name

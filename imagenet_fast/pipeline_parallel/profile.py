@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 from tqdm import tqdm
 
+from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.models.block_sizes import block_kind
 from imagenet_fast.models.without_memory import without_memory
@@ -20,7 +21,6 @@ from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
 from imagenet_fast.pipeline_parallel.stage import Stage
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.cost_model.pipeline import BlockCost
 
 Work = Callable[[Sequence[tf.Operation]], float]
 _Blocks = Sequence[keras.layers.Layer]

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from imagenet_fast.cost_model.pipeline import keeps_activations
 from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.pipeline_parallel.passes import Kept, Passes
 from imagenet_fast.pipeline_parallel.programs import Tensors
-from imagenet_fast.cost_model.pipeline import keeps_activations
 
 
 def unrolled(passes: Passes, schedule: str, rematerialize: str) -> Any:

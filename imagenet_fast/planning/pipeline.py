@@ -11,16 +11,8 @@ import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base import environment
-from imagenet_fast.config import Config, option_names, option_text
-from imagenet_fast.data.info import read_info
-from imagenet_fast.models import network_of
-from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
-from imagenet_fast.pipeline_parallel.balance import best_balance
-from imagenet_fast.pipeline_parallel.model import default_devices
-from imagenet_fast.pipeline_parallel.orders import Task, tasks
-from imagenet_fast.pipeline_parallel.partition import bounds
-from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config, option_names
 from imagenet_fast.cost_model.pipeline import (
     BlockCost,
     Simulation,
@@ -30,6 +22,15 @@ from imagenet_fast.cost_model.pipeline import (
     simulate,
     stage_memory,
 )
+from imagenet_fast.data.info import read_info
+from imagenet_fast.models import network_of
+from imagenet_fast.models.blocks import cut
+from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.pipeline_parallel.balance import best_balance
+from imagenet_fast.pipeline_parallel.model import default_devices
+from imagenet_fast.pipeline_parallel.orders import Task, tasks
+from imagenet_fast.pipeline_parallel.partition import bounds
+from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.planning.gantt import gantt
 from imagenet_fast.planning.step_costs import slots_of
 from imagenet_fast.training.build import build_classifier, check_pipeline

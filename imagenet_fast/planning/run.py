@@ -17,13 +17,8 @@ from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.config import Config
-from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import steps_per_epoch
-from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
-from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.cost_model.compute import StepWork
 from imagenet_fast.cost_model.fusion import few_segments
-from imagenet_fast.planning.validation.published import STACKS, stack_for
 from imagenet_fast.cost_model.reliability import (
     Conditions,
     Job,
@@ -32,7 +27,12 @@ from imagenet_fast.cost_model.reliability import (
     simulate_jobs,
 )
 from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
+from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
+from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.planning.step_costs import count_step, slots_of
+from imagenet_fast.planning.validation.published import STACKS, stack_for
 from imagenet_fast.training.schedule import total_steps
 
 _GIB = 2**30

@@ -9,6 +9,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.config import Config
+from imagenet_fast.cost_model.accelerators import Accelerator
+from imagenet_fast.cost_model.compute import (
+    Efficiency,
+    Gradient,
+    Operation,
+    StepWork,
+    operation_seconds,
+)
+from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.fusion import creation_order
 from imagenet_fast.models import network_of
@@ -19,15 +28,6 @@ from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.cost_model.accelerators import Accelerator
-from imagenet_fast.cost_model.compute import (
-    Efficiency,
-    Gradient,
-    Operation,
-    StepWork,
-    operation_seconds,
-)
-from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.classifier import Classifier
 

@@ -15,12 +15,12 @@ from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.paths import to_path
+from imagenet_fast.cost_model.fusion import SumCost, few_segments, fitted_cost, transfers
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.exchange import numbers_of_all, text_of_chief
 from imagenet_fast.distribute.fusion import Fusion, creation_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.cost_model.fusion import SumCost, few_segments, fitted_cost, transfers
 from imagenet_fast.training.classifier import Classifier
 
 FILE = "fusion.json"

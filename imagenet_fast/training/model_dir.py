@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_no_pattern, write_file
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
-from imagenet_fast.config import Config, option_text
+from imagenet_fast.config import Config
 from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief

@@ -7,8 +7,9 @@ import pytest
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.config import Config, option_names
 
 
 @pytest.fixture

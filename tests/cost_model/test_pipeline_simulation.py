@@ -2,7 +2,6 @@
 
 import pytest
 
-from imagenet_fast.pipeline_parallel.orders import ORDERS
 from imagenet_fast.cost_model.pipeline import (
     BlockCost,
     Held,
@@ -12,6 +11,7 @@ from imagenet_fast.cost_model.pipeline import (
     simulate,
     stage_memory,
 )
+from imagenet_fast.pipeline_parallel.orders import ORDERS
 
 
 def cost(name="block", **sizes):

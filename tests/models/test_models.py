@@ -12,7 +12,7 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.models.names import MODEL_NAMES
+from imagenet_fast.models.options import MODEL_NAMES
 
 SMALL = [
     ("resnet18", (32, 32, 3), {"stem": "small"}),
@@ -34,8 +34,8 @@ def default_precision():
 
 def test_names_need_no_tensorflow():
     code = (
-        "import sys, imagenet_fast.models.names as names\n"
-        "assert 'resnet50' in names.MODEL_NAMES\n"
+        "import sys, imagenet_fast.models.options as names\n"
+        "assert 'resnet50' in options.MODEL_NAMES\n"
         "sys.exit(any(m.split('.')[0] in ('tensorflow', 'tf_keras', 'h5py') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,10 +8,10 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import UserError
+from imagenet_fast.cost_model.pipeline import BlockCost, held, simulate, stage_memory
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.orders import tasks
-from imagenet_fast.cost_model.pipeline import BlockCost, held, simulate, stage_memory
 
 
 def block(forward, backward, **sizes):

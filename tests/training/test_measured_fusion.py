@@ -9,8 +9,8 @@ import tensorflow as tf
 from small_config import SMALL
 
 from imagenet_fast import UserError, build_model
-from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.cost_model.fusion import SumCost
+from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.measured_fusion import FusionTimes
 

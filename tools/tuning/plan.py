@@ -11,7 +11,8 @@ from typing import Any, Union
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.config import Config, option_names, option_text, option_type, parse_option
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config, option_names, option_type, parse_option
 
 if typing.TYPE_CHECKING:
     import optuna

@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.files import write_results
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.plotting import COLORS, PLOT_STYLE, svg
-from imagenet_fast.config import option_text
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 

@@ -18,7 +18,8 @@ import tf_keras as keras
 from tqdm import tqdm
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config, option_text
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.training.callback import TensorsCallback

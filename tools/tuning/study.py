@@ -15,7 +15,8 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config, option_text
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config
 from tuning.plan import Plan, Searched
 
 JOURNAL = "study.journal"

@@ -17,12 +17,14 @@ from tqdm import tqdm
 from imagenet_fast.base import environment
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.config import Config
-from imagenet_fast.pipeline_parallel.orders import tasks
-from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.cost_model.accelerators import accelerator
 from imagenet_fast.cost_model.compute import Efficiency, StepWork
 from imagenet_fast.cost_model.fusion import best_segments
 from imagenet_fast.cost_model.pipeline import BlockCost, simulate
+from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
+from imagenet_fast.pipeline_parallel.orders import tasks
+from imagenet_fast.pipeline_parallel.partition import bounds
+from imagenet_fast.planning.step_costs import Block, block_seconds, count_blocks, count_step
 from imagenet_fast.planning.validation.published import (
     ROWS,
     STACKS,
@@ -31,8 +33,6 @@ from imagenet_fast.planning.validation.published import (
     Pipelined,
     PublishedResult,
 )
-from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
-from imagenet_fast.planning.step_costs import Block, block_seconds, count_blocks, count_step
 
 # Momentum alone.
 _SLOTS = 1

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.base.plotting import COLORS
-from imagenet_fast.config import Config, option_names, option_text
+from imagenet_fast.config import Config, option_names
 from imagenet_fast.training.report import page_images
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve, Row, is_number
 from imagenet_fast.training.report.examination import Examination

@@ -8,7 +8,6 @@ import xml.etree.ElementTree
 import pytest
 
 from imagenet_fast.cost_model.pipeline import BlockCost
-from imagenet_fast.planning.validation.published import ROWS, STACKS, DataParallel, PublishedResult
 from imagenet_fast.planning.validation.predictions import (
     Prediction,
     Validation,
@@ -17,6 +16,7 @@ from imagenet_fast.planning.validation.predictions import (
     fitted,
     validate,
 )
+from imagenet_fast.planning.validation.published import ROWS, STACKS, DataParallel, PublishedResult
 
 RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "planning" / "validation.json"
 
