@@ -97,7 +97,7 @@ def _optimizer(arguments: list[str]) -> None:
     model = flags["model"]
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.optimizer import compare_optimizers
+    from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers
 
     comparison = compare_optimizers(model, model_garden=flags["model_garden"], **counts)
     _report(comparison, {"model": model, **counts}, flags["output_dir"], model)
@@ -164,7 +164,8 @@ def _all_reduce(arguments: list[str]) -> None:
         raise UserError("give at least one of --algorithms, and one of --sizes or --gradients")
 
     import_tensorflow()
-    from imagenet_fast.benchmarks import all_reduce, all_reduce_report
+    from imagenet_fast.benchmarks.all_reduce import compare as all_reduce
+    from imagenet_fast.benchmarks.all_reduce import report as all_reduce_report
     from imagenet_fast.cost_model.all_reduce import Network
     from imagenet_fast.distribute.all_reduce import default_group_size
     from imagenet_fast.distribute.strategy import make_strategy
@@ -233,8 +234,8 @@ def _input(arguments: list[str]) -> None:
     names = _parts(flags, "compare", _INPUT_PARTS)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks import input_report
-    from imagenet_fast.benchmarks.input import InputBenchmark
+    from imagenet_fast.benchmarks.input import report as input_report
+    from imagenet_fast.benchmarks.input.compare import InputBenchmark
     from imagenet_fast.data.pipeline import thread_count
 
     peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
@@ -264,8 +265,8 @@ def _serving(arguments: list[str]) -> None:
         raise UserError(f"threads is {flags['threads']}, but must not be negative")
 
     import_tensorflow()
-    from imagenet_fast.benchmarks import serving_report
-    from imagenet_fast.benchmarks.serving import compare_serving
+    from imagenet_fast.benchmarks.serving import report as serving_report
+    from imagenet_fast.benchmarks.serving.compare import compare_serving
     from imagenet_fast.training.model_dir import read_config
 
     config = read_config(flags["model_dir"])
@@ -295,7 +296,8 @@ def _pipeline(arguments: list[str]) -> None:
     names = _parts(flags, "parts", _PIPELINE_PARTS)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks import pipeline, pipeline_report
+    from imagenet_fast.benchmarks.pipeline import compare as pipeline
+    from imagenet_fast.benchmarks.pipeline import report as pipeline_report
 
     given = dict.fromkeys(("emulated", "overlap", "recomputation"), (counts["repeats"],))
     given["memory_limit"] = (counts["memory_limit"] * 2**20,)

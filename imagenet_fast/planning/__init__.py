@@ -1,1 +1,1 @@
-"""Cost models: what training takes and costs, worked out. Nothing here imports TensorFlow."""
+"""What a configuration will do: its time, memory and learning rates, before it runs."""

@@ -3,9 +3,11 @@ import pathlib
 
 import pytest
 
-from imagenet_fast.benchmarks import optimizer, pipeline, resnet9, step
-from imagenet_fast.benchmarks.pipeline import Limited, Timed, simulated
-from imagenet_fast.benchmarks.pipeline_worker import Case
+from imagenet_fast.benchmarks import resnet9, step
+from imagenet_fast.benchmarks.optimizer import compare as optimizer
+from imagenet_fast.benchmarks.pipeline import compare as pipeline
+from imagenet_fast.benchmarks.pipeline.compare import Limited, Timed, simulated
+from imagenet_fast.benchmarks.pipeline.worker import Case
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import benchmark, run
 

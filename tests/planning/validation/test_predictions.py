@@ -18,7 +18,7 @@ from imagenet_fast.planning.validation.predictions import (
 )
 from imagenet_fast.planning.validation.published import ROWS, STACKS, DataParallel, PublishedResult
 
-RESULTS = pathlib.Path(__file__).parents[2] / "benchmarks" / "planning" / "validation.json"
+RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "planning" / "validation.json"
 
 
 def rows_of(stack):

@@ -22,7 +22,7 @@ import imagenet_fast
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.base.worker_process import Worker, start_worker
-from imagenet_fast.benchmarks.serving_worker import ENCODED, PIXELS, best_classes
+from imagenet_fast.benchmarks.serving.worker import ENCODED, PIXELS, best_classes
 from imagenet_fast.benchmarks.timing import Comparison, take_turns
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import evaluation_batches
@@ -37,7 +37,7 @@ from imagenet_fast.serving.export import export
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
 
-# By the runtime's name in serving_worker.py, that for people. The first is the one of interest.
+# By the runtime's name in worker.py, that for people. The first is the one of interest.
 WAYS = {
     "tensorflow_encoded": "SavedModel, encoded images",
     "tensorflow_pixels": "SavedModel, pixels",
@@ -212,7 +212,7 @@ def _start(name: str, job: Mapping[str, Any]) -> contextlib.AbstractContextManag
         "CUDA_VISIBLE_DEVICES": "",
     }
     return start_worker(
-        [sys.executable, "-m", "imagenet_fast.benchmarks.serving_worker"],
+        [sys.executable, "-m", "imagenet_fast.benchmarks.serving.worker"],
         job,
         name=WAYS[name],
         advice=f"{how_to_install('serving')} brings all runtimes",
@@ -224,7 +224,7 @@ class _Server:
     """A worker that serves an exported model.
 
     Args:
-      worker: in which ``serving_worker`` runs.
+      worker: in which ``worker.py`` runs.
 
     Attributes:
       versions: of packages.

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from imagenet_fast.base.quiet import import_tensorflow
-from imagenet_fast.benchmarks.input_worker import end_with_parent
+from imagenet_fast.benchmarks.input.worker import end_with_parent
 from imagenet_fast.benchmarks.process_memory import limit_memory, memory
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class _Step:
 def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
     import tf_keras as keras
 
-    from imagenet_fast.benchmarks.emulated_device import EmulatedBlock
+    from imagenet_fast.benchmarks.pipeline.emulated_device import EmulatedBlock
     from imagenet_fast.pipeline_parallel.model import GPipe
 
     if network.kind == "emulated":

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 import tensorflow as tf
 
-from imagenet_fast.benchmarks.input_source import training_records
-from imagenet_fast.benchmarks.input_variants import image_by_image, in_threads
+from imagenet_fast.benchmarks.input.source import training_records
+from imagenet_fast.benchmarks.input.variants import image_by_image, in_threads
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import svg
-from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced
-from imagenet_fast.benchmarks.pipeline_worker import Case
+from imagenet_fast.benchmarks.pipeline.compare import Limited, Memory, Timed, Traced
+from imagenet_fast.benchmarks.pipeline.worker import Case
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
 from imagenet_fast.cost_model.pipeline import ideal_bubble

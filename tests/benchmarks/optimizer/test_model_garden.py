@@ -6,8 +6,8 @@ import time
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks.model_garden import start_lars
-from imagenet_fast.benchmarks.optimizer import compare_optimizers
+from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers
+from imagenet_fast.benchmarks.optimizer.model_garden import start_lars
 
 JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
 

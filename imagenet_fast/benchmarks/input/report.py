@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import PLOT_STYLE, svg
-from imagenet_fast.benchmarks.input_peers import PEERS
+from imagenet_fast.benchmarks.input.peers import PEERS
 from imagenet_fast.benchmarks.timing import Comparison, Spread
 
 # Whose ways do all that the ways before them do.

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import PLOT_STYLE, svg
-from imagenet_fast.benchmarks.serving import Served
+from imagenet_fast.benchmarks.serving.compare import Served
 
 _PERCENTILES = (50, 95, 99)
 

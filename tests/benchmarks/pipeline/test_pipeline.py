@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.benchmarks import pipeline, pipeline_report
-from imagenet_fast.benchmarks.emulated_device import EmulatedBlock
-from imagenet_fast.benchmarks.pipeline import Limited, Memory, Timed, Traced, simulated
-from imagenet_fast.benchmarks.pipeline_worker import Case, Network
+from imagenet_fast.benchmarks.pipeline import compare as pipeline
+from imagenet_fast.benchmarks.pipeline import report as pipeline_report
+from imagenet_fast.benchmarks.pipeline.compare import Limited, Memory, Timed, Traced, simulated
+from imagenet_fast.benchmarks.pipeline.emulated_device import EmulatedBlock
+from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 
 SMALL = Network("convolutions", blocks=4, channels=4, image_size=8)
 

@@ -22,7 +22,7 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import read_records
 
-# By the pipeline's name in input_worker.py, that for people.
+# By the pipeline's name in worker.py, that for people.
 PEERS = {
     "own": "imagenet_fast",
     "plain": "plain tf.data",
@@ -32,7 +32,7 @@ PEERS = {
 }
 _OF_RECORDS = ("plain", "model_garden")
 _OF_FILES = ("pytorch", "simplejpeg")
-_WORKER = pathlib.Path(__file__).with_name("input_worker.py")
+_WORKER = pathlib.Path(__file__).with_name("worker.py")
 
 
 @contextlib.contextmanager
@@ -90,7 +90,7 @@ def _start(
         python = str(to_local_path(environment, name) / "bin" / "python")
         advice = f"`tools/input_peers.sh DIRECTORY {name}` makes an environment in which it works"
     if name == "own":
-        command = ["-m", "imagenet_fast.benchmarks.input_worker"]
+        command = ["-m", "imagenet_fast.benchmarks.input.worker"]
     else:
         # Isolated: the modules beside the worker's file must not stand for packages.
         command = ["-I", str(_WORKER)]

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
-from imagenet_fast.benchmarks.model_garden import start_lars
+from imagenet_fast.benchmarks.optimizer.model_garden import start_lars
 from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 

@@ -7,8 +7,8 @@ import xml.etree.ElementTree
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.benchmarks import all_reduce_report as report
-from imagenet_fast.benchmarks.all_reduce import (
+from imagenet_fast.benchmarks.all_reduce import report
+from imagenet_fast.benchmarks.all_reduce.compare import (
     Result,
     Way,
     compare_all_reduce,

@@ -4,7 +4,7 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks import optimizer
+from imagenet_fast.benchmarks.optimizer import compare as optimizer
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 
 

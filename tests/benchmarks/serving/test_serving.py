@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from imagenet_fast import Config, UserError, build_model
-from imagenet_fast.benchmarks import serving, serving_report, serving_worker
-from imagenet_fast.benchmarks.serving import Agreement, Served, compare_serving
+from imagenet_fast.benchmarks.serving import compare as serving
+from imagenet_fast.benchmarks.serving import report as serving_report
+from imagenet_fast.benchmarks.serving import worker as serving_worker
+from imagenet_fast.benchmarks.serving.compare import Agreement, Served, compare_serving
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 from imagenet_fast.training.checkpoint import Checkpoints
@@ -210,6 +212,6 @@ def test_mistakes(flag, message, capfd):
 
 
 def test_the_worker_imports_no_runtime(run_python):
-    code = "import sys, imagenet_fast.benchmarks.serving_worker; print(*sys.modules)"
+    code = "import sys, imagenet_fast.benchmarks.serving.worker; print(*sys.modules)"
     modules = run_python(["-c", code], fresh=True).stdout.split()
     assert not {"tensorflow", "onnxruntime", "ai_edge_litert"} & set(modules)

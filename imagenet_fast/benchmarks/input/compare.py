@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import tensorflow as tf
 
 from imagenet_fast.base.worker_process import Worker
-from imagenet_fast.benchmarks.input_peers import PEERS, start_peers
-from imagenet_fast.benchmarks.input_stages import make_bounds, make_stages
-from imagenet_fast.benchmarks.input_variants import make_variant, names_of_variants
+from imagenet_fast.benchmarks.input.peers import PEERS, start_peers
+from imagenet_fast.benchmarks.input.stages import make_bounds, make_stages
+from imagenet_fast.benchmarks.input.variants import make_variant, names_of_variants
 from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns
 from imagenet_fast.config import Config
 from imagenet_fast.data.memory import keep_freed_memory
@@ -27,7 +27,7 @@ class InputBenchmark:
 
     Args:
       config: of the data, the images, the batches and the threads. It runs on one device.
-      environments: directories of virtual environments by the names of :data:`input_peers.PEERS`.
+      environments: directories of virtual environments by the names of :data:`peers.PEERS`.
       images: in a sample, of which whole batches are taken.
       warmup: untimed samples of each way at first.
       repeats: timed samples of each way, in turns.

@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks import input_report
-from imagenet_fast.benchmarks.input import InputBenchmark
-from imagenet_fast.benchmarks.input_peers import start_peers
-from imagenet_fast.benchmarks.input_stages import make_bounds, make_stages
-from imagenet_fast.benchmarks.input_variants import (
+from imagenet_fast.benchmarks.input import report as input_report
+from imagenet_fast.benchmarks.input.compare import InputBenchmark
+from imagenet_fast.benchmarks.input.peers import start_peers
+from imagenet_fast.benchmarks.input.stages import make_bounds, make_stages
+from imagenet_fast.benchmarks.input.variants import (
     OPTIMIZATIONS,
     make_variant,
     names_of_variants,
@@ -25,7 +25,7 @@ from imagenet_fast.commands import run
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,9 @@ def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
             return batches()
 
     monkeypatch.setattr(
-        "imagenet_fast.benchmarks.input.make_stages", lambda _: {"a": Batches(), "b": Batches()}
+        "imagenet_fast.benchmarks.input.compare.make_stages",
+        lambda _: {"a": Batches(), "b": Batches()},
+        lambda _: {"a": Batches(), "b": Batches()},
     )
     comparison = InputBenchmark(config, {}, images=60, warmup=1, repeats=2).stages()
     assert taken == [2 * 2 + 4 + 3] * 6
@@ -233,7 +235,7 @@ def test_the_ablation_has_numbers_of_threads(config, monkeypatch):
         made.append((config.data_threads, tuple(on)))
         return tf.data.Dataset.range(1).repeat()
 
-    monkeypatch.setattr("imagenet_fast.benchmarks.input.make_variant", make)
+    monkeypatch.setattr("imagenet_fast.benchmarks.input.compare.make_variant", make)
     benchmark = InputBenchmark(config.replace(data_threads=6), {}, images=16, warmup=1, repeats=1)
     comparison = benchmark.ablation()
     assert comparison.names[-2:] == ("all, 2 threads", "all, 4 threads")
@@ -313,7 +315,7 @@ def asked(monkeypatch):
             asked.append(name)
             return lambda: PARTS["peers"]
 
-    monkeypatch.setattr("imagenet_fast.benchmarks.input.InputBenchmark", Answers)
+    monkeypatch.setattr("imagenet_fast.benchmarks.input.compare.InputBenchmark", Answers)
     return asked
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.benchmarks.input_source import training_records
+from imagenet_fast.benchmarks.input.source import training_records
 from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment

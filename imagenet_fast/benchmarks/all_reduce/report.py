@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import svg
-from imagenet_fast.benchmarks.all_reduce import Result, expected_bytes
+from imagenet_fast.benchmarks.all_reduce.compare import Result, expected_bytes
 from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.benchmarks.timing import Spread
 

@@ -20,13 +20,13 @@ from tqdm import tqdm
 from imagenet_fast.base.addresses import free_port
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.worker_process import Worker, start_worker
-from imagenet_fast.benchmarks.emulated_device import BACKWARD, check_emulation
-from imagenet_fast.benchmarks.pipeline_worker import Case, Network
+from imagenet_fast.benchmarks.pipeline.emulated_device import BACKWARD, check_emulation
+from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, in_turns
 from imagenet_fast.cost_model.pipeline import Simulation, simulate
 from imagenet_fast.pipeline_parallel.orders import tasks
 
-_MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline_worker"]
+_MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline.worker"]
 
 # As in the paper's table 2: devices and micro-batches.
 STAGES = (1, 2, 4, 8)

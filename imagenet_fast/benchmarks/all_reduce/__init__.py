@@ -1,0 +1,1 @@
+"""Algorithms of the gradient all-reduce against each other."""

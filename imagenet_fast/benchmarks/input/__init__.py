@@ -1,0 +1,1 @@
+"""The input pipeline against others, and its stages."""

@@ -1,0 +1,1 @@
+"""Optimizers against each other, and LARS against Model Garden's."""

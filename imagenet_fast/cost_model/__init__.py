@@ -1,0 +1,1 @@
+"""What devices and networks can do, and the time that work takes on them; without TensorFlow."""

@@ -1,0 +1,1 @@
+"""Published times beside those that the cost model predicts."""
