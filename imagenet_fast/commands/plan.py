@@ -88,7 +88,7 @@ def _run(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.cost_model.reliability import Conditions
     from imagenet_fast.planning.run import Hardware, comparison, plan_run
-    from imagenet_fast.plans.compiled_memory import read_compiled_memory
+    from imagenet_fast.planning.compiled_memory import read_compiled_memory
 
     conditions = Conditions(
         jitter=flags["jitter"],
