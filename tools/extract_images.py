@@ -12,10 +12,10 @@ import pathlib
 import re
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.data.examples import ENCODED, TEXT, decode_example
 from imagenet_fast.data.manifest import read_manifest
 from imagenet_fast.data.records import read_records
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main() -> None:

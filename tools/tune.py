@@ -20,10 +20,10 @@ from typing import NoReturn
 from tuning.plan import Plan, parse_space
 
 from imagenet_fast.base.errors import UserError, how_to_install
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 class _Parser(argparse.ArgumentParser):

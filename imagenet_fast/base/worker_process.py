@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
+
+_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
 
 
 class WorkerTimeout(UserError):  # noqa: N818 - like subprocess.TimeoutExpired
@@ -155,3 +159,9 @@ class Worker:
 
 def _failure(name: str, program: str, reason: str | None, advice: str) -> str:
     return f"{name} failed under {program}: {reason}{advice and '; '}{advice}"
+
+
+def end_with_parent() -> None:
+    """Has the system end this process when its parent has ended, even if it stands still then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.errors import UserError, choices_hint, nearest
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.models.options import MODEL_NAMES
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_results
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 # What a step depends on most.
 _MAIN_OPTIONS = (

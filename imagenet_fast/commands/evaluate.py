@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 _OPTIONS = (
     "model_dir",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:

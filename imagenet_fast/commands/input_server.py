@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.commands.servers import check_port, hear_signals, serve_until
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:

@@ -8,10 +8,10 @@ import os
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names, parse_option
 from imagenet_fast.cost_model.accelerators import ACCELERATORS
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
@@ -87,8 +87,8 @@ def _run(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.cost_model.reliability import Conditions
-    from imagenet_fast.planning.run import Hardware, comparison, plan_run
     from imagenet_fast.planning.compiled_memory import read_compiled_memory
+    from imagenet_fast.planning.run import Hardware, comparison, plan_run
 
     conditions = Conditions(
         jitter=flags["jitter"],

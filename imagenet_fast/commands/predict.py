@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:

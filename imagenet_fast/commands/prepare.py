@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_local_path
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 # The flags that only some kinds of source take: their defaults and what they are.
 _SOURCE_OPTIONS = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 # What most runs are told, if not by a recipe.
 _MAIN_OPTIONS = (

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import zlib
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import option_text
-from imagenet_fast.config import Config, option_names
+from imagenet_fast.base.option import Options, option_text
 from imagenet_fast.distribute.exchange import texts_of_all
 from imagenet_fast.distribute.workers import worker_place, workers_of
 
 
-def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
+def check_same_config(config: Options, strategy: tf.distribute.Strategy) -> None:
     """Checks that all workers were started with the same options.
 
     Raises:
@@ -22,7 +22,7 @@ def check_same_config(config: Config, strategy: tf.distribute.Strategy) -> None:
     if workers_of(strategy) is None:
         return
     # Workers of one machine may each name GPUs of their own; make_strategy compares the numbers.
-    names = [name for name in option_names() if name != "gpus"]
+    names = [field.name for field in dataclasses.fields(config) if field.name != "gpus"]
     texts = [option_text(getattr(config, name)) for name in names]
     digests = texts_of_all(strategy, f"{zlib.crc32(repr(texts).encode())}")
     if len(set(digests)) == 1:

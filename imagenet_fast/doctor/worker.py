@@ -17,9 +17,9 @@ import sys
 from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError, module_missing
-from imagenet_fast.base.quiet import import_tensorflow
-from imagenet_fast.benchmarks.input.worker import end_with_parent
+from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.config import Config
+from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.doctor.finding import Finding, first_line, refused, wrong
 
 # By name, in their order: those of each process by itself. Strategies come before what else starts

@@ -38,7 +38,7 @@ def test_a_worker_stands_still_between_its_answers():
 def test_a_worker_ends_with_its_parent(run_python, tmp_path):
     """Though it stands still, and the parent had no time to end it."""
     program = tmp_path / "program.py"
-    ending = "from imagenet_fast.benchmarks.input.worker import end_with_parent\nend_with_parent()"
+    ending = "from imagenet_fast.base.worker_process import end_with_parent\nend_with_parent()"
     program.write_text(ending + CLOCK)
     parent = (
         "import os, sys\n"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.planning.run import Hardware
 from imagenet_fast.planning.compiled_memory import read_compiled_memory
+from imagenet_fast.planning.run import Hardware
 
 CONFIG = Config(synthetic=True, num_classes=1000, batch_size=2048, precision="mixed_float16")
 VALUES = {

@@ -35,7 +35,7 @@ def main() -> None:
     """Answers each line of the input."""
     # So that this process and those that it starts can be made to stand still together.
     os.setpgid(0, 0)
-    end_with_parent()
+    _end_with_parent()
     job = json.loads(sys.stdin.readline())
     make, packages = PIPELINES[job.pop("pipeline")]
     batches = make(**job)
@@ -48,8 +48,8 @@ def main() -> None:
         _answer([time.perf_counter() - start, _cpu_seconds() - cpu_start])
 
 
-def end_with_parent() -> None:
-    """Has the system end this process when its parent has ended, even if it stands still then."""
+def _end_with_parent() -> None:
+    """As ``base.worker_process.end_with_parent``, which other environments do not have."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -191,7 +191,7 @@ def pytorch(
         drop_last=True,
         num_workers=threads,
         persistent_workers=True,
-        worker_init_fn=lambda _: end_with_parent(),
+        worker_init_fn=lambda _: _end_with_parent(),
     )
     while True:
         yield from loader

@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from imagenet_fast.base.quiet import import_tensorflow
-from imagenet_fast.benchmarks.input.worker import end_with_parent
+from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.benchmarks.process_memory import limit_memory, memory
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 if TYPE_CHECKING:
     import tf_keras as keras

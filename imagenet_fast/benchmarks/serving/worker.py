@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from imagenet_fast.benchmarks.input.worker import end_with_parent
+from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.benchmarks.process_memory import memory
 
 BEST = 5

@@ -21,8 +21,8 @@ from bag_of_tricks import experiments
 from bag_of_tricks.report import STEP_TIMES
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_file
-from imagenet_fast.base.quiet import import_tensorflow
 from imagenet_fast.benchmarks.timing import Spread, take_turns
+from imagenet_fast.distribute.quiet import import_tensorflow
 
 _OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
 # The baseline's pipeline makes several batches at once: a sample holds more than one such burst.

@@ -32,7 +32,7 @@ def start(tmp_path, run_python):
 
     def start(module):
         (tmp_path / "tensorflow.py").write_text(module)
-        code = "from imagenet_fast.base.quiet import import_tensorflow as f; f(); print('on')"
+        code = "from imagenet_fast.distribute.quiet import import_tensorflow as f; f(); print('on')"
         # The package is found in the working directory.
         return run_python(["-c", code], check=False, environment={"PYTHONPATH": str(tmp_path)})
 
