@@ -13,7 +13,7 @@ from imagenet_fast.distribute.exchange import texts_of_all
 from imagenet_fast.distribute.workers import worker_place, workers_of
 
 
-def check_same_config(config: Options, strategy: tf.distribute.Strategy) -> None:
+def check_same_options(options: Options, strategy: tf.distribute.Strategy) -> None:
     """Checks that all workers were started with the same options.
 
     Raises:
@@ -22,8 +22,8 @@ def check_same_config(config: Options, strategy: tf.distribute.Strategy) -> None
     if workers_of(strategy) is None:
         return
     # Workers of one machine may each name GPUs of their own; make_strategy compares the numbers.
-    names = [field.name for field in dataclasses.fields(config) if field.name != "gpus"]
-    texts = [option_text(getattr(config, name)) for name in names]
+    names = [field.name for field in dataclasses.fields(options) if field.name != "gpus"]
+    texts = [option_text(getattr(options, name)) for name in names]
     digests = texts_of_all(strategy, f"{zlib.crc32(repr(texts).encode())}")
     if len(set(digests)) == 1:
         return

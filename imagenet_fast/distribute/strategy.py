@@ -1,4 +1,4 @@
-"""The ``tf.distribute`` strategy that a configuration asks for."""
+"""The ``tf.distribute`` strategy that options ask for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import tell_once
-from imagenet_fast.config import Config
+from imagenet_fast.base.step_options import StepOptions
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
 from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
 from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
+from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.virtual import VirtualStrategy
 from imagenet_fast.distribute.waiting import waiting_told
@@ -28,8 +29,8 @@ NO_CLUSTER = (
 _TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
 
 
-def make_strategy(config: Config) -> tf.distribute.Strategy:
-    """Returns the strategy for ``config``: the same object for the same hardware options.
+def make_strategy(options: ClusterOptions) -> tf.distribute.Strategy:
+    """Returns the strategy that the options ask for, the same object for the same ones.
 
     ``auto`` takes the TPU if one is named or found, several workers if ``TF_CONFIG`` or Slurm
     says so, all GPUs if there are several, else one device.
@@ -40,18 +41,18 @@ def make_strategy(config: Config) -> tf.distribute.Strategy:
       UserError: if the hardware is not there, or the cluster is malformed.
     """
     return _make_strategy(
-        config.strategy,
-        config.tpu,
-        config.gpus,
-        config.logical_cpus,
+        options.strategy,
+        options.tpu,
+        options.gpus,
+        options.logical_cpus,
         # A search may find a single sum best, which TensorFlow's own packing must not split.
-        0 if config.fusion == "auto" else config.fusion_bytes,
-        config.deterministic,
-        config.pipeline_stages > 1,
+        0 if options.fusion == "auto" else options.fusion_bytes,
+        options.deterministic,
+        options.pipeline_stages > 1,
     )
 
 
-def check_gpus_are_used(config: Config) -> None:
+def check_gpus_are_used(options: ClusterOptions) -> None:
     """Checks that a run does not train on the CPU where there are GPUs, unless that is meant.
 
     ``gpus=0``, ``logical_cpus`` and an empty ``CUDA_VISIBLE_DEVICES`` mean it; a TPU is meant by
@@ -62,29 +63,29 @@ def check_gpus_are_used(config: Config) -> None:
     """
     reason = (
         ""
-        if config.logical_cpus
-        else _why_gpus_are_unused(config.strategy, config.tpu, config.gpus)
+        if options.logical_cpus
+        else _why_gpus_are_unused(options.strategy, options.tpu, options.gpus)
     )
     if reason:
         raise UserError(f"{reason}. To train on the CPU, add --gpus=0")
 
 
-def per_replica_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:
+def per_replica_batch_size(options: StepOptions, strategy: tf.distribute.Strategy) -> int:
     """Returns the images of a weight update that each replica sees.
 
     Raises:
       UserError: if ``batch_size`` is not so many equal shares of ``accumulation_steps`` parts.
     """
     replicas = strategy.num_replicas_in_sync
-    parts = replicas * config.accumulation_steps
-    if config.batch_size % parts:
-        lower = config.batch_size // parts * parts
+    parts = replicas * options.accumulation_steps
+    if options.batch_size % parts:
+        lower = options.batch_size // parts * parts
         advice = f"{lower} or {lower + parts}" if lower else str(parts)
         raise UserError(
-            f"batch_size {config.batch_size} (global) cannot be split evenly over {replicas} "
-            f"replicas with accumulation_steps={config.accumulation_steps}; try {advice}"
+            f"batch_size {options.batch_size} (global) cannot be split evenly over {replicas} "
+            f"replicas with accumulation_steps={options.accumulation_steps}; try {advice}"
         )
-    return config.batch_size // replicas
+    return options.batch_size // replicas
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:

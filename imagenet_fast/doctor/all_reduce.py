@@ -8,7 +8,7 @@ import time
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.agreement import check_same_config
+from imagenet_fast.distribute.agreement import check_same_options
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.devices import run_devices
 from imagenet_fast.distribute.exchange import wait_for_all
@@ -49,7 +49,7 @@ def check_cluster(config: Config) -> list[Finding]:
 def _check(name: str, config: Config) -> list[Finding]:
     """Sums a known tensor over all replicas, as training sums gradients."""
     strategy = make_strategy(config)
-    check_same_config(config, strategy)
+    check_same_options(config, strategy)
     replicas = strategy.num_replicas_in_sync
     if replicas == 1:
         return [ok(name, "one device: nothing to sum")]

@@ -21,7 +21,7 @@ from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
-from imagenet_fast.distribute.agreement import check_agreement, check_same_config
+from imagenet_fast.distribute.agreement import check_agreement, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
@@ -92,7 +92,7 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
         check_gpus_are_used(config)
         info = read_info(config)
         strategy = make_strategy(config)
-        check_same_config(config, strategy)
+        check_same_options(config, strategy)
         run = _Run(config, info, strategy)
         try:
             with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():

@@ -7,7 +7,7 @@ import sys
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.agreement import check_same_config
+from imagenet_fast.distribute.agreement import check_same_options
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import texts_of_all, wait_for_all
@@ -20,7 +20,7 @@ from imagenet_fast.pipeline_parallel.stage_sums import StageSums
 def main():
     config = Config(strategy="multi_worker", logical_cpus=3, pipeline_stages=2, batch_size=8)
     strategy = make_strategy(config)
-    check_same_config(config, strategy)
+    check_same_options(config, strategy)
     worker = Cluster.from_environment().index
     # Not the first CPU, on which the strategy's own sums meet: as if stages had GPUs.
     devices = stage_devices(3)[1:]
