@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import importlib.metadata
 import pathlib
 import platform
 import re
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-import imagenet_fast
 from imagenet_fast.base.cores import cpu_cores
 
 # Instructions that decide how fast a CPU multiplies matrices.
@@ -29,8 +29,16 @@ def versions() -> dict[str, str]:
         "tensorflow": tf.__version__,
         "tf_keras": keras.__version__,
         "numpy": np.__version__,
-        "imagenet_fast": imagenet_fast.__version__,
+        "imagenet_fast": own_version(),
     }
+
+
+def own_version() -> str:
+    """Returns this package's version; ``not installed`` where it is only found on the path."""
+    try:
+        return importlib.metadata.version("imagenet_fast")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def hardware() -> dict[str, Any]:

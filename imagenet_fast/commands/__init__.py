@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+import imagenet_fast
 from imagenet_fast.base.errors import UserError, module_missing, nearest
 
 COMMANDS = {
@@ -32,6 +33,9 @@ def run(arguments: Sequence[str]) -> int:
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "--helpfull", "help"):
         print(_help())
+        return 0
+    if name in ("--version", "version"):
+        print(f"imagenet_fast {imagenet_fast.__version__}")
         return 0
     try:
         if name not in COMMANDS:
@@ -76,6 +80,7 @@ def _help() -> str:
             "",
             *lines,
             "",
-            "imagenet-fast COMMAND --help lists a command's flags, --helpfull all of them.",
+            "imagenet-fast COMMAND --help lists a command's flags, --helpfull all of them;",
+            "imagenet-fast --version tells the version.",
         ]
     )

@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -13,6 +14,11 @@ from imagenet_fast.__main__ import main
 from imagenet_fast.base.files import write_file
 from imagenet_fast.commands.train import _MAIN_OPTIONS
 from imagenet_fast.config import option_names
+
+
+def test_version_is_the_installed_one(capsys):
+    assert commands.run(["--version"]) == 0
+    assert capsys.readouterr().out.split() == ["imagenet_fast", version("imagenet_fast")]
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["--helpfull"], ["help"]])
@@ -169,6 +175,7 @@ def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
 
 PRINTS_MUCH = """
 import sys
+from importlib.metadata import version
 from imagenet_fast import commands
 from imagenet_fast.commands import prepare
 prepare.main = lambda arguments: [print("x" * 1000) for _ in range(10_000)]
