@@ -23,6 +23,10 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
 
+# A JPEG that is to become smaller is decoded at a half, a quarter or an eighth of its size, which
+# is cheap, as long as that is at least this many times the new size.
+_DECODED_SIZE = 2
+
 # Of an object in an error's text: another one each time.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -35,6 +39,31 @@ class TooManyPixelsError(BadImageError):
     """The image is too large to be decoded."""
 
 
+class SizeLimit(NamedTuple):
+    """The size above which images are made smaller, by one of their sides; both None: none is.
+
+    Attributes:
+      max_side: The most pixels of the longer side.
+      shorter_side: The most pixels of the shorter side.
+    """
+
+    max_side: int | None = None
+    shorter_side: int | None = None
+
+    def smaller(self, width: int, height: int) -> tuple[int, int] | None:
+        """Returns the width and height, of the same aspect, of an image that is too large."""
+        own, most = max(width, height), self.max_side
+        if self.shorter_side is not None:
+            own, most = min(width, height), self.shorter_side
+        if most is None or own <= most:
+            return None
+        # Of whole numbers, halves up, so that turning an image turns its new size.
+        return tuple(max(1, (2 * side * most + own) // (2 * own)) for side in (width, height))
+
+
+NO_LIMIT = SizeLimit()
+
+
 class EncodedImage(NamedTuple):
     """An image file that training can decode: a JPEG or a PNG, grey or RGB, of 8 bits.
 
@@ -43,8 +72,9 @@ class EncodedImage(NamedTuple):
       height: In pixels.
       width: In pixels.
       channels: 3 (RGB) or 1 (grey).
-      converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``), or None for
-        a JPEG that is byte for byte the original.
+      converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and, behind
+        a comma, what else was done (``'JPEG, resized'``), or None for a JPEG that is byte for byte
+        the original.
     """
 
     data: bytes
@@ -55,14 +85,17 @@ class EncodedImage(NamedTuple):
 
 
 def normalize_encoding(
-    data: bytes, encoding: str = "jpeg", max_pixels: int | None = None
+    data: bytes,
+    encoding: str = "jpeg",
+    max_pixels: int | None = None,
+    limit: SizeLimit = NO_LIMIT,
 ) -> EncodedImage:
     """Returns an image file as one that training can decode.
 
-    Grey and RGB JPEGs stay as they are. Other JPEGs (CMYK, YCCK), PNG, GIF (its first frame), BMP
-    and WebP, whatever they are named, are encoded anew, as grey if they were grey, and with 8 bits;
-    what is transparent becomes white. Comments, colour profiles and other metadata are not copied.
-    EXIF orientation is ignored, as ImageNet's own results do.
+    Grey and RGB JPEGs stay as they are, but for those above ``limit``. Other JPEGs (CMYK, YCCK),
+    PNG, GIF (its first frame), BMP and WebP, whatever they are named, are encoded anew, as grey if
+    they were grey, and with 8 bits; what is transparent becomes white. Comments, colour profiles
+    and other metadata are not copied. EXIF orientation is ignored, as ImageNet's own results do.
 
     Args:
       data: The image file.
@@ -70,6 +103,8 @@ def normalize_encoding(
         chroma subsampling, or ``png``, which keeps each pixel.
       max_pixels: The most pixels, height times width, of an image that is decoded; None: as many
         as Pillow allows, 178,956,970.
+      limit: Images above it are made smaller, with Pillow's bicubic filter, which antialiases, and
+        encoded anew. Large JPEGs are decoded at no less than twice the smaller size.
 
     Raises:
       TooManyPixelsError: It has more.
@@ -83,6 +118,8 @@ def normalize_encoding(
             raise TooManyPixelsError(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
             )
+        size = limit.smaller(*image.size)
+        box = _draft(image, size) if size else None
         image.load()
     except Image.UnidentifiedImageError as error:  # its own message holds a memory address
         raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
@@ -92,14 +129,27 @@ def normalize_encoding(
         raise
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
-    if image.format in _JPEG and image.mode in ("L", "RGB"):
-        return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
-    kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
+    kind = image.format
+    if image.format in _JPEG:
+        decodable = image.mode in ("L", "RGB")
+        if decodable and not size:
+            return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
+        kind = "JPEG" if decodable else f"{image.mode} JPEG"
     try:
         image = to_grey_or_rgb(image)
     except Exception as error:
         raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
-    return _encode(image, encoding, kind)
+    return _encode(image, encoding, kind, size, box)
+
+
+def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | None:
+    """Sets a JPEG to be decoded at part of its size, if that is enough for ``size``.
+
+    Returns:
+      Where in what is decoded the picture is, which need not fill its last pixels, or None: all.
+    """
+    drafted = image.draft(None, tuple(_DECODED_SIZE * side for side in size))
+    return drafted[1] if drafted else None
 
 
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
@@ -114,12 +164,15 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
+def encode_pixels(
+    pixels: np.ndarray, encoding: str = "jpeg", limit: SizeLimit = NO_LIMIT
+) -> EncodedImage:
     """Returns raw pixels as an image file.
 
     Args:
       pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
       encoding: As ``normalize_encoding``.
+      limit: As ``normalize_encoding``.
 
     Raises:
       BadImageError: They cannot be encoded.
@@ -131,10 +184,32 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
             "pixels must be uint8 of shape (height, width) or (height, width, 3), "
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
-    return _encode(Image.fromarray(pixels), encoding, "pixels")
+    image = Image.fromarray(pixels)
+    return _encode(image, encoding, "pixels", limit.smaller(*image.size))
 
 
-def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
+def _encode(
+    image: Image.Image,
+    encoding: str,
+    kind: str,
+    size: tuple[int, int] | None,
+    box: tuple[float, ...] | None = None,
+) -> EncodedImage:
+    """Returns an image as a file.
+
+    Args:
+      image: Grey or RGB.
+      encoding: Of ``ENCODINGS``.
+      kind: What it was.
+      size: The width and height to make of it; None: its own.
+      box: The part of it to make that of; None: all.
+    """
+    if size:
+        kind += ", resized"
+        try:
+            image = image.resize(size, Image.Resampling.BICUBIC, box)
+        except Exception as error:
+            raise BadImageError(f"cannot be resized: {_reason(error)}") from error
     # Pillow would copy comments and the colour profile, and fails where they are long or damaged.
     image.info.clear()
     buffer = io.BytesIO()
@@ -146,7 +221,7 @@ def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedIm
             f"{_reason(error)}"
         ) from error
     channels = len(image.getbands())
-    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)
+    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, kind)
 
 
 def _reason(error: Exception) -> str:

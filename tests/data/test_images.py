@@ -7,7 +7,12 @@ from damaged_images import mutations, png_chunk
 from PIL import Image
 from PIL.BmpImagePlugin import BmpImageFile
 
-from imagenet_fast.data.images import BadImageError, encode_pixels, normalize_encoding
+from imagenet_fast.data.images import (
+    BadImageError,
+    SizeLimit,
+    encode_pixels,
+    normalize_encoding,
+)
 
 RANDOM = np.random.RandomState(0)
 # Smooth, as photographs are, so that JPEG changes little.
@@ -247,3 +252,98 @@ def test_tensorflow_decodes_the_first_picture_of_an_mpo():
     image = normalize_encoding(buffer.getvalue())
     assert image.converted_from is None
     assert close(image, RAMP)
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "expected"),
+    [
+        (SizeLimit(max_side=50), (100, 60), (50, 30)),
+        (SizeLimit(max_side=50), (60, 100), (30, 50)),
+        (SizeLimit(shorter_side=50), (100, 60), (83, 50)),
+        (SizeLimit(shorter_side=50), (60, 100), (50, 83)),
+        (SizeLimit(max_side=50), (5000, 3), (50, 1)),
+        (SizeLimit(max_side=3), (8, 4), (3, 2)),
+        (SizeLimit(max_side=50), (50, 50), None),
+        (SizeLimit(shorter_side=50), (9000, 50), None),
+        (SizeLimit(), (9000, 9000), None),
+    ],
+)
+def test_what_is_above_a_limit_becomes_smaller_in_its_aspect(limit, size, expected):
+    assert limit.smaller(*size) == expected
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "pixels"])
+def test_large_images_are_resized_as_by_pillow(kind, mode):
+    original = Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)).convert(mode)
+    if kind == "pixels":
+        image = encode_pixels(np.asarray(original), "png", SizeLimit(max_side=20))
+    else:
+        image = normalize_encoding(encoded(original, kind), "png", limit=SizeLimit(max_side=20))
+    assert image[1:] == (15, 20, len(mode), f"{kind}, resized")
+    expected = original.resize((20, 15), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(decoded(image), np.asarray(expected.convert("RGB")))
+
+
+def photograph(width, height, **options):
+    noise = Image.fromarray(np.random.RandomState(3).randint(0, 256, (9, 12, 3), np.uint8))
+    smooth = np.asarray(noise.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    grain = np.random.RandomState(4).randint(-9, 10, smooth.shape)
+    pixels = np.clip(smooth + grain, 0, 255).astype(np.uint8)
+    return encoded(Image.fromarray(pixels), "JPEG", quality=92, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("MPO", {})]
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_large_jpegs_are_decoded_small_without_harm(kind, options, mode):
+    data = photograph(410, 307)  # no multiple of 8: what is decoded has a part of a pixel too much
+    if mode != "RGB" or kind == "MPO":
+        data = encoded(Image.open(io.BytesIO(data)).convert(mode), kind, quality=92, **options)
+    whole = Image.open(io.BytesIO(data)).convert("L" if mode == "L" else "RGB")
+    image = normalize_encoding(data, "png", limit=SizeLimit(max_side=50))
+    name = "CMYK JPEG" if mode == "CMYK" else "JPEG"
+    assert image[1:] == (37, 50, 1 if mode == "L" else 3, f"{name}, resized")
+    expected = np.asarray(whole.resize((50, 37), Image.Resampling.BICUBIC).convert("RGB"))
+    difference = np.abs(decoded(image).astype(int) - expected)
+    assert difference.mean() < 0.6 and difference.max() <= 4
+
+
+def test_a_large_jpeg_is_decoded_at_no_less_than_twice_its_new_size(monkeypatch):
+    sizes = []
+    resize = Image.Image.resize
+
+    def noted(image, *arguments, **options):
+        sizes.append(image.size)
+        return resize(image, *arguments, **options)
+
+    data = photograph(400, 300)
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    for side in (200, 100, 99, 48, 24):
+        normalize_encoding(data, limit=SizeLimit(max_side=side))
+    assert sizes == [(400, 300), (200, 150), (200, 150), (100, 75), (50, 38)]
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png"])
+def test_jpegs_within_the_limit_keep_their_bytes(encoding):
+    data = encoded(Image.fromarray(RAMP), "JPEG")
+    for limit in (SizeLimit(max_side=64), SizeLimit(shorter_side=48)):
+        assert normalize_encoding(data, encoding, limit=limit) == (data, 48, 64, 3, None)
+
+
+def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
+    large = encoded(Image.fromarray(RAMP), "JPEG", comment=b"comment", quality=60)
+    image = normalize_encoding(large, limit=SizeLimit(shorter_side=24))
+    assert image[1:] == (24, 32, 3, "JPEG, resized")
+    whole = decoded(large_image := normalize_encoding(large))
+    assert large_image.data == large
+    small = Image.fromarray(whole).resize((32, 24), Image.Resampling.BICUBIC)
+    assert image.data == encoded(small, "JPEG", quality=95, subsampling=0)
+    assert b"comment" not in image.data
+
+
+def test_a_large_truncated_jpeg_is_bad():
+    data = photograph(400, 300)
+    with pytest.raises(BadImageError, match="cannot be decoded"):
+        normalize_encoding(data[: len(data) // 2], limit=SizeLimit(max_side=25))
