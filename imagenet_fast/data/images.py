@@ -11,9 +11,20 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, features
 
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
+# Those that Pillow may have been built without: how their files begin, and Pillow's and people's
+# names for them.
+_OPTIONAL = (
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp", "WebP"),
+    (re.compile(rb"....ftypavi[fs]", re.DOTALL), "avif", "AVIF"),
+    (re.compile(rb"\xff\x4f\xff\x51|....jP  ", re.DOTALL), "jpg_2000", "JPEG 2000"),
+)
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# Tags of a TIFF.
+_BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
+_WHITE_IS_ZERO = 0
 # A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
 _JPEG = ("JPEG", "MPO")
 
@@ -93,9 +104,10 @@ def normalize_encoding(
     """Returns an image file as one that training can decode.
 
     Grey and RGB JPEGs stay as they are, but for those above ``limit``. Other JPEGs (CMYK, YCCK),
-    PNG, GIF (its first frame), BMP and WebP, whatever they are named, are encoded anew, as grey if
-    they were grey, and with 8 bits; what is transparent becomes white. Comments, colour profiles
-    and other metadata are not copied. EXIF orientation is ignored, as ImageNet's own results do.
+    PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000, whatever they are named, are encoded anew,
+    as grey if they were grey, and with 8 bits; what is transparent becomes white. Of several frames
+    or pages it is the first one. Comments, colour profiles and other metadata are not copied. EXIF
+    orientation is ignored, as ImageNet's own results do; a TIFF's own is not.
 
     Args:
       data: The image file.
@@ -113,7 +125,7 @@ def normalize_encoding(
     if not data:
         raise BadImageError("empty")
     try:
-        image = Image.open(io.BytesIO(data), formats=_FORMATS)
+        image = _open(data)
         if max_pixels is not None and image.width * image.height > max_pixels:
             raise TooManyPixelsError(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
@@ -121,11 +133,13 @@ def normalize_encoding(
         size = limit.smaller(*image.size)
         box = _draft(image, size) if size else None
         image.load()
+        if box is None:
+            size = limit.smaller(*image.size)  # older Pillows turn a TIFF only now
     except Image.UnidentifiedImageError as error:  # its own message holds a memory address
-        raise BadImageError(f"no image of a known format; starts with {data[:4]!r}") from error
+        raise BadImageError(_unidentified(data)) from error
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(f"cannot be decoded: {_reason(error)}") from error
-    except TooManyPixelsError:
+    except BadImageError:
         raise
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
@@ -152,16 +166,59 @@ def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | Non
     return drafted[1] if drafted else None
 
 
+def _open(data: bytes) -> Image.Image:
+    for begin, feature, kind in _OPTIONAL:
+        if begin.match(data) and not features.check(feature):
+            raise BadImageError(
+                f"this Pillow was built without {kind}; install the wheel of pillow>=11.3 from PyPI"
+            )
+    Image.init()
+    # Older ones do not know AVIF by name.
+    return Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in Image.OPEN])
+
+
+def _unidentified(data: bytes) -> str:
+    """Returns why a file is none that Pillow knows."""
+    for begin, _, kind in _OPTIONAL:
+        if begin.match(data):
+            return f"cannot be decoded: damaged {kind}"
+    if data.startswith(_TIFF):
+        return "cannot be decoded: a damaged TIFF, or one of a kind that Pillow does not read"
+    return f"no image of a known format; starts with {data[:4]!r}"
+
+
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in the mode ``L`` if it is grey, else ``RGB``, on white if it has alpha."""
-    if image.mode.startswith("I"):  # 16-bit grey, which convert("L") would clip at 255
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).astype(np.uint8))
+    """Returns an image in the mode ``L`` if it is grey, else ``RGB``, on white if it has alpha.
+
+    Raises:
+      ValueError: Its pixels are floats or have 32 bits, or its colours cannot become RGB.
+    """
+    if image.mode.startswith(("I", "F")):
+        return _to_8_bits(image)
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         grey = image.mode in ("LA", "L", "1")
         image = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, image).convert("L" if grey else "RGB")
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Returns grey of up to 16 bits with the upper 8, where convert("L") would clip at 255."""
+    is_tiff = image.format == "TIFF"
+    # Pillow has 16 bits of a PNG or PPM as I, too.
+    if image.mode == "F" or (is_tiff and image.mode == "I"):
+        raise ValueError(
+            "its pixels are floats, signed or have 32 bits, and nothing tells which of them are "
+            "black and white; convert it to 8 or 16 bits"
+        )
+    pixels = np.asarray(image).astype(np.int64)
+    bits = 16
+    if is_tiff:
+        bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # 12 are not scaled to 16 by Pillow
+        if image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            pixels = 2**bits - 1 - pixels
+    return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
 
 def encode_pixels(

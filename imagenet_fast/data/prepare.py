@@ -45,7 +45,7 @@ from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
 # By encoding; raised whenever the same source begins to give other shards.
-_CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
+_CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
