@@ -78,6 +78,12 @@ def main(arguments: list[str]) -> int:
         "images with a longer side of more pixels are resized to that many; 0: none are",
     )
     flags.define("shorter_side", 0, "likewise by the shorter side; give one of both")
+    flags.define(
+        "exif",
+        "ignore",
+        "what becomes of EXIF orientation: ignore, the pixels stay as they are stored, or apply, "
+        "those of images that are not upright are turned",
+    )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
@@ -150,6 +156,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         encoding=flags["encoding"],
         max_side=flags["max_side"] or None,
         shorter_side=flags["shorter_side"] or None,
+        exif=flags["exif"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )

@@ -22,6 +22,20 @@ _OPTIONAL = (
     (re.compile(rb"\xff\x4f\xff\x51|....jP  ", re.DOTALL), "jpg_2000", "JPEG 2000"),
 )
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+# What may become of an EXIF orientation.
+EXIF = ("ignore", "apply")
+# By EXIF orientation, what makes an image upright.
+_ORIENTATION = 0x0112
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
 # Tags of a TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
 _WHITE_IS_ZERO = 0
@@ -100,14 +114,15 @@ def normalize_encoding(
     encoding: str = "jpeg",
     max_pixels: int | None = None,
     limit: SizeLimit = NO_LIMIT,
+    exif: str = "ignore",
 ) -> EncodedImage:
     """Returns an image file as one that training can decode.
 
-    Grey and RGB JPEGs stay as they are, but for those above ``limit``. Other JPEGs (CMYK, YCCK),
-    PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000, whatever they are named, are encoded anew,
-    as grey if they were grey, and with 8 bits; what is transparent becomes white. Of several frames
-    or pages it is the first one. Comments, colour profiles and other metadata are not copied. EXIF
-    orientation is ignored, as ImageNet's own results do; a TIFF's own is not.
+    Grey and RGB JPEGs stay as they are, unless they are resized or turned. Other JPEGs (CMYK,
+    YCCK), PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000, whatever they are named, are encoded
+    anew, as grey if they were grey, and with 8 bits; what is transparent becomes white. Of several
+    frames or pages it is the first one. Comments, colour profiles and other metadata are not
+    copied.
 
     Args:
       data: The image file.
@@ -117,6 +132,9 @@ def normalize_encoding(
         as Pillow allows, 178,956,970.
       limit: Images above it are made smaller, with Pillow's bicubic filter, which antialiases, and
         encoded anew. Large JPEGs are decoded at no less than twice the smaller size.
+      exif: Of ``EXIF``: ``ignore`` leaves the pixels as they are stored, as ImageNet's own results
+        do, ``apply`` turns them as EXIF orientation says and encodes them anew, without it. A
+        TIFF's own orientation is applied in any case.
 
     Raises:
       TooManyPixelsError: It has more.
@@ -143,17 +161,18 @@ def normalize_encoding(
         raise
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
+    turn = _turn(image) if exif == "apply" else None
     kind = image.format
     if image.format in _JPEG:
         decodable = image.mode in ("L", "RGB")
-        if decodable and not size:
+        if decodable and not size and turn is None:
             return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
         kind = "JPEG" if decodable else f"{image.mode} JPEG"
     try:
         image = to_grey_or_rgb(image)
     except Exception as error:
         raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
-    return _encode(image, encoding, kind, size, box)
+    return _encode(image, encoding, kind, size, box, turn)
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | None:
@@ -164,6 +183,16 @@ def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | Non
     """
     drafted = image.draft(None, tuple(_DECODED_SIZE * side for side in size))
     return drafted[1] if drafted else None
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """Returns what makes a loaded image upright, if it is not and its EXIF can be read."""
+    if image.format == "TIFF":  # Pillow has done it
+        return None
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION))
+    except Exception:  # Pillow's, of any class, where EXIF is damaged: the pixels need not be
+        return None
 
 
 def _open(data: bytes) -> Image.Image:
@@ -251,6 +280,7 @@ def _encode(
     kind: str,
     size: tuple[int, int] | None,
     box: tuple[float, ...] | None = None,
+    turn: Image.Transpose | None = None,
 ) -> EncodedImage:
     """Returns an image as a file.
 
@@ -260,6 +290,7 @@ def _encode(
       kind: What it was.
       size: The width and height to make of it; None: its own.
       box: The part of it to make that of; None: all.
+      turn: How to turn it, at last.
     """
     if size:
         kind += ", resized"
@@ -267,6 +298,9 @@ def _encode(
             image = image.resize(size, Image.Resampling.BICUBIC, box)
         except Exception as error:
             raise BadImageError(f"cannot be resized: {_reason(error)}") from error
+    if turn is not None:
+        kind += ", turned"
+        image = image.transpose(turn)
     # Pillow would copy comments and the colour profile, and fails where they are long or damaged.
     image.info.clear()
     buffer = io.BytesIO()

@@ -26,6 +26,7 @@ from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.images import (
     ENCODINGS,
+    EXIF,
     BadImageError,
     SizeLimit,
     encode_pixels,
@@ -76,6 +77,7 @@ def prepare(
     encoding: str = "jpeg",
     max_side: int | None = None,
     shorter_side: int | None = None,
+    exif: str = "ignore",
     threads: int | None = None,
     max_bad_images: int = 100,
     progress: bool = True,
@@ -98,6 +100,8 @@ def prepare(
       max_side: Images whose longer side has more pixels are made smaller, to this many, and encoded
         anew; None: none are.
       shorter_side: Likewise by the shorter side; at most one of both.
+      exif: What becomes of EXIF orientation: ``ignore`` keeps pixels as they are stored, ``apply``
+        turns those of images that are not upright, which are encoded anew.
       threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error.
@@ -112,11 +116,11 @@ def prepare(
         side is impossible; an image cannot be read or has a label out of range; too many images
         cannot be decoded.
     """
-    if encoding not in ENCODINGS:
-        raise UserError(
-            f"no encoding {encoding!r}; there are {', '.join(ENCODINGS)}"
-            f"{nearest(encoding, ENCODINGS)}"
-        )
+    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
+        if value not in choices:
+            raise UserError(
+                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
+            )
     limit = _size_limit(max_side, shorter_side)
     directory = target_directory(directory)
     settled = prepare_plan.read_lists(directory) if source.list_files() else None
@@ -129,10 +133,11 @@ def prepare(
         "seed": seed,
         "encoding": encoding,
         **limit._asdict(),
+        "exif": exif,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     converter = _Converter(
-        source, directory, encoding, limit, threads or cpu_cores(), max_bad_images, progress
+        source, directory, encoding, limit, exif, threads or cpu_cores(), max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, source, settled, job, directory)
@@ -331,6 +336,7 @@ class _Converter:
         directory: Path,
         encoding: str,
         limit: SizeLimit,
+        exif: str,
         threads: int,
         max_bad_images: int,
         progress: bool,
@@ -339,6 +345,7 @@ class _Converter:
         self._directory = directory
         self._encoding = encoding
         self._limit = limit
+        self._exif = exif
         self._threads = threads
         self._max_bad_images = max_bad_images
         self._progress = progress
@@ -420,8 +427,12 @@ class _Converter:
         return item
 
     def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
-        encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
-        image = encode(item.image, self._encoding, limit=self._limit)
+        if isinstance(item.image, bytes):
+            image = normalize_encoding(
+                item.image, self._encoding, limit=self._limit, exif=self._exif
+            )
+        else:
+            image = encode_pixels(item.image, self._encoding, self._limit)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from damaged_images import mutations, png_chunk
-from PIL import Image, features
+from PIL import Image, ImageOps, features
 from PIL.BmpImagePlugin import BmpImageFile
 
 from imagenet_fast.data.images import (
@@ -467,3 +467,67 @@ def test_truncated_files_of_other_formats_are_bad(kind):
         with pytest.raises(BadImageError) as caught:
             normalize_encoding(data[:length])
         assert "0x" not in str(caught.value)
+
+
+def with_orientation(image, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, kind, exif=exif)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_as_by_pillow(kind, orientation):
+    data = with_orientation(Image.fromarray(RAMP), kind, orientation)
+    image = normalize_encoding(data, "png", exif="apply")
+    if kind == "JPEG" and orientation == 1:
+        assert image == normalize_encoding(data, "png") == (data, 48, 64, 3, None)
+        return
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    done = ", turned" if orientation > 1 else ""
+    assert image[1:] == (expected.height, expected.width, 3, kind + done)
+    np.testing.assert_array_equal(decoded(image), np.asarray(expected))
+    assert not Image.open(io.BytesIO(image.data)).getexif()
+    ignored = Image.open(io.BytesIO(normalize_encoding(data, "png").data))
+    np.testing.assert_array_equal(np.asarray(ignored), np.asarray(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize("exif", ["ignore", "apply"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_turned_once_in_any_case(orientation, exif):
+    data = encoded(Image.fromarray(RAMP), "TIFF", tiffinfo={274: orientation})
+    image = normalize_encoding(data, "png", exif=exif)
+    expected = RAMP
+    if orientation > 1:
+        jpeg = with_orientation(Image.fromarray(RAMP), "PNG", orientation)
+        expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg))))
+    np.testing.assert_array_equal(decoded(image), expected)
+
+
+@pytest.mark.parametrize("limit", [SizeLimit(max_side=30), SizeLimit(shorter_side=23)])
+def test_large_images_that_are_not_upright_are_resized_and_turned(limit):
+    data = with_orientation(Image.open(io.BytesIO(photograph(410, 307))), "JPEG", 6)
+    image = normalize_encoding(data, limit=limit, exif="apply")
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    size = limit.smaller(*turned.size)
+    assert image[1:] == (*size[::-1], 3, "JPEG, resized, turned")
+    difference = decoded(image).astype(int) - turned.resize(size, Image.Resampling.BICUBIC)
+    assert np.abs(difference).mean() < 3
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*", b"Exif\0\0" * 9])
+def test_where_exif_is_damaged_or_odd_the_image_is_as_it_was(exif):
+    data = encoded(Image.fromarray(RAMP), "JPEG", exif=exif)
+    assert normalize_encoding(data, exif="apply").data == data
+    for orientation in (0, 9, 65535):
+        data = with_orientation(Image.fromarray(RAMP), "JPEG", orientation)
+        assert normalize_encoding(data, exif="apply").data == data
+
+
+def test_a_png_whose_exif_is_no_number_is_an_image_all_the_same():
+    text = b"Raw profile type exif\0\nexif\n9\nno hexadecimal number"
+    data = with_chunk(encoded(Image.fromarray(RAMP), "PNG"), b"tEXt", text)
+    with pytest.raises(ValueError, match="hexadecimal"):
+        Image.open(io.BytesIO(data)).getexif()
+    assert normalize_encoding(data, exif="apply").converted_from == "PNG"
