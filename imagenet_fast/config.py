@@ -293,6 +293,12 @@ class Config:
     resize_method: str = _option(
         "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
     )
+    antialias: bool = _option(
+        False,
+        "antialias what is made smaller, as Pillow and torchvision do, in training, evaluation and "
+        "exported models; published recipes in TensorFlow do not",
+        group="data",
+    )
     resize_kernel: str = _option(
         "auto",
         "native: an op of our own, compiled at first use, which takes a C++ compiler; tensorflow: "

@@ -51,6 +51,7 @@ OTHER = {
     "mixup_alpha": 0.2,
     "cutmix_alpha": 1.0,
     "resize_method": "bicubic",
+    "antialias": True,
     "resize_kernel": "tensorflow",
     "jpeg_dct": "fast",
     "jpeg_upsampling": "plain",

@@ -72,6 +72,18 @@ def main(arguments: list[str]) -> int:
         "jpeg",
         "what images become that are no JPEGs: jpeg, of quality 95, or png, which keeps each pixel",
     )
+    flags.define(
+        "max_side",
+        0,
+        "images with a longer side of more pixels are resized to that many; 0: none are",
+    )
+    flags.define("shorter_side", 0, "likewise by the shorter side; give one of both")
+    flags.define(
+        "exif",
+        "ignore",
+        "what becomes of EXIF orientation: ignore, the pixels stay as they are stored, or apply, "
+        "those of images that are not upright are turned",
+    )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
@@ -85,9 +97,18 @@ def main(arguments: list[str]) -> int:
         raise UserError("give --data_dir, the directory for the shards")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
-    for name in ("train_shards", "validation_shards", "threads", "max_bad_images"):
+    for name in (
+        "max_side",
+        "shorter_side",
+        "train_shards",
+        "validation_shards",
+        "threads",
+        "max_bad_images",
+    ):
         if flags[name] < 0:
             raise UserError(f"{name} is {flags[name]}, but must not be negative")
+    if flags["max_side"] and flags["shorter_side"]:
+        raise UserError("max_side and shorter_side: give one of both")
     import_tensorflow()
     return _verify(directory) if flags["verify"] else _prepare(flags, directory)
 
@@ -133,6 +154,9 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         validation_shards=flags["validation_shards"] or None,
         seed=flags["seed"],
         encoding=flags["encoding"],
+        max_side=flags["max_side"] or None,
+        shorter_side=flags["shorter_side"] or None,
+        exif=flags["exif"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )

@@ -24,7 +24,14 @@ from imagenet_fast.cores import cpu_cores
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
-from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalize_encoding
+from imagenet_fast.data.images import (
+    ENCODINGS,
+    EXIF,
+    BadImageError,
+    SizeLimit,
+    encode_pixels,
+    normalize_encoding,
+)
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare_journal import (
     JOURNAL,
@@ -39,7 +46,7 @@ from imagenet_fast.errors import UserError, nearest
 from imagenet_fast.paths import to_local_path
 
 # By encoding; raised whenever the same source begins to give other shards.
-_CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
+_CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
@@ -68,6 +75,9 @@ def prepare(
     validation_shards: int | None = None,
     seed: int = 0,
     encoding: str = "jpeg",
+    max_side: int | None = None,
+    shorter_side: int | None = None,
+    exif: str = "ignore",
     threads: int | None = None,
     max_bad_images: int = 100,
     progress: bool = True,
@@ -87,6 +97,11 @@ def prepare(
       seed: Of the shuffle.
       encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
         of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
+      max_side: Images whose longer side has more pixels are made smaller, to this many, and encoded
+        anew; None: none are.
+      shorter_side: Likewise by the shorter side; at most one of both.
+      exif: What becomes of EXIF orientation: ``ignore`` keeps pixels as they are stored, ``apply``
+        turns those of images that are not upright, which are encoded anew.
       threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error.
@@ -97,15 +112,16 @@ def prepare(
 
     Raises:
       UserError: The directory cannot be written to, is in use by another process, or holds another
-        data set or this one made in another way; there is no such encoding; a number of shards is
-        impossible; an image cannot be read or has a label out of range; too many images cannot be
-        decoded.
+        data set or this one made in another way; there is no such encoding; a number of shards or a
+        side is impossible; an image cannot be read or has a label out of range; too many images
+        cannot be decoded.
     """
-    if encoding not in ENCODINGS:
-        raise UserError(
-            f"no encoding {encoding!r}; there are {', '.join(ENCODINGS)}"
-            f"{nearest(encoding, ENCODINGS)}"
-        )
+    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
+        if value not in choices:
+            raise UserError(
+                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
+            )
+    limit = _size_limit(max_side, shorter_side)
     directory = target_directory(directory)
     settled = prepare_plan.read_lists(directory) if source.list_files() else None
     shards = _shard_counts(
@@ -116,10 +132,12 @@ def prepare(
         "shards": shards,
         "seed": seed,
         "encoding": encoding,
+        **limit._asdict(),
+        "exif": exif,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     converter = _Converter(
-        source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
+        source, directory, encoding, limit, exif, threads or cpu_cores(), max_bad_images, progress
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, source, settled, job, directory)
@@ -149,6 +167,15 @@ def prepare(
             raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
+
+
+def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:
+    if max_side is not None and shorter_side is not None:
+        raise UserError("max_side and shorter_side: give one of both")
+    for name, value in {"max_side": max_side, "shorter_side": shorter_side}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}, but must be at least 1")
+    return SizeLimit(max_side, shorter_side)
 
 
 def target_directory(directory: str | os.PathLike[str]) -> Path:
@@ -308,6 +335,8 @@ class _Converter:
         source: Source,
         directory: Path,
         encoding: str,
+        limit: SizeLimit,
+        exif: str,
         threads: int,
         max_bad_images: int,
         progress: bool,
@@ -315,6 +344,8 @@ class _Converter:
         self._source = source
         self._directory = directory
         self._encoding = encoding
+        self._limit = limit
+        self._exif = exif
         self._threads = threads
         self._max_bad_images = max_bad_images
         self._progress = progress
@@ -396,8 +427,12 @@ class _Converter:
         return item
 
     def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
-        encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
-        image = encode(item.image, self._encoding)
+        if isinstance(item.image, bytes):
+            image = normalize_encoding(
+                item.image, self._encoding, limit=self._limit, exif=self._exif
+            )
+        else:
+            image = encode_pixels(item.image, self._encoding, self._limit)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets

@@ -158,7 +158,7 @@ def check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) 
       UserError: if they differ, naming in what.
     """
     # What was made before there was a choice does not tell.
-    there = {"encoding": "jpeg", **there}
+    there = {"encoding": "jpeg", "exif": "ignore", **there}
     differences = [
         f"{key} {there.get(key)!r} there, {value!r} asked for"
         for key, value in job.items()

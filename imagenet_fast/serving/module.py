@@ -181,6 +181,7 @@ class ServingModule(tf.Module):
                 "size": self._config.image_size,
                 "crop_fraction": self._config.eval_crop_fraction,
                 "resize_method": self._config.resize_method,
+                "antialias": self._config.antialias,
             },
         }
         return json.dumps(values, ensure_ascii=False)
