@@ -56,10 +56,18 @@ class _Beside(NamedTuple):
     Attributes:
       option: the other's name.
       values: of which it must have one; none: it must not have its default.
+      others: whether it must have a value that is none of these instead.
     """
 
     option: str
     values: tuple[Any, ...] = ()
+    others: bool = False
+
+    def holds(self, value: Any, default: Any) -> bool:
+        """Returns whether the other option is what it must be."""
+        if not self.values:
+            return value != default
+        return (value in self.values) != self.others
 
 
 def _is_address(value: str) -> bool:
@@ -92,6 +100,7 @@ _ADDRESSES = _Check(lambda value: all(map(_is_address, value)), "be host:port, e
 _LARS = _Beside("optimizer", ("lars",))
 _MUON = _Beside("optimizer", ("muon",))
 _OWN_OPTIMIZERS = _Beside("optimizer", ("sgd", "lars", "muon"))
+_OTHER_OPTIMIZERS = _Beside("optimizer", ("sgd", "lars", "muon"), others=True)
 _STEPS = _Beside("schedule", ("steps",))
 _KNOTS = _Beside("schedule", ("piecewise_linear",))
 _WARMUP = _Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
@@ -615,6 +624,7 @@ class Config:
         "optimizer has by itself",
         group="optimization",
         check=_NOT_NEGATIVE,
+        beside=_OTHER_OPTIMIZERS,
     )
     rate_in_momentum: str = _option(
         "auto",
@@ -1062,7 +1072,9 @@ class Config:
             beside, value = field.metadata["beside"], getattr(self, field.name)
             other = self.__dataclass_fields__[beside.option]
             text, found = option_text(value), option_text(getattr(self, other.name))
-            if beside.values:
+            if beside.values and beside.others:
+                reason = f"is not for {other.name}={found}"
+            elif beside.values:
                 needed = " or ".join(f"{other.name}={own}" for own in beside.values)
                 reason = f"is for {needed}, but {other.name} is {found}"
             else:
@@ -1133,13 +1145,14 @@ class Config:
         if self.trivial_augment and self.rand_augment_layers:
             raise UserError("trivial_augment takes the place of rand_augment_layers: leave one out")
         self._check_device_data()
-        if self.cutout > self.image_size:
-            raise UserError(f"cutout {self.cutout} is more than image_size {self.image_size}")
-        if self.train_crop == "pad" and self.crop_padding >= self.image_size:
-            raise UserError(
-                f"crop_padding {self.crop_padding} must be smaller than image_size "
-                f"{self.image_size}"
-            )
+        for name, sizes in (("image_size", (self.image_size,)), ("train_sizes", self.train_sizes)):
+            least = min(sizes, default=self.image_size)
+            if self.cutout > least:
+                raise UserError(f"cutout {self.cutout} is more than {name} {least}")
+            if self.train_crop == "pad" and self.crop_padding >= least:
+                raise UserError(
+                    f"crop_padding {self.crop_padding} must be smaller than {name} {least}"
+                )
 
     def _check_device_data(self) -> None:
         if not self.data_on_device:
@@ -1358,10 +1371,7 @@ def _without_effect(values: Mapping[str, Any]) -> list[dataclasses.Field]:
         beside = field.metadata["beside"]
         if beside is None or value_of(field.name) == field.default:
             return False
-        other = value_of(beside.option)
-        return (
-            other not in beside.values if beside.values else other == fields[beside.option].default
-        )
+        return not beside.holds(value_of(beside.option), fields[beside.option].default)
 
     return [field for field in fields.values() if idle(field)]
 

@@ -249,6 +249,12 @@ def _mend(
             f"{directory}: is finished, but the images have changed since ({then} then, {now} "
             "now): train on it as it is, or prepare the images of now in another directory"
         )
+    for there, asked in zip(manifest.labels, source.labels):
+        if there != asked:
+            raise UserError(
+                f"{directory}: is finished, with the class {there!r}, which is {asked!r} now: "
+                "train on it as it is, or prepare the images in another directory"
+            )
     if settled is None:
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
         tasks = prepare_plan.tasks_of(source, dealt)

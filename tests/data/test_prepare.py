@@ -353,6 +353,17 @@ def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
     assert contents(directory) == before
 
 
+def test_other_names_of_classes_of_a_finished_directory_are_told(tmp_path):
+    pixels = np.zeros((6, 4, 4, 3), np.uint8)
+    split = (pixels, np.arange(6) % 2)
+    old = ArraySource("digits", "toy", ("cat", "dgo"), {"train": split})
+    new = ArraySource("digits", "toy", ("cat", "dog"), {"train": split})
+    prepare(old, tmp_path, progress=False)
+    with pytest.raises(UserError, match="is finished, with the class 'dgo', which is 'dog' now"):
+        prepare(new, tmp_path, progress=False)
+    assert read_manifest(tmp_path).labels == ("cat", "dgo")
+
+
 def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
     interrupt(source, tmp_path, after=30)
     assert not list(tmp_path.glob(".*"))

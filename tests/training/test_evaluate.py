@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -294,6 +295,16 @@ def test_data_with_other_classes(config, saved, digits, tmp_path):
 def test_data_with_fewer_training_images_than_the_trainings_batch(config, saved, expected):
     large = config.replace(batch_size=1439)  # there are 1438
     assert evaluate(large)["top1"] == pytest.approx(expected["top1"])
+
+
+def test_no_image_that_can_be_read(config, saved, monkeypatch):
+    """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
+    sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
+    model = SimpleNamespace(evaluate=lambda *_, **__: {**sums, "skipped": 359.0})
+    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda _: model)
+    monkeypatch.setattr(evaluation, "restore_weights", lambda *_: "")
+    with pytest.raises(UserError, match=r"none of the 359 validation images .* max_pixels is 9"):
+        evaluate(config.replace(max_pixels=9))
 
 
 def test_no_validation_images(config, saved):
