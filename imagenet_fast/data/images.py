@@ -45,6 +45,7 @@ class EncodedImage(NamedTuple):
       channels: 3 (RGB) or 1 (grey).
       converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``), or None for
         a JPEG that is byte for byte the original.
+      pixels: What the file was encoded from, or decodes to, in the mode ``L`` or ``RGB``.
     """
 
     data: bytes
@@ -52,6 +53,7 @@ class EncodedImage(NamedTuple):
     width: int
     channels: int
     converted_from: str | None
+    pixels: Image.Image
 
 
 def normalize_encoding(
@@ -93,7 +95,7 @@ def normalize_encoding(
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     if image.format in _JPEG and image.mode in ("L", "RGB"):
-        return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
+        return EncodedImage(data, image.height, image.width, len(image.getbands()), None, image)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
     try:
         image = to_grey_or_rgb(image)
@@ -146,7 +148,8 @@ def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedIm
             f"{_reason(error)}"
         ) from error
     channels = len(image.getbands())
-    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)
+    data = buffer.getvalue()
+    return EncodedImage(data, image.height, image.width, channels, converted_from, image)
 
 
 def _reason(error: Exception) -> str:
