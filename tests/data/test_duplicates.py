@@ -76,7 +76,10 @@ def test_the_search_ends_where_everything_looks_alike(monkeypatch):
 
 
 def test_no_images_have_no_copies():
-    for found in (equal_files(np.zeros(0, "<u8")), look_alike(np.zeros((0, 4), "<u8"), np.arange(0))):
+    for found in (
+        equal_files(np.zeros(0, "<u8")),
+        look_alike(np.zeros((0, 4), "<u8"), np.arange(0)),
+    ):
         assert found.complete and not len(found.first)
 
 
