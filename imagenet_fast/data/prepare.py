@@ -21,9 +21,10 @@ from typing import Any
 from tqdm import tqdm
 
 from imagenet_fast.cores import cpu_cores
+from imagenet_fast.data import facts, prepare_plan, records
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
+from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalize_encoding
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare_journal import (
@@ -69,10 +70,12 @@ def prepare(
     seed: int = 0,
     encoding: str = "jpeg",
     threads: int | None = None,
-    max_bad_images: int = 100,
+    max_bad_images: int | float | str = 100,
     progress: bool = True,
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
+
+    Beside them are the manifest and what is known of each image, as ``facts`` has it.
 
     All splits are shuffled: training wants neighbours of different classes, and part of the
     validation set should be a fair sample of it; if there are no images of a split other than
@@ -89,7 +92,7 @@ def prepare(
         of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
       threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
-        manifest, before that is an error.
+        manifest, before that is an error: a count, or a fraction of all, as 0.01 or ``"1%"``.
       progress: Show a progress bar.
 
     Returns:
@@ -97,15 +100,16 @@ def prepare(
 
     Raises:
       UserError: The directory cannot be written to, is in use by another process, or holds another
-        data set or this one made in another way; there is no such encoding; a number of shards is
-        impossible; an image cannot be read or has a label out of range; too many images cannot be
-        decoded.
+        data set or this one made in another way; there is no such encoding or limit; a number of
+        shards is impossible; an image cannot be read or has a label out of range; too many images
+        cannot be decoded.
     """
     if encoding not in ENCODINGS:
         raise UserError(
             f"no encoding {encoding!r}; there are {', '.join(ENCODINGS)}"
             f"{nearest(encoding, ENCODINGS)}"
         )
+    limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
     directory = target_directory(directory)
     settled = prepare_plan.read_lists(directory) if source.list_files() else None
     shards = _shard_counts(
@@ -118,9 +122,7 @@ def prepare(
         "encoding": encoding,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
-    converter = _Converter(
-        source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
-    )
+    converter = _Converter(source, directory, encoding, threads or cpu_cores(), limit, progress)
     if (directory / manifests.FILE).exists():
         return _mend(converter, source, settled, job, directory)
     _check_no_strangers(directory)
@@ -141,7 +143,9 @@ def prepare(
         todo = [task for task in tasks if task.file not in intact]
         converter.run(todo, list(intact.values()), finish)
         manifest = _summarize(source, job, [intact[task.file] for task in tasks])
+        packed = {done.shard.file: done.facts for done in intact.values()}
         try:
+            facts.write_facts(manifest, packed, directory)
             if not kept:
                 prepare_plan.remove_lists(directory)
             manifests.write_manifest(manifest, directory)
@@ -309,14 +313,15 @@ class _Converter:
         directory: Path,
         encoding: str,
         threads: int,
-        max_bad_images: int,
+        limit: ImageLimit,
         progress: bool,
     ) -> None:
         self._source = source
         self._directory = directory
         self._encoding = encoding
         self._threads = threads
-        self._max_bad_images = max_bad_images
+        self._limit = limit
+        self._images = sum(source.splits.values())
         self._progress = progress
         self._lock = threading.Lock()  # held to skip an image, move the bar or finish a shard
         self._skipped: list[Skipped] = []
@@ -359,6 +364,7 @@ class _Converter:
         counts = [0] * len(self._source.labels)
         converted: collections.Counter[str] = collections.Counter()
         skipped: list[Skipped] = []
+        rows: list[tuple] = []
         splits = list(self._source.splits)
 
         def examples() -> Iterator[bytes]:
@@ -367,7 +373,7 @@ class _Converter:
                     raise CancelledError
                 item = self._read(splits[number], index)
                 try:
-                    yield self._convert(item, converted)
+                    yield self._convert(item, converted, rows)
                     counts[item.label] += 1
                 except BadImageError as error:
                     skipped.append(self._skip(task.split, item, error))
@@ -378,8 +384,17 @@ class _Converter:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
             with self._lock:
-                done = Done(task.split, shard, counts, dict(converted), skipped, task.digest)
-                finish(done)
+                finish(
+                    Done(
+                        task.split,
+                        shard,
+                        counts,
+                        dict(converted),
+                        skipped,
+                        task.digest,
+                        facts.pack(rows),
+                    )
+                )
         except OSError as error:
             raise unwritable(path, error) from error
 
@@ -395,13 +410,13 @@ class _Converter:
             )
         return item
 
-    def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
+    def _convert(self, item: Item, converted: collections.Counter[str], rows: list[tuple]) -> bytes:
         encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
         image = encode(item.image, self._encoding)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets
-        return encode_example(
+        record = encode_example(
             image.data,
             label=item.label,
             text=self._source.labels[item.label],
@@ -411,6 +426,8 @@ class _Converter:
             width=image.width,
             channels=image.channels,
         )
+        rows.append(facts.describe(image, item.label, len(record)))
+        return record
 
     def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
         skipped = Skipped(split, item.filename, str(error))
@@ -420,14 +437,16 @@ class _Converter:
         return skipped
 
     def _check_skipped(self) -> None:
-        if len(self._skipped) <= self._max_bad_images:
+        most = self._limit.images(self._images)
+        if len(self._skipped) <= most:
             return
         examples = "; ".join(
             f"{skipped.file}: {skipped.reason}" for skipped in self._skipped[:_BAD_IMAGES_SHOWN]
         )
+        of = "" if self._limit.count is not None else f"={self._limit} of {self._images}"
         raise UserError(
-            f"{self._source.name}: more than {self._max_bad_images} images (max_bad_images) cannot "
-            f"be used, such as {examples}"
+            f"{self._source.name}: more than {most} images (max_bad_images{of}) cannot be used, "
+            f"such as {examples}"
         )
 
 
@@ -444,9 +463,15 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         converted.update(shard.converted)
     if not splits["train"].examples:
         raise UserError(f"{source.name}: none of its training images can be used")
+    counts = zip(*(split.class_counts for split in splits.values()))
     absent = [
         f"class {label!r} has no training image"
-        for label, count in zip(source.labels, splits["train"].class_counts)
+        + "".join(
+            f", but {other} for {'a test' if split == 'test' else split}"
+            for split, other in zip(list(splits)[1:], others)
+            if other
+        )
+        for label, (count, *others) in zip(source.labels, counts)
         if not count
     ]
     if "validation" in splits and not splits["validation"].examples:
