@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
+
+# What is to be done with a decoded image.
+Seen = Callable[[Image.Image], None]
 
 # Of an object in an error's text: another one each time.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -45,7 +49,6 @@ class EncodedImage(NamedTuple):
       channels: 3 (RGB) or 1 (grey).
       converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``), or None for
         a JPEG that is byte for byte the original.
-      pixels: What the file was encoded from, or decodes to, in the mode ``L`` or ``RGB``.
     """
 
     data: bytes
@@ -53,11 +56,13 @@ class EncodedImage(NamedTuple):
     width: int
     channels: int
     converted_from: str | None
-    pixels: Image.Image
 
 
 def normalize_encoding(
-    data: bytes, encoding: str = "jpeg", max_pixels: int | None = None
+    data: bytes,
+    encoding: str = "jpeg",
+    max_pixels: int | None = None,
+    seen: Seen | None = None,
 ) -> EncodedImage:
     """Returns an image file as one that training can decode.
 
@@ -72,6 +77,7 @@ def normalize_encoding(
         chroma subsampling, or ``png``, which keeps each pixel.
       max_pixels: The most pixels, height times width, of an image that is decoded; None: as many
         as Pillow allows, 178,956,970.
+      seen: Called with the image, decoded, in the mode ``L`` or ``RGB``, as it will be stored.
 
     Raises:
       TooManyPixelsError: It has more.
@@ -95,13 +101,15 @@ def normalize_encoding(
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     if image.format in _JPEG and image.mode in ("L", "RGB"):
-        return EncodedImage(data, image.height, image.width, len(image.getbands()), None, image)
+        if seen:
+            seen(image)
+        return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
     kind = f"{image.mode} JPEG" if image.format in _JPEG else image.format
     try:
         image = to_grey_or_rgb(image)
     except Exception as error:
         raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
-    return _encode(image, encoding, kind)
+    return _encode(image, encoding, kind, seen)
 
 
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
@@ -116,12 +124,15 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
     return image.convert("L" if image.mode in ("1", "L") else "RGB")
 
 
-def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
+def encode_pixels(
+    pixels: np.ndarray, encoding: str = "jpeg", seen: Seen | None = None
+) -> EncodedImage:
     """Returns raw pixels as an image file.
 
     Args:
       pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
       encoding: As ``normalize_encoding``.
+      seen: Likewise.
 
     Raises:
       BadImageError: They cannot be encoded.
@@ -133,10 +144,12 @@ def encode_pixels(pixels: np.ndarray, encoding: str = "jpeg") -> EncodedImage:
             "pixels must be uint8 of shape (height, width) or (height, width, 3), "
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
-    return _encode(Image.fromarray(pixels), encoding, "pixels")
+    return _encode(Image.fromarray(pixels), encoding, "pixels", seen)
 
 
-def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedImage:
+def _encode(
+    image: Image.Image, encoding: str, converted_from: str, seen: Seen | None
+) -> EncodedImage:
     # Pillow would copy comments and the colour profile, and fails where they are long or damaged.
     image.info.clear()
     buffer = io.BytesIO()
@@ -147,9 +160,10 @@ def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedIm
             f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: "
             f"{_reason(error)}"
         ) from error
+    if seen:
+        seen(image)
     channels = len(image.getbands())
-    data = buffer.getvalue()
-    return EncodedImage(data, image.height, image.width, channels, converted_from, image)
+    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, converted_from)
 
 
 def _reason(error: Exception) -> str:

@@ -18,6 +18,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tqdm import tqdm
 
 from imagenet_fast.cores import cpu_cores
@@ -412,7 +413,8 @@ class _Converter:
 
     def _convert(self, item: Item, converted: collections.Counter[str], rows: list[tuple]) -> bytes:
         encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
-        image = encode(item.image, self._encoding)
+        seen: list[Image.Image] = []
+        image = encode(item.image, self._encoding, seen=seen.append)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets
@@ -426,7 +428,7 @@ class _Converter:
             width=image.width,
             channels=image.channels,
         )
-        rows.append(facts.describe(image, item.label, len(record)))
+        rows.append(facts.describe(image, seen[0], item.label, len(record)))
         return record
 
     def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
