@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
@@ -299,7 +300,7 @@ def _equal(copies: Copies, images: Images) -> str:
 
 def _alike(copies: Copies | None, images: Images, directory: str) -> str:
     if copies is None:
-        command = f"imagenet-fast prepare --look --data_dir={directory}"
+        command = f"imagenet-fast prepare --look --data_dir={shlex.quote(directory)}"
         return (
             '<p class="note">Not searched for, since the library ImageHash is not installed. To '
             "have them here:</p><pre>pip install ImageHash\n" + html.escape(command) + "</pre>"
