@@ -107,7 +107,7 @@ class Copies:
 
     def number(self) -> str:
         """Returns how many there are, for people."""
-        return f"{len(self):,}" if self.pairs.complete else f"more than {len(self):,}"
+        return f"{len(self):,}" if self.pairs.complete else f"at least {len(self):,}"
 
     def told(self, what: str) -> str:
         """Returns how many there are, and of them, of those that do harm."""

@@ -315,8 +315,8 @@ def _alike(copies: Copies | None, images: Images, directory: str) -> str:
         return note + "<p>No two images look alike.</p>"
     if not copies.pairs.complete:
         note += (
-            f'<p class="note">The search was ended after {len(copies):,} pairs: most images of '
-            "this data set look alike to the hash.</p>"
+            '<p class="note">The search was ended early: too many images of this data set look '
+            "alike to the hash.</p>"
         )
     return note + _matrix(copies, images) + _pairs(copies, images)
 
