@@ -465,16 +465,10 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         converted.update(shard.converted)
     if not splits["train"].examples:
         raise UserError(f"{source.name}: none of its training images can be used")
-    counts = zip(*(split.class_counts for split in splits.values()))
     absent = [
-        f"class {label!r} has no training image"
-        + "".join(
-            f", but {other} for {'a test' if split == 'test' else split}"
-            for split, other in zip(list(splits)[1:], others)
-            if other
-        )
-        for label, (count, *others) in zip(source.labels, counts)
-        if not count
+        _no_training_image(label, {name: own.class_counts[number] for name, own in splits.items()})
+        for number, label in enumerate(source.labels)
+        if not splits["train"].class_counts[number]
     ]
     if "validation" in splits and not splits["validation"].examples:
         absent.append("none of the validation images can be used, by which to measure accuracy")
@@ -487,3 +481,12 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
         warnings=(*source.warnings, *absent),
     )
+
+
+def _no_training_image(label: str, counts: dict[str, int]) -> str:
+    others = " and ".join(
+        f"{count} for {'a test' if split == 'test' else split}"
+        for split, count in counts.items()
+        if count
+    )
+    return f"class {label!r} has no training image{', but ' * bool(others)}{others}"

@@ -610,6 +610,21 @@ class Pixels(Source):
         return Item(np.full((6, 5), index, np.uint8), self._label, f"{split}{index}")
 
 
+def test_classes_without_training_images_are_told_of_with_the_others_that_they_have(tmp_path):
+    pixels = np.zeros((6, 8, 8), np.uint8)
+    arrays = {
+        "train": (pixels, np.array([0, 0, 0, 1, 1, 1])),
+        "validation": (pixels, np.array([0, 0, 1, 2, 2, 2])),
+        "test": (pixels, np.array([0, 1, 1, 1, 2, 2])),
+    }
+    source = ArraySource("noise", "noise", ("a", "b", "c", "d"), arrays)
+    manifest = prepare(source, tmp_path, progress=False)
+    assert manifest.warnings == (
+        "class 'c' has no training image, but 3 for validation and 2 for a test",
+        "class 'd' has no training image",
+    )
+
+
 def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
     manifest = prepare(Pixels(), tmp_path, progress=False)
     assert manifest.converted == {"pixels": 24}
