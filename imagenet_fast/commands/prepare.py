@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.errors import UserError
 from imagenet_fast.paths import to_local_path
 from imagenet_fast.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from imagenet_fast.data.copies import Found
 
 # The flags that only some kinds of source take: their defaults and what they are.
 _SOURCE_OPTIONS = {
@@ -88,29 +93,30 @@ def main(arguments: list[str]) -> int:
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
     flags.define("threads", 0, "shards written at once; 0: one a core")
-    flags.define("max_bad_images", 100, "undecodable images left out before that fails")
+    flags.define(
+        "max_bad_images",
+        "100",
+        "undecodable images left out before that fails: a number, or a fraction as 0.01 or 1%",
+    )
     flags.define("seed", 0, "of the order of the images")
     flags.define("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.define("look", False, "write data.html for data_dir again, and nothing else")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
-    for name in (
-        "max_side",
-        "shorter_side",
-        "train_shards",
-        "validation_shards",
-        "threads",
-        "max_bad_images",
-    ):
+    for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
         if flags[name] < 0:
             raise UserError(f"{name} is {flags[name]}, but must not be negative")
     if flags["max_side"] and flags["shorter_side"]:
         raise UserError("max_side and shorter_side: give one of both")
+    ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
     import_tensorflow()
-    return _verify(directory) if flags["verify"] else _prepare(flags, directory)
+    if flags["verify"]:
+        return _verify(directory)
+    return _look(directory) if flags["look"] else _prepare(flags, directory)
 
 
 def _verify(directory: str) -> int:
@@ -126,7 +132,31 @@ def _verify(directory: str) -> int:
     return 0
 
 
+def _look(directory: str) -> int:
+    from imagenet_fast.data.data_page import FILE, write_page
+
+    try:
+        found = write_page(directory)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    _tell_copies(found)
+    print(f"{directory}: see {FILE}")
+    return 0
+
+
+def _tell_copies(found: Found) -> None:
+    _warn(
+        copies.told(what)
+        for copies, what in (
+            (found.equal, "copies of images, byte for byte"),
+            (found.alike, "further pairs of images that look alike"),
+        )
+        if copies
+    )
+
+
 def _prepare(flags: CommandFlags, directory: str) -> int:
+    from imagenet_fast.data.data_page import FILE, write_page
     from imagenet_fast.data.prepare import prepare, target_directory
     from imagenet_fast.data.sources import open_source
 
@@ -167,7 +197,13 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         print(f"converted {count} images: {kind}")
     for skipped in manifest.skipped:
         print(f"left out {skipped.file}: {skipped.reason}")
-    print(f"{directory}: {_contents(manifest)}")
+    try:
+        _tell_copies(write_page(directory))
+        page = f"; see {FILE}"
+    except (OSError, UserError) as error:  # the data can be trained on all the same
+        _warn([f"no {FILE}: {error}"])
+        page = ""
+    print(f"{directory}: {_contents(manifest)}{page}")
     return 0
 
 

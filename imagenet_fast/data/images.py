@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,8 @@ ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
 # A JPEG that is to become smaller is decoded at a half, a quarter or an eighth of its size, which
 # is cheap, as long as that is at least this many times the new size.
 _DECODED_SIZE = 2
+# What is to be done with a decoded image.
+Seen = Callable[[Image.Image], None]
 
 # Of an object in an error's text: another one each time.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -113,8 +116,9 @@ def normalize_encoding(
     data: bytes,
     encoding: str = "jpeg",
     max_pixels: int | None = None,
-    limit: SizeLimit = NO_LIMIT,
+    size_limit: SizeLimit = NO_LIMIT,
     exif: str = "ignore",
+    seen: Seen | None = None,
 ) -> EncodedImage:
     """Returns an image file as one that training can decode.
 
@@ -130,11 +134,12 @@ def normalize_encoding(
         chroma subsampling, or ``png``, which keeps each pixel.
       max_pixels: The most pixels, height times width, of an image that is decoded; None: as many
         as Pillow allows, 178,956,970.
-      limit: Images above it are made smaller, with Pillow's bicubic filter, which antialiases, and
-        encoded anew. Large JPEGs are decoded at no less than twice the smaller size.
+      size_limit: Images above it are made smaller, with Pillow's bicubic filter, which antialiases,
+        and encoded anew. Large JPEGs are decoded at no less than twice the smaller size.
       exif: Of ``EXIF``: ``ignore`` leaves the pixels as they are stored, as ImageNet's own results
         do, ``apply`` turns them as EXIF orientation says and encodes them anew, without it. A
         TIFF's own orientation is applied in any case.
+      seen: Called with the image, decoded, in the mode ``L`` or ``RGB``, as it will be stored.
 
     Raises:
       TooManyPixelsError: It has more.
@@ -148,11 +153,11 @@ def normalize_encoding(
             raise TooManyPixelsError(
                 f"{image.width} x {image.height} pixels, more than the limit of {max_pixels}"
             )
-        size = limit.smaller(*image.size)
+        size = size_limit.smaller(*image.size)
         box = _draft(image, size) if size else None
         image.load()
         if box is None:
-            size = limit.smaller(*image.size)  # older Pillows turn a TIFF only now
+            size = size_limit.smaller(*image.size)  # older Pillows turn a TIFF only now
     except Image.UnidentifiedImageError as error:  # its own message holds a memory address
         raise BadImageError(_unidentified(data)) from error
     except Image.DecompressionBombError as error:
@@ -166,13 +171,15 @@ def normalize_encoding(
     if image.format in _JPEG:
         decodable = image.mode in ("L", "RGB")
         if decodable and not size and turn is None:
+            if seen:
+                seen(image)
             return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
         kind = "JPEG" if decodable else f"{image.mode} JPEG"
     try:
         image = to_grey_or_rgb(image)
     except Exception as error:
         raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
-    return _encode(image, encoding, kind, size, box, turn)
+    return _encode(image, encoding, kind, seen, size, box, turn)
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | None:
@@ -251,14 +258,18 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
 
 
 def encode_pixels(
-    pixels: np.ndarray, encoding: str = "jpeg", limit: SizeLimit = NO_LIMIT
+    pixels: np.ndarray,
+    encoding: str = "jpeg",
+    size_limit: SizeLimit = NO_LIMIT,
+    seen: Seen | None = None,
 ) -> EncodedImage:
     """Returns raw pixels as an image file.
 
     Args:
       pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
       encoding: As ``normalize_encoding``.
-      limit: As ``normalize_encoding``.
+      size_limit: As ``normalize_encoding``.
+      seen: Likewise.
 
     Raises:
       BadImageError: They cannot be encoded.
@@ -271,14 +282,15 @@ def encode_pixels(
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
     image = Image.fromarray(pixels)
-    return _encode(image, encoding, "pixels", limit.smaller(*image.size))
+    return _encode(image, encoding, "pixels", seen, size_limit.smaller(*image.size))
 
 
 def _encode(
     image: Image.Image,
     encoding: str,
     kind: str,
-    size: tuple[int, int] | None,
+    seen: Seen | None,
+    size: tuple[int, int] | None = None,
     box: tuple[float, ...] | None = None,
     turn: Image.Transpose | None = None,
 ) -> EncodedImage:
@@ -288,6 +300,7 @@ def _encode(
       image: Grey or RGB.
       encoding: Of ``ENCODINGS``.
       kind: What it was.
+      seen: As ``normalize_encoding``.
       size: The width and height to make of it; None: its own.
       box: The part of it to make that of; None: all.
       turn: How to turn it, at last.
@@ -311,6 +324,8 @@ def _encode(
             f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: "
             f"{_reason(error)}"
         ) from error
+    if seen:
+        seen(image)
     channels = len(image.getbands())
     return EncodedImage(buffer.getvalue(), image.height, image.width, channels, kind)
 

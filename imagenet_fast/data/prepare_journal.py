@@ -27,6 +27,7 @@ class Done:
     converted: dict[str, int]
     skipped: list[Skipped]
     digest: str  # as that of the task
+    facts: str = ""  # of the images that are in it, packed; empty: not known
 
     @property
     def images(self) -> int:
@@ -143,6 +144,7 @@ def _from_json(values: dict[str, Any]) -> Done:
         converted=values["converted"],
         skipped=[Skipped(**skipped) for skipped in values["skipped"]],
         digest=values["digest"],
+        facts=values.get("facts", ""),
     )
 
 

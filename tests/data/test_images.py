@@ -280,7 +280,9 @@ def test_large_images_are_resized_as_by_pillow(kind, mode):
     if kind == "pixels":
         image = encode_pixels(np.asarray(original), "png", SizeLimit(max_side=20))
     else:
-        image = normalize_encoding(encoded(original, kind), "png", limit=SizeLimit(max_side=20))
+        image = normalize_encoding(
+            encoded(original, kind), "png", size_limit=SizeLimit(max_side=20)
+        )
     assert image[1:] == (15, 20, len(mode), f"{kind}, resized")
     expected = original.resize((20, 15), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(decoded(image), np.asarray(expected.convert("RGB")))
@@ -303,7 +305,7 @@ def test_large_jpegs_are_decoded_small_without_harm(kind, options, mode):
     if mode != "RGB" or kind == "MPO":
         data = encoded(Image.open(io.BytesIO(data)).convert(mode), kind, quality=92, **options)
     whole = Image.open(io.BytesIO(data)).convert("L" if mode == "L" else "RGB")
-    image = normalize_encoding(data, "png", limit=SizeLimit(max_side=50))
+    image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=50))
     name = "CMYK JPEG" if mode == "CMYK" else "JPEG"
     assert image[1:] == (37, 50, 1 if mode == "L" else 3, f"{name}, resized")
     expected = np.asarray(whole.resize((50, 37), Image.Resampling.BICUBIC).convert("RGB"))
@@ -322,7 +324,7 @@ def test_a_large_jpeg_is_decoded_at_no_less_than_twice_its_new_size(monkeypatch)
     data = photograph(400, 300)
     monkeypatch.setattr(Image.Image, "resize", noted)
     for side in (200, 100, 99, 48, 24):
-        normalize_encoding(data, limit=SizeLimit(max_side=side))
+        normalize_encoding(data, size_limit=SizeLimit(max_side=side))
     assert sizes == [(400, 300), (200, 150), (200, 150), (100, 75), (50, 38)]
 
 
@@ -330,12 +332,12 @@ def test_a_large_jpeg_is_decoded_at_no_less_than_twice_its_new_size(monkeypatch)
 def test_jpegs_within_the_limit_keep_their_bytes(encoding):
     data = encoded(Image.fromarray(RAMP), "JPEG")
     for limit in (SizeLimit(max_side=64), SizeLimit(shorter_side=48)):
-        assert normalize_encoding(data, encoding, limit=limit) == (data, 48, 64, 3, None)
+        assert normalize_encoding(data, encoding, size_limit=limit) == (data, 48, 64, 3, None)
 
 
 def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
     large = encoded(Image.fromarray(RAMP), "JPEG", comment=b"comment", quality=60)
-    image = normalize_encoding(large, limit=SizeLimit(shorter_side=24))
+    image = normalize_encoding(large, size_limit=SizeLimit(shorter_side=24))
     assert image[1:] == (24, 32, 3, "JPEG, resized")
     whole = decoded(large_image := normalize_encoding(large))
     assert large_image.data == large
@@ -347,7 +349,7 @@ def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
 def test_a_large_truncated_jpeg_is_bad():
     data = photograph(400, 300)
     with pytest.raises(BadImageError, match="cannot be decoded"):
-        normalize_encoding(data[: len(data) // 2], limit=SizeLimit(max_side=25))
+        normalize_encoding(data[: len(data) // 2], size_limit=SizeLimit(max_side=25))
 
 
 def tiff(pixels, bits, photometric=1, kind=1):
@@ -431,7 +433,7 @@ def test_of_several_pages_it_is_the_first(kind):
 
 def test_a_turned_tiff_is_resized_as_it_is_seen():
     data = encoded(Image.fromarray(RAMP), "TIFF", tiffinfo={274: 6})
-    image = normalize_encoding(data, "png", limit=SizeLimit(max_side=32))
+    image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=32))
     assert image[1:] == (32, 24, 3, "TIFF, resized")
 
 
@@ -507,7 +509,7 @@ def test_a_tiff_is_turned_once_in_any_case(orientation, exif):
 @pytest.mark.parametrize("limit", [SizeLimit(max_side=30), SizeLimit(shorter_side=23)])
 def test_large_images_that_are_not_upright_are_resized_and_turned(limit):
     data = with_orientation(Image.open(io.BytesIO(photograph(410, 307))), "JPEG", 6)
-    image = normalize_encoding(data, limit=limit, exif="apply")
+    image = normalize_encoding(data, size_limit=limit, exif="apply")
     turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     size = limit.smaller(*turned.size)
     assert image[1:] == (*size[::-1], 3, "JPEG, resized, turned")

@@ -17,8 +17,8 @@ from damaged_images import mutations
 from PIL import Image
 
 from imagenet_fast import Config, make_dataset
+from imagenet_fast.data import facts, records
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import records
 from imagenet_fast.data.examples import (
     CHANNELS,
     COLORSPACE,
@@ -304,7 +304,7 @@ def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
     root, directory = begun
     finish(root, directory)
     names = {path.name for path in directory.iterdir()}
-    assert names == {FILE, *(name for name in names if "-of-" in name)}
+    assert names == {FILE, facts.FILE, *(name for name in names if "-of-" in name)}
 
 
 def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
@@ -629,6 +629,21 @@ class Pixels(Source):
         if self._error:
             raise self._error
         return Item(np.full((6, 5), index, np.uint8), self._label, f"{split}{index}")
+
+
+def test_classes_without_training_images_are_told_of_with_the_others_that_they_have(tmp_path):
+    pixels = np.zeros((6, 8, 8), np.uint8)
+    arrays = {
+        "train": (pixels, np.array([0, 0, 0, 1, 1, 1])),
+        "validation": (pixels, np.array([0, 0, 1, 2, 2, 2])),
+        "test": (pixels, np.array([0, 1, 1, 1, 2, 2])),
+    }
+    source = ArraySource("noise", "noise", ("a", "b", "c", "d"), arrays)
+    manifest = prepare(source, tmp_path, progress=False)
+    assert manifest.warnings == (
+        "class 'c' has no training image, but 3 for validation and 2 for a test",
+        "class 'd' has no training image",
+    )
 
 
 def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
