@@ -230,6 +230,7 @@ class Config:
         "mirror a training image in every second epoch, half of them in the first, in place of at "
         "random; with data_on_device (Jordan 2024)",
         group="data",
+        beside=_Beside("data_on_device"),
     )
     cutout: int = _option(
         0,
@@ -243,6 +244,7 @@ class Config:
         "draw the crop, flip and cutout of an epoch for near-equal groups of images, at most "
         "200, in place of for each image; with data_on_device (Page 2019)",
         group="data",
+        beside=_Beside("data_on_device"),
     )
     color_jitter: float = _option(
         0.0,
@@ -1156,9 +1158,6 @@ class Config:
 
     def _check_device_data(self) -> None:
         if not self.data_on_device:
-            for name in ("augment_in_groups", "alternating_flip"):
-                if getattr(self, name):
-                    raise UserError(f"{name} needs data_on_device")
             return
         if self.train_crop not in ("pad", "none"):
             raise UserError(

@@ -548,6 +548,9 @@ def test_another_choice_takes_its_options_away():
     assert config.replace(optimizer="sgd") == Config(momentum=0.8)
     with pytest.raises(UserError, match=r"lars_eeta=0\.02 is for optimizer=lars"):
         config.replace(optimizer="sgd", lars_eeta=0.02)
+    for name in ("augment_in_groups", "alternating_flip"):
+        config = Config(data_on_device=True, train_crop="pad", **{name: True})
+        assert config.replace(data_on_device=False) == Config(train_crop="pad")
 
 
 def test_a_flagfile_yields_to_a_later_choice(write):

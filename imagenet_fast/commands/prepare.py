@@ -75,7 +75,8 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "encoding",
         "jpeg",
-        "what images become that are no JPEGs: jpeg, of quality 95, or png, which keeps each pixel",
+        "what images become that are no JPEGs, or are resized or turned: jpeg, of quality 95, or "
+        "png, which keeps each pixel",
     )
     flags.define(
         "max_side",

@@ -99,8 +99,9 @@ def prepare(
       train_shards: Number of files; by default that of ``default_shards``.
       validation_shards: Likewise.
       seed: Of the shuffle.
-      encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
-        of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
+      encoding: What images become that are resized or turned, or are no JPEGs that training can
+        decode: ``jpeg``, of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as
+        they are.
       max_side: Images whose longer side has more pixels are made smaller, to this many, and encoded
         anew; None: none are.
       shorter_side: Likewise by the shorter side; at most one of both.

@@ -160,7 +160,8 @@ def with_test(config, saved, tmp_path_factory):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_the_test_split(with_test, saved, on_device):
-    config = with_test.replace(data_on_device=on_device)
+    # As in the recipes with images on devices, where nothing else may be drawn in groups.
+    config = with_test.replace(data_on_device=on_device, augment_in_groups=on_device)
     result = evaluate(config, "test")
     images, labels, weights = map(
         np.concatenate, zip(*make_dataset(with_test.replace(eval_batch_size=10), "test"))
