@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.errors import UserError
-from imagenet_fast.paths import to_local_path
+from imagenet_fast.paths import to_local_path, to_path
 from imagenet_fast.quiet import import_tensorflow
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _look(directory: str) -> int:
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
     _tell_copies(found)
-    print(f"{directory}: see {FILE}")
+    print(f"a page on the images: {to_path(directory, FILE)}")
     return 0
 
 
@@ -200,11 +200,10 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         print(f"left out {skipped.file}: {skipped.reason}")
     try:
         _tell_copies(write_page(directory))
-        page = f"; see {FILE}"
+        print(f"a page on the images: {to_path(directory, FILE)}")
     except (OSError, UserError) as error:  # the data can be trained on all the same
         _warn([f"no {FILE}: {error}"])
-        page = ""
-    print(f"{directory}: {_contents(manifest)}{page}")
+    print(f"{directory}: {_contents(manifest)}")
     return 0
 
 

@@ -564,5 +564,6 @@ section .cards .classes tr > :nth-child(2) { width: 32%; }
 .single img { width: 100%; aspect-ratio: 1; object-fit: cover; border-radius: 5px; display: block; }
 .single span { display: block; font-size: 10.5px; color: var(--muted); overflow: hidden;
   text-overflow: ellipsis; white-space: nowrap; }
+.samples img, .single img { box-shadow: 0 0 0 1px var(--grid); }
 img.small { image-rendering: pixelated; }
 """

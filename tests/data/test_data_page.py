@@ -179,7 +179,7 @@ def test_the_command_tells_of_copies_and_can_make_the_page_again(folder, tmp_pat
     told = "warning: 3 copies of images, byte for byte, 1 of them in two classes, 1 of them in two"
     assert told in shown.err
     assert "in more than one class" in shown.err
-    assert shown.out.endswith("see data.html\n")
+    assert f"a page on the images: {tmp_path / 'out' / FILE}\n" in shown.out
     page = (tmp_path / "out" / FILE).read_bytes()
     (tmp_path / "out" / FILE).unlink()
     assert command.main([f"--data_dir={tmp_path / 'out'}", "--look"]) == 0

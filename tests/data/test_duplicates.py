@@ -6,12 +6,12 @@ from imagenet_fast.data.duplicates import equal_files, look_alike
 
 
 def drawn(count, seed=0):
-    """Hashes of which many are near: random ones, with some bits of each changed."""
+    """Hashes of which many are near: the second half are others with some bits changed."""
     draw = np.random.RandomState(seed)
     bits = draw.randint(0, 2, (count, 256)).astype(bool)
     for place in range(count // 2):
         changed = draw.permutation(256)[: draw.randint(0, 20)]
-        bits[-1 - place] = bits[place]
+        bits[-1 - place] = bits[place // 4]
         bits[-1 - place, changed] ^= True
     return bits, np.packbits(bits, axis=1).view("<u8")
 
@@ -47,9 +47,20 @@ def test_what_is_found_is_what_comparing_all_with_all_finds(distance):
     assert as_set(found) == by_force(bits, distance)
 
 
+@pytest.mark.parametrize("clean", range(13))
+def test_pairs_that_are_equal_in_one_part_alone_are_found(clean):
+    parts = np.array_split(np.arange(256), 13)
+    bits = np.random.RandomState(clean).randint(0, 2, (2, 256)).astype(bool)
+    bits[1] = bits[0]
+    # Next to the clean part where that is possible.
+    bits[1, [part[-1] for part in parts[:clean]] + [part[0] for part in parts[clean + 1 :]]] ^= True
+    found = look_alike(np.packbits(bits, axis=1).view("<u8"), np.arange(2))
+    assert as_set(found) == {(0, 1, 12)}
+
+
 def test_only_the_images_asked_for_are_compared():
     _, hashes = drawn(60)
-    images = np.r_[0:10, 30:60]
+    images = np.r_[0:10, 40:60]
     found = as_set(look_alike(hashes, images))
     everything = as_set(look_alike(hashes, np.arange(60)))
     assert len(found) > 3
