@@ -18,6 +18,7 @@ import tf_keras as keras
 from imagenet_fast import Config, commands, evaluate, export, train
 from imagenet_fast.base.files import LineFile, write_file, write_results
 from imagenet_fast.base.paths import BucketError, to_path
+from imagenet_fast.data.data_page import write_page
 from imagenet_fast.serving.predict import predict
 
 
@@ -31,6 +32,7 @@ def use(job):
     config = Config(**job["bucket"])
     found = {"evaluated": evaluate(config)}
     export(config, job["exported"])
+    write_page(job["look"])
     found["predicted"] = list(predict(job["exported"], job["images"]))
     pathlib.Path(job["out"]).write_text(json.dumps(found))
 

@@ -7,6 +7,11 @@ import zlib
 import numpy as np
 from PIL import Image
 
+_KINDS = (
+    *("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000"),
+    *("ICO", "TGA"),
+)
+
 
 def png_chunk(kind, data):
     """Returns a chunk of a PNG, with its checksum."""
@@ -20,12 +25,12 @@ def _encoded(image, kind, **options):
 
 
 def mutations(count):
-    """Yields damaged files of nine formats, of which chunks of PNGs have right checksums."""
+    """Yields damaged files of eleven formats, of which chunks of PNGs have right checksums."""
     random = np.random.RandomState(0)
     ramp = np.arange(48 * 64 * 3).reshape(48, 64, 3).astype(np.uint8)
     files = [
         _encoded(Image.fromarray(random.randint(0, 256, (9, 7, 3), np.uint8)).convert(mode), kind)
-        for kind in ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO", "TGA")
+        for kind in _KINDS
         for mode in ("RGB", "L")
     ]
     files += [

@@ -13,6 +13,7 @@ from fake_gcs import FakeGcs
 from model_weights import weights_in
 
 from imagenet_fast.data import records
+from imagenet_fast.data.data_page import write_page
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources.arrays import ArraySource
 from imagenet_fast.serving.predict import predict
@@ -65,6 +66,8 @@ def damaged(tmp_path_factory, gcs):
         for split, count in {"train": 256, "validation": 80}.items()
     }
     prepare(ArraySource("noise", "noise", map(str, range(10)), arrays), folder, progress=False)
+    gcs.put_folder(folder, "data", "look")
+    write_page(str(folder))
     shard = folder / DAMAGED_SHARD
     start = list(records.locate_records(shard))[DAMAGED_RECORD]
     content = bytearray(shard.read_bytes())
@@ -102,6 +105,7 @@ def used(damaged, gcs, run_job, tmp_path_factory):
         "local": {**OPTIONS, "data_dir": str(damaged), "model_dir": str(folder / "run")},
         "bucket": {**OPTIONS, "data_dir": "gs://data/noise", "model_dir": "gs://runs/whole"},
         "exported": "gs://runs/models/exported",
+        "look": "gs://data/look",
         "images": [*images, "gs://data/images/none.jpg"],
         "out": str(folder / "found.json"),
         "killed": KILLED,
@@ -156,6 +160,14 @@ def test_lines_are_uploaded_together(used, gcs, file):
     begin = f"uploadType=resumable&name=whole%2F{file}"
     uploads = [path for _, _, path in gcs.requests if begin in path and ".tmp" not in path]
     assert 4 <= len(uploads) < STEPS
+
+
+def test_the_page_on_the_images_in_a_bucket_is_that_on_disk(used, damaged, gcs):
+    page = gcs.files("data", "look")["data.html"].decode()
+    assert page.count("<img") >= 80
+    # The page may tell how to make it again there.
+    expected = (damaged / "data.html").read_text()
+    assert page.replace("gs://data/look", "HERE") == expected.replace(str(damaged), "HERE")
 
 
 def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path):

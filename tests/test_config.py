@@ -45,6 +45,7 @@ OTHER = {
     "mixup_alpha": 0.2,
     "cutmix_alpha": 1.0,
     "resize_method": "bicubic",
+    "antialias": True,
     "resize_kernel": "tensorflow",
     "jpeg_dct": "fast",
     "jpeg_upsampling": "plain",
@@ -161,7 +162,7 @@ LEFT_OUT = {
     *("xla", "fusion", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
-    *("knots_at", "knots"),
+    *("knots_at", "knots", "optimizer_epsilon"),
 }
 CHANGED = Config(
     **{
@@ -430,6 +431,14 @@ def test_numbers_of_numpy():
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
             "crop_padding 8 must be smaller than image_size 8",
         ),
+        (
+            {"train_crop": "pad", "train_sizes": (8, 4), "train_until": "1 steps,2 steps"},
+            "crop_padding 4 must be smaller than train_sizes 4",
+        ),
+        (
+            {"cutout": 20, "train_sizes": (16,), "train_until": "1 steps"},
+            "cutout 20 is more than train_sizes 16",
+        ),
     ],
     ids=str,
 )
@@ -453,6 +462,7 @@ def test_rejected(changes, message):
         {"crop_min_area": 1.0, "eval_crop_fraction": 1.0, "decay_factor": 1.0},
         {"decay_at": "30 epochs,30 epochs"},
         {"optimizer": "sgd", "lars_eeta": 0.001},
+        {"optimizer": "rmsprop", "optimizer_epsilon": 1.0},
         {"optimizer": "muon", "nesterov": False, "muon_momentum": 0.5},
         {"schedule": "cosine", "end_learning_rate": 0.1, "warmup": "0 steps"},
         {"ema_decay": 0.9, "ema_every": 5},
@@ -494,6 +504,11 @@ def test_unknown_option_with_the_nearest():
             "nesterov=false is for optimizer=sgd or optimizer=lars or optimizer=muon, but",
         ),
         ({"rate_in_momentum": "yes", "optimizer": "adam"}, "but optimizer is adam"),
+        (
+            {"optimizer_epsilon": 1.0},
+            "optimizer_epsilon=1 is not for optimizer=sgd: leave it out; its default is 0",
+        ),
+        ({"optimizer_epsilon": 1.0, "optimizer": "muon"}, "is not for optimizer=muon"),
         ({"bias_rate_factor": 2.0, "optimizer": "tfa:LAMB"}, "but optimizer is tfa:LAMB"),
         ({"decay_at": "3 epochs", "schedule": "cosine"}, "decay_at=3 epochs is for schedule=step"),
         ({"decay_factor": 0.2, "schedule": "constant"}, "decay_factor=0.2 is for schedule=steps"),
@@ -527,11 +542,16 @@ def test_another_choice_takes_its_options_away():
     assert config.replace(optimizer="sgd") == Config(momentum=0.8)
     with pytest.raises(UserError, match=r"lars_eeta=0\.02 is for optimizer=lars"):
         config.replace(optimizer="sgd", lars_eeta=0.02)
+    for name in ("augment_in_groups", "alternating_flip"):
+        config = Config(data_on_device=True, train_crop="pad", **{name: True})
+        assert config.replace(data_on_device=False) == Config(train_crop="pad")
 
 
 def test_a_flagfile_yields_to_a_later_choice(write):
     base = write("base.flags", "--schedule=steps\n--decay_factor=0.5\n--seed=1\n")
     assert Config.from_flagfile(base, schedule="cosine") == Config(schedule="cosine", seed=1)
+    other = write("other.flags", "--optimizer=rmsprop\n--optimizer_epsilon=1\n")
+    assert Config.from_flagfile(other, optimizer="sgd") == Config()
     top = write("top.flags", "--flagfile=base.flags\n--schedule=cosine\n--end_learning_rate=0.1\n")
     expected = Config(schedule="cosine", end_learning_rate=0.1, seed=1)
     assert Config.from_flagfile(top) == expected

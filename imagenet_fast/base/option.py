@@ -47,10 +47,18 @@ class Beside(NamedTuple):
     Attributes:
       option: the other's name.
       values: of which it must have one; none: it must not have its default.
+      others: whether it must have a value that is none of these instead.
     """
 
     option: str
     values: tuple[Any, ...] = ()
+    others: bool = False
+
+    def holds(self, value: Any, default: Any) -> bool:
+        """Returns whether the other option is what it must be."""
+        if not self.values:
+            return value != default
+        return (value in self.values) != self.others
 
 
 def _is_address(value: str) -> bool:
@@ -138,7 +146,9 @@ class Options:
                 option_text(getattr(self, name)),
                 option_text(getattr(self, beside.option)),
             )
-            if beside.values:
+            if beside.values and beside.others:
+                reason = f"is not for {beside.option}={found}"
+            elif beside.values:
                 needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
                 reason = f"is for {needed}, but {beside.option} is {found}"
             else:
@@ -210,10 +220,7 @@ class Options:
             beside = field.metadata["beside"]
             if beside is None or value_of(field.name) == field.default:
                 return False
-            other = value_of(beside.option)
-            if beside.values:
-                return other not in beside.values
-            return other == fields[beside.option].default
+            return not beside.holds(value_of(beside.option), fields[beside.option].default)
 
         return [name for name, field in fields.items() if idle(field)]
 

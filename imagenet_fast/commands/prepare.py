@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.paths import to_local_path, to_path
 from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.distribute.quiet import import_tensorflow
+
+if TYPE_CHECKING:
+    from imagenet_fast.data.copies import Found
 
 # The flags that only some kinds of source take: their defaults and what they are.
 _SOURCE_OPTIONS = {
@@ -70,26 +75,49 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "encoding",
         "jpeg",
-        "what images become that are no JPEGs: jpeg, of quality 95, or png, which keeps each pixel",
+        "what images become that are no JPEGs, or are resized or turned: jpeg, of quality 95, or "
+        "png, which keeps each pixel",
+    )
+    flags.define(
+        "max_side",
+        0,
+        "images with a longer side of more pixels are resized to that many; 0: none are",
+    )
+    flags.define("shorter_side", 0, "likewise by the shorter side; give one of both")
+    flags.define(
+        "exif",
+        "ignore",
+        "what becomes of EXIF orientation: ignore, the pixels stay as they are stored, or apply, "
+        "those of images that are not upright are turned",
     )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
     flags.define("threads", 0, "shards written at once; 0: one a core")
-    flags.define("max_bad_images", 100, "undecodable images left out before that fails")
+    flags.define(
+        "max_bad_images",
+        "100",
+        "undecodable images left out before that fails: a number, or a fraction as 0.01 or 1%",
+    )
     flags.define("seed", 0, "of the order of the images")
     flags.define("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.define("look", False, "write data.html for data_dir again, and nothing else")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
-    for name in ("train_shards", "validation_shards", "threads", "max_bad_images"):
+    for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
         if flags[name] < 0:
             raise UserError(f"{name} is {flags[name]}, but must not be negative")
+    if flags["max_side"] and flags["shorter_side"]:
+        raise UserError("max_side and shorter_side: give one of both")
+    ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
     import_tensorflow()
-    return _verify(directory) if flags["verify"] else _prepare(flags, directory)
+    if flags["verify"]:
+        return _verify(directory)
+    return _look(directory) if flags["look"] else _prepare(flags, directory)
 
 
 def _verify(directory: str) -> int:
@@ -105,7 +133,31 @@ def _verify(directory: str) -> int:
     return 0
 
 
+def _look(directory: str) -> int:
+    from imagenet_fast.data.data_page import FILE, write_page
+
+    try:
+        found = write_page(directory)
+    except OSError as error:
+        raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
+    _tell_copies(found)
+    print(f"a page on the images: {to_path(directory, FILE)}")
+    return 0
+
+
+def _tell_copies(found: Found) -> None:
+    _warn(
+        copies.told(what)
+        for copies, what in (
+            (found.equal, "copies of images, byte for byte"),
+            (found.alike, "further pairs of images that look alike"),
+        )
+        if copies
+    )
+
+
 def _prepare(flags: CommandFlags, directory: str) -> int:
+    from imagenet_fast.data.data_page import FILE, write_page
     from imagenet_fast.data.prepare import prepare, target_directory
     from imagenet_fast.data.sources import open_source
 
@@ -133,6 +185,9 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         validation_shards=flags["validation_shards"] or None,
         seed=flags["seed"],
         encoding=flags["encoding"],
+        max_side=flags["max_side"] or None,
+        shorter_side=flags["shorter_side"] or None,
+        exif=flags["exif"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )
@@ -143,6 +198,11 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         print(f"converted {count} images: {kind}")
     for skipped in manifest.skipped:
         print(f"left out {skipped.file}: {skipped.reason}")
+    try:
+        _tell_copies(write_page(directory))
+        print(f"a page on the images: {to_path(directory, FILE)}")
+    except (OSError, UserError) as error:  # the data can be trained on all the same
+        _warn([f"no {FILE}: {error}"])
     print(f"{directory}: {_contents(manifest)}")
     return 0
 

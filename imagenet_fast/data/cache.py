@@ -39,6 +39,7 @@ _PREPARATION = (
     "image_size",
     "eval_crop_fraction",
     "resize_method",
+    "antialias",
     "resize_kernel",
     "jpeg_dct",
     "jpeg_scaling",

@@ -32,7 +32,7 @@ def window_image(
     Args:
       encoded: bytes of the image, a string scalar.
       window: int32 [4]: top, left, height, width.
-      config: gives ``image_size``, ``resize_method`` and ``resize_kernel``.
+      config: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``.
       mirrored: bool scalar: whether left and right change places.
 
     Returns:
@@ -49,7 +49,8 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
 
     Args:
       encoded: bytes of the image, a string scalar.
-      config: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels`` and ``resize_method``.
+      config: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method`` and
+        ``antialias``.
 
     Returns:
       uint8 [image_size, image_size, 3].
@@ -140,8 +141,8 @@ def resize(image: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None) 
 
     Args:
       image: uint8 [height, width, 3].
-      config: gives ``image_size``, ``resize_method`` and ``resize_kernel``, of which ``auto`` is
-        TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
+      config: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``, of which
+        ``auto`` is TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
       mirrored: bool scalar: whether left and right change places.
 
     Returns:
@@ -149,9 +150,12 @@ def resize(image: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None) 
     """
     if config.resize_kernel == "native":
         sides = False if mirrored is None else mirrored
-        return resize_op.resize(image, config.image_size, config.resize_method, sides)
+        return resize_op.resize(
+            image, config.image_size, config.resize_method, sides, config.antialias
+        )
     size = [config.image_size, config.image_size]
-    resized = tf.image.resize(image, size, method=config.resize_method) + 0.5
+    resized = tf.image.resize(image, size, method=config.resize_method, antialias=config.antialias)
+    resized += 0.5
     if config.resize_method == "bicubic":  # which overshoots at edges
         resized = tf.clip_by_value(resized, 0.0, 255.0)
     resized = tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])

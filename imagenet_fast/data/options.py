@@ -106,6 +106,7 @@ class DataOptions(StepOptions):
         "mirror a training image in every second epoch, half of them in the first, in place of at "
         "random; with data_on_device (Jordan 2024)",
         group="data",
+        beside=Beside("data_on_device"),
     )
     cutout: int = option(
         0,
@@ -119,6 +120,7 @@ class DataOptions(StepOptions):
         "draw the crop, flip and cutout of an epoch for near-equal groups of images, at most "
         "200, in place of for each image; with data_on_device (Page 2019)",
         group="data",
+        beside=Beside("data_on_device"),
     )
     color_jitter: float = option(
         0.0,
@@ -177,6 +179,12 @@ class DataOptions(StepOptions):
     )
     resize_method: str = option(
         "bilinear", "interpolation of resized images", group="data", choices=("bilinear", "bicubic")
+    )
+    antialias: bool = option(
+        False,
+        "antialias what is made smaller, as Pillow and torchvision do, in training, evaluation and "
+        "exported models; published recipes in TensorFlow do not",
+        group="data",
     )
     resize_kernel: str = option(
         "auto",
@@ -315,19 +323,17 @@ class DataOptions(StepOptions):
         if self.trivial_augment and self.rand_augment_layers:
             raise UserError("trivial_augment takes the place of rand_augment_layers: leave one out")
         self._check_device_data()
-        if self.cutout > self.image_size:
-            raise UserError(f"cutout {self.cutout} is more than image_size {self.image_size}")
-        if self.train_crop == "pad" and self.crop_padding >= self.image_size:
-            raise UserError(
-                f"crop_padding {self.crop_padding} must be smaller than image_size "
-                f"{self.image_size}"
-            )
+        for name, sizes in (("image_size", (self.image_size,)), ("train_sizes", self.train_sizes)):
+            least = min(sizes, default=self.image_size)
+            if self.cutout > least:
+                raise UserError(f"cutout {self.cutout} is more than {name} {least}")
+            if self.train_crop == "pad" and self.crop_padding >= least:
+                raise UserError(
+                    f"crop_padding {self.crop_padding} must be smaller than {name} {least}"
+                )
 
     def _check_device_data(self) -> None:
         if not self.data_on_device:
-            for name in ("augment_in_groups", "alternating_flip"):
-                if getattr(self, name):
-                    raise UserError(f"{name} needs data_on_device")
             return
         if self.train_crop not in ("pad", "none"):
             raise UserError(

@@ -18,15 +18,24 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.data import facts, prepare_plan, records
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import prepare_plan, records
 from imagenet_fast.data.examples import encode_example
-from imagenet_fast.data.images import ENCODINGS, BadImageError, encode_pixels, normalize_encoding
+from imagenet_fast.data.image_limit import ImageLimit
+from imagenet_fast.data.images import (
+    ENCODINGS,
+    EXIF,
+    BadImageError,
+    SizeLimit,
+    encode_pixels,
+    normalize_encoding,
+)
 from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
 from imagenet_fast.data.prepare_journal import (
     JOURNAL,
@@ -39,7 +48,7 @@ from imagenet_fast.data.prepare_plan import Lists, Task
 from imagenet_fast.data.sources import Item, Source
 
 # By encoding; raised whenever the same source begins to give other shards.
-_CONVERTER_VERSIONS = {"jpeg": 2, "png": 3}
+_CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
@@ -68,11 +77,16 @@ def prepare(
     validation_shards: int | None = None,
     seed: int = 0,
     encoding: str = "jpeg",
+    max_side: int | None = None,
+    shorter_side: int | None = None,
+    exif: str = "ignore",
     threads: int | None = None,
-    max_bad_images: int = 100,
+    max_bad_images: int | float | str = 100,
     progress: bool = True,
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
+
+    Beside them are the manifest and what is known of each image, as ``facts`` has it.
 
     All splits are shuffled: training wants neighbours of different classes, and part of the
     validation set should be a fair sample of it; if there are no images of a split other than
@@ -85,11 +99,17 @@ def prepare(
       train_shards: Number of files; by default that of ``default_shards``.
       validation_shards: Likewise.
       seed: Of the shuffle.
-      encoding: What images become that are no JPEGs, or none that training can decode: ``jpeg``,
-        of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as they are.
+      encoding: What images become that are resized or turned, or are no JPEGs that training can
+        decode: ``jpeg``, of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as
+        they are.
+      max_side: Images whose longer side has more pixels are made smaller, to this many, and encoded
+        anew; None: none are.
+      shorter_side: Likewise by the shorter side; at most one of both.
+      exif: What becomes of EXIF orientation: ``ignore`` keeps pixels as they are stored, ``apply``
+        turns those of images that are not upright, which are encoded anew.
       threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
-        manifest, before that is an error.
+        manifest, before that is an error: a count, or a fraction of all, as 0.01 or ``"1%"``.
       progress: Show a progress bar.
 
     Returns:
@@ -97,15 +117,17 @@ def prepare(
 
     Raises:
       UserError: The directory cannot be written to, is in use by another process, or holds another
-        data set or this one made in another way; there is no such encoding; a number of shards is
-        impossible; an image cannot be read or has a label out of range; too many images cannot be
-        decoded.
+        data set or this one made in another way; there is no such encoding or limit; a number of
+        shards or a side is impossible; an image cannot be read or has a label out of range; too
+        many images cannot be decoded.
     """
-    if encoding not in ENCODINGS:
-        raise UserError(
-            f"no encoding {encoding!r}; there are {', '.join(ENCODINGS)}"
-            f"{nearest(encoding, ENCODINGS)}"
-        )
+    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
+        if value not in choices:
+            raise UserError(
+                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
+            )
+    size_limit = _size_limit(max_side, shorter_side)
+    bad_limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
     directory = target_directory(directory)
     settled = prepare_plan.read_lists(directory) if source.list_files() else None
     shards = _shard_counts(
@@ -116,10 +138,19 @@ def prepare(
         "shards": shards,
         "seed": seed,
         "encoding": encoding,
+        **size_limit._asdict(),
+        "exif": exif,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     converter = _Converter(
-        source, directory, encoding, threads or cpu_cores(), max_bad_images, progress
+        source,
+        directory,
+        encoding,
+        size_limit,
+        exif,
+        threads or cpu_cores(),
+        bad_limit,
+        progress,
     )
     if (directory / manifests.FILE).exists():
         return _mend(converter, source, settled, job, directory)
@@ -141,7 +172,9 @@ def prepare(
         todo = [task for task in tasks if task.file not in intact]
         converter.run(todo, list(intact.values()), finish)
         manifest = _summarize(source, job, [intact[task.file] for task in tasks])
+        packed = {done.shard.file: done.facts for done in intact.values()}
         try:
+            facts.write_facts(manifest, packed, directory)
             if not kept:
                 prepare_plan.remove_lists(directory)
             manifests.write_manifest(manifest, directory)
@@ -149,6 +182,15 @@ def prepare(
             raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
+
+
+def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:
+    if max_side is not None and shorter_side is not None:
+        raise UserError("max_side and shorter_side: give one of both")
+    for name, value in {"max_side": max_side, "shorter_side": shorter_side}.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}, but must be at least 1")
+    return SizeLimit(max_side, shorter_side)
 
 
 def target_directory(directory: str | os.PathLike[str]) -> Path:
@@ -222,6 +264,12 @@ def _mend(
             f"{directory}: is finished, but the images have changed since ({then} then, {now} "
             "now): train on it as it is, or prepare the images of now in another directory"
         )
+    for there, asked in zip(manifest.labels, source.labels):
+        if there != asked:
+            raise UserError(
+                f"{directory}: is finished, with the class {there!r}, which is {asked!r} now: "
+                "train on it as it is, or prepare the images in another directory"
+            )
     if settled is None:
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
         tasks = prepare_plan.tasks_of(source, dealt)
@@ -308,15 +356,20 @@ class _Converter:
         source: Source,
         directory: Path,
         encoding: str,
+        size_limit: SizeLimit,
+        exif: str,
         threads: int,
-        max_bad_images: int,
+        bad_limit: ImageLimit,
         progress: bool,
     ) -> None:
         self._source = source
         self._directory = directory
         self._encoding = encoding
+        self._size_limit = size_limit
+        self._exif = exif
         self._threads = threads
-        self._max_bad_images = max_bad_images
+        self._bad_limit = bad_limit
+        self._images = sum(source.splits.values())
         self._progress = progress
         self._lock = threading.Lock()  # held to skip an image, move the bar or finish a shard
         self._skipped: list[Skipped] = []
@@ -359,6 +412,7 @@ class _Converter:
         counts = [0] * len(self._source.labels)
         converted: collections.Counter[str] = collections.Counter()
         skipped: list[Skipped] = []
+        rows: list[tuple] = []
         splits = list(self._source.splits)
 
         def examples() -> Iterator[bytes]:
@@ -367,7 +421,7 @@ class _Converter:
                     raise CancelledError
                 item = self._read(splits[number], index)
                 try:
-                    yield self._convert(item, converted)
+                    yield self._convert(item, converted, rows)
                     counts[item.label] += 1
                 except BadImageError as error:
                     skipped.append(self._skip(task.split, item, error))
@@ -378,8 +432,17 @@ class _Converter:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
             with self._lock:
-                done = Done(task.split, shard, counts, dict(converted), skipped, task.digest)
-                finish(done)
+                finish(
+                    Done(
+                        task.split,
+                        shard,
+                        counts,
+                        dict(converted),
+                        skipped,
+                        task.digest,
+                        facts.pack(rows),
+                    )
+                )
         except OSError as error:
             raise unwritable(path, error) from error
 
@@ -395,13 +458,22 @@ class _Converter:
             )
         return item
 
-    def _convert(self, item: Item, converted: collections.Counter[str]) -> bytes:
-        encode = normalize_encoding if isinstance(item.image, bytes) else encode_pixels
-        image = encode(item.image, self._encoding)
+    def _convert(self, item: Item, converted: collections.Counter[str], rows: list[tuple]) -> bytes:
+        seen: list[Image.Image] = []
+        if isinstance(item.image, bytes):
+            image = normalize_encoding(
+                item.image,
+                self._encoding,
+                size_limit=self._size_limit,
+                exif=self._exif,
+                seen=seen.append,
+            )
+        else:
+            image = encode_pixels(item.image, self._encoding, self._size_limit, seen.append)
         if image.converted_from:
             converted[image.converted_from] += 1
         synsets = self._source.synsets
-        return encode_example(
+        record = encode_example(
             image.data,
             label=item.label,
             text=self._source.labels[item.label],
@@ -411,6 +483,8 @@ class _Converter:
             width=image.width,
             channels=image.channels,
         )
+        rows.append(facts.describe(image, seen[0], item.label, len(record)))
+        return record
 
     def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
         skipped = Skipped(split, item.filename, str(error))
@@ -420,14 +494,16 @@ class _Converter:
         return skipped
 
     def _check_skipped(self) -> None:
-        if len(self._skipped) <= self._max_bad_images:
+        most = self._bad_limit.images(self._images)
+        if len(self._skipped) <= most:
             return
         examples = "; ".join(
             f"{skipped.file}: {skipped.reason}" for skipped in self._skipped[:_BAD_IMAGES_SHOWN]
         )
+        of = "" if self._bad_limit.count is not None else f"={self._bad_limit} of {self._images}"
         raise UserError(
-            f"{self._source.name}: more than {self._max_bad_images} images (max_bad_images) cannot "
-            f"be used, such as {examples}"
+            f"{self._source.name}: more than {most} images (max_bad_images{of}) cannot be used, "
+            f"such as {examples}"
         )
 
 
@@ -445,9 +521,9 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
     if not splits["train"].examples:
         raise UserError(f"{source.name}: none of its training images can be used")
     absent = [
-        f"class {label!r} has no training image"
-        for label, count in zip(source.labels, splits["train"].class_counts)
-        if not count
+        _no_training_image(label, {name: own.class_counts[number] for name, own in splits.items()})
+        for number, label in enumerate(source.labels)
+        if not splits["train"].class_counts[number]
     ]
     if "validation" in splits and not splits["validation"].examples:
         absent.append("none of the validation images can be used, by which to measure accuracy")
@@ -460,3 +536,12 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
         warnings=(*source.warnings, *absent),
     )
+
+
+def _no_training_image(label: str, counts: dict[str, int]) -> str:
+    others = " and ".join(
+        f"{count} for {'a test' if split == 'test' else split}"
+        for split, count in counts.items()
+        if count
+    )
+    return f"class {label!r} has no training image{', but ' * bool(others)}{others}"

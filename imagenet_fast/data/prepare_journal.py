@@ -27,6 +27,7 @@ class Done:
     converted: dict[str, int]
     skipped: list[Skipped]
     digest: str  # as that of the task
+    facts: str = ""  # of the images that are in it, packed; empty: not known
 
     @property
     def images(self) -> int:
@@ -143,6 +144,7 @@ def _from_json(values: dict[str, Any]) -> Done:
         converted=values["converted"],
         skipped=[Skipped(**skipped) for skipped in values["skipped"]],
         digest=values["digest"],
+        facts=values.get("facts", ""),
     )
 
 
@@ -158,7 +160,7 @@ def check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) 
       UserError: if they differ, naming in what.
     """
     # What was made before there was a choice does not tell.
-    there = {"encoding": "jpeg", **there}
+    there = {"encoding": "jpeg", "exif": "ignore", **there}
     differences = [
         f"{key} {there.get(key)!r} there, {value!r} asked for"
         for key, value in job.items()

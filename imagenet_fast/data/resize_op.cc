@@ -1,5 +1,6 @@
 // An op that resizes uint8 images as TensorFlow's ResizeBilinear and ResizeBicubic do with
-// half_pixel_centers, rounds to uint8, and mirrors on the way.
+// half_pixel_centers, or with antialiasing as its ScaleAndTranslate does, rounds to uint8, and mirrors
+// on the way.
 //
 // Every float is computed as TensorFlow computes it, in the same order, so that pixels are equal to
 // the last bit; but a line at a time, where the compiler can use vectors.
@@ -186,6 +187,92 @@ void ResizeBicubic(const Image& image, int size, bool mirrored, uint8_t* out) {
   }
 }
 
+// With antialiasing any number of pixels make one of the output.
+struct Span {
+  int first;
+  std::vector<float> shares;
+};
+
+float Triangle(float distance) { return std::max(1.0f - distance, 0.0f); }
+
+// Keys' kernel.
+float Keys(float distance) {
+  if (distance >= 2.0f) return 0.0f;
+  if (distance >= 1.0f) return ((-0.5f * distance + 2.5f) * distance - 4.0f) * distance + 2.0f;
+  return ((1.5f * distance - 2.5f) * distance) * distance + 1.0f;
+}
+
+// Returns those of all pixels of the output, of a filter that becomes wider as the image becomes
+// smaller.
+std::vector<Span> Spans(float (*filter)(float), float radius, int in_size, int out_size) {
+  const float scale = static_cast<float>(out_size) / static_cast<float>(in_size);
+  const float step = 1.0 / scale;
+  const float width = std::max(step, 1.0f);
+  const float inverse_width = 1.0f / width;
+  std::vector<Span> spans(out_size);
+  for (int out = 0; out < out_size; ++out) {
+    const float place = (out + 0.5f) * step;
+    const auto inside = [in_size](float at) {
+      return std::clamp(static_cast<int>(at), 0, in_size - 1);
+    };
+    const int first = inside(std::ceil(place - radius * width - 0.5f));
+    const int last = inside(std::floor(place + radius * width - 0.5f));
+    Span& span = spans[out];
+    span.first = first;
+    float sum = 0;
+    for (int at = first; at <= last; ++at) {
+      const float offset = static_cast<float>(at) + 0.5f - place;
+      span.shares.push_back(filter(std::abs(offset * inverse_width)));
+      sum += span.shares.back();
+    }
+    const float inverse_sum = 1.0f / sum;
+    for (float& share : span.shares) share *= inverse_sum;
+  }
+  return spans;
+}
+
+// As TensorFlow: first between lines, then along.
+FOR_EACH_MACHINE
+void ResizeAntialiased(const Image& image, int size, bool mirrored, const std::vector<Span>& rows,
+                       const std::vector<Span>& columns, uint8_t* out) {
+  const int wide = image.width * kColors;
+  std::vector<float> between(wide + kMore);
+  float* const pixels = between.data();
+  float colors[kColors + kMore];
+  for (const Span& row : rows) {
+    std::fill(between.begin(), between.end(), 0.0f);
+    for (size_t i = 0; i < row.shares.size(); ++i) {
+      const uint8_t* const from = image.line(row.first + i);
+      const float share = row.shares[i];
+      for (int j = 0; j < wide; ++j) pixels[j] += from[j] * share;
+    }
+    for (int x = 0; x < size; ++x) {
+      const Span& column = columns[mirrored ? size - 1 - x : x];
+      const float* from = pixels + column.first * kColors;
+      Pixel sum = {};
+      for (const float share : column.shares) {
+        sum += Load(from) * share;
+        from += kColors;
+      }
+      Store(sum, colors);
+      // Cubic filters overshoot at edges.
+      for (int j = 0; j < kColors; ++j) {
+        *out++ = static_cast<int>(std::min(std::max(colors[j] + 0.5f, 0.0f), 255.0f));
+      }
+    }
+  }
+}
+
+void ResizeWithTriangle(const Image& image, int size, bool mirrored, uint8_t* out) {
+  ResizeAntialiased(image, size, mirrored, Spans(Triangle, 1.0f, image.height, size),
+                    Spans(Triangle, 1.0f, image.width, size), out);
+}
+
+void ResizeWithKeys(const Image& image, int size, bool mirrored, uint8_t* out) {
+  ResizeAntialiased(image, size, mirrored, Spans(Keys, 2.0f, image.height, size),
+                    Spans(Keys, 2.0f, image.width, size), out);
+}
+
 struct Kernel {
   int size;
   void (*resize)(const Image&, int, bool, uint8_t*);
@@ -200,9 +287,15 @@ void* CreateKernel(TF_OpKernelConstruction* construction) {
     TF_OpKernelConstruction_GetAttrString(construction, "method", method, sizeof(method) - 1,
                                           status.get());
   }
+  unsigned char antialias = 0;
+  if (IsOk(status)) {
+    TF_OpKernelConstruction_GetAttrBool(construction, "antialias", &antialias, status.get());
+  }
   if (!IsOk(status)) TF_OpKernelConstruction_Failure(construction, status.get());
-  const bool cubic = std::strcmp(method, "bicubic") == 0;
-  return new Kernel{static_cast<int>(size), cubic ? ResizeBicubic : ResizeBilinear};
+  if (std::strcmp(method, "bicubic") == 0) {
+    return new Kernel{static_cast<int>(size), antialias ? ResizeWithKeys : ResizeBicubic};
+  }
+  return new Kernel{static_cast<int>(size), antialias ? ResizeWithTriangle : ResizeBilinear};
 }
 
 void DeleteKernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
@@ -248,6 +341,7 @@ __attribute__((constructor)) void Register() {
   TF_OpDefinitionBuilderAddOutput(op, "resized: uint8");
   TF_OpDefinitionBuilderAddAttr(op, "size: int >= 1");
   TF_OpDefinitionBuilderAddAttr(op, "method: {'bilinear', 'bicubic'}");
+  TF_OpDefinitionBuilderAddAttr(op, "antialias: bool");
   TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
   const Status status(TF_NewStatus());
   TF_RegisterOpDefinition(op, status.get());

@@ -38,7 +38,13 @@ def with_resize_kernel(config: Config) -> Config:
     return config.replace(resize_kernel="native")
 
 
-def resize(image: tf.Tensor, size: int, method: str, mirrored: tf.Tensor | bool) -> tf.Tensor:
+def resize(
+    image: tf.Tensor,
+    size: int,
+    method: str,
+    mirrored: tf.Tensor | bool,
+    antialias: bool = False,
+) -> tf.Tensor:
     """Resizes an image with the native kernel.
 
     Args:
@@ -46,6 +52,7 @@ def resize(image: tf.Tensor, size: int, method: str, mirrored: tf.Tensor | bool)
       size: height and width of the result.
       method: ``bilinear`` or ``bicubic``.
       mirrored: whether left and right change places; a bool scalar.
+      antialias: whether the filter becomes wider as the image becomes smaller.
 
     Returns:
       uint8 [size, size, 3], rounded to the nearest and clipped to 0..255.
@@ -54,6 +61,6 @@ def resize(image: tf.Tensor, size: int, method: str, mirrored: tf.Tensor | bool)
       OSError: if there is no such kernel here.
     """
     resized = load_ops(_SOURCE).imagenet_fast_resize(
-        image=image, mirrored=mirrored, size=size, method=method
+        image=image, mirrored=mirrored, size=size, method=method, antialias=antialias
     )
     return tf.ensure_shape(resized, [size, size, 3])

@@ -23,6 +23,7 @@ from imagenet_fast.optimizers.batch_tables import BATCH_TABLES
 _LARS = Beside("optimizer", ("lars",))
 _MUON = Beside("optimizer", ("muon",))
 _OWN_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"))
+_OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), others=True)
 _STEPS = Beside("schedule", ("steps",))
 _KNOTS = Beside("schedule", ("piecewise_linear",))
 _WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
@@ -85,6 +86,7 @@ class OptimizerOptions(StepOptions):
         "optimizer has by itself",
         group="optimization",
         check=NOT_NEGATIVE,
+        beside=_OTHER_OPTIMIZERS,
     )
     rate_in_momentum: str = option(
         "auto",

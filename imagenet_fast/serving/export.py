@@ -75,7 +75,7 @@ def _save(module: ServingModule, directory: Path) -> None:
     signatures = {
         "serving_default": module.classify,
         "features": module.embed,
-        "pixels": module.classify_pixels,
+        "pixels": module.classify_any,
     }
     tf.saved_model.save(module, str(directory), signatures=signatures)
     (spec,) = module.classify_pixels.input_signature

@@ -71,7 +71,8 @@ class ServingModule(tf.Module):
     Attributes:
       classify_pixels: the function that takes prepared images, ``pixels``, uint8 [batch,
         image_size, image_size, 3], and returns ``probabilities``, float32 [batch, classes], and
-        ``features``, float32 [batch, channels].
+        ``features``, float32 [batch, channels]; the batch must have an image.
+      classify_any: the same for a batch that may be empty.
     """
 
     def __init__(self, model: Classifier, config: Config, top_k: int) -> None:
@@ -92,6 +93,7 @@ class ServingModule(tf.Module):
         self._shape = [config.image_size, config.image_size, 3]
         spec = tf.TensorSpec([None, *self._shape], tf.uint8, name="pixels")
         self.classify_pixels = tf.function(self._classify_pixels, input_signature=[spec])
+        self.classify_any = tf.function(self._classify_any, input_signature=[spec], autograph=False)
 
     @tf.function(input_signature=[], autograph=False)
     def labels(self) -> tf.Tensor:
@@ -111,7 +113,7 @@ class ServingModule(tf.Module):
           none, the class is -1, the label empty and the probability 0.
         """
         pixels, error = self.prepare(images)
-        best = tf.math.top_k(self.classify_pixels(pixels)["probabilities"], self._top_k)
+        best = tf.math.top_k(self.classify_any(pixels)["probabilities"], self._top_k)
         answered = error[:, tf.newaxis] == ""
         return {
             "classes": tf.where(answered, best.indices, -1),
@@ -132,7 +134,7 @@ class ServingModule(tf.Module):
           :meth:`classify`. Where there is an error, the features are 0.
         """
         pixels, error = self.prepare(images)
-        features = self.classify_pixels(pixels)["features"]
+        features = self.classify_any(pixels)["features"]
         return {
             "features": tf.where(error[:, tf.newaxis] == "", features, 0.0),
             "error": error,
@@ -181,6 +183,7 @@ class ServingModule(tf.Module):
                 "size": self._config.image_size,
                 "crop_fraction": self._config.eval_crop_fraction,
                 "resize_method": self._config.resize_method,
+                "antialias": self._config.antialias,
             },
         }
         return json.dumps(values, ensure_ascii=False)
@@ -188,6 +191,15 @@ class ServingModule(tf.Module):
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
         logits, features = self._network(pixels)
         return {"probabilities": tf.nn.softmax(logits), "features": features}
+
+    def _classify_any(self, pixels: tf.Tensor) -> Tensors:
+        # oneDNN, which TensorFlow takes on many CPUs, gives what a fused convolution makes of no
+        # images a wrong shape, at which the next layer fails.
+        count = tf.shape(pixels)[0]
+        one_more = tf.cast(count == 0, tf.int32)
+        padded = tf.pad(pixels, [[0, one_more], [0, 0], [0, 0], [0, 0]])
+        answers = self._classify_pixels(tf.ensure_shape(padded, [None, *self._shape]))
+        return {name: values[:count] for name, values in answers.items()}
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
     def _decode_one(self, encoded: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,7 +19,11 @@ _CUBIC_STEPS = 1024
 
 
 def prepare_image(
-    encoded: bytes, size: int, crop_fraction: float = 0.875, resize_method: str = "bilinear"
+    encoded: bytes,
+    size: int,
+    crop_fraction: float = 0.875,
+    resize_method: str = "bilinear",
+    antialias: bool = False,
 ) -> np.ndarray:
     """Decodes an image, takes the square in its middle and resizes it.
 
@@ -33,7 +37,8 @@ def prepare_image(
       encoded: bytes of a JPEG, a PNG, or what else Pillow reads.
       size: height and width of the result, in pixels.
       crop_fraction: side of the square, as a fraction of the image's shorter side.
-      resize_method: ``bilinear`` or ``bicubic``, both without antialiasing.
+      resize_method: ``bilinear`` or ``bicubic``.
+      antialias: whether what is made smaller is antialiased.
 
     Returns:
       uint8 [size, size, 3].
@@ -48,11 +53,21 @@ def prepare_image(
     side = max(int(np.rint(np.float32(crop_fraction) * np.float32(min(image.size)))), 1)
     left, top = ((length - side + 1) // 2 for length in image.size)
     pixels = np.asarray(image.crop((left, top, left + side, top + side)), np.float32)
-    # Both ways alike.
-    for _ in range(2):
-        pixels = _resize_height(pixels, size, resize_method).swapaxes(0, 1)
+    if antialias:
+        pixels = _resize_antialiased(pixels, size, resize_method)
+    else:
+        for _ in range(2):  # both ways alike
+            pixels = _resize_height(pixels, size, resize_method).swapaxes(0, 1)
     # Cubic kernels overshoot at edges.
     return np.clip(pixels + 0.5, 0, 255).astype(np.uint8)
+
+
+def _resize_antialiased(pixels: np.ndarray, size: int, method: str) -> np.ndarray:
+    """Returns float32 [size, size, 3] of [height, width, 3], whose filters are TensorFlow's too."""
+    # Each colour as floats, since Pillow rounds what it resizes of uint8 after either way.
+    resampling = Image.Resampling[method.upper()]
+    colours = [Image.fromarray(colour) for colour in np.moveaxis(pixels, -1, 0)]
+    return np.stack([colour.resize((size, size), resampling) for colour in colours], axis=-1)
 
 
 def _resize_height(pixels: np.ndarray, size: int, method: str) -> np.ndarray:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
@@ -45,7 +44,7 @@ def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
 
 
 def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
-    _check_options(config)
+    _warn_of_options(config)
     schedule = build_schedule(config, model.steps_per_epoch)
     roles = variable_roles(model)
     kind = config.weight_decay_on
@@ -102,17 +101,8 @@ def _required(config: Config) -> list[str]:
     ]
 
 
-def _check_options(config: Config) -> None:
-    """Checks that the optimizer has the options that are given, and warns of odd ones.
-
-    Raises:
-      UserError: if it has not.
-    """
-    if config.optimizer_epsilon and config.optimizer in OWN:
-        raise UserError(
-            f"optimizer_epsilon is for optimizers of Keras and Addons, not for {config.optimizer}"
-            + ("; see lars_epsilon" if config.optimizer == "lars" else "")
-        )
+def _warn_of_options(config: Config) -> None:
+    """Warns of options that the optimizer is not meant for."""
     if config.batch_table and config.optimizer != "lars":
         warnings.warn(
             f"the rates of batch_table={config.batch_table} are for lars, not for "

@@ -32,7 +32,8 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
 
     Raises:
       UserError: if there is no checkpoint, no such split of the data, or either cannot be used,
-        the data has other classes, a shard cannot be read any more, or another worker stops.
+        the data has other classes, none of its images can be read, a shard cannot be read any
+        more, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
         # How training splits a batch has no part in evaluation, which may be on other devices.
@@ -64,4 +65,10 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
         )
     result = {name: float(value) for name, value in result.items()}
     check_evaluated(result, info.splits[split].examples)
+    if not result["examples"]:
+        raise UserError(
+            f"none of the {result['skipped']:.0f} {split} images of {info.name} can be read: "
+            "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
+            f"{config.max_pixels}"
+        )
     return {**result, "checkpoint": checkpoint}

@@ -86,6 +86,8 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["prepare", "--data_dir=x", "--seed=-1"], "seed is -1, but must be in [0, 2**32)"),
         (["prepare", "--data_dir=x", "--seed=4294967296"], "seed is 4294967296, but must be in ["),
         (["prepare", "--data_dir=x", "--threads=-2"], "threads is -2, but must not be negative"),
+        (["prepare", "--data_dir=x", "--max_side=-9"], "max_side is -9, but must not be negative"),
+        (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of both"),
         (["prepare", "--data_dir=x", "image.jpg"], "unexpected argument 'image.jpg'"),
         (["predict", "--job=3"], "there is no flag --job"),
     ],

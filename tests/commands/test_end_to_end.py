@@ -188,6 +188,7 @@ def test_verify(digits, tmp_path, capfd):
         (["--source=tfds"], "the source 'tfds' needs a path"),
         (["--source=digits", "--pad_to=32"], "the source 'digits' takes no pad_to"),
         (["--source=digits", "--encoding=jpg"], "no encoding 'jpg'; .* did you mean 'jpeg'"),
+        (["--source=digits", "--exif=aply"], "no exif 'aply'; .* did you mean 'apply'"),
         (["--source=folders", "--source_path=/nowhere"], "/nowhere: no such directory"),
         (["--verify"], "/data"),
     ],
@@ -222,6 +223,9 @@ def test_pixels_with_a_border_as_pngs(tmp_path, capfd):
     assert "encoding 'png' there, 'jpeg' asked for" in run(capfd, *arguments, "--pad_to=32").err
     message = run(capfd, *arguments, "--encoding=png").err
     assert "is finished" in message and "prepare the images of now in another directory" in message
+    for side in ("--max_side=14", "--shorter_side=14"):
+        finished = run(capfd, *arguments[:2], f"--data_dir={tmp_path}/{side}", side)
+        assert finished.out.splitlines()[0] == "converted 20 images: pixels, resized"
 
 
 @pytest.mark.parametrize("holdout", ["0", "1", "-0.5"])

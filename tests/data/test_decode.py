@@ -9,6 +9,7 @@ from imagenet_fast import Config
 from imagenet_fast.data.decode import evaluation_image, window_image
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.images import normalize_encoding
+from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 MAX_PIXELS = Config().max_pixels
@@ -135,6 +136,54 @@ def test_bicubic_overshoot_is_clipped():
     config = Config(image_size=64, eval_crop_fraction=1.0, resize_method="bicubic")
     image = evaluation_image(encode(pixels, "PNG"), config).numpy()
     assert (image[:, :28] == 0).all() and (image[:, 36:] == 255).all()
+
+
+# --- Antialiasing ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", ["native", "tensorflow"])
+@pytest.mark.parametrize(("height", "width"), [(300, 300), (97, 211), (224, 96), (20, 30), (50, 5)])
+def test_windows_are_antialiased_as_by_pillow(height, width, kernel):
+    """Pillow rounds after each way, and so may differ by one level; torchvision leaves it to it."""
+    encoded = encode(noise(320, 340), "PNG")
+    window = [7, 11, height, width]
+    config = Config(image_size=50, antialias=True, resize_kernel=kernel)
+    (image,) = window_images(encoded, [window], with_resize_kernel(config))
+    cropped = Image.open(io.BytesIO(encoded)).crop((11, 7, 11 + width, 7 + height))
+    expected = np.asarray(cropped.resize((50, 50), Image.Resampling.BILINEAR))
+    difference = np.abs(image.astype(int) - expected)
+    assert difference.max() <= 1 and difference.mean() < 0.3
+    if min(height, width) > 60:  # else it is enlarged one way, for which it makes no difference
+        plain = window_images(encoded, [window], config.replace(antialias=False))[0]
+        assert np.abs(plain.astype(int) - expected).mean() > 5
+
+
+def test_only_what_is_made_smaller_is_antialiased():
+    encoded = encode(noise(30, 40), "PNG")
+    config = Config(image_size=50, resize_method="bilinear")
+    images = [
+        evaluation_image(encoded, config.replace(antialias=on)).numpy().astype(int)
+        for on in (False, True)
+    ]
+    assert np.abs(images[0] - images[1]).max() <= 1
+
+
+@pytest.mark.parametrize("method", ["bilinear", "bicubic"])
+def test_training_and_evaluation_are_antialiased(method):
+    encoded = encode(smooth(90, 120) ^ noise(90, 120) // 4, "PNG")
+    config = Config(
+        image_size=32, train_crop="none", antialias=True, resize_method=method, eval_crop_fraction=1
+    )
+    whole = Image.open(io.BytesIO(encoded)).crop((15, 0, 105, 90))
+    # Each colour as floats, which Pillow does not round in between.
+    colours = [
+        colour.convert("F").resize((32, 32), Image.Resampling[method.upper()])
+        for colour in whole.split()
+    ]
+    expected = rounded(np.stack(colours, -1))
+    for decode in (evaluation_image, training_image):
+        difference = np.abs(decode(encoded, config).numpy() - expected)
+        assert difference.max() <= 1 and difference.mean() < 0.01
 
 
 # --- Formats --------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
 import io
+import struct
 import warnings
 
 import numpy as np
 import pytest
 from damaged_images import mutations, png_chunk
-from PIL import Image
+from PIL import Image, ImageOps, features
 from PIL.BmpImagePlugin import BmpImageFile
 
-from imagenet_fast.data.images import BadImageError, encode_pixels, normalize_encoding
+from imagenet_fast.data.images import (
+    BadImageError,
+    SizeLimit,
+    encode_pixels,
+    normalize_encoding,
+)
 
 RANDOM = np.random.RandomState(0)
 # Smooth, as photographs are, so that JPEG changes little.
@@ -41,7 +47,7 @@ def test_good_jpegs_stay_as_they_are(mode, channels, progressive):
     assert image == (data, 48, 64, channels, None)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000"])
 def test_other_formats_become_jpegs(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     image = normalize_encoding(encoded(Image.fromarray(RAMP), kind, **options))
@@ -53,7 +59,7 @@ def test_other_formats_become_jpegs(kind):
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "pixels"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM", "JPEG2000", "pixels"])
 def test_pngs_keep_each_pixel(kind, mode):
     original = Image.fromarray(RANDOM.randint(0, 256, (15, 11, 3), np.uint8)).convert(mode)
     if kind == "pixels":
@@ -138,7 +144,7 @@ def test_whatever_pillow_raises_makes_one_bad_image(monkeypatch, method, error):
         normalize_encoding(data)
 
 
-def test_damaged_files_of_nine_formats_are_images_or_bad_images():
+def test_damaged_files_of_eleven_formats_are_images_or_bad_images():
     outcomes = {"image": 0, "bad": 0}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's, of metadata
@@ -247,3 +253,283 @@ def test_tensorflow_decodes_the_first_picture_of_an_mpo():
     image = normalize_encoding(buffer.getvalue())
     assert image.converted_from is None
     assert close(image, RAMP)
+
+
+@pytest.mark.parametrize(
+    ("limit", "size", "expected"),
+    [
+        (SizeLimit(max_side=50), (100, 60), (50, 30)),
+        (SizeLimit(max_side=50), (60, 100), (30, 50)),
+        (SizeLimit(shorter_side=50), (100, 60), (83, 50)),
+        (SizeLimit(shorter_side=50), (60, 100), (50, 83)),
+        (SizeLimit(max_side=50), (5000, 3), (50, 1)),
+        (SizeLimit(max_side=3), (8, 4), (3, 2)),
+        (SizeLimit(max_side=50), (50, 50), None),
+        (SizeLimit(shorter_side=50), (9000, 50), None),
+        (SizeLimit(), (9000, 9000), None),
+    ],
+)
+def test_what_is_above_a_limit_becomes_smaller_in_its_aspect(limit, size, expected):
+    assert limit.smaller(*size) == expected
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "pixels"])
+def test_large_images_are_resized_as_by_pillow(kind, mode):
+    original = Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)).convert(mode)
+    if kind == "pixels":
+        image = encode_pixels(np.asarray(original), "png", SizeLimit(max_side=20))
+    else:
+        image = normalize_encoding(
+            encoded(original, kind), "png", size_limit=SizeLimit(max_side=20)
+        )
+    assert image[1:] == (15, 20, len(mode), f"{kind}, resized")
+    expected = original.resize((20, 15), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(decoded(image), np.asarray(expected.convert("RGB")))
+
+
+def photograph(width, height, **options):
+    noise = Image.fromarray(np.random.RandomState(3).randint(0, 256, (9, 12, 3), np.uint8))
+    smooth = np.asarray(noise.resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    grain = np.random.RandomState(4).randint(-9, 10, smooth.shape)
+    pixels = np.clip(smooth + grain, 0, 255).astype(np.uint8)
+    return encoded(Image.fromarray(pixels), "JPEG", quality=92, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("JPEG", {}), ("JPEG", {"progressive": True}), ("MPO", {})]
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_large_jpegs_are_decoded_small_without_harm(kind, options, mode):
+    data = photograph(410, 307)  # no multiple of 8: what is decoded has a part of a pixel too much
+    if mode != "RGB" or kind == "MPO":
+        data = encoded(Image.open(io.BytesIO(data)).convert(mode), kind, quality=92, **options)
+    whole = Image.open(io.BytesIO(data)).convert("L" if mode == "L" else "RGB")
+    image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=50))
+    name = "CMYK JPEG" if mode == "CMYK" else "JPEG"
+    assert image[1:] == (37, 50, 1 if mode == "L" else 3, f"{name}, resized")
+    expected = np.asarray(whole.resize((50, 37), Image.Resampling.BICUBIC).convert("RGB"))
+    difference = np.abs(decoded(image).astype(int) - expected)
+    assert difference.mean() < 0.6 and difference.max() <= 4
+
+
+def test_a_large_jpeg_is_decoded_at_no_less_than_twice_its_new_size(monkeypatch):
+    sizes = []
+    resize = Image.Image.resize
+
+    def noted(image, *arguments, **options):
+        sizes.append(image.size)
+        return resize(image, *arguments, **options)
+
+    data = photograph(400, 300)
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    for side in (200, 100, 99, 48, 24):
+        normalize_encoding(data, size_limit=SizeLimit(max_side=side))
+    assert sizes == [(400, 300), (200, 150), (200, 150), (100, 75), (50, 38)]
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "png"])
+def test_jpegs_within_the_limit_keep_their_bytes(encoding):
+    data = encoded(Image.fromarray(RAMP), "JPEG")
+    for limit in (SizeLimit(max_side=64), SizeLimit(shorter_side=48)):
+        assert normalize_encoding(data, encoding, size_limit=limit) == (data, 48, 64, 3, None)
+
+
+def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
+    large = encoded(Image.fromarray(RAMP), "JPEG", comment=b"comment", quality=60)
+    image = normalize_encoding(large, size_limit=SizeLimit(shorter_side=24))
+    assert image[1:] == (24, 32, 3, "JPEG, resized")
+    whole = decoded(large_image := normalize_encoding(large))
+    assert large_image.data == large
+    small = Image.fromarray(whole).resize((32, 24), Image.Resampling.BICUBIC)
+    assert image.data == encoded(small, "JPEG", quality=95, subsampling=0)
+    assert b"comment" not in image.data
+
+
+def test_a_large_truncated_jpeg_is_bad():
+    data = photograph(400, 300)
+    with pytest.raises(BadImageError, match="cannot be decoded"):
+        normalize_encoding(data[: len(data) // 2], size_limit=SizeLimit(max_side=25))
+
+
+def tiff(pixels, bits, photometric=1, kind=1):
+    """Returns a TIFF of bytes or numbers of shape (height, bytes in a row) or (height, width).
+
+    ``kind`` is the samples' format: 1 unsigned, 2 signed, 3 float.
+    """
+    data = pixels.tobytes()
+    width = pixels.shape[1] * pixels.dtype.itemsize * 8 // bits
+    tags = [(256, width), (257, len(pixels)), (258, bits), (259, 1), (262, photometric), (273, 8)]
+    tags += [(277, 1), (278, len(pixels)), (279, len(data)), (339, kind)]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    end = struct.pack("<H", len(tags)) + entries + bytes(4)
+    return b"II*\0" + struct.pack("<I", 8 + len(data)) + data + end
+
+
+# 16 bits, all of whose upper 8 occur.
+DEEP = (np.arange(48 * 64).reshape(48, 64) * 21).astype(np.uint16)
+
+
+def twelve_bits(pixels):
+    """Returns 12-bit numbers, two in three bytes."""
+    even, odd = pixels[:, ::2], pixels[:, 1::2]
+    return np.stack([even >> 4, (even << 4 & 240) | odd >> 8, odd & 255], -1).astype(np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (tiff(DEEP, 16), DEEP >> 8),
+        (tiff(DEEP, 16, photometric=0), 255 - (DEEP >> 8)),
+        (tiff(twelve_bits(DEEP >> 4).reshape(48, -1), 12), DEEP >> 8),
+        (encoded(Image.fromarray(DEEP), "TIFF", compression="tiff_lzw"), DEEP >> 8),
+        (encoded(Image.fromarray(DEEP.astype(">u2")), "TIFF"), DEEP >> 8),
+        (encoded(Image.fromarray(DEEP), "JPEG2000"), DEEP >> 8),
+        (b"P5 64 48 65535\n" + DEEP.astype(">u2").tobytes(), DEEP >> 8),
+        (b"P5 64 48 4095\n" + (DEEP >> 4).astype(">u2").tobytes(), DEEP >> 8),
+        (tiff((DEEP >> 8).astype(np.uint8), 8, photometric=0), 255 - (DEEP >> 8)),
+    ],
+    ids=["TIFF", "white 0", "12 bits", "LZW", "MM", "JPEG 2000", "PGM", "PGM of 12", "8 bits"],
+)
+def test_deep_grey_keeps_its_upper_8_bits(data, expected):
+    image = normalize_encoding(data, "png")
+    assert image.channels == 1
+    np.testing.assert_array_equal(decoded(image)[:, :, 0], expected)
+
+
+def test_16_bit_colours_become_those_of_8():
+    deep = RANDOM.randint(0, 2**16, (48, 64, 3)).astype(">u2")
+    image = normalize_encoding(b"P6 64 48 65535\n" + deep.tobytes(), "png")
+    assert np.abs(decoded(image).astype(int) - deep / 257).max() <= 0.5
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        tiff((DEEP / 65535).astype(np.float32), 32, kind=3),
+        tiff(DEEP.astype(np.uint32) << 15, 32),
+        tiff((DEEP >> 1).astype(np.int16), 16, kind=2),
+        b"Pf\n64 48\n-1\n" + (DEEP / 65535).astype("<f4").tobytes(),
+    ],
+    ids=["float", "32 bits", "signed", "PFM"],
+)
+def test_pixels_of_no_known_range_are_bad_and_not_clipped(data):
+    with pytest.raises(BadImageError, match=r"floats, signed or have 32 bits.* convert it to 8 or"):
+        normalize_encoding(data)
+
+
+def test_a_tiff_of_a_kind_that_pillow_does_not_read_is_told():
+    with pytest.raises(BadImageError, match="a damaged TIFF, or one of a kind that Pillow does"):
+        normalize_encoding(tiff(DEEP.astype(np.uint64), 64))
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "AVIF", "GIF", "WEBP"])
+def test_of_several_pages_it_is_the_first(kind):
+    pages = [Image.new("L", (64, 48), grey) for grey in (200, 20)]
+    data = encoded(pages[0], kind, save_all=True, append_images=pages[1:])
+    assert Image.open(io.BytesIO(data)).n_frames == 2
+    assert close(normalize_encoding(data), np.full((48, 64, 3), 200))
+
+
+def test_a_turned_tiff_is_resized_as_it_is_seen():
+    data = encoded(Image.fromarray(RAMP), "TIFF", tiffinfo={274: 6})
+    image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=32))
+    assert image[1:] == (32, 24, 3, "TIFF, resized")
+
+
+@pytest.mark.parametrize(
+    ("kind", "feature", "name"),
+    [("AVIF", "avif", "AVIF"), ("JPEG2000", "jpg_2000", "JPEG 2000"), ("WEBP", "webp", "WebP")],
+)
+def test_what_this_pillow_was_built_without_is_named(monkeypatch, kind, feature, name):
+    files = [encoded(Image.fromarray(RAMP), kind)]
+    if kind == "JPEG2000":
+        files.append(encoded(Image.fromarray(RAMP), kind, no_jp2=True))
+    check = features.check
+    monkeypatch.setattr(features, "check", lambda own: own != feature and check(own))
+    for data in files:
+        with pytest.raises(BadImageError, match=f"^this Pillow was built without {name}; install"):
+            normalize_encoding(data)
+    assert normalize_encoding(encoded(Image.fromarray(RAMP), "PPM")).converted_from == "PPM"
+
+
+def test_a_pillow_that_does_not_know_avif_reads_the_rest(monkeypatch):
+    Image.init()
+    monkeypatch.delitem(Image.OPEN, "AVIF")
+    assert normalize_encoding(encoded(Image.fromarray(RAMP), "TIFF")).converted_from == "TIFF"
+    with pytest.raises(BadImageError, match="no image of a known format"):
+        normalize_encoding(b"neither of them")
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "AVIF", "JPEG2000"])
+def test_truncated_files_of_other_formats_are_bad(kind):
+    data = encoded(Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)), kind)
+    for length in (len(data) // 2, 20):
+        with pytest.raises(BadImageError) as caught:
+            normalize_encoding(data[:length])
+        assert "0x" not in str(caught.value)
+
+
+def with_orientation(image, kind, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(image, kind, exif=exif)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_orientation_is_applied_as_by_pillow(kind, orientation):
+    data = with_orientation(Image.fromarray(RAMP), kind, orientation)
+    image = normalize_encoding(data, "png", exif="apply")
+    if kind == "JPEG" and orientation == 1:
+        assert image == normalize_encoding(data, "png") == (data, 48, 64, 3, None)
+        return
+    expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    done = ", turned" if orientation > 1 else ""
+    assert image[1:] == (expected.height, expected.width, 3, kind + done)
+    np.testing.assert_array_equal(decoded(image), np.asarray(expected))
+    assert not Image.open(io.BytesIO(image.data)).getexif()
+    ignored = Image.open(io.BytesIO(normalize_encoding(data, "png").data))
+    np.testing.assert_array_equal(np.asarray(ignored), np.asarray(Image.open(io.BytesIO(data))))
+
+
+@pytest.mark.parametrize("exif", ["ignore", "apply"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_tiff_is_turned_once_in_any_case(orientation, exif):
+    data = encoded(Image.fromarray(RAMP), "TIFF", tiffinfo={274: orientation})
+    image = normalize_encoding(data, "png", exif=exif)
+    expected = RAMP
+    if orientation > 1:
+        jpeg = with_orientation(Image.fromarray(RAMP), "PNG", orientation)
+        expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(jpeg))))
+    np.testing.assert_array_equal(decoded(image), expected)
+
+
+@pytest.mark.parametrize("limit", [SizeLimit(max_side=30), SizeLimit(shorter_side=23)])
+def test_large_images_that_are_not_upright_are_resized_and_turned(limit):
+    data = with_orientation(Image.open(io.BytesIO(photograph(410, 307))), "JPEG", 6)
+    image = normalize_encoding(data, size_limit=limit, exif="apply")
+    turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    size = limit.smaller(*turned.size)
+    assert image[1:] == (*size[::-1], 3, "JPEG, resized, turned")
+    difference = decoded(image).astype(int) - turned.resize(size, Image.Resampling.BICUBIC)
+    assert np.abs(difference).mean() < 3
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("exif", [b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*", b"Exif\0\0" * 9])
+def test_where_exif_is_damaged_or_odd_the_image_is_as_it_was(exif):
+    data = encoded(Image.fromarray(RAMP), "JPEG", exif=exif)
+    assert normalize_encoding(data, exif="apply").data == data
+    for orientation in (0, 9, 65535):
+        data = with_orientation(Image.fromarray(RAMP), "JPEG", orientation)
+        assert normalize_encoding(data, exif="apply").data == data
+
+
+def test_a_png_whose_exif_is_no_number_is_an_image_all_the_same():
+    text = b"Raw profile type exif\0\nexif\n9\nno hexadecimal number"
+    data = with_chunk(encoded(Image.fromarray(RAMP), "PNG"), b"tEXt", text)
+    with pytest.raises(ValueError, match="hexadecimal"):
+        Image.open(io.BytesIO(data)).getexif()
+    assert normalize_encoding(data, exif="apply").converted_from == "PNG"

@@ -18,8 +18,8 @@ from PIL import Image
 
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.data import facts, records
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import records
 from imagenet_fast.data.examples import (
     CHANNELS,
     COLORSPACE,
@@ -304,7 +304,7 @@ def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
     root, directory = begun
     finish(root, directory)
     names = {path.name for path in directory.iterdir()}
-    assert names == {FILE, *(name for name in names if "-of-" in name)}
+    assert names == {FILE, facts.FILE, *(name for name in names if "-of-" in name)}
 
 
 def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
@@ -351,6 +351,17 @@ def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
         "another directory"
     )
     assert contents(directory) == before
+
+
+def test_other_names_of_classes_of_a_finished_directory_are_told(tmp_path):
+    pixels = np.zeros((6, 4, 4, 3), np.uint8)
+    split = (pixels, np.arange(6) % 2)
+    old = ArraySource("digits", "toy", ("cat", "dgo"), {"train": split})
+    new = ArraySource("digits", "toy", ("cat", "dog"), {"train": split})
+    prepare(old, tmp_path, progress=False)
+    with pytest.raises(UserError, match="is finished, with the class 'dgo', which is 'dog' now"):
+        prepare(new, tmp_path, progress=False)
+    assert read_manifest(tmp_path).labels == ("cat", "dgo")
 
 
 def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
@@ -415,6 +426,12 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
         prepare(source, tmp_path, seed=5, progress=False)
     with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
         prepare(source, tmp_path, encoding="png", progress=False)
+    with pytest.raises(UserError, match="exif 'ignore' there, 'apply' asked for"):
+        prepare(source, tmp_path, exif="apply", progress=False)
+    with pytest.raises(UserError, match="max_side None there, 9 asked for"):
+        prepare(source, tmp_path, max_side=9, progress=False)
+    with pytest.raises(UserError, match="shorter_side None there, 9 asked for"):
+        prepare(source, tmp_path, shorter_side=9, progress=False)
     with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
         prepare(source, tmp_path, train_shards=2, progress=False)
     with pytest.raises(UserError, match=r"held_out \[0.25, 0\] there, \[0.25, 1\] asked for"):
@@ -423,7 +440,7 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_does_not_tell_its_encoding_has_jpegs(folders, tmp_path, finished):
+def test_what_does_not_tell_its_encoding_has_jpegs_as_they_were(folders, tmp_path, finished):
     source = open_source("folders", folders, holdout=0.25)
     prepare(source, tmp_path / "whole", progress=False)
     older = tmp_path / "older"
@@ -433,8 +450,12 @@ def test_what_does_not_tell_its_encoding_has_jpegs(folders, tmp_path, finished):
         interrupt(source, older, after=30)
     notes = older / (FILE if finished else JOURNAL)
     text = notes.read_text()
-    assert '"encoding": "jpeg",' in text
-    notes.write_text(re.sub(r'\s*"encoding": "jpeg",', "", text))
+    for told in ('"encoding": "jpeg",', '"max_side": null,', '"shorter_side": null,'):
+        assert told in text
+        text = re.sub(rf"\s*{told}", "", text)
+    text, number = re.subn(r'\s*"exif": "ignore",', "", text)
+    assert number == 1
+    notes.write_text(text)
     with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
         prepare(source, older, encoding="png", progress=False)
     prepare(source, older, progress=False)
@@ -610,6 +631,21 @@ class Pixels(Source):
         return Item(np.full((6, 5), index, np.uint8), self._label, f"{split}{index}")
 
 
+def test_classes_without_training_images_are_told_of_with_the_others_that_they_have(tmp_path):
+    pixels = np.zeros((6, 8, 8), np.uint8)
+    arrays = {
+        "train": (pixels, np.array([0, 0, 0, 1, 1, 1])),
+        "validation": (pixels, np.array([0, 0, 1, 2, 2, 2])),
+        "test": (pixels, np.array([0, 1, 1, 1, 2, 2])),
+    }
+    source = ArraySource("noise", "noise", ("a", "b", "c", "d"), arrays)
+    manifest = prepare(source, tmp_path, progress=False)
+    assert manifest.warnings == (
+        "class 'c' has no training image, but 3 for validation and 2 for a test",
+        "class 'd' has no training image",
+    )
+
+
 def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
     manifest = prepare(Pixels(), tmp_path, progress=False)
     assert manifest.converted == {"pixels": 24}
@@ -688,10 +724,80 @@ def test_pixels_come_out_of_the_pipeline_as_they_went_into_pngs(tmp_path, grey, 
         np.testing.assert_array_equal(image, source.pixels(split, label))
 
 
-def test_an_unknown_encoding_is_refused_before_any_work(source, tmp_path):
+def test_large_images_are_made_smaller_and_counted(tmp_path):
+    root = tmp_path / "source"
+    sizes = {"a.jpg": (40, 30), "b.jpg": (12, 16), "c.png": (16, 90), "d.png": (9, 9)}
+    (root / "only").mkdir(parents=True)
+    for name, size in sizes.items():
+        Image.new("RGB", size, "teal").save(root / "only" / name, quality=80)
+    source = open_source("folders", root, holdout=0.1)
+    manifest = prepare(source, tmp_path / "out", max_side=16, progress=False)
+    assert manifest.converted == {"JPEG, resized": 1, "PNG": 1, "PNG, resized": 1}
+    assert (manifest.source["max_side"], manifest.source["shorter_side"]) == (16, None)
+    examples = {
+        example[FILENAME][0].decode(): example for example in read(tmp_path / "out", "train")
+    }
+    found = {name: (*example[WIDTH], *example[HEIGHT]) for name, example in examples.items()}
+    assert found == {
+        "only/a.jpg": (16, 12),
+        "only/b.jpg": (12, 16),
+        "only/c.png": (3, 16),
+        "only/d.png": (9, 9),
+    }
+    assert examples["only/b.jpg"][ENCODED][0] == (root / "only/b.jpg").read_bytes()
+    with pytest.raises(UserError, match="max_side 16 there, None asked for"):
+        prepare(source, tmp_path / "out", progress=False)
+    assert prepare(source, tmp_path / "out", max_side=16, progress=False) == manifest
+
+
+def test_images_that_are_not_upright_are_turned_and_counted(tmp_path):
+    root = tmp_path / "source"
+    (root / "only").mkdir(parents=True)
+    for name, orientation in {"a.jpg": 1, "b.jpg": 6, "c.jpg": 8, "d.png": 3}.items():
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.new("RGB", (16, 9), "teal").save(root / "only" / name, exif=exif)
+    source = open_source("folders", root, holdout=0.1)
+    manifest = prepare(source, tmp_path / "out", exif="apply", progress=False)
+    assert manifest.converted == {"JPEG, turned": 2, "PNG, turned": 1}
+    assert manifest.source["exif"] == "apply"
+    found = {
+        example[FILENAME][0].decode(): (*example[WIDTH], *example[HEIGHT])
+        for example in read(tmp_path / "out", "train")
+    }
+    assert found == {
+        **dict.fromkeys(("only/a.jpg", "only/d.png"), (16, 9)),
+        **dict.fromkeys(("only/b.jpg", "only/c.jpg"), (9, 16)),
+    }
+
+
+def test_large_pixels_are_made_smaller(tmp_path):
+    manifest = prepare(Noise(grey=True), tmp_path, shorter_side=8, progress=False)
+    assert manifest.converted == {"pixels, resized": 24}
+    assert {(*example[HEIGHT], *example[WIDTH]) for example in read(tmp_path, "train")} == {(8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("sides", "error"),
+    [
+        ({"max_side": 8, "shorter_side": 8}, "max_side and shorter_side: give one of both"),
+        ({"max_side": 0}, "max_side is 0, but must be at least 1"),
+        ({"shorter_side": -2}, "shorter_side is -2, but must be at least 1"),
+    ],
+)
+def test_impossible_sides_are_refused_before_any_work(source, tmp_path, sides, error):
+    source.read = None
+    with pytest.raises(UserError, match=error):
+        prepare(source, tmp_path / "x", **sides, progress=False)
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_unknown_encoding_or_exif_is_refused_before_any_work(source, tmp_path):
     source.read = None
     with pytest.raises(UserError, match=r"no encoding 'pngs'; .* jpeg, png; did you mean 'png'"):
         prepare(source, tmp_path / "x", encoding="pngs", progress=False)
+    with pytest.raises(UserError, match=r"no exif 'aply'; .* ignore, apply; did you mean 'apply'"):
+        prepare(source, tmp_path / "x", exif="aply", progress=False)
     assert not (tmp_path / "x").exists()
 
 

@@ -81,7 +81,12 @@ def test_any_batch_size(files, prepared, kind):
 def test_description(files, config, kind):
     assert describe(files[kind]) == {
         "labels": [str(digit) for digit in range(10)],
-        "preparation": {"size": 16, "crop_fraction": 0.875, "resize_method": "bilinear"},
+        "preparation": {
+            "size": 16,
+            "crop_fraction": 0.875,
+            "resize_method": "bilinear",
+            "antialias": False,
+        },
     }
 
 
@@ -98,7 +103,7 @@ def test_inputs_and_outputs_have_names(files):
 @pytest.mark.parametrize(
     "options",
     [
-        {"model": "resnet18", "image_size": 32, "zero_gamma": False},
+        {"model": "resnet18", "image_size": 32, "zero_gamma": False, "antialias": True},
         {"model": "alexnet_bn", "image_size": 64},
         {"model": "resnet8", "train_sizes": (8,), "train_until": ("1 epochs",)},
     ],
@@ -113,9 +118,10 @@ def test_networks(options, tmp_path, monkeypatch):
     model = build_model(SMALL.replace(**options))
     size = options.get("image_size", 16)
     pixels = np.random.default_rng(0).integers(0, 256, (3, size, size, 3), np.uint8)
-    found = {
-        kind: RUN[kind](EXPORT[kind](model, tmp_path / f"model.{kind}"), pixels) for kind in EXPORT
-    }
+    files = {kind: EXPORT[kind](model, tmp_path / f"model.{kind}") for kind in EXPORT}
+    for file in files.values():
+        assert describe(file)["preparation"]["antialias"] == options.get("antialias", False)
+    found = {kind: RUN[kind](file, pixels) for kind, file in files.items()}
     expected = tf.nn.softmax(model(pixels, training=False))
     features = found["onnx"]["features"]
     for answers in found.values():

@@ -29,22 +29,29 @@ def both(data, **options):
         image_size=options["size"],
         eval_crop_fraction=options["crop_fraction"],
         resize_method=options["resize_method"],
+        antialias=options.get("antialias", False),
     )
     found, expected = prepare_image(data, **options), evaluation_image(data, config).numpy()
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     return found.astype(int), expected.astype(int)
 
 
+@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("resize_method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("crop_fraction", [0.875, 1.0, 0.301])
 @pytest.mark.parametrize(("width", "height"), [(80, 61), (45, 200), (32, 32), (7, 5), (1, 1)])
-def test_pixels(width, height, crop_fraction, resize_method):
+def test_pixels(width, height, crop_fraction, resize_method, antialias):
     data = encoded(width, height)
-    options = {"crop_fraction": crop_fraction, "resize_method": resize_method}
+    options = {
+        "crop_fraction": crop_fraction,
+        "resize_method": resize_method,
+        "antialias": antialias,
+    }
     for size in (32, 100):
         found, expected = both(data, size=size, **options)
         assert np.abs(found - expected).max() <= 1
-        assert (found != expected).mean() < 1e-3
+        # Pillow sums in float64, where TensorFlow's halves are not always the same ones.
+        assert (found != expected).mean() < (0.02 if antialias else 1e-3)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -159,7 +160,8 @@ def with_test(config, saved, tmp_path_factory):
 
 @pytest.mark.parametrize("on_device", [False, True])
 def test_the_test_split(with_test, saved, on_device):
-    config = with_test.replace(data_on_device=on_device)
+    # As in the recipes with images on devices, where nothing else may be drawn in groups.
+    config = with_test.replace(data_on_device=on_device, augment_in_groups=on_device)
     result = evaluate(config, "test")
     images, labels, weights = map(
         np.concatenate, zip(*make_dataset(with_test.replace(eval_batch_size=10), "test"))
@@ -294,6 +296,16 @@ def test_data_with_other_classes(config, saved, digits, tmp_path):
 def test_data_with_fewer_training_images_than_the_trainings_batch(config, saved, expected):
     large = config.replace(batch_size=1439)  # there are 1438
     assert evaluate(large)["top1"] == pytest.approx(expected["top1"])
+
+
+def test_no_image_that_can_be_read(config, saved, monkeypatch):
+    """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
+    sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
+    model = SimpleNamespace(evaluate=lambda *_, **__: {**sums, "skipped": 359.0})
+    monkeypatch.setattr(evaluation, "build_for_evaluation", lambda _: model)
+    monkeypatch.setattr(evaluation, "restore_weights", lambda *_: "")
+    with pytest.raises(UserError, match=r"none of the 359 validation images .* max_pixels is 9"):
+        evaluate(config.replace(max_pixels=9))
 
 
 def test_no_validation_images(config, saved):

@@ -18,7 +18,10 @@ from imagenet_fast.data.sources.files import (
     warnings_of_names,
 )
 
-_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp")
+_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pnm", ".avif", ".jp2", ".j2k"),
+)
 # What Windows leaves in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
 _VALIDATION = tuple(name for name, split in SPLITS.items() if split == "validation")

@@ -12,12 +12,14 @@ import numpy as np
 
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
 from imagenet_fast.data.sources.base import Item, Source, printable
-from imagenet_fast.data.sources.files import SPLITS, first_names
+from imagenet_fast.data.sources.files import SPLITS, first_names, warnings_of_names
 from imagenet_fast.data.sources.holdout import hold_out
 
 _SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "fine_label")
+# More than any data set has: such labels are numbers of something else.
+_MOST_CLASSES = 1_000_000
 
 _Rows = Any  # a datasets.Dataset; the library is not always there
 
@@ -192,7 +194,11 @@ def _column(
 def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
     """Returns rows whose images are files as they are, not pixels."""
     feature = rows.features.get(column)
-    if not isinstance(feature, datasets.Image):
+    # What an image is in Parquet, where the file does not say that it is one.
+    unnamed = (
+        isinstance(feature, dict) and "bytes" in feature and feature.keys() <= {"bytes", "path"}
+    )
+    if not isinstance(feature, datasets.Image) and not unnamed:
         value = feature if feature is None else getattr(feature, "dtype", type(feature).__name__)
         if value not in ("binary", "string", "large_binary", "large_string"):
             raise UserError(
@@ -212,6 +218,10 @@ def _labels(
     feature = rows["train"].features[column]
     names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
     values = {split: list(own[column][:]) for split, own in rows.items()}
+    for split, own in rows.items():
+        others = own.features[column]
+        if names and isinstance(others, datasets.ClassLabel) and tuple(others.names) != names:
+            values[split] = _renumbered(values[split], others.names, names)
     unlabelled = {
         split
         for split, own in values.items()
@@ -223,6 +233,7 @@ def _labels(
     values = {split: own for split, own in values.items() if split not in unlabelled}
     if names is None:
         names = _class_names(path, column, values["train"])
+    warnings += warnings_of_names(names)
     as_text = isinstance(values["train"][0], str)
     number = {name if as_text else place: place for place, name in enumerate(names)}
     labels = {}
@@ -237,11 +248,27 @@ def _labels(
     return names, labels, warnings
 
 
+def _renumbered(values: list[Any], names: list[str], known: tuple[str, ...]) -> list[Any]:
+    """Returns labels by the training split's numbers; as text where it has no such class.
+
+    What ``save_to_disk`` wrote can number the classes of each split in another way.
+    """
+    numbers = {name: number for number, name in enumerate(known)}
+    own = {place: numbers.get(name, name) for place, name in enumerate(names)}
+    return [own.get(value, value) for value in values]
+
+
 def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
     """Returns the classes that training has, where the column does not name them."""
     kinds = {type(value) for value in values}
     if kinds == {str}:
         return tuple(sorted(set(values)))
+    if kinds == {int} and max(values) >= _MOST_CLASSES:
+        raise UserError(
+            f"{path}: column {column!r} has the label {max(values)}, but numbers of classes must "
+            f"be below {_MOST_CLASSES}: write them as text, or say which column is the labels' "
+            "with --label_column"
+        )
     if kinds == {int} and min(values) >= 0:
         return tuple(map(str, range(max(values) + 1)))
     raise UserError(

@@ -82,7 +82,7 @@ def open_list(
     path = path.resolve()
     rows = _read(path, image_column, label_column, split_column)
     root = to_local_path(image_dir, "image_dir").resolve() if image_dir else path.parent
-    rows = _without_repeats(path, rows)
+    rows = _without_repeats(path, root, rows)
     labels = _classes(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
     files: dict[str, list[Listed]] = {"train": []}
@@ -117,8 +117,15 @@ def _read(
                 _column(path, known, label_column, _LABEL_COLUMNS, "label"),
                 _split_column(path, known, split_column),
             )
+        if columns[2] is None and (late := _split_column(path, list(values), None)):
+            raise UserError(
+                f"{path}, line {number}: has {late!r}, which the first line has not: say of each "
+                "image which split it is for"
+            )
         image, label, split = (None if own is None else values.get(own) for own in columns)
         file, text = _text(path, number, columns[0], image), _text(path, number, columns[1], label)
+        if not _is_unicode(text):  # JSON can hold half a character
+            raise UserError(f"{path}, line {number}: {columns[1]} is {text!r}, which is no text")
         rows.append(_Row(number, file, text, _split(path, number, columns[2], split)))
     if not rows:
         raise UserError(f"{path}: names no image")
@@ -157,7 +164,7 @@ def _json_lines(path: Path, file: Any) -> Iterator[tuple[int, Mapping[str, Any]]
             continue
         try:
             values = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number}: is no JSON: {error}") from None
         if not isinstance(values, dict):
             raise UserError(f"{path}, line {number}: is no JSON object")
@@ -198,6 +205,14 @@ def _text(path: Path, number: int, column: str, value: Any) -> str:
     return text
 
 
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _split(path: Path, number: int, column: str | None, value: Any) -> str:
     if column is None:
         return "train"
@@ -209,11 +224,11 @@ def _split(path: Path, number: int, column: str | None, value: Any) -> str:
     return split
 
 
-def _without_repeats(path: Path, rows: list[_Row]) -> list[_Row]:
-    """Returns each image once."""
-    first: dict[str, _Row] = {}
+def _without_repeats(path: Path, root: Path, rows: list[_Row]) -> list[_Row]:
+    """Returns each image once, whether its path is written as ``1.jpg``, ``./1.jpg`` or in full."""
+    first: dict[Path, _Row] = {}
     for row in rows:
-        other = first.setdefault(row.file, row)
+        other = first.setdefault(root / row.file, row)
         if (other.label, other.split) != (row.label, row.split):
             raise UserError(
                 f"{path}: {row.file} is {other.label!r} for {other.split} in line {other.number}, "

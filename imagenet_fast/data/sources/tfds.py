@@ -111,7 +111,7 @@ def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSou
         directory = _version_directory(path)
     try:
         return _open_version(directory, _read_json(directory / _INFO))
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{directory / _INFO}: is not as TensorFlow Datasets writes it: {error!r}"
         ) from error
@@ -200,15 +200,26 @@ def _class_names(directory: Path) -> tuple[str, ...]:
             raise UserError(
                 f"{directory}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
             )
+    _check_image(directory, features["image"])
     names = directory / _LABELS
     if names.is_file():
-        return tuple(names.read_text(encoding="utf-8").splitlines())
+        return tuple(names.read_text(encoding="utf-8", errors="replace").splitlines())
     try:
         return tuple(map(str, range(int(features["label"]["classLabel"]["numClasses"]))))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{directory / _FEATURES}: its feature 'label' is no class label"
         ) from error
+
+
+def _check_image(directory: Path, feature: Mapping[str, Any]) -> None:
+    """Refuses what is stored in place of images: numbers, and floats in the bytes of PNGs."""
+    kind = "a tensor" if "tensor" in feature else feature.get("image", {}).get("dtype", "uint8")
+    if kind not in ("uint8", "uint16"):
+        raise UserError(
+            f"{directory / _FEATURES}: its feature 'image' is {kind}, but must be an image of "
+            "uint8 or uint16"
+        )
 
 
 def _index(directory: Path, split: Mapping[str, Any]) -> list[_Shard]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.html_page import document, header, section, table, tile_row
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.base.plotting import COLORS
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.training.report import page_images
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve, Row, is_number
@@ -47,34 +47,25 @@ def render(
     top1 = summary.get("top1")
     title = f"{_percent(top1)} top-1: {name}" if is_number(top1) else name
     body = [
-        f"<header><h1>{_escape(name)}</h1><p>{_escape(_subtitle(summary, config))}</p></header>",
+        header(name, _subtitle(summary, config)),
         _tiles(summary),
         f'<div class="cards">{"".join(_charts(summary, rows))}</div>',
         '<div class="cards">',
-        _section(
+        section(
             "Time and images",
-            _time_bar(summary) + _table(_times(summary) + _images(summary)),
+            _time_bar(summary) + table(_times(summary) + _images(summary)),
         ),
-        _section("Hardware and versions", _table(_environment(summary))),
+        section("Hardware and versions", table(_environment(summary))),
         "</div>",
         _evaluations(rows),
         _mistakes(examination, labels),
         _inputs(inputs, labels),
         _bad_images(summary),
         _damaged_checkpoints(summary),
-        _section("Command", f"<pre>{_escape(summary.get('command') or _MISSING)}</pre>"),
-        _section("Options", _options(config)),
+        section("Command", f"<pre>{html.escape(summary.get('command') or _MISSING)}</pre>"),
+        section("Options", _options(config)),
     ]
-    page = (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>{_PALETTE}{_STYLE}{page_images.STYLE}</style>\n"
-        "</head>\n<body>\n<main>\n"
-        + "\n".join(filter(None, body))
-        + "\n</main>\n</body>\n</html>\n"
-    )
-    # ASCII is the same in every encoding, whichever the caller writes the file in.
-    return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
+    return document(title, body, page_images.STYLE)
 
 
 # What the page says.
@@ -137,15 +128,7 @@ def _tiles(summary: dict[str, Any]) -> str:
             f"{_number(summary.get('images_per_second_per_device'))} per device",
         )
     )
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<div class="tile"><span>{_escape(label)}</span><strong>{_escape(value)}</strong>'
-            f"<span>{_escape(note)}</span></div>"
-            for label, value, note in tiles
-        )
-        + "</div>"
-    )
+    return tile_row(tiles)
 
 
 def _times(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -201,7 +184,7 @@ def _evaluations(rows: list[Row]) -> str:
     lines = "".join(
         "<tr>"
         + "".join(
-            f"<td>{_escape(text)}</td>"
+            f"<td>{html.escape(text)}</td>"
             for text in (
                 _number(row.get("epoch")),
                 _percent(row.get("top1")),
@@ -213,7 +196,7 @@ def _evaluations(rows: list[Row]) -> str:
         + "</tr>"
         for row in reversed(evaluations)
     )
-    return _section(
+    return section(
         "Evaluations",
         f"<details{' open' * (len(evaluations) <= _FEW_EVALUATIONS)}>"
         f"<summary>{_count(len(evaluations), 'evaluation')}, the last one first</summary>"
@@ -228,13 +211,13 @@ def _mistakes(examination: Examination | None, labels: Sequence[str]) -> str:
         return ""
     parts = [
         '<div class="cards">',
-        _section("Confusion matrix", page_images.confusion_matrix(examination, labels)),
-        _section("Most confused classes", page_images.confused_pairs(examination, labels)),
+        section("Confusion matrix", page_images.confusion_matrix(examination, labels)),
+        section("Most confused classes", page_images.confused_pairs(examination, labels)),
         "</div>",
     ]
     if len(examination.images):
         content = page_images.worst_mistakes(examination, labels)
-        parts.append(_section("Worst mistakes", content))
+        parts.append(section("Worst mistakes", content))
     return "\n".join(parts)
 
 
@@ -242,7 +225,7 @@ def _inputs(inputs: InputImages | None, labels: Sequence[str]) -> str:
     if inputs is None or not len(inputs.images):
         return ""
     content = page_images.input_images(inputs, labels)
-    return _section("Training images as the model sees them", content)
+    return section("Training images as the model sees them", content)
 
 
 def _images(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -263,7 +246,7 @@ def _bad_images(summary: dict[str, Any]) -> str:
         return ""
     total = ("all, as listed in bad_images.jsonl", _number(sum(kinds.values())))
     lines = [(kind, _number(number)) for kind, number in kinds.items()]
-    return _section("Unreadable images", _table([*lines, total]))
+    return section("Unreadable images", table([*lines, total]))
 
 
 def _damaged_checkpoints(summary: dict[str, Any]) -> str:
@@ -275,7 +258,7 @@ def _damaged_checkpoints(summary: dict[str, Any]) -> str:
         )
         for own in summary.get("damaged_checkpoints") or []
     ]
-    return _section("Damaged checkpoints, set aside", _table(lines)) if lines else ""
+    return section("Damaged checkpoints, set aside", table(lines)) if lines else ""
 
 
 def _environment(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -297,7 +280,7 @@ def _options(config: Config) -> str:
     changed = config.differences(default)
     others = [name for name in option_names() if name not in changed]
     return (
-        _table(
+        table(
             (
                 name,
                 option_text(getattr(config, name)),
@@ -306,34 +289,12 @@ def _options(config: Config) -> str:
             for name in changed
         )
         + f"<details><summary>{_count(len(others), 'option')} left at the default</summary>"
-        + _table((name, option_text(getattr(config, name)) or "none") for name in others)
+        + table((name, option_text(getattr(config, name)) or "none") for name in others)
         + "</details>"
     )
 
 
 # How it is written.
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{_escape(title)}</h2>{content}</section>"
-
-
-def _table(lines: Iterable[Sequence[str]]) -> str:
-    """Writes lines of a name and its values."""
-    return (
-        "<table>"
-        + "".join(
-            f'<tr><th scope="row">{_escape(name)}</th>'
-            + "".join(f"<td>{_escape(value)}</td>" for value in values)
-            + "</tr>"
-            for name, *values in lines
-        )
-        + "</table>"
-    )
-
-
-def _escape(text: str) -> str:
-    return html.escape(text)
 
 
 def _percent(value: Any) -> str:
@@ -407,75 +368,3 @@ def _charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
         LEARNING_RATE.render(rows),
         throughput.render(timed),
     ]
-
-
-def _variables(dark: bool) -> str:
-    """Returns the charts' colors as variables of the style sheet."""
-    return " ".join(f"--{name}: {colors[dark]};" for name, colors in COLORS.items())
-
-
-_PALETTE = f"""
-:root {{ color-scheme: light dark; --page: #f6f7f9; --card: #fff; --ink: #1a2230;
-  --compile: #f2b134; --other: #a9b4c4; {_variables(dark=False)} }}
-@media (prefers-color-scheme: dark) {{ :root {{ --page: #12161d; --card: #1a202a; --ink: #e8ecf2;
-  --compile: #e0b04e; --other: #5d6a7e; {_variables(dark=True)} }} }}
-"""
-
-_STYLE = """
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--page); color: var(--ink); line-height: 1.5;
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif;
-  font-variant-numeric: tabular-nums; -webkit-text-size-adjust: 100%; }
-main { max-width: 1080px; margin: 0 auto; padding: 40px 20px 64px; }
-h1 { font-size: 28px; line-height: 1.2; letter-spacing: -.02em; margin: 0 0 6px;
-  overflow-wrap: anywhere; }
-h2 { font-size: 15px; font-weight: 600; margin: 0 0 10px; }
-header p { color: var(--muted); margin: 0 0 24px; }
-.tiles, .cards { display: grid; gap: 16px; margin-bottom: 16px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(min(210px, 45%), 1fr)); }
-.cards { grid-template-columns: repeat(auto-fit, minmax(min(400px, 100%), 1fr)); }
-.tile, figure, section { background: var(--card); border-radius: 12px; padding: 18px 20px;
-  margin: 0; box-shadow: 0 1px 2px rgb(16 24 40 / 8%); }
-.tile span { display: block; color: var(--muted); font-size: 13px; }
-.tile strong { display: block; font-size: 30px; line-height: 1.25; font-weight: 650;
-  letter-spacing: -.02em; }
-.tile:first-child strong { color: var(--validation); }
-figure { padding-bottom: 8px; }
-.cards:empty { display: none; }
-main > section { margin-bottom: 16px; }
-figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 16px;
-  margin-bottom: 8px; }
-figcaption h2 { margin: 0; }
-.keys { display: flex; flex-wrap: wrap; gap: 0 14px; margin: 0; color: var(--muted);
-  font-size: 12.5px; }
-.keys span { display: inline-flex; align-items: center; gap: 6px; }
-.keys i { width: 10px; height: 10px; border-radius: 3px; }
-.keys i.solid, .keys i.dashed, .keys i.dotted { width: 18px; height: 0; border-radius: 0;
-  border-top: 2.5px solid; }
-.keys i.dashed { border-top-style: dashed; }
-.keys i.dotted { border-top-style: dotted; }
-svg { display: block; width: 100%; height: auto; overflow: visible; stroke-linejoin: round; }
-svg text { font-family: inherit !important; }
-.bar { display: flex; height: 14px; border-radius: 7px; overflow: hidden; margin-bottom: 8px; }
-.bar + .keys { margin-bottom: 12px; }
-table { width: 100%; border-collapse: collapse; }
-th, td { text-align: left; vertical-align: top; padding: 6px 16px 6px 0; font-weight: 400;
-  border-top: 1px solid var(--grid); }
-table tr:first-child > * { border-top: 0; }
-tbody th { color: var(--muted); width: 46%; }
-td { overflow-wrap: anywhere; }
-td + td { color: var(--muted); }
-.numbers th, .numbers td { width: 20%; text-align: right; padding: 6px 0 6px 12px; }
-.numbers td { color: inherit; }
-.numbers thead th { color: var(--muted); }
-.numbers tbody tr:first-child > * { border-top: 1px solid var(--grid); }
-pre { margin: 0; padding: 12px 14px; border-radius: 8px; background: var(--page);
-  font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
-  white-space: pre-wrap; overflow-wrap: anywhere; }
-summary { cursor: pointer; color: var(--muted); padding: 6px 0; }
-table + details { border-top: 1px solid var(--grid); }
-@media (max-width: 640px) { main { padding: 24px 12px 40px; } h1 { font-size: 23px; }
-  .tiles, .cards { gap: 10px; } .tile, figure, section { padding: 14px; }
-  .tile strong { font-size: 23px; } svg text { font-size: 10.5px !important; } }
-@media print { body { background: none; } figure, section, .tile { break-inside: avoid; } }
-"""

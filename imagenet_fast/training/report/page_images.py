@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import io
 from collections.abc import Iterable, Sequence
@@ -10,6 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from PIL import Image
 
+from imagenet_fast.base import html_page
 from imagenet_fast.training.report.examination import Examination
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.pictures import (
@@ -24,12 +24,6 @@ from imagenet_fast.training.report.pictures import (
 _LEAST_JPEG = 64
 
 STYLE = """
-.images { display: grid; gap: 14px 10px;
-  grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); }
-.images div { color: var(--muted); font-size: 12px; line-height: 1.35; overflow-wrap: anywhere; }
-.images img { display: block; width: 100%; border-radius: 6px; margin-bottom: 4px; }
-.images img.small, svg image { image-rendering: pixelated; }
-.images b { font-weight: 600; color: var(--ink); }
 .confusion { max-width: 520px; margin: 0 auto; }
 .pairs td, .pairs thead th { text-align: right; padding: 6px 0 6px 12px; }
 .pairs td:nth-child(2), .pairs th:nth-child(2), .pairs thead th:first-child { text-align: left; }
@@ -103,6 +97,4 @@ def _image(image: np.ndarray) -> str:
     kind = "PNG" if small else "JPEG"
     file = io.BytesIO()
     Image.fromarray(image).save(file, kind, **({} if small else {"quality": 88}))
-    data = base64.b64encode(file.getvalue()).decode("ascii")
-    style = ' class="small"' if small else ""
-    return f'<img{style} alt="" src="data:image/{kind.lower()};base64,{data}">'
+    return html_page.image(file.getvalue(), kind.lower(), small)

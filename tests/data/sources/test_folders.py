@@ -46,6 +46,16 @@ def test_two_folders_of_class_folders(tmp_path, folder):
     ]
 
 
+def test_images_are_known_by_their_names(tmp_path):
+    kinds = ["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "webp", "tif", "TIFF"]
+    kinds += ["ppm", "pgm", "pnm", "avif", "jp2", "J2K"]
+    write(tmp_path, *(f"train/a/1.{kind}" for kind in kinds), "val/a/1.jpg", "train/a/1.txt")
+    source = open_source("folders", tmp_path)
+    assert sorted(name for name, _, _ in items(source, "train")) == sorted(
+        f"train/a/1.{kind}".encode() for kind in kinds
+    )
+
+
 @pytest.mark.parametrize("folder", ["val", ""])
 def test_a_folder_for_a_test_is_a_split_of_its_own(tmp_path, folder):
     write(tmp_path, *(f"train/a/{index}.jpg" for index in range(10)), "test/a/2.jpg")
@@ -177,9 +187,9 @@ def test_files_that_are_left_out_are_warned_of(tmp_path):
         tmp_path,
         *("train/a/1.jpg", "val/a/2.jpg"),
         *(
-            "train/a/3.TIF",
-            "train/a/deeper/4.tif",
-            "val/a/5.tif",
+            "train/a/3.PSD",
+            "train/a/deeper/4.psd",
+            "val/a/5.psd",
             "val/a/6.heic",
             "train/a/read_me",
         ),
@@ -187,7 +197,7 @@ def test_files_that_are_left_out_are_warned_of(tmp_path):
     )
     (warning,) = open_source("folders", tmp_path).warnings
     assert re.fullmatch(
-        r"files that are not named like images \(\.jpg, .*\) are left out: \.tif 3, "
+        r"files that are not named like images \(\.jpg, .*\) are left out: \.psd 3, "
         r"without a suffix 1, \.heic 1",
         warning,
     )

@@ -12,6 +12,8 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import open_source
 
 datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+pyarrow = pytest.importorskip("pyarrow")
+pytest.importorskip("pyarrow.parquet")
 
 
 @pytest.fixture(autouse=True)
@@ -206,3 +208,47 @@ def test_a_row_without_an_image_is_one_bad_image(tmp_path):
     assert b"" in [
         content for content, _, _ in found(source, "train") + found(source, "validation")
     ]
+
+
+def test_splits_that_number_their_classes_in_another_way(tmp_path):
+    """What ``save_to_disk`` wrote keeps the class labels of each split."""
+    other = table(range(16, 20), ["cat", "ant", "bee"])  # 0 is cat
+    parts = {"train": table(range(16)), "validation": other}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "saved")
+    source = open_source("huggingface", tmp_path / "saved")
+    read = found(source, "validation")
+    names = [["cat", "ant", "bee"][LABELS[number]] for number in range(16, 20)]
+    assert [source.labels[label] for _, label, _ in read] == names
+
+    parts["validation"] = table(range(16, 20), ["owl", "ant", "bee"])
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "unknown")
+    with pytest.raises(UserError, match="validation has the label 'owl', which is none of 3"):
+        open_source("huggingface", tmp_path / "unknown")
+
+
+def test_images_in_parquet_that_does_not_say_so(tmp_path):
+    """As pandas and others write them again: bytes and a path, without the library's types."""
+    (tmp_path / "plain").mkdir()
+    rows = [{"bytes": IMAGES[number], "path": f"{number}.png"} for number in range(12)]
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    labels = [CLASSES[LABELS[number]] for number in range(12)]
+    written = pyarrow.table({"image": pyarrow.array(rows, kind), "label": labels})
+    pyarrow.parquet.write_table(written, tmp_path / "plain" / "train.parquet")
+    source = open_source("huggingface", tmp_path / "plain")
+    read = [*found(source, "train"), *found(source, "validation")]
+    assert sorted(read, key=lambda own: int(own[2][:-4])) == expected(range(12))
+
+
+def test_labels_that_are_no_numbers_of_classes(tmp_path):
+    """Numbers of something else, which would take as many classes and all memory."""
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    rows = {"image": [{"bytes": IMAGES[0], "path": None}] * 2, "label": [0, 10**9]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "far")
+    with pytest.raises(UserError, match=r"'label' has the label 1000000000.*as text"):
+        open_source("huggingface", tmp_path / "far")
+
+
+def test_classes_that_differ_in_case_are_warned_of(tmp_path):
+    table(range(12), ["ant", "Ant", "cat"]).save_to_disk(tmp_path / "alike")
+    source = open_source("huggingface", tmp_path / "alike")
+    assert any("'ant' and 'Ant'" in warning for warning in source.warnings)

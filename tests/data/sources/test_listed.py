@@ -102,6 +102,15 @@ def test_the_same_line_twice_counts_once(make):
     assert source.splits["train"] + source.splits["validation"] == 2
 
 
+def test_the_same_file_under_another_path(make, tmp_path):
+    path = make("image,label\na.jpg,x\n./a.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg")
+    source = open_source("list", path)
+    assert source.splits["train"] + source.splits["validation"] == 2
+    text = f"image,label,split\na.jpg,x,train\n{tmp_path / 'a.jpg'},x,test\n"
+    with pytest.raises(UserError, match="but 'x' for test in line 3"):
+        open_source("list", make(text))
+
+
 def test_what_looks_odd_is_warned_of(make):
     text = "image,label,split\na.jpg,Dog,train\nb.jpg,dog,train\nc.jpg,dog,valid\n"
     path = make(text, "a.jpg", "b.jpg", "c.jpg")
@@ -149,6 +158,12 @@ def test_bad_lists(make, text, message):
         ('{"image": ["a.jpg"], "label": "x"}', r'line 1: image is \["a.jpg"\], but must be text'),
         ('{"image": "a.jpg", "label": true}', "line 1: label is true"),
         ('{"image": "a.jpg", "label": "x"}\n{"label": "x"}', "line 2: image is nothing"),
+        (
+            '{"image": "a.jpg", "label": "x"}\n{"image": "b.jpg", "label": "x", "split": "test"}',
+            "line 2: has 'split', which the first line has not",
+        ),
+        (r'{"image": "a.jpg", "label": "\ud83d"}', r"line 1: label is '\\ud83d', which is no text"),
+        ("[" * 100_000, "line 1: is no JSON"),
     ],
 )
 def test_bad_json_lines(make, text, message):

@@ -128,12 +128,42 @@ def test_corrupt_records_and_examples(tmp_path):
         source.read("train", 2)
 
 
-@pytest.mark.parametrize("info", ["[]", '{"splits": [{"name": "train"}, {"name": "test"}]}', "3"])
+@pytest.mark.parametrize(
+    "info",
+    [
+        "[]",
+        '{"splits": [{"name": "train"}, {"name": "test"}]}',
+        '{"splits": [{"name": "train", "shardLengths": ["x"]}, {"name": "test"}]}',
+        "3",
+    ],
+)
 def test_descriptions_of_another_kind(tmp_path, info):
     write(tmp_path, SPLITS)
     (tmp_path / "dataset_info.json").write_text(info)
     with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
         open_source("tfds", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("image", "told"),
+    [
+        ({"image": {"dtype": "float32", "encodingFormat": "png"}}, "is float32"),
+        ({"tensor": {"dtype": "uint8"}}, "is a tensor"),
+    ],
+)
+def test_features_that_are_no_images(tmp_path, image, told):
+    """TensorFlow Datasets keep floats as the bytes of RGBA PNGs."""
+    write(tmp_path, SPLITS)
+    features = {"image": image, "label": {"classLabel": {"numClasses": "2"}}}
+    (tmp_path / "features.json").write_text(json.dumps({"featuresDict": {"features": features}}))
+    with pytest.raises(UserError, match=rf"features.json: its feature 'image' {told}"):
+        open_source("tfds", tmp_path)
+
+
+def test_class_names_that_are_not_utf_8(tmp_path):
+    write(tmp_path, SPLITS)
+    (tmp_path / "label.labels.txt").write_bytes(b"cat\n\xff\n")
+    assert open_source("tfds", tmp_path).labels == ("cat", "\ufffd")
 
 
 def test_a_split_without_files(tmp_path):

@@ -1,0 +1,165 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.data import facts
+from imagenet_fast.data.facts import FILE, perceptual_hash, read_facts
+from imagenet_fast.data.manifest import read_manifest
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.prepare_journal import JOURNAL
+from imagenet_fast.data.sources import open_source
+
+
+def smooth(seed, size):
+    draw = np.random.RandomState(seed).randint(0, 256, (6, 5, 3), np.uint8)
+    return Image.fromarray(draw).resize(size, Image.Resampling.BICUBIC)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """JPEGs, grey ones among them, and PNGs, of different sizes, in two classes."""
+    root = tmp_path_factory.mktemp("images") / "toy"
+    for label, name in enumerate(("ant", "bee")):
+        (root / name).mkdir(parents=True)
+        for index in range(12):
+            image = smooth(100 * label + index, (20 + index, 30 + label))
+            image = image.convert("L") if index % 5 == 3 else image
+            image.save(root / name / f"{index:02d}.{'png' if index % 4 == 1 else 'jpg'}")
+    return root
+
+
+@pytest.fixture(scope="module")
+def prepared(folder, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("prepared")
+    prepare(open_source("folders", folder, holdout=0.25), directory, progress=False)
+    return directory
+
+
+@pytest.fixture
+def copy(prepared, tmp_path):
+    shutil.copytree(prepared, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def load(directory):
+    return read_facts(read_manifest(directory), directory, progress=False)
+
+
+def test_facts_are_those_of_the_files(prepared, folder):
+    rows = load(prepared)
+    assert len(rows) == 24
+    assert rows["label"].tolist().count(0) == 12
+    jpegs = {
+        (path.stat().st_size, *Image.open(path).size, len(Image.open(path).getbands()))
+        for path in folder.rglob("*.jpg")
+    }
+    stored = {
+        tuple(int(row[name]) for name in ("bytes", "width", "height", "channels")) for row in rows
+    }
+    assert jpegs <= stored
+    assert len(stored - jpegs) <= 6  # those of the PNGs, which are converted
+    assert not rows["png"].any()
+    assert len(set(rows["digest"].tolist())) == 24
+
+
+def test_facts_lost_are_had_again_from_the_shards(copy, prepared):
+    expected = load(prepared)
+    for damage in (
+        lambda path: path.unlink(),
+        lambda path: path.write_bytes(path.read_bytes()[:200]),
+        lambda path: path.write_bytes(b""),
+        lambda path: np.savez(path, label=np.zeros(24)),
+    ):
+        damage(copy / FILE)
+        found = load(copy)
+        for name in facts.ROW.names:
+            if name != "hash":  # of images that were converted, of what they were before
+                assert np.array_equal(found[name], expected[name]), name
+        assert (copy / FILE).exists()
+
+
+def test_facts_of_other_shards_do_not_count(copy, folder, tmp_path):
+    other = tmp_path / "other"
+    prepare(open_source("folders", folder, holdout=0.25), other, seed=5, progress=False)
+    shutil.copy(other / FILE, copy / FILE)
+    assert not np.array_equal(load(other)["digest"], load(copy)["digest"])
+
+
+def test_a_damaged_record_is_named(copy):
+    (copy / FILE).unlink()
+    shard = next(copy.glob("train-*"))
+    data = bytearray(shard.read_bytes())
+    data[-40] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(UserError, match=rf"{shard.name}: record \d+, at byte \d+, is corrupt"):
+        load(copy)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_run_that_goes_on_has_the_facts_of_the_shards_before(folder, prepared, tmp_path, told):
+    source = open_source("folders", folder, holdout=0.25)
+    read, left = source.read, [15]
+
+    def fail(split, index):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("gone")
+        return read(split, index)
+
+    source.read = fail
+    with pytest.raises(UserError, match="gone"):
+        prepare(source, tmp_path, threads=1, progress=False)
+    journal = tmp_path / JOURNAL
+    first, *lines = map(json.loads, journal.read_text().splitlines())
+    assert lines and all(line["facts"] for line in lines)
+    if not told:  # as before there were any
+        lines = [{key: line[key] for key in line if key != "facts"} for line in lines]
+        journal.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *lines)))
+    prepare(open_source("folders", folder, holdout=0.25), tmp_path, progress=False)
+    if told:
+        assert (tmp_path / FILE).read_bytes() == (prepared / FILE).read_bytes()
+    else:
+        assert np.array_equal(load(tmp_path)["digest"], load(prepared)["digest"])
+
+
+def test_without_the_library_there_are_no_hashes_until_it_is_there(copy, monkeypatch):
+    monkeypatch.setattr(facts, "_phash", lambda: None)
+    (copy / FILE).unlink()
+    assert not load(copy)["hashed"].any()
+    hashes = np.arange(256).reshape(16, 16) % 3 == 0
+    monkeypatch.setattr(facts, "_phash", lambda: lambda image, hash_size: Hash(hashes))
+    rows = load(copy)
+    assert rows["hashed"].all()
+    assert np.array_equal(np.unpackbits(rows["hash"][5].view(np.uint8)), hashes.reshape(-1))
+    monkeypatch.setattr(facts, "_read_shards", None)  # it is in the file now
+    assert np.array_equal(load(copy), rows)
+
+
+class Hash:
+    def __init__(self, bits):
+        self.hash = bits
+
+
+def test_the_hash_is_that_of_imagehash():
+    imagehash = pytest.importorskip("imagehash")
+    for mode in ("RGB", "L"):
+        image = smooth(3, (200, 150)).convert(mode)
+        bits = np.unpackbits(perceptual_hash(image).view(np.uint8)).astype(bool)
+        assert np.array_equal(bits, imagehash.phash(image, 16).hash.reshape(-1))
+
+
+def test_a_copy_of_another_size_has_nearly_the_same_hash():
+    pytest.importorskip("imagehash")
+    image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (40, 50, 3), np.uint8))
+    image = image.resize((1000, 800), Image.Resampling.BICUBIC)
+    hashes = [
+        np.unpackbits(perceptual_hash(own).view(np.uint8))
+        for own in (image, image.resize((500, 400), Image.Resampling.LANCZOS))
+    ]
+    assert (hashes[0] != hashes[1]).sum() <= 12
+    flipped = perceptual_hash(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+    assert (hashes[0] != np.unpackbits(flipped.view(np.uint8))).sum() > 80
