@@ -45,11 +45,6 @@ def test_import_and_errors_import_nothing_heavy(run_python):
     run_python(["-c", code], fresh=True)
 
 
-def test_version_matches_the_metadata(request):
-    setup = (request.config.rootpath / "setup.cfg").read_text()
-    assert re.search(r"^version = (.*)$", setup, re.MULTILINE)[1] == imagenet_fast.__version__
-
-
 def test_extras_that_users_are_told_to_install_exist(request):
     root = request.config.rootpath
     setup = configparser.ConfigParser()
