@@ -23,6 +23,9 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
 
+# Of a PNG's height and of its width; libpng, with which training decodes, refuses more.
+_MOST_ACROSS = 1_000_000
+
 # Of an object in an error's text: another one each time.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -139,6 +142,8 @@ def _encode(image: Image.Image, encoding: str, converted_from: str) -> EncodedIm
     image.info.clear()
     buffer = io.BytesIO()
     try:
+        if encoding == "png" and max(image.size) > _MOST_ACROSS:
+            raise ValueError(f"more than {_MOST_ACROSS} each way could not be decoded")
         image.save(buffer, encoding, **ENCODINGS[encoding])
     except Exception as error:  # a JPEG has at most 65500 pixels each way
         raise BadImageError(

@@ -27,6 +27,8 @@ _REASONS = (
     "the checksum of its length is wrong, or the file ends within it",
     "the file ends before it",
 )
+# ``training.failures`` tells it as an error of the user's.
+_FAILED = ": reading failed where nothing is damaged, as when a disk or a server fails for a moment"
 
 
 # AutoGraph would find nothing to convert, and look for it longer than tracing takes.
@@ -76,7 +78,8 @@ def _until_damage(path: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.da
 )
 def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
     """Returns the records of a shard from the first lost one on, and then an error."""
-    offsets, lengths = _places(tf.io.read_file(path), count)
+    offsets, lengths, times = _places(tf.io.read_file(path), count)
+    numbers = tf.cumsum(times, exclusive=True)
     end = tf.size(offsets, tf.int64) - 1
 
     def count_whole(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -85,35 +88,41 @@ def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
         return tf.size(one_more.batch(count + 1).get_single_element(), tf.int64) - 1
 
     def find(first: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
-        lost = first + count_whole(tf.minimum(first, end), end - first)
+        # Nothing is behind the end.
+        lost = first + count_whole(tf.minimum(first, end), tf.maximum(end - first, 0))
         return lost + 1, (first, lost)
 
     def read(first: tf.Tensor, lost: tf.Tensor) -> tf.data.Dataset:
         # Those before the first lost one have been read.
         whole = _until_damage(path, tf.where(first > 0, lost - first, 0), offsets[first])
-        return whole.concatenate(tf.data.Dataset.from_tensors(lost).map(note))
+        with tf.control_dependencies([require(tf.equal(count_whole(lost, tf.ones_like(lost)), 0))]):
+            number = tf.identity(numbers[lost])
+        notes = tf.data.Dataset.range(number, number + times[lost])
+        return whole.concatenate(notes.map(lambda number: note(number, lost)))
 
-    def note(lost: tf.Tensor) -> tf.Tensor:
-        damaged = (lost < end) & tf.equal(count_whole(lost, tf.constant(1, tf.int64)), 0)
-        failed = (
-            ": reading failed where nothing is damaged, as when a disk or a server fails for a "
-        )
-        error = "UserError: " + path + failed + "moment"
-        with tf.control_dependencies([tf.debugging.Assert(damaged, [error])]):
-            place = [tf.strings.as_string(number) for number in (lost, offsets[lost])]
+    def note(number: tf.Tensor, lost: tf.Tensor) -> tf.Tensor:
+        place = [tf.strings.as_string(part) for part in (number, offsets[lost])]
         reason = tf.gather(_REASONS, tf.maximum(-lengths[lost], 0))
         return tf.strings.join([LOST, *place, reason, path], "\n")
 
+    def require(damaged: tf.Tensor | bool) -> tf.Operation:
+        return tf.debugging.Assert(damaged, ["UserError: " + path + _FAILED])
+
+    def fail(path: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([require(False)]):
+            return tf.identity(path)
+
     turns = tf.data.Dataset.range(tf.int64.max).scan(tf.constant(0, tf.int64), find)
-    return turns.take_while(lambda first, _: first <= end).flat_map(read)
+    turns = turns.take_while(lambda first, _: first <= end)
+    return turns.flat_map(read).concatenate(tf.data.Dataset.from_tensors(path).map(fail))
 
 
-def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns where in a file its records are, or are lost, at least ``count``, and its end.
+def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns where in a file its records are, or are lost, and behind these its end.
 
     Returns:
-      The offsets, int64 [places + 1], and the lengths of the data, int64 [places + 1], or what is
-      wrong.
+      The offsets; the lengths of the data, or what is wrong; and how many records are there, at
+      least ``count`` in all. Each int64 [places + 1].
     """
     headers, lengths, size = _sound_headers(content)
     headers, lengths = tf.concat([headers, [size]], 0), tf.concat([lengths, [_BAD_LENGTH]], 0)
@@ -129,10 +138,11 @@ def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]
     end = tf.data.Dataset.from_tensors((size, tf.constant(_AT_END, tf.int64)))
     offsets, lengths = places.concatenate(end).batch(tf.int64.max).get_single_element()
     # Where some are missing, and no length is damaged, it is the end that costs them.
+    found = tf.size(offsets, tf.int64) - 1
+    times = tf.concat([tf.ones([found], tf.int64), [0]], 0)
     costly = tf.where(lengths < 0)[-2:][0]
-    missing = tf.maximum(count + 1 - tf.size(offsets, tf.int64), 0)
-    times = tf.tensor_scatter_nd_add(tf.ones_like(offsets), [costly], [missing])
-    return tf.repeat(offsets, times), tf.repeat(lengths, times)
+    times = tf.tensor_scatter_nd_add(times, [costly], [tf.maximum(count - found, 0)])
+    return offsets, lengths, times
 
 
 def _sound_headers(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
