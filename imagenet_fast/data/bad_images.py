@@ -17,7 +17,10 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.records import Damage
+from imagenet_fast.data.records import lost_record
+from imagenet_fast.errors import UserError
+from imagenet_fast.files import read_objects, whole_lines, write_file
+from imagenet_fast.paths import Path, to_path
 
 FILE = "bad_images.jsonl"
 # Of the other input pipelines, by their numbers.
@@ -54,30 +57,20 @@ class BadImages:
     labels: range
     max_pixels: int
 
-    def add_image(self, record: bytes) -> None:
-        """Lists an image that TensorFlow could not make of a record.
+    def add(self, record: bytes) -> None:
+        """Lists a record that no image could be made of, or that is lost.
 
         Raises:
           UserError: if the list cannot be written.
         """
-        if not record:
-            return  # It stands for one that is lost, which whoever read the shard has listed.
+        lost = lost_record(record)
+        if lost:
+            found = {"shard": to_path(lost.shard).name, "record": lost.record}
+            self._add("lost record", {**found, "offset": lost.offset, "reason": lost.reason})
+            return
         kind, reason, file = diagnose(record, self.labels, self.max_pixels)
         digest = hashlib.sha256(record).hexdigest()[:16]  # Not all images have names of their own.
         self._add(kind, {"file": file, "reason": reason, "sha256": digest})
-
-    def add_lost(self, shard: str, damage: Damage) -> None:
-        """Lists a record that is lost.
-
-        Args:
-          shard: path of the shard.
-          damage: what is wrong with it.
-
-        Raises:
-          UserError: if the list cannot be written.
-        """
-        place = {"shard": to_path(shard).name, "record": damage.record}
-        self._add("lost record", {**place, "offset": damage.offset, "reason": damage.reason})
 
     def _add(self, kind: str, image: BadImage) -> None:
         _list_at(self.path).add(json.dumps({"split": self.split, "kind": kind, **image}))

@@ -146,7 +146,7 @@ def _batches(
 
     def give_up(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
-            tf.numpy_function(bad_images.add_image, [record], [])
+            tf.numpy_function(bad_images.add, [record], [])
         return unreadable(config, label=0)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:

@@ -26,7 +26,10 @@ from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.order import Share, own_records, read_shard
+from imagenet_fast.data.order import Share, own_records
+from imagenet_fast.data.shards import read_shard
+from imagenet_fast.errors import UserError
+from imagenet_fast.paths import Path, is_local, to_local_path, to_path
 
 # Size and time of the last change of each file.
 _States = tuple[tuple[int, int], ...]
@@ -55,18 +58,15 @@ def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data
     return tf.data.Dataset.range(start, start + count)
 
 
-def records_from_memory(
-    order: tf.data.Dataset, share: Share, threads: int, bad_images: BadImages | None = None
-) -> tf.data.Dataset:
+def records_from_memory(order: tf.data.Dataset, share: Share, threads: int) -> tf.data.Dataset:
     """Returns batches of records and identities, from batches of indices and identities.
 
     Args:
       order: of :func:`read_indices`.
       share: whose records to hold.
       threads: that read them.
-      bad_images: where to list those that are lost.
     """
-    records = _records(share, _states(share), threads, bad_images)
+    records = _records(share, _states(share), threads)
     return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
 
 
@@ -113,14 +113,12 @@ def batches_from_memory(
 
 # The last one, that runs after another in a process do not need the memory of all.
 @functools.lru_cache(maxsize=1)
-def _records(
-    share: Share, states: _States, threads: int, bad_images: BadImages | None
-) -> tf.Tensor:
+def _records(share: Share, states: _States, threads: int) -> tf.Tensor:
     """Returns all records of the share's shards, string [records].
 
     Those of shards in other states are others: they are read anew.
     """
-    read = own_records(functools.partial(read_shard, bad_images=bad_images))
+    read = own_records(read_shard)
 
     def read_all(*shard: tf.Tensor) -> tf.Tensor:
         return read(*shard).batch(shard[-1]).get_single_element()
@@ -162,7 +160,7 @@ def _images_of(
 ) -> tuple[tf.Tensor, ...]:
     """Returns what :func:`images_of` does, with ``states`` as :func:`_records` has them."""
     count = share.examples
-    read = own_records(functools.partial(read_shard, bad_images=bad_images))
+    read = own_records(read_shard)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):

@@ -49,6 +49,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # What an image that must be encoded can become, with Pillow's options for it.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
 
+# Of a PNG's height and of its width; libpng, with which training decodes, refuses more.
+_MOST_ACROSS = 1_000_000
 # A JPEG that is to become smaller is decoded at a half, a quarter or an eighth of its size, which
 # is cheap, as long as that is at least this many times the new size.
 _DECODED_SIZE = 2
@@ -318,6 +320,8 @@ def _encode(
     image.info.clear()
     buffer = io.BytesIO()
     try:
+        if encoding == "png" and max(image.size) > _MOST_ACROSS:
+            raise ValueError(f"more than {_MOST_ACROSS} each way could not be decoded")
         image.save(buffer, encoding, **ENCODINGS[encoding])
     except Exception as error:  # a JPEG has at most 65500 pixels each way
         raise BadImageError(

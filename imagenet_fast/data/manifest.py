@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -237,22 +238,33 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
             "again"
         )
     number = 0
-    damaged = False
-    for number, record in enumerate(records.read_past_damage(path), 1):
-        if isinstance(record, records.Damage):
-            damaged = True
+    for number, record in enumerate(_read_records(path, shard.examples), 1):
+        lost = records.lost_record(record)
+        if lost:
             problems.append(
-                f"{path}: record {record.record}, at byte {record.offset}, is corrupt: "
-                f"{record.reason}"
+                f"{path}: record {lost.record}, at byte {lost.offset}, is corrupt: {lost.reason}"
             )
             continue
         try:
             labels[decode_example(record)[LABEL][0]] += 1
         except (KeyError, IndexError, ValueError) as error:
             problems.append(f"{path}: record {number - 1} has no label: {error!r}")
-    if not damaged and number != shard.examples:
+    if number != shard.examples:
         problems.append(f"{path}: has {number} records, the manifest says {shard.examples}")
     return _Found(problems, labels)
+
+
+def _read_records(path: Path, count: int) -> Iterator[bytes]:
+    """Yields all records, or, if one is damaged, ``count``, with notes of those that are lost."""
+    read = 0
+    try:
+        for record in records.read_records(path):
+            yield record
+            read += 1
+    except records.CorruptRecordError:
+        from imagenet_fast.data.shards import read_shard  # Whole data needs no TensorFlow.
+
+        yield from read_shard(str(path), count, 0).skip(read).as_numpy_iterator()
 
 
 def _count_problems(manifest: Manifest, name: str, counts: collections.Counter[int]) -> list[str]:

@@ -11,16 +11,15 @@ The order is a function of (seed, epoch, step) alone; nothing has to be saved to
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
-from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.info import SplitInfo
-from imagenet_fast.data.records import Damage, read_past_damage
+from imagenet_fast.errors import UserError
 
 # Above this many bytes, a worker reads shards of its own instead of its share of all.
 _LARGE = 2**30
@@ -197,103 +196,6 @@ def training_order(
         return records.batch(batch_size, drop_remainder=True).map(identify)
 
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_records)
-
-
-def read_shard(
-    path: tf.Tensor,
-    count: tf.Tensor,
-    start: tf.Tensor,
-    bad_images: BadImages | None = None,
-) -> tf.data.Dataset:
-    """Returns exactly ``count`` records of a shard; empty strings for those that are lost.
-
-    TensorFlow leaves a file at its first corrupt record; from there on it is read in Python.
-
-    Args:
-      path: of the shard.
-      count: of its records.
-      start: number of records in the shards before it.
-      bad_images: where to list those that are lost.
-    """
-
-    def salvage(path: bytes, count: int) -> Iterator[bytes]:
-        return _salvage(path.decode(), int(count), bad_images)
-
-    rest = tf.data.Dataset.from_generator(
-        salvage, args=(path, count), output_signature=tf.TensorSpec([], tf.string)
-    )
-    return _until_damage(path, count).concatenate(rest).take(count)
-
-
-def read_until_damage(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Returns exactly ``count`` records of a shard; empty strings from the first one that is lost.
-
-    As :func:`read_shard`, but with TensorFlow's operations alone, for processes that do not have
-    this one's Python functions. What is behind the damage is lost, and nothing tells a disk that
-    fails for a moment from damage; a file that cannot be opened is an error of TensorFlow's.
-
-    Args:
-      path: of the shard.
-      count: of its records.
-      start: number of records in the shards before it.
-    """
-    lost = tf.data.Dataset.from_tensors(tf.constant(b"")).repeat(count)
-    opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1).map(lambda _: b"")
-    return _until_damage(path, count).concatenate(opened).concatenate(lost).take(count)
-
-
-def _until_damage(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a shard, at most ``count``, before the first one that is lost."""
-    # A file that cannot be opened is one error after another, without end.
-    attempts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
-    records = tf.data.Dataset.choose_from_datasets([tf.data.TFRecordDataset(path)], attempts)
-    return records.ignore_errors()
-
-
-def _salvage(path: str, count: int, bad_images: BadImages | None) -> Iterator[bytes]:
-    """Yields the records of a shard from the first one that is lost, and empty strings for those.
-
-    They are in the places of the lost ones, so that all others keep theirs. How many are
-    lost where more than one is, only the end of the shard tells: the others' places are there.
-
-    Raises:
-      UserError: if the shard cannot be read, or more is asked for: then TensorFlow's reader has
-        not come as far as to the first one that is lost.
-    """
-    damages: list[Damage] = []
-    last: list[bytes] = []
-    found = 0
-    for record in read_past_damage(path, count):
-        # Nobody asks on behind the last one, but the damages are to be listed.
-        yield from last
-        found += 1
-        if isinstance(record, Damage):
-            damages.append(record)
-            last = [b""]
-        elif damages:
-            last = [record]
-    more = max(count - found, 0)
-    for damage in _each_lost(damages, more) if bad_images else ():
-        bad_images.add_lost(path, damage)
-    yield from last + [b""] * more
-    raise UserError(
-        f"{path}: reading failed where nothing is damaged, as when a disk or a server fails for a "
-        "moment"
-    )
-
-
-def _each_lost(damages: list[Damage], more: int) -> Iterator[Damage]:
-    """Yields what became of each lost record, if ``more`` are lost than there are places.
-
-    If there are several places that may have cost more than one, they are put down to the last.
-    """
-    unbounded = [damage.offset for damage in damages if not damage.bounded]
-    shift = 0
-    for damage in damages:
-        yield damage._replace(record=damage.record + shift)
-        if unbounded and damage.offset == unbounded[-1]:
-            for shift in range(1, more + 1):
-                yield damage._replace(record=damage.record + shift)
 
 
 def _shuffle(dataset: tf.data.Dataset, buffer_size: int, seeds: tf.Tensor) -> tf.data.Dataset:

@@ -11,8 +11,8 @@ With ``data_on_device`` the devices make their batches themselves. All that come
 ``{"step": ...}``, int64, the number of the weight update, or of the step of evaluation.
 
 Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, are made
-without this one's Python functions: their batches are the same, but for what is behind a damaged
-record in its shard, which is lost, too, and what is lost is not listed in a file.
+without this one's Python functions: their batches are the same, but what cannot be read is not
+listed in a file.
 """
 
 from __future__ import annotations
@@ -39,14 +39,7 @@ from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
-from imagenet_fast.data.order import (
-    ReadShard,
-    Share,
-    read_shard,
-    read_until_damage,
-    share_of,
-    training_order,
-)
+from imagenet_fast.data.order import Share, share_of, training_order
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.service import (
     batches_from_servers,
@@ -54,6 +47,7 @@ from imagenet_fast.data.service import (
     check_servers,
     servers_of,
 )
+from imagenet_fast.data.shards import read_shard
 from imagenet_fast.distribute.strategy import (
     devices_of,
     make_strategy,
@@ -259,7 +253,7 @@ def _tell_without_python(config: Config, split: str, here: bool) -> None:
             )
     tell_once(
         f"{split} images are read on {where}, without Python: those that cannot be read are "
-        "counted, but not listed, and a damaged record costs those behind it in its shard, too"
+        "counted, but not listed; `imagenet-fast prepare --verify` names the damaged records"
     )
 
 
@@ -287,13 +281,13 @@ def _training_batches(
     here: bool,
 ) -> tf.data.Dataset:
     with_python = here and not config.input_servers
-    share, read, bad_images = _shards(info, config, context, "train", with_python)
+    share, bad_images = _share(info, config, context, "train", with_python)
     threads = thread_count(config)
     if config.cache_dir:
         share = copy_shards(share, config.cache_dir)
     order = training_order(
         share,
-        read if config.cache == "none" else read_indices,
+        read_shard if config.cache == "none" else read_indices,
         config,
         batch_size=batch_size,
         images_per_step=pipeline_batch_size,
@@ -305,7 +299,7 @@ def _training_batches(
         dataset = batches_from_memory(order, share, config, threads, bad_images)
     else:
         if config.cache == "encoded":
-            order = records_from_memory(order, share, threads, bad_images)
+            order = records_from_memory(order, share, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
             return training_batches(order, info, config, threads, bad_images)
@@ -327,22 +321,21 @@ def _training_batches(
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _shards(
+def _share(
     info: DatasetInfo,
     config: Config,
     context: tf.distribute.InputContext,
     split: str,
     with_python: bool,
-) -> tuple[Share, ReadShard, BadImages | None]:
-    """Returns what a pipeline reads, how, and where it lists what it cannot read."""
+) -> tuple[Share, BadImages | None]:
+    """Returns what a pipeline reads, and where it lists what it cannot read."""
     pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
     share = share_of(info.splits[split], config, pipelines, pipeline)
     if with_python:
-        bad_images = list_bad_images(config, info, split, pipeline)
-        return share, functools.partial(read_shard, bad_images=bad_images), bad_images
+        return share, list_bad_images(config, info, split, pipeline)
     # Other processes have other working directories.
     paths = tuple(str(to_path(path).absolute()) for path in share.paths)
-    return dataclasses.replace(share, paths=paths), read_until_damage, None
+    return dataclasses.replace(share, paths=paths), None
 
 
 def _trial(path: str, config: Config) -> tf.data.Dataset:
@@ -360,9 +353,9 @@ def _evaluation_batches(
     here: bool,
 ) -> tf.data.Dataset:
     """Returns this pipeline's images in batches, and then batches of padding without end."""
-    share, read, bad_images = _shards(info, config, context, split, with_python=here)
+    share, bad_images = _share(info, config, context, split, with_python=here)
     threads = thread_count(config)
-    records = share.own(share.interleave(share.shards(), read, threads)).batch(batch_size)
+    records = share.own(share.interleave(share.shards(), read_shard, threads)).batch(batch_size)
     images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(config, PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)

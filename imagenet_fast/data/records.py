@@ -1,8 +1,8 @@
 """TFRecord files: how records are framed, checked and read back.
 
 Per record there is the length (uint64), a checksum of the length, the data, and a checksum of the
-data; both checksums are "masked" CRC-32C. It is done here in Python because TensorFlow's reader
-stops at a damaged record without saying where, and cannot go past it.
+data; both checksums are "masked" CRC-32C. It is done here in Python, which says where a record is
+damaged, and without TensorFlow. What is behind that record ``shards.read_shard`` reads.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ import google_crc32c
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, to_path
 
-_HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
-_FOOTER = struct.Struct("<I")  # masked checksum of the data
-_OVERHEAD = _HEADER.size + _FOOTER.size
+HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
+FOOTER = struct.Struct("<I")  # masked checksum of the data
+OVERHEAD = HEADER.size + FOOTER.size
+# Added to a rotated CRC to mask it.
+CRC_MASK = 0xA282EAD8
+
+# With which the note begins that takes a lost record's place; no example does.
+LOST = b"\xff lost record"
 
 # Before each further attempt at what could not be read, in seconds.
 _PAUSES = (1.0, 2.0, 4.0)
@@ -41,20 +46,28 @@ class CorruptRecordError(UserError):
         self.reason = reason
 
 
-class Damage(NamedTuple):
-    """A place in a shard where a record is lost.
+class LostRecord(NamedTuple):
+    """A record that cannot be read.
 
     Attributes:
-      record: the record's number, from 0, if one record alone is lost at each place before it.
+      record: its number in its shard, from 0.
       offset: where it starts, in bytes.
       reason: what is wrong with it.
-      bounded: whether it is known where the record ends, so that none is lost with it.
+      shard: path of the shard.
     """
 
     record: int
     offset: int
     reason: str
-    bounded: bool
+    shard: str
+
+
+def lost_record(record: bytes) -> LostRecord | None:
+    """Returns what a note in the place of a lost record tells; None of any other record."""
+    if not record.startswith(LOST):
+        return None
+    _, number, offset, reason, shard = record.decode(errors="replace").split("\n", 4)
+    return LostRecord(int(number), int(offset), reason, shard)
 
 
 class Written(NamedTuple):
@@ -112,40 +125,6 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
             yield _data(file, number, offset, length)
 
 
-def read_past_damage(path: str | os.PathLike[str], count: int = 0) -> Iterator[bytes | Damage]:
-    """Yields the data of each record, or what is wrong with it.
-
-    A record whose data is damaged is stepped over. Where a length is damaged, so that nobody knows
-    where the next record starts, the file is searched for the next length that agrees with its
-    checksum.
-
-    Args:
-      path: The file.
-      count: Records that it should hold at least. If it ends early in good order, that is damage
-        too.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
-    with _File(path) as file:
-        offset: int | None = 0
-        number = 0
-        bounded = True
-        while offset is not None and offset < file.size:
-            try:
-                length = _length(file, number, offset)
-            except CorruptRecordError as error:
-                bounded = False
-                yield Damage(number, offset, error.reason, bounded)
-                offset = _next_header(file, offset + 1)
-            else:
-                yield _data_or_damage(file, number, offset, length)
-                offset += length + _OVERHEAD
-            number += 1
-        if bounded and number < count:
-            yield Damage(number, file.size, "the file ends before it", bounded=False)
-
-
 def locate_records(path: str | os.PathLike[str]) -> Iterator[int]:
     """Yields the offset of each record, in bytes, having read no more than the lengths.
 
@@ -178,8 +157,8 @@ def read_record(path: str | os.PathLike[str], number: int, offset: int) -> bytes
 def _checksum(data: bytes) -> bytes:
     crc = google_crc32c.value(data)
     # TFRecord rotates and shifts the CRC, since a CRC of data that holds its own CRC is weak.
-    masked = (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
-    return _FOOTER.pack(masked)
+    masked = (((crc >> 15) | (crc << 17)) + CRC_MASK) & 0xFFFFFFFF
+    return FOOTER.pack(masked)
 
 
 class _File:
@@ -242,47 +221,27 @@ def _walk(file: _File) -> Iterator[tuple[int, int]]:
     while offset < file.size:
         length = _length(file, number, offset)
         yield offset, length
-        offset += length + _OVERHEAD
+        offset += length + OVERHEAD
         number += 1
 
 
 def _length(file: _File, number: int, offset: int) -> int:
     """Returns the length of the data of the record at ``offset``."""
-    header = file.read(offset, _HEADER.size)
-    if len(header) < _HEADER.size:
+    header = file.read(offset, HEADER.size)
+    if len(header) < HEADER.size:
         raise CorruptRecordError(file.path, number, offset, "the file ends within its header")
     if _checksum(header[:8]) != header[8:]:
         raise CorruptRecordError(file.path, number, offset, "the checksum of its length is wrong")
-    length, _ = _HEADER.unpack(header)
-    missing = offset + length + _OVERHEAD - file.size
+    length, _ = HEADER.unpack(header)
+    missing = offset + length + OVERHEAD - file.size
     if missing > 0:
         raise CorruptRecordError(file.path, number, offset, f"the file ends {missing} bytes early")
     return length
 
 
 def _data(file: _File, number: int, offset: int, length: int) -> bytes:
-    start = offset + _HEADER.size
+    start = offset + HEADER.size
     data = file.read(start, length)
-    if _checksum(data) != file.read(start + length, _FOOTER.size):
+    if _checksum(data) != file.read(start + length, FOOTER.size):
         raise CorruptRecordError(file.path, number, offset, "the checksum of its data is wrong")
     return data
-
-
-def _data_or_damage(file: _File, number: int, offset: int, length: int) -> bytes | Damage:
-    try:
-        return _data(file, number, offset, length)
-    except CorruptRecordError as error:
-        return Damage(number, offset, error.reason, bounded=True)
-
-
-def _next_header(file: _File, start: int) -> int | None:
-    """Returns the offset of the first sound header at or after ``start``."""
-    rest = file.read(start)
-    # No record has 4 GiB, so the upper half of a length is zeros: look only where those are.
-    zeros = rest.find(bytes(4), 4)
-    while zeros >= 0:
-        header = rest[zeros - 4 : zeros - 4 + _HEADER.size]
-        if len(header) == _HEADER.size and _checksum(header[:8]) == header[8:]:
-            return start + zeros - 4
-        zeros = rest.find(bytes(4), zeros + 1)
-    return None

@@ -4,8 +4,7 @@ Each input server has a dispatcher and one worker of its own, so that of W serve
 asked for the batches i, i + W, i + 2W and so on, and they are taken in turn. Each of them reads all
 records that the host trains on, but decodes only what is in its own batches.
 
-A server has none of the Python functions of the process that trains: see
-``order.read_until_damage``.
+A server has none of the Python functions of the process that trains.
 """
 
 from __future__ import annotations

@@ -13,8 +13,12 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import bucket_error
 from imagenet_fast.distribute.cluster import Cluster
 
-# What Python raised inside of a dataset, as TensorFlow tells it.
-_USER_ERROR = re.compile(r"UserError: (.*?)\s*Traceback \(most recent call last\)", re.DOTALL)
+# What was raised inside of a dataset, by Python or an assertion, as TensorFlow tells it.
+_USER_ERROR = re.compile(
+    r"UserError: (.*?)(?:\s*Traceback \(most recent call last\)|\]\n)", re.DOTALL
+)
+# What it tells of a damaged shard that cannot be read whole, or of one that has gone.
+_SHARD = re.compile(r"FlatMap: (.+); (.+)\n.*\{\{node ReadFile\}\}")
 # What TensorFlow's client of Google Cloud Storage tells: the reason, and then the path.
 _BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
 # What only devices, their driver and their libraries make TensorFlow say, in errors of these kinds.
@@ -52,6 +56,12 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
         told = _USER_ERROR.search(error.message)
         if told:
             raise UserError(f"{told[1]}; when that is mended, the same command {then}") from error
+        shard = _SHARD.search(error.message)
+        if shard:
+            raise UserError(
+                f"{shard[1]}: cannot be read: {shard[2]}; when that is mended, the same command "
+                f"{then}"
+            ) from error
         place = _BUCKET.search(error.message)
         if place:
             told = bucket_error(place[1], error)

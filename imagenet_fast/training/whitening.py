@@ -10,9 +10,11 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.order import own_records, read_shard, share_of
+from imagenet_fast.data.order import own_records, share_of
 from imagenet_fast.data.pipeline import thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.shards import read_shard
+from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PatchWhitening, PixelNormalization
 
 _AT_ONCE = 256

@@ -228,6 +228,15 @@ def test_what_is_too_wide_for_a_jpeg_is_bad():
     assert normalize_encoding(data, "png").width == 70000
 
 
+def test_what_training_could_not_decode_is_no_png():
+    import tensorflow as tf
+
+    most = encode_pixels(np.zeros((1_000_000, 1), np.uint8), "png")
+    assert tf.io.decode_png(most.data).shape == (1_000_000, 1, 1)
+    with pytest.raises(BadImageError, match=r"^1000001 x 1 pixels cannot be encoded as png: more "):
+        encode_pixels(np.zeros((1, 1_000_001), np.uint8), "png")
+
+
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_truncated_images_are_bad(kind):
     data = encoded(Image.fromarray(RANDOM.randint(0, 256, (48, 64, 3), np.uint8)), kind)

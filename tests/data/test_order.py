@@ -1,5 +1,4 @@
 import itertools
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,12 +9,9 @@ from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.order import (
     is_by_files,
     own_records,
-    read_shard,
-    read_until_damage,
     share_of,
     training_order,
 )
-from imagenet_fast.data.records import locate_records
 
 COUNTS = (23, 9, 17, 8, 4)  # 61 records, numbered from 0
 NUMBERS = sum(COUNTS)
@@ -292,69 +288,3 @@ def test_shares_by_records_are_a_partition():
         records = share.own(share.interleave(share.shards(), read_numbers, threads=2))
         seen += map(int, records.as_numpy_iterator())
     assert sorted(seen) == list(range(NUMBERS))
-
-
-# --- Files ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shard(tmp_path, write_data, numbered_examples):
-    """A shard of the first 20 numbered examples."""
-    write_data(tmp_path / "data", train=[numbered_examples[:20]])
-    return pathlib.Path(tmp_path, "data", "train-00000-of-00001")
-
-
-def read(shard, count=20, reader=read_shard):
-    return list(reader(str(shard), count, 0).as_numpy_iterator())
-
-
-@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
-def test_records_of_a_shard(shard, numbered_examples, reader):
-    assert read(shard, reader=reader) == numbered_examples[:20]
-
-
-@pytest.mark.parametrize("where", ["data", "length"])
-@pytest.mark.parametrize("number", [0, 7, 19])
-def test_corrupt_record_costs_no_other_one_its_place(shard, numbered_examples, where, number):
-    content = bytearray(shard.read_bytes())
-    offset = list(locate_records(shard))[number]
-    content[offset + (100 if where == "data" else 1)] ^= 0x10
-    shard.write_bytes(content)
-    rest = numbered_examples[:number], numbered_examples[number + 1 : 20]
-    assert read(shard) == [*rest[0], b"", *rest[1]]
-
-
-def test_two_corrupt_records(shard, numbered_examples):
-    content = bytearray(shard.read_bytes())
-    for number in (3, 8):
-        content[list(locate_records(shard))[number] + 50] ^= 1
-    shard.write_bytes(content)
-    examples = list(numbered_examples[:20])
-    examples[3] = examples[8] = b""
-    assert read(shard) == examples
-
-
-@pytest.mark.parametrize("where", ["data", "length"])
-@pytest.mark.parametrize("number", [0, 7, 19])
-def test_without_python_the_rest_is_lost(shard, numbered_examples, where, number):
-    content = bytearray(shard.read_bytes())
-    content[list(locate_records(shard))[number] + (100 if where == "data" else 1)] ^= 0x10
-    shard.write_bytes(content)
-    found = read(shard, reader=read_until_damage)
-    assert found == [*numbered_examples[:number], *[b""] * (20 - number)]
-
-
-@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
-def test_shard_cut_short(shard, numbered_examples, reader):
-    shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
-    assert read(shard, reader=reader) == [*numbered_examples[:13], *[b""] * 7]
-
-
-@pytest.mark.parametrize("reader", [read_shard, read_until_damage])
-def test_shard_has_no_more_records_than_were_counted(shard, numbered_examples, reader):
-    assert read(shard, count=5, reader=reader) == numbered_examples[:5]
-
-
-def test_shard_that_is_not_there_is_named_without_python(tmp_path):
-    with pytest.raises(tf.errors.NotFoundError, match="none-00000"):
-        read(tmp_path / "none-00000", reader=read_until_damage)

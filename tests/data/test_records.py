@@ -90,50 +90,16 @@ def test_a_cut_file_is_named(shard, cut):
     shard.write_bytes(shard.read_bytes()[:-cut])
     with pytest.raises(records.CorruptRecordError, match=r"record 4, .*the file ends"):
         list(records.read_records(shard))
-    *whole, damage = records.read_past_damage(shard, len(DATA))
-    assert whole == DATA[:4]
-    assert damage[:2] == (4, OFFSETS[4])
-    assert "the file ends" in damage.reason and not damage.bounded
 
 
-@pytest.mark.parametrize("count", [0, 3, len(DATA)])
-def test_no_damage_in_a_whole_file(shard, count):
-    assert list(records.read_past_damage(shard, count)) == DATA
+@pytest.mark.parametrize("record", [b"", b"\xff", b"lost record", *DATA])
+def test_other_records_are_no_notes_of_lost_ones(record):
+    assert records.lost_record(record) is None
 
 
-def test_a_file_that_ends_early_in_good_order_is_damaged(shard):
-    size = len(shard.read_bytes())
-    damage = records.Damage(len(DATA), size, "the file ends before it", bounded=False)
-    assert list(records.read_past_damage(shard, len(DATA) + 2)) == [*DATA, damage]
-
-
-@pytest.mark.parametrize("number", [0, 2, 3])
-@pytest.mark.parametrize("place", ["length", "checksum of length", "data", "checksum of data"])
-def test_what_follows_a_corrupt_record_is_read(shard, number, place):
-    offset, reason = {
-        "length": (OFFSETS[number] + 2, "the checksum of its length is wrong"),
-        "checksum of length": (OFFSETS[number] + 9, "the checksum of its length is wrong"),
-        "data": (OFFSETS[number] + 12, "the checksum of its data is wrong"),
-        "checksum of data": (OFFSETS[number + 1] - 1, "the checksum of its data is wrong"),
-    }[place]
-    flip(shard, offset)
-    damage = records.Damage(number, OFFSETS[number], reason, bounded="data" in place)
-    expected = [*DATA[:number], damage, *DATA[number + 1 :]]
-    assert list(records.read_past_damage(shard, len(DATA))) == expected
-
-
-def test_several_corrupt_records(shard):
-    flip(shard, OFFSETS[0] + 13)
-    flip(shard, OFFSETS[2])
-    flip(shard, OFFSETS[3] + 30)
-    found = list(records.read_past_damage(shard, len(DATA)))
-    assert [found[1], found[4]] == [DATA[1], DATA[4]]
-    damages = [found[0], found[2], found[3]]
-    assert [(damage.record, damage.offset, damage.bounded) for damage in damages] == [
-        (0, OFFSETS[0], True),
-        (2, OFFSETS[2], False),
-        (3, OFFSETS[3], True),
-    ]
+def test_a_note_of_a_lost_record():
+    note = records.LOST + b"\n3\n1000\nthe reason\n/a\nb/train-0"  # A name may have any character.
+    assert records.lost_record(note) == (3, 1000, "the reason", "/a\nb/train-0")
 
 
 class FailingFile:
@@ -174,9 +140,6 @@ def test_reading_that_fails_for_a_moment_is_tried_again(shard, failing):
     pauses = failing(3)
     assert list(records.read_records(shard)) == DATA
     assert pauses == [1, 2, 4]
-    pauses = failing(2)
-    assert list(records.read_past_damage(shard, len(DATA))) == DATA
-    assert pauses == [1, 2]
 
 
 def test_reading_that_goes_on_failing_names_the_file(shard, failing):
@@ -189,7 +152,7 @@ def test_reading_that_goes_on_failing_names_the_file(shard, failing):
 def test_a_file_that_is_not_there_is_not_waited_for(tmp_path, failing):
     pauses = failing(0)
     with pytest.raises(UserError, match="nowhere: cannot be read: No such file"):
-        list(records.read_past_damage(tmp_path / "nowhere", 3))
+        list(records.read_records(tmp_path / "nowhere"))
     assert pauses == []
 
 

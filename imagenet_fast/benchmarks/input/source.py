@@ -7,8 +7,9 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.cache import read_indices, records_from_memory
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.data.order import Share, read_shard, share_of, training_order
+from imagenet_fast.data.order import Share, share_of, training_order
 from imagenet_fast.data.pipeline import thread_count
+from imagenet_fast.data.shards import read_shard
 
 # Of the first shards: a cache must hold them several times, once for each number of threads.
 _MOST_BYTES = 2**31

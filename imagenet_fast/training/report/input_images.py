@@ -10,7 +10,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.order import read_shard, share_of, training_order
+from imagenet_fast.data.order import share_of, training_order
 from imagenet_fast.data.pipeline import (
     steps_per_epoch,
     thread_count,
@@ -18,6 +18,7 @@ from imagenet_fast.data.pipeline import (
     with_threads,
 )
 from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.shards import read_shard
 from imagenet_fast.training.mix import Mixer
 
 _IMAGES = 32

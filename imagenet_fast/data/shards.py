@@ -1,0 +1,180 @@
+"""Reading a shard, of which no record is lost that can be read, by TensorFlow's operations alone.
+
+So it is the same wherever it runs: input servers and the hosts of TPU slices have none of this
+process' Python functions.
+
+TensorFlow's reader leaves a file at the first damaged record. Then the records' places are looked
+up, by their lengths, and it goes on at the next one. Where a length is damaged, so that nobody
+knows where the next record starts, that is where the next length is that agrees with its checksum.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast.data.records import CRC_MASK, HEADER, LOST, OVERHEAD
+
+# As in TensorFlow's own TFRecordDataset.
+_BUFFER = 2**18
+
+# What is wrong where there is no length of a record.
+_BAD_LENGTH, _AT_END = -1, -2
+_REASONS = (
+    "the checksum of its data is wrong",
+    "the checksum of its length is wrong, or the file ends within it",
+    "the file ends before it",
+)
+# ``training.failures`` tells it as an error of the user's.
+_FAILED = ": reading failed where nothing is damaged, as when a disk or a server fails for a moment"
+
+
+# AutoGraph would find nothing to convert, and look for it longer than tracing takes.
+@tf.autograph.experimental.do_not_convert
+def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
+    """Returns exactly ``count`` records of a shard, with a note in the place of each lost one.
+
+    :func:`records.lost_record` reads the note, which is no example. Where a length is damaged, more
+    than one record may be lost: all that are missing are taken to be in the last such place.
+
+    Args:
+      path: of the shard, which is held in memory if it is damaged.
+      count: of its records.
+      start: number of records in the shards before it.
+
+    Raises (in the dataset):
+      tf.errors.OpError: if the shard cannot be read, or reading fails where nothing is damaged, as
+        when a disk or a server fails for a moment.
+    """
+    count = tf.convert_to_tensor(count, tf.int64)
+    whole = _until_damage(path, count, tf.constant(0, tf.int64))
+    rest = tf.data.Dataset.from_tensors((path, count)).flat_map(_from_damage_on)
+    return whole.concatenate(rest).take(count)
+
+
+def _until_damage(path: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
+    """Returns at most ``count`` records, from that at ``offset`` on until the next lost one."""
+
+    def read(path: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
+        reader = tf.raw_ops.TFRecordDatasetV2(
+            filenames=path, compression_type="", buffer_size=_BUFFER, byte_offsets=offset
+        )
+        return tf.data.experimental.from_variant(reader, tf.TensorSpec([], tf.string))
+
+    # In a function, since TensorFlow forgets the offset where it writes down a dataset.
+    reader = tf.data.Dataset.from_tensors((path, offset)).flat_map(read)
+    # A file that cannot be opened is one error after another, without end.
+    attempts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
+    return tf.data.Dataset.choose_from_datasets([reader], attempts).ignore_errors()
+
+
+# Traced once, since that takes several times as long as all that is read in most cases.
+@functools.partial(
+    tf.function,
+    input_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)),
+    autograph=False,
+)
+def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
+    """Returns the records of a shard from the first lost one on, and then an error."""
+    offsets, lengths, times = _places(tf.io.read_file(path), count)
+    numbers = tf.cumsum(times, exclusive=True)
+    end = tf.size(offsets, tf.int64) - 1
+
+    def count_whole(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        whole = _until_damage(path, count, offsets[first]).map(lambda _: 0)
+        one_more = whole.concatenate(tf.data.Dataset.from_tensors(0))  # There is no empty batch.
+        return tf.size(one_more.batch(count + 1).get_single_element(), tf.int64) - 1
+
+    def find(first: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        # Nothing is behind the end.
+        lost = first + count_whole(tf.minimum(first, end), tf.maximum(end - first, 0))
+        return lost + 1, (first, lost)
+
+    def read(first: tf.Tensor, lost: tf.Tensor) -> tf.data.Dataset:
+        # Those before the first lost one have been read.
+        whole = _until_damage(path, tf.where(first > 0, lost - first, 0), offsets[first])
+        with tf.control_dependencies([require(tf.equal(count_whole(lost, tf.ones_like(lost)), 0))]):
+            number = tf.identity(numbers[lost])
+        notes = tf.data.Dataset.range(number, number + times[lost])
+        return whole.concatenate(notes.map(lambda number: note(number, lost)))
+
+    def note(number: tf.Tensor, lost: tf.Tensor) -> tf.Tensor:
+        place = [tf.strings.as_string(part) for part in (number, offsets[lost])]
+        reason = tf.gather(_REASONS, tf.maximum(-lengths[lost], 0))
+        return tf.strings.join([LOST, *place, reason, path], "\n")
+
+    def require(damaged: tf.Tensor | bool) -> tf.Operation:
+        return tf.debugging.Assert(damaged, ["UserError: " + path + _FAILED])
+
+    def fail(path: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([require(False)]):
+            return tf.identity(path)
+
+    turns = tf.data.Dataset.range(tf.int64.max).scan(tf.constant(0, tf.int64), find)
+    turns = turns.take_while(lambda first, _: first <= end)
+    return turns.flat_map(read).concatenate(tf.data.Dataset.from_tensors(path).map(fail))
+
+
+def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns where in a file its records are, or are lost, and behind these its end.
+
+    Returns:
+      The offsets; the lengths of the data, or what is wrong; and how many records are there, at
+      least ``count`` in all. Each int64 [places + 1].
+    """
+    headers, lengths, size = _sound_headers(content)
+    headers, lengths = tf.concat([headers, [size]], 0), tf.concat([lengths, [_BAD_LENGTH]], 0)
+
+    def step(offset: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
+        index = tf.searchsorted(headers, offset[tf.newaxis])[0]
+        length = tf.where(tf.equal(headers[index], offset), lengths[index], _BAD_LENGTH)
+        following = tf.where(length < 0, headers[index], offset + length + OVERHEAD)
+        return following, (offset, length)
+
+    places = tf.data.Dataset.range(tf.int64.max).scan(tf.constant(0, tf.int64), step)
+    places = places.take_while(lambda offset, _: offset < size)
+    end = tf.data.Dataset.from_tensors((size, tf.constant(_AT_END, tf.int64)))
+    offsets, lengths = places.concatenate(end).batch(tf.int64.max).get_single_element()
+    # Where some are missing, and no length is damaged, it is the end that costs them.
+    found = tf.size(offsets, tf.int64) - 1
+    times = tf.concat([tf.ones([found], tf.int64), [0]], 0)
+    costly = tf.where(lengths < 0)[-2:][0]
+    times = tf.tensor_scatter_nd_add(times, [costly], [tf.maximum(count - found, 0)])
+    return offsets, lengths, times
+
+
+def _sound_headers(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns where in a file records may start, int64 [n], their lengths, and the file's size."""
+    data = tf.io.decode_raw(content, tf.uint8)
+    size = tf.size(data, tf.int64)
+    starts = tf.maximum(size - OVERHEAD + 1, 0)
+
+    either = tf.bitwise.bitwise_or
+    pairs = either(data[:-1], data[1:])
+    fours = either(pairs[:-2], pairs[2:])
+    # No record has 4 GiB, so the upper half of a length is zeros; eight zeros have another checksum
+    # than zero. Of all other places, only these few are looked at.
+    zeros, others = fours[4 : starts + 4], either(fours[:starts], fours[8 : starts + 8])
+    places = tf.where(tf.equal(zeros, 0) & (others > 0))[:, 0]
+    headers = tf.gather(data, places[:, tf.newaxis] + tf.range(HEADER.size, dtype=tf.int64))
+    lengths = tf.cast(tf.bitcast(headers[:, :4], tf.uint32), tf.int64)
+    sound = tf.equal(_checksums(headers[:, :8]), tf.bitcast(headers[:, 8:], tf.uint32))
+    sound &= places + lengths + OVERHEAD <= size
+    return places[sound], lengths[sound], size
+
+
+def _checksums(data: tf.Tensor) -> tf.Tensor:
+    """Returns the masked CRC-32C of each row of bytes: uint8 [rows, n] to uint32 [rows]."""
+    xor, right, left = tf.bitwise.bitwise_xor, tf.bitwise.right_shift, tf.bitwise.left_shift
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = np.where(table & 1, table >> 1 ^ np.uint32(0x82F63B78), table >> 1)
+    state = tf.fill(tf.shape(data)[:1], tf.constant(2**32 - 1, tf.uint32))
+    for column in tf.unstack(data, axis=1):
+        index = xor(tf.cast(state, tf.uint8), column)
+        state = xor(tf.gather(table, tf.cast(index, tf.int32)), right(state, np.uint32(8)))
+    crc = tf.bitwise.invert(state)
+    rotated = tf.bitwise.bitwise_or(right(crc, np.uint32(15)), left(crc, np.uint32(17)))
+    return rotated + np.uint32(CRC_MASK)
