@@ -16,7 +16,7 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.option import parse, require_option
 from imagenet_fast.base.paths import Path, to_path
-from imagenet_fast.data.options import DataOptions
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.optimizers.options import OptimizerOptions, ScheduleOptions
@@ -32,7 +32,7 @@ _GROUPS = ("data", "model", "optimization", "learning rate", "hardware", "run")
 # The last base's options come first.
 @dataclasses.dataclass(frozen=True)
 class Config(
-    RunOptions, PipelineOptions, OptimizerOptions, ScheduleOptions, ModelOptions, DataOptions
+    RunOptions, PipelineOptions, OptimizerOptions, ScheduleOptions, ModelOptions, InputOptions
 ):
     """The options of a training run. ``imagenet-fast train --helpfull`` lists them.
 

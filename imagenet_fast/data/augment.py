@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data import auto_augment, draws
 from imagenet_fast.data.image_operations import change
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.windows import first_that_fits, place_boxes
 
 Changes = dict[str, tf.Tensor]
@@ -29,43 +29,43 @@ _ERASED_RATIOS = (0.3, 3.3)
 _GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def draw_changes(identities: tf.Tensor, config: Config) -> Changes:
+def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
     """Draws what will be done to training images.
 
     Args:
       identities: int64 [images, 3], as :func:`draws.uniform` takes them.
-      config: names the changes.
+      options: names the changes.
 
     Returns:
       By name, what :func:`augment` takes of each image: [images, ...].
     """
     changes = {}
-    if config.train_crop == "pad":
+    if options.train_crop == "pad":
         numbers = draws.uniform(identities, "shift", 2)
-        changes["shift"] = tf.cast(numbers * (2 * config.crop_padding + 1), tf.int32)
-    if config.flip:
+        changes["shift"] = tf.cast(numbers * (2 * options.crop_padding + 1), tf.int32)
+    if options.flip:
         changes["flip"] = draw_flips(identities)
-    if config.cutout:
+    if options.cutout:
         numbers = draws.uniform(identities, "cutout", 2)
-        places = config.image_size - config.cutout + 1
+        places = options.image_size - options.cutout + 1
         changes["cut"] = tf.cast(numbers * places, tf.int32)
-    if config.rand_augment_layers:
+    if options.rand_augment_layers:
         changes["operations"], changes["strengths"] = auto_augment.draw_rand_augment(
-            identities, config.rand_augment_layers, config.rand_augment_magnitude
+            identities, options.rand_augment_layers, options.rand_augment_magnitude
         )
-    if config.trivial_augment:
+    if options.trivial_augment:
         changes["operations"], changes["strengths"] = auto_augment.draw_trivial_augment(identities)
-    if config.color_jitter:
+    if options.color_jitter:
         numbers = draws.uniform(identities, "color jitter", 3)
-        changes["shares"] = 1 + config.color_jitter * (2 * numbers - 1)
-    if config.lighting:
+        changes["shares"] = 1 + options.color_jitter * (2 * numbers - 1)
+    if options.lighting:
         # Normal numbers, of which the one for 0 would be infinite. In float32 their last bits would
         # depend on their places in the batch, which decide whether they are computed side by side.
         numbers = tf.maximum(draws.uniform(identities, "lighting", 3), 2.0**-25)
         normal = tf.cast(tf.math.ndtri(tf.cast(numbers, tf.float64)), tf.float32)
-        changes["amounts"] = config.lighting * normal
-    if config.random_erasing:
-        changes["erased"] = draw_erased(identities, config)
+        changes["amounts"] = options.lighting * normal
+    if options.random_erasing:
+        changes["erased"] = draw_erased(identities, options)
     return changes
 
 
@@ -74,7 +74,7 @@ def draw_flips(identities: tf.Tensor) -> tf.Tensor:
     return draws.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
-def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
+def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Draws the boxes of random erasing (Zhong et al. 2017), as torchvision's ``RandomErasing``.
 
     The area is uniform in .02 to .33 of the image, the ratio of height to width log-uniform in .3
@@ -82,7 +82,7 @@ def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
 
     Args:
       identities: int64 [images, 3], as :func:`draws.uniform` takes them.
-      config: gives ``random_erasing``, the probability, and ``image_size``.
+      options: gives ``random_erasing``, the probability, and ``image_size``.
 
     Returns:
       int32 [images, 4]: top, left, height and width of each; 0 pixels high where nothing is erased.
@@ -94,7 +94,7 @@ def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
     )
     numbers = tf.reshape(numbers, [-1, 4, _ERASE_ATTEMPTS])
     areas, ratios, tops, lefts = tf.unstack(numbers, axis=1)
-    size = float(config.image_size)
+    size = float(options.image_size)
     (least, most), (low, high) = _ERASED_AREAS, np.log(_ERASED_RATIOS).tolist()
     area = size * size * (least + (most - least) * areas)
     ratio = tf.exp(low + (high - low) * ratios)
@@ -103,10 +103,10 @@ def draw_erased(identities: tf.Tensor, config: Config) -> tf.Tensor:
     boxes = place_boxes(size, size, heights, widths, tops, lefts)
     nothing = tf.zeros_like(boxes[:, 0])
     boxes = first_that_fits(boxes, fits, nothing)
-    return tf.where(chances < config.random_erasing, boxes, nothing)
+    return tf.where(chances < options.random_erasing, boxes, nothing)
 
 
-def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
+def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
     """Changes an image: shift, flip, operations, jitter, lighting, cutout, erasing.
 
     RandAugment and TrivialAugment follow the flip, as in torchvision; their shears are not the same
@@ -115,19 +115,19 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
     Args:
       image: uint8 [height, width, 3].
       changes: those that :func:`draw_changes` drew for it.
-      config: gives the margin of a shift and what it is made of, and the side of a cut.
+      options: gives the margin of a shift and what it is made of, and the side of a cut.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
     """
     shape = image.shape
     if "shift" in changes:
-        image = shift(image, config.crop_padding, changes["shift"], config.crop_border)
+        image = shift(image, options.crop_padding, changes["shift"], options.crop_border)
     if "flip" in changes:
         image = mirror(image, changes["flip"])
     if "operations" in changes:
         known = (
-            auto_augment.TRIVIAL_AUGMENT if config.trivial_augment else auto_augment.RAND_AUGMENT
+            auto_augment.TRIVIAL_AUGMENT if options.trivial_augment else auto_augment.RAND_AUGMENT
         )
         image = change(image, changes["operations"], changes["strengths"], known)
     if "shares" in changes or "amounts" in changes:
@@ -138,9 +138,9 @@ def augment(image: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
             pixels = lighting(pixels, changes["amounts"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
     if "cut" in changes:
-        image = cut_out(image[tf.newaxis], changes["cut"][tf.newaxis], config)[0]
+        image = cut_out(image[tf.newaxis], changes["cut"][tf.newaxis], options)[0]
     if "erased" in changes:
-        image = erase(image, changes["erased"], config)
+        image = erase(image, changes["erased"], options)
     return tf.ensure_shape(image, shape)
 
 
@@ -163,37 +163,37 @@ def mirror(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
     return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
 
 
-def cut_out(images: tf.Tensor, corners: tf.Tensor, config: Config) -> tf.Tensor:
+def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Replaces a square of each image by the mean colour: cutout (DeVries and Taylor 2017).
 
     Args:
       images: uint8 [images, size, size, 3].
       corners: int32 [images, 2]: top and left of the squares.
-      config: gives ``cutout``, their side, and ``pixel_mean``.
+      options: gives ``cutout``, their side, and ``pixel_mean``.
     """
-    places = tf.range(config.image_size) - corners[:, :, tf.newaxis]
-    inside = (places >= 0) & (places < config.cutout)
+    places = tf.range(options.image_size) - corners[:, :, tf.newaxis]
+    inside = (places >= 0) & (places < options.cutout)
     inside = inside[:, 0, :, tf.newaxis] & inside[:, 1, tf.newaxis, :]
-    return tf.where(inside[..., tf.newaxis], _mean_color(config), images)
+    return tf.where(inside[..., tf.newaxis], _mean_color(options), images)
 
 
-def erase(image: tf.Tensor, box: tf.Tensor, config: Config) -> tf.Tensor:
+def erase(image: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Replaces a box of an image by the mean colour, as torchvision's ``RandomErasing`` does.
 
     Args:
       image: uint8 [height, width, 3].
       box: int32 [4]: top, left, height and width.
-      config: gives ``pixel_mean``.
+      options: gives ``pixel_mean``.
     """
     top, left, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]) - top, tf.range(tf.shape(image)[1]) - left
     inside = ((rows >= 0) & (rows < height))[:, tf.newaxis] & (columns >= 0) & (columns < width)
-    return tf.where(inside[..., tf.newaxis], _mean_color(config), image)
+    return tf.where(inside[..., tf.newaxis], _mean_color(options), image)
 
 
-def _mean_color(config: Config) -> tf.Tensor:
+def _mean_color(options: DataOptions) -> tf.Tensor:
     """Returns what is black after normalization, in whole levels, so that images stay uint8."""
-    return tf.constant([round(value) for value in config.pixel_mean], tf.uint8)
+    return tf.constant([round(value) for value in options.pixel_mean], tf.uint8)
 
 
 def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:

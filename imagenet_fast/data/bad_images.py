@@ -13,14 +13,11 @@ from typing import Any
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import read_objects, whole_lines, write_file
 from imagenet_fast.base.paths import Path, to_path
-from imagenet_fast.config import Config
 from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import lost_record
-from imagenet_fast.errors import UserError
-from imagenet_fast.files import read_objects, whole_lines, write_file
-from imagenet_fast.paths import Path, to_path
 
 FILE = "bad_images.jsonl"
 # Of the other input pipelines, by their numbers.
@@ -77,19 +74,19 @@ class BadImages:
 
 
 def list_bad_images(
-    config: Config, info: DatasetInfo, split: str, pipeline: int
+    options: DataOptions, info: DatasetInfo, split: str, pipeline: int
 ) -> BadImages | None:
     """Returns where an input pipeline lists what it cannot read; None without ``model_dir``.
 
     It is ``bad_images.jsonl`` there, for pipelines other than the first ``bad_images-00001.jsonl``
     and so on, so that no two workers write to one file.
     """
-    if not config.model_dir:
+    if not options.model_dir:
         return None
     name = _OTHER_FILE.format(pipeline) if pipeline else FILE
     labels = range(-info.label_offset, info.num_classes - info.label_offset)
     bad_images = BadImages(
-        to_path(config.model_dir, name).absolute(), split, labels, config.max_pixels
+        to_path(options.model_dir, name).absolute(), split, labels, options.max_pixels
     )
     _list_at(bad_images.path)  # Now, because threads that came first together would make two.
     return bad_images

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 # The label of what fills a batch and does not count.
@@ -39,7 +39,7 @@ Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 def training_batches(
     order: tf.data.Dataset,
     info: DatasetInfo,
-    config: Config,
+    options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
 ) -> tf.data.Dataset:
@@ -48,7 +48,7 @@ def training_batches(
     Args:
       order: batches of records and of their identities, as ``order.training_order`` gives them.
       info: of the data set.
-      config: says what becomes of an image.
+      options: says what becomes of an image.
       threads: batches that are made at the same time.
       bad_images: where to list those that cannot be read.
 
@@ -56,15 +56,15 @@ def training_batches(
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
       float32 [batch]. The weight is 1; 0 where an image could not be read.
     """
-    plan = functools.partial(plan_training, info=info, config=config)
-    return _batches(order, plan, config, threads, bad_images)
+    plan = functools.partial(plan_training, info=info, options=options)
+    return _batches(order, plan, options, threads, bad_images)
 
 
 def plan_training(
     records: tf.Tensor,
     identities: tf.Tensor,
     info: DatasetInfo,
-    config: Config,
+    options: DataOptions,
     careful: bool = False,
 ) -> Plan:
     """Returns what will be done to the images of a batch of records, and the images themselves.
@@ -73,19 +73,19 @@ def plan_training(
       records: string [batch].
       identities: int64 [batch, 3].
       info: of the data set.
-      config: says what becomes of an image.
+      options: says what becomes of an image.
       careful: whether to look at the images themselves for their sizes.
     """
     examples, labels = parse_examples(records, info)
-    sizes = _header_sizes(examples, config) if careful else _sizes(examples, config)
-    windows = training_windows(sizes, identities, config)
-    return examples[ENCODED], labels, windows, draw_changes(identities, config)
+    sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
+    windows = training_windows(sizes, identities, options)
+    return examples[ENCODED], labels, windows, draw_changes(identities, options)
 
 
 def evaluation_batches(
     records: tf.data.Dataset,
     info: DatasetInfo,
-    config: Config,
+    options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
 ) -> tf.data.Dataset:
@@ -98,42 +98,42 @@ def evaluation_batches(
         examples, labels = parse_examples(records, info)
         # As in serving, which knows nothing but the image.
         encoded, sizes = tf.map_fn(
-            lambda image: check_header(image, config.max_pixels),
+            lambda image: check_header(image, options.max_pixels),
             examples[ENCODED],
             fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
         )
-        return encoded, labels, evaluation_windows(sizes, config), {}
+        return encoded, labels, evaluation_windows(sizes, options), {}
 
-    return _batches(records, plan, config, threads, bad_images)
+    return _batches(records, plan, options, threads, bad_images)
 
 
 def make_image(
-    encoded: tf.Tensor, window: tf.Tensor, changes: Changes, config: Config
+    encoded: tf.Tensor, window: tf.Tensor, changes: Changes, options: DataOptions
 ) -> tf.Tensor:
     """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
     changes = dict(changes)
     # It costs next to nothing to mirror while resizing, but a shift comes in between.
     mirrored = None if "shift" in changes else changes.pop("flip", None)
-    return augment(decode.window_image(encoded, window, config, mirrored), changes, config)
+    return augment(decode.window_image(encoded, window, options, mirrored), changes, options)
 
 
-def unreadable(config: Config, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (image, label, weight) of what takes a place but does not count."""
-    size = config.image_size
+    size = options.image_size
     return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
 
 
 def _batches(
     batches: tf.data.Dataset,
     plan: Callable[..., Plan],
-    config: Config,
+    options: DataOptions,
     threads: int,
     bad_images: BadImages | None,
 ) -> tf.data.Dataset:
     def image(
         encoded: tf.Tensor, label: tf.Tensor, window: tf.Tensor, changes: Changes
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return make_image(encoded, window, changes, config), label, tf.constant(1.0)
+        return make_image(encoded, window, changes, options), label, tf.constant(1.0)
 
     def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))
@@ -147,7 +147,7 @@ def _batches(
     def give_up(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
             tf.numpy_function(bad_images.add, [record], [])
-        return unreadable(config, label=0)
+        return unreadable(options, label=0)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]
@@ -174,16 +174,16 @@ def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.
     return examples, labels
 
 
-def _sizes(examples: dict[str, tf.Tensor], config: Config) -> tf.Tensor:
+def _sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
     """Returns the images' heights and widths, int32 [images, 2], from the records if they tell."""
     told = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples, config))
+    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples, options))
 
 
-def _header_sizes(examples: dict[str, tf.Tensor], config: Config) -> tf.Tensor:
+def _header_sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
     """Returns the same from the images themselves."""
     return tf.map_fn(
-        lambda image: image_size(image, config.max_pixels),
+        lambda image: image_size(image, options.max_pixels),
         examples[ENCODED],
         fn_output_signature=tf.TensorSpec([2], tf.int32),
     )

@@ -21,15 +21,13 @@ from tqdm import tqdm
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
-from imagenet_fast.config import Config
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import Share, own_records
 from imagenet_fast.data.shards import read_shard
-from imagenet_fast.errors import UserError
-from imagenet_fast.paths import Path, is_local, to_local_path, to_path
 
 # Size and time of the last change of each file.
 _States = tuple[tuple[int, int], ...]
@@ -73,7 +71,7 @@ def records_from_memory(order: tf.data.Dataset, share: Share, threads: int) -> t
 def batches_from_memory(
     order: tf.data.Dataset,
     share: Share,
-    config: Config,
+    options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
 ) -> tf.data.Dataset:
@@ -82,15 +80,15 @@ def batches_from_memory(
     Args:
       order: of :func:`read_indices`.
       share: whose images to hold, as they are before anything random is done to them.
-      config: says what becomes of an image; its window must not be random.
+      options: says what becomes of an image; its window must not be random.
       threads: that decode, and later change, the images.
       bad_images: where to list those that cannot be read.
     """
-    parts = images_of(share, "train", config, threads, bad_images)
+    parts = images_of(share, "train", options, threads, bad_images)
 
     def batch(indices: tf.Tensor, identities: tf.Tensor) -> tuple[tf.Tensor, ...]:
         images, labels, weights = (tf.gather(part, indices) for part in parts)
-        changes = draw_changes(identities, config)
+        changes = draw_changes(identities, options)
         return (images, labels, weights, changes) if changes else (images, labels, weights)
 
     def changed(
@@ -98,7 +96,7 @@ def batches_from_memory(
     ) -> tf.data.Dataset:
         each = tf.data.Dataset.from_tensor_slices((images, changes))
         size = tf.shape(labels, tf.int64)[0]
-        images = each.map(lambda *one: augment(*one, config)).batch(size)
+        images = each.map(lambda *one: augment(*one, options)).batch(size)
         return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensors((labels, weights))))
 
     batches = order.map(batch, num_parallel_calls=threads, deterministic=True)
@@ -131,7 +129,11 @@ def _records(share: Share, states: _States, threads: int) -> tf.Tensor:
 
 
 def images_of(
-    share: Share, split: str, config: Config, threads: int, bad_images: BadImages | None = None
+    share: Share,
+    split: str,
+    options: DataOptions,
+    threads: int,
+    bad_images: BadImages | None = None,
 ) -> tuple[tf.Tensor, ...]:
     """Returns (images, labels, weights) of all records of the share's shards.
 
@@ -140,11 +142,11 @@ def images_of(
     Args:
       share: whose shards.
       split: ``train`` or ``validation``, to be told.
-      config: says what becomes of an image.
+      options: says what becomes of an image.
       threads: that decode.
       bad_images: where to list those that cannot be read.
     """
-    prepared = Config(**{name: getattr(config, name) for name in _PREPARATION}, batch_size=1)
+    prepared = DataOptions(**{name: getattr(options, name) for name in _PREPARATION}, batch_size=1)
     return _images_of(share, _states(share), split, prepared, threads, bad_images)
 
 
@@ -154,7 +156,7 @@ def _images_of(
     share: Share,
     states: _States,
     split: str,
-    config: Config,
+    options: DataOptions,
     threads: int,
     bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
@@ -162,8 +164,8 @@ def _images_of(
     count = share.examples
     read = own_records(read_shard)
     records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
-    images = evaluation_batches(records, read_info(config), config, threads, bad_images).unbatch()
-    with _announced(f"{count} {split} images, {count * 3 * config.image_size**2 / 1e6:.0f} MB"):
+    images = evaluation_batches(records, read_info(options), options, threads, bad_images).unbatch()
+    with _announced(f"{count} {split} images, {count * 3 * options.image_size**2 / 1e6:.0f} MB"):
         return images.batch(count).get_single_element()
 
 

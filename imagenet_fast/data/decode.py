@@ -11,10 +11,10 @@ import functools
 
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.augment import mirror
 from imagenet_fast.data.headers import check_header, is_jpeg
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.windows import evaluation_windows
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
@@ -25,23 +25,23 @@ _PIXELS_AT_ONCE = 2**20
 
 
 def window_image(
-    encoded: tf.Tensor, window: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None
+    encoded: tf.Tensor, window: tf.Tensor, options: DataOptions, mirrored: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Decodes a window of an image and resizes it.
 
     Args:
       encoded: bytes of the image, a string scalar.
       window: int32 [4]: top, left, height, width.
-      config: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``.
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``.
       mirrored: bool scalar: whether left and right change places.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    return resize(decode_window(encoded, window, config), config, mirrored)
+    return resize(decode_window(encoded, window, options), options, mirrored)
 
 
-def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
+def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Decodes an image and takes its centre, as evaluation does, but by TensorFlow's ops alone.
 
     The image may come from anywhere: what is transparent in a PNG becomes white, as it does in
@@ -49,7 +49,7 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
 
     Args:
       encoded: bytes of the image, a string scalar.
-      config: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method`` and
+      options: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method`` and
         ``antialias``.
 
     Returns:
@@ -58,24 +58,24 @@ def evaluation_image(encoded: tf.Tensor, config: Config) -> tf.Tensor:
     Raises:
       tf.errors.InvalidArgumentError: in the graph, if it is no whole JPEG or PNG, or too large.
     """
-    encoded, size = check_header(encoded, config.max_pixels)
-    window = evaluation_windows(size[tf.newaxis], config)[0]
+    encoded, size = check_header(encoded, options.max_pixels)
+    window = evaluation_windows(size[tf.newaxis], options)[0]
     image = tf.cond(
         is_jpeg(encoded),
-        lambda: _decode_jpeg(encoded, window, config),
+        lambda: _decode_jpeg(encoded, window, options),
         lambda: _decode_png_on_white(encoded, window),
     )
-    return resize(image, config.replace(resize_kernel="tensorflow"))
+    return resize(image, options.replace(resize_kernel="tensorflow"))
 
 
-def decode_window(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
+def decode_window(encoded: tf.Tensor, window: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Returns uint8 [height, width, 3] of ``window``, or a fraction of it that is large enough."""
 
     def png() -> tf.Tensor:
-        checked, _ = check_header(encoded, config.max_pixels)
+        checked, _ = check_header(encoded, options.max_pixels)
         return _decode_png(checked, window, channels=3)
 
-    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, window, config), png)
+    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, window, options), png)
 
 
 def _decode_png(encoded: tf.Tensor, window: tf.Tensor, channels: int) -> tf.Tensor:
@@ -110,20 +110,20 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
     return blended.concat()
 
 
-def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, config: Config) -> tf.Tensor:
+def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, options: DataOptions) -> tf.Tensor:
     def decode_at(ratio: int) -> tf.Tensor:
         return tf.image.decode_and_crop_jpeg(
             encoded,
             window if ratio == 1 else _scaled(window, ratio),
             channels=3,
             ratio=ratio,
-            fancy_upscaling=config.jpeg_upsampling == "smooth",
-            dct_method=_DCT_METHODS[config.jpeg_dct],
+            fancy_upscaling=options.jpeg_upsampling == "smooth",
+            dct_method=_DCT_METHODS[options.jpeg_dct],
         )
 
-    if not config.jpeg_scaling:
+    if not options.jpeg_scaling:
         return decode_at(1)
-    enough = tf.reduce_min(window[2:]) // config.image_size
+    enough = tf.reduce_min(window[2:]) // options.image_size
     branches = [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS]
     largest = tf.reduce_sum(tf.cast(enough >= _JPEG_RATIOS[1:], tf.int32))
     return tf.switch_case(largest, branches)
@@ -136,27 +136,29 @@ def _scaled(window: tf.Tensor, ratio: int) -> tf.Tensor:
     return tf.concat([first, last - first], 0)
 
 
-def resize(image: tf.Tensor, config: Config, mirrored: tf.Tensor | None = None) -> tf.Tensor:
+def resize(image: tf.Tensor, options: DataOptions, mirrored: tf.Tensor | None = None) -> tf.Tensor:
     """Resizes an image.
 
     Args:
       image: uint8 [height, width, 3].
-      config: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``, of which
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``, whose
         ``auto`` is TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
       mirrored: bool scalar: whether left and right change places.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    if config.resize_kernel == "native":
+    if options.resize_kernel == "native":
         sides = False if mirrored is None else mirrored
         return resize_op.resize(
-            image, config.image_size, config.resize_method, sides, config.antialias
+            image, options.image_size, options.resize_method, sides, options.antialias
         )
-    size = [config.image_size, config.image_size]
-    resized = tf.image.resize(image, size, method=config.resize_method, antialias=config.antialias)
+    size = [options.image_size, options.image_size]
+    resized = tf.image.resize(
+        image, size, method=options.resize_method, antialias=options.antialias
+    )
     resized += 0.5
-    if config.resize_method == "bicubic":  # which overshoots at edges
+    if options.resize_method == "bicubic":  # which overshoots at edges
         resized = tf.clip_by_value(resized, 0.0, 255.0)
     resized = tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])
     return resized if mirrored is None else mirror(resized, mirrored)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, to_path
-from imagenet_fast.config import Config
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data.examples import LABEL, decode_example
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
 _SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
@@ -65,38 +65,38 @@ def numbered_labels(num_classes: int) -> tuple[str, ...]:
     return tuple(str(label) for label in range(num_classes))
 
 
-def read_info(config: Config) -> DatasetInfo:
-    """Finds the data that ``config`` names and checks, without reading it all, that it is whole.
+def read_info(options: DataOptions) -> DatasetInfo:
+    """Finds the data that ``options`` names and checks, without reading it all, that it is whole.
 
     Raises:
       UserError: if there is no data there, a shard is missing, empty or truncated, or the number
         of classes or the labels contradict the configuration.
     """
-    if config.synthetic:
+    if options.synthetic:
         train = SplitInfo((), (), 0, _SYNTHETIC_EXAMPLES)
-        return DatasetInfo("synthetic", numbered_labels(config.num_classes), 0, {"train": train})
-    if not config.data_dir:
+        return DatasetInfo("synthetic", numbered_labels(options.num_classes), 0, {"train": train})
+    if not options.data_dir:
         raise UserError(
             "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
         )
-    directory = to_path(config.data_dir)
+    directory = to_path(options.data_dir)
     if not directory.exists():
         raise UserError(f"data_dir {directory} does not exist; `imagenet-fast prepare` makes one")
     if not directory.is_dir():
         raise UserError(f"data_dir {directory} is not a directory")
     if (directory / manifests.FILE).exists():
-        return _from_manifest(directory, config)
-    return _from_shards(directory, config)
+        return _from_manifest(directory, options)
+    return _from_shards(directory, options)
 
 
-def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
+def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
     manifest = manifests.read_manifest(directory)
-    if config.num_classes not in (0, manifest.num_classes):
+    if options.num_classes not in (0, manifest.num_classes):
         raise UserError(
-            f"num_classes is {config.num_classes}, but {directory / manifests.FILE} "
+            f"num_classes is {options.num_classes}, but {directory / manifests.FILE} "
             f"names {manifest.num_classes} classes"
         )
-    if config.label_offset:
+    if options.label_offset:
         raise UserError(
             f"label_offset is for shards without a manifest; that of {directory} says it already"
         )
@@ -116,7 +116,7 @@ def _from_manifest(directory: Path, config: Config) -> DatasetInfo:
     return DatasetInfo(manifest.name, manifest.labels, manifest.label_offset, splits)
 
 
-def _from_shards(directory: Path, config: Config) -> DatasetInfo:
+def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
     """Takes shards that another converter wrote."""
     paths = [path for path in sorted(directory.iterdir()) if _SHARD_NAME.fullmatch(path.name)]
     if not any(path.name.startswith("train") for path in paths):
@@ -124,16 +124,16 @@ def _from_shards(directory: Path, config: Config) -> DatasetInfo:
             f"{directory} has neither {manifests.FILE} nor shards named "
             "train-00000-of-01024; `imagenet-fast prepare` makes both"
         )
-    if not config.num_classes:
+    if not options.num_classes:
         raise UserError(
             f"{directory} has no {manifests.FILE}: say how many classes there are, e.g. "
             "--num_classes=1000, and --label_offset=-1 if the first one is 1"
         )
     stats = [path.stat() for path in paths]
     shards = tuple((path, own.st_size, own.st_mtime) for path, own in zip(paths, stats))
-    labels = numbered_labels(config.num_classes)
-    splits = _count_records(shards, config.num_classes, config.label_offset)
-    return DatasetInfo(directory.name, labels, config.label_offset, dict(splits))
+    labels = numbered_labels(options.num_classes)
+    splits = _count_records(shards, options.num_classes, options.label_offset)
+    return DatasetInfo(directory.name, labels, options.label_offset, dict(splits))
 
 
 @functools.lru_cache(maxsize=2)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data import draws
 from imagenet_fast.data.augment import Changes, cut_out, draw_changes, draw_flips
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import PADDING
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import share_of
 
 # Of a transformation's options, so many are used in an epoch, at most (Page).
@@ -34,7 +34,7 @@ class ImagesOnDevice:
     Args:
       info: of the data set.
       split: ``train`` or ``validation``.
-      config: says how the images are prepared, and changed in training.
+      options: says how the images are prepared, and changed in training.
       batch_size: images of a batch, of which each replica makes one in a step.
       strategy: of the replicas.
       threads: that decode.
@@ -45,19 +45,19 @@ class ImagesOnDevice:
         self,
         info: DatasetInfo,
         split: str,
-        config: Config,
+        options: DataOptions,
         *,
         batch_size: int,
         strategy: tf.distribute.Strategy,
         threads: int,
         bad_images: BadImages | None = None,
     ) -> None:
-        self._config = config
+        self._options = options
         self._batch_size = batch_size
         self._replicas = strategy.num_replicas_in_sync
         self._count = info.splits[split].examples
-        share = share_of(info.splits[split], config, pipelines=1, pipeline=0)
-        images, labels, weights = images_of(share, split, config, threads, bad_images)
+        share = share_of(info.splits[split], options, pipelines=1, pipeline=0)
+        images, labels, weights = images_of(share, split, options, threads, bad_images)
         # TensorFlow keeps variables of int32 in the host's memory.
         parts = {"images": images, "labels": tf.cast(labels, tf.int64), "weights": weights}
 
@@ -113,21 +113,21 @@ class TrainingImages(ImagesOnDevice):
 
     def batch(self, step: tf.Tensor, replica: tf.Tensor | int) -> Batch:
         """Returns a replica's images of a weight update; see :class:`ImagesOnDevice`."""
-        config = self._config
+        options = self._options
         global_batch = self._batch_size * self._replicas
         steps_per_epoch = self._count // global_batch
         epoch = step // steps_per_epoch
         places = self._places(step % steps_per_epoch, replica)
-        indices = draws.permuted(places, self._count, config.seed, epoch, "order")
-        if config.augment_in_groups:
-            changes = draw_in_groups(places, steps_per_epoch * global_batch, epoch, config)
+        indices = draws.permuted(places, self._count, options.seed, epoch, "order")
+        if options.augment_in_groups:
+            changes = draw_in_groups(places, steps_per_epoch * global_batch, epoch, options)
         else:
-            changes = draw_changes(_identities(config.seed, epoch, places), config)
-        if config.alternating_flip:
-            flipped_first = draw_flips(_identities(config.seed, 0, indices))
+            changes = draw_changes(_identities(options.seed, epoch, places), options)
+        if options.alternating_flip:
+            flipped_first = draw_flips(_identities(options.seed, 0, indices))
             changes["flip"] = tf.not_equal(flipped_first, epoch % 2 == 1)
         images, labels, weights = self._gather(indices, replica)
-        return change(images, changes, config), labels, weights
+        return change(images, changes, options), labels, weights
 
 
 class ValidationImages(ImagesOnDevice):
@@ -141,7 +141,9 @@ class ValidationImages(ImagesOnDevice):
         return images, tf.where(real, labels, PADDING), tf.where(real, weights, 0.0)
 
 
-def draw_in_groups(places: tf.Tensor, count: int, epoch: tf.Tensor, config: Config) -> Changes:
+def draw_in_groups(
+    places: tf.Tensor, count: int, epoch: tf.Tensor, options: DataOptions
+) -> Changes:
     """Draws what will be done to images, the same for all of a group, as Page 2019 does.
 
     For each transformation, the images of an epoch are split at random into as many near-equal
@@ -151,54 +153,54 @@ def draw_in_groups(places: tf.Tensor, count: int, epoch: tf.Tensor, config: Conf
       places: int64 [images], of the images in the epoch's order.
       count: images in an epoch.
       epoch: int64.
-      config: names the transformations.
+      options: names the transformations.
 
     Returns:
       By name, what :func:`change` takes: ``shift`` and ``cut``, int32 [images, 2], and ``flip``,
       bool [images]; without those that are not done.
     """
 
-    def options(number: int, purpose: str) -> tf.Tensor:
+    def draw(number: int, purpose: str) -> tf.Tensor:
         groups = min(number, _MOST_OPTIONS, count)
-        mixed = draws.permuted(places, count, config.seed, epoch, f"{purpose} groups")
-        return draws.permuted(mixed * groups // count, number, config.seed, epoch, purpose)
+        mixed = draws.permuted(places, count, options.seed, epoch, f"{purpose} groups")
+        return draws.permuted(mixed * groups // count, number, options.seed, epoch, purpose)
 
     def corners(positions: int, purpose: str) -> tf.Tensor:
-        option = options(positions**2, purpose)
+        option = draw(positions**2, purpose)
         return tf.cast(tf.stack([option // positions, option % positions], axis=1), tf.int32)
 
     changes = {}
-    if config.train_crop == "pad":
-        changes["shift"] = corners(2 * config.crop_padding + 1, "shift")
-    if config.flip:
-        changes["flip"] = options(2, "flip") == 1
-    if config.cutout:
-        changes["cut"] = corners(config.image_size - config.cutout + 1, "cutout")
+    if options.train_crop == "pad":
+        changes["shift"] = corners(2 * options.crop_padding + 1, "shift")
+    if options.flip:
+        changes["flip"] = draw(2, "flip") == 1
+    if options.cutout:
+        changes["cut"] = corners(options.image_size - options.cutout + 1, "cutout")
     return changes
 
 
-def change(images: tf.Tensor, changes: Changes, config: Config) -> tf.Tensor:
+def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
     """Changes a batch of images: what ``augment`` does to each, in few operations on all.
 
     Args:
       images: uint8 [images, size, size, 3].
       changes: of ``shift``, ``flip`` and ``cut`` those that were drawn, [images, ...].
-      config: gives the margin of a shift and what it is made of, and the side of a cut.
+      options: gives the margin of a shift and what it is made of, and the side of a cut.
     """
     size = images.shape[1]
     rows = columns = tf.range(size)[tf.newaxis]
     if "flip" in changes:
         columns = tf.where(changes["flip"][:, tf.newaxis], size - 1 - columns, columns)
     if "shift" in changes:
-        offsets = changes["shift"] - config.crop_padding
+        offsets = changes["shift"] - options.crop_padding
         rows, columns = rows + offsets[:, :1], columns + offsets[:, 1:]
     if "shift" in changes or "flip" in changes:
         images = _pixels(images, _mirrored(rows, size), _mirrored(columns, size))
-    if "shift" in changes and config.crop_border == "zeros":
+    if "shift" in changes and options.crop_border == "zeros":
         inside = _is_inside(rows, size)[:, :, tf.newaxis] & _is_inside(columns, size)[:, tf.newaxis]
         images = tf.where(inside[..., tf.newaxis], images, tf.zeros([], images.dtype))
     if "cut" in changes:
-        images = cut_out(images, changes["cut"], config)
+        images = cut_out(images, changes["cut"], options)
     return images
 
 

@@ -21,11 +21,12 @@ from imagenet_fast.base.option import (
     option_text,
 )
 from imagenet_fast.base.paths import is_local
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
+from imagenet_fast.distribute.options import ClusterOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class DataOptions(StepOptions):
+class DataOptions(SharedOptions):
     """Which images a run reads, and what is done to them."""
 
     data_dir: str = option(
@@ -362,3 +363,8 @@ class DataOptions(StepOptions):
             raise UserError("alternating_flip contradicts noflip")
         if self.alternating_flip and self.augment_in_groups:
             raise UserError("alternating_flip and augment_in_groups both say who is mirrored")
+
+
+@dataclasses.dataclass(frozen=True)
+class InputOptions(DataOptions, ClusterOptions):
+    """What the input pipeline of a run needs to know: its images, and the replicas they are for."""

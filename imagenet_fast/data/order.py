@@ -17,9 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config
 from imagenet_fast.data.info import SplitInfo
-from imagenet_fast.errors import UserError
+from imagenet_fast.data.options import DataOptions
 
 # Above this many bytes, a worker reads shards of its own instead of its share of all.
 _LARGE = 2**30
@@ -83,13 +82,13 @@ class Share:
         return records if self.by_files else records.shard(self.pipelines, self.pipeline)
 
 
-def share_of(split: SplitInfo, config: Config, pipelines: int, pipeline: int) -> Share:
+def share_of(split: SplitInfo, options: DataOptions, pipelines: int, pipeline: int) -> Share:
     """Returns what an input pipeline reads.
 
     Raises:
       UserError: if there are fewer shards than pipelines that are to have shards of their own.
     """
-    if not is_by_files(split, config, pipelines):
+    if not is_by_files(split, options, pipelines):
         return Share(split.paths, split.counts, pipelines, pipeline, by_files=False)
     # In turn, so that where the numbers divide, no shard is cut. Else two pipelines read one shard,
     # since each must have as many records in an epoch as the others.
@@ -129,15 +128,15 @@ def own_records(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
     return read
 
 
-def is_by_files(split: SplitInfo, config: Config, pipelines: int) -> bool:
-    """Returns whether each input pipeline reads shards of its own, as ``config.shard_by`` says.
+def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
+    """Returns whether each input pipeline reads shards of its own, as ``options.shard_by`` says.
 
     Raises:
       UserError: if there are fewer shards than pipelines that are to have shards of their own.
     """
-    if pipelines == 1 or config.shard_by == "records":
+    if pipelines == 1 or options.shard_by == "records":
         return False
-    if config.shard_by == "auto" and split.bytes < _LARGE:
+    if options.shard_by == "auto" and split.bytes < _LARGE:
         return False
     if len(split.paths) < pipelines:
         raise UserError(
@@ -150,7 +149,7 @@ def is_by_files(split: SplitInfo, config: Config, pipelines: int) -> bool:
 def training_order(
     share: Share,
     read_shard: ReadShard,
-    config: Config,
+    options: DataOptions,
     *,
     batch_size: int,
     images_per_step: int,
@@ -163,7 +162,7 @@ def training_order(
     Args:
       share: of this input pipeline.
       read_shard: gives what is to be put into order.
-      config: gives ``seed`` and ``shuffle_buffer``.
+      options: gives ``seed`` and ``shuffle_buffer``.
       batch_size: of what is returned.
       images_per_step: that this input pipeline gives to a weight update, in whole batches.
       steps_per_epoch: weight updates.
@@ -179,16 +178,16 @@ def training_order(
     def epoch_records(epoch: tf.Tensor) -> tf.data.Dataset:
         # Any two (seed, epoch) have shuffles that have nothing to do with each other.
         seeds = tf.random.stateless_uniform(
-            [2, 2], tf.stack([tf.cast(config.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
+            [2, 2], tf.stack([tf.cast(options.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
         )
         shards = _shuffle(share.shards(), len(share.paths), seeds[0])
         records = share.interleave(shards, read_shard, threads)
-        records = share.own(_shuffle(records, config.shuffle_buffer, seeds[1]))
+        records = share.own(_shuffle(records, options.shuffle_buffer, seeds[1]))
         records = records.take(steps_per_epoch * images_per_step)
 
         def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             places = indices * share.pipelines + share.pipeline
-            seeds = tf.fill([batch_size], tf.cast(config.seed, tf.int64))
+            seeds = tf.fill([batch_size], tf.cast(options.seed, tf.int64))
             return records, tf.stack([seeds, tf.fill([batch_size], epoch), places], axis=1)
 
         seen = tf.where(epoch == first_epoch, tf.cast(seen_steps, tf.int64), 0)

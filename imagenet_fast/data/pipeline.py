@@ -26,7 +26,6 @@ from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import tell_once
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.config import Config
 from imagenet_fast.data.bad_images import BadImages, list_bad_images
 from imagenet_fast.data.batches import PADDING, evaluation_batches, training_batches, unreadable
 from imagenet_fast.data.cache import (
@@ -39,6 +38,7 @@ from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.memory import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import Share, share_of, training_order
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.service import (
@@ -62,7 +62,7 @@ _BATCHES_AHEAD = 2
 # AutoGraph would find nothing to convert, and look for it longer than tracing takes.
 @tf.autograph.experimental.do_not_convert
 def make_dataset(
-    config: Config, split: str, first_step: int = 0
+    config: InputOptions, split: str, first_step: int = 0
 ) -> tf.distribute.DistributedDataset:
     """Returns the batches of a split, for ``model.fit`` or ``model.evaluate``.
 
@@ -115,10 +115,12 @@ def make_dataset(
             size = _evaluation_batch_size(config, strategy)
             dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
-        options = tf.data.Options()
+        sharding = tf.data.Options()
         # Each worker has taken its share already.
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-        dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(options)
+        sharding.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.OFF
+        )
+        dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(sharding)
         return with_threads(dataset, thread_count(config))
 
     dataset = strategy.distribute_datasets_from_function(batches)
@@ -129,20 +131,20 @@ def make_dataset(
 
 
 @tf.autograph.experimental.do_not_convert
-def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
+def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
     """Returns the images of a split, for a model that makes its batches itself.
 
     To be called outside of the strategy's scope.
 
     Args:
-      config: names the data and says how images are prepared and changed.
+      options: names the data and says how images are prepared and changed.
       split: ``train`` or ``validation``.
 
     Raises:
       UserError: if the data cannot be used.
     """
     keep_freed_memory()
-    info, strategy = read_info(config), make_strategy(config)
+    info, strategy = read_info(options), make_strategy(options)
     kind, batch_size = {
         "train": (TrainingImages, per_replica_batch_size),
         "validation": (ValidationImages, _evaluation_batch_size),
@@ -150,41 +152,41 @@ def make_images_on_device(config: Config, split: str) -> ImagesOnDevice:
     return kind(
         info,
         split,
-        with_resize_kernel(config),
-        batch_size=batch_size(config, strategy),
+        with_resize_kernel(options),
+        batch_size=batch_size(options, strategy),
         strategy=strategy,
-        threads=thread_count(config),
+        threads=thread_count(options),
         # All hosts read the same images.
-        bad_images=list_bad_images(config, info, split, 0) if is_chief(strategy) else None,
+        bad_images=list_bad_images(options, info, split, 0) if is_chief(strategy) else None,
     )
 
 
-def steps_per_epoch(info: DatasetInfo, config: Config) -> int:
+def steps_per_epoch(info: DatasetInfo, options: InputOptions) -> int:
     """Returns the weight updates of an epoch; what does not fill a batch waits for the next.
 
     Raises:
       UserError: if there is not a single one.
     """
     examples = info.splits["train"].examples
-    if examples < config.batch_size:
+    if examples < options.batch_size:
         raise UserError(
-            f"batch_size {config.batch_size} is more than the {examples} training images of "
+            f"batch_size {options.batch_size} is more than the {examples} training images of "
             f"{info.name}"
         )
-    return examples // config.batch_size
+    return examples // options.batch_size
 
 
-def training_image_size(config: Config, step: int, steps_per_epoch: int) -> int:
+def training_image_size(options: InputOptions, step: int, steps_per_epoch: int) -> int:
     """Returns the height and width of training images at a weight update."""
-    for size, until in zip(config.train_sizes, config.train_until):
-        if step < until.steps(steps_per_epoch, config.batch_size):
+    for size, until in zip(options.train_sizes, options.train_until):
+        if step < until.steps(steps_per_epoch, options.batch_size):
             return size
-    return config.image_size
+    return options.image_size
 
 
 def evaluation_steps(
     info: DatasetInfo,
-    config: Config,
+    options: InputOptions,
     strategy: tf.distribute.Strategy,
     split: str = "validation",
 ) -> int:
@@ -192,11 +194,11 @@ def evaluation_steps(
     pipelines = _input_pipelines(strategy)
     most = -(-info.splits[split].examples // pipelines)
     replicas = strategy.num_replicas_in_sync // pipelines
-    return -(-most // (_evaluation_batch_size(config, strategy) * replicas))
+    return -(-most // (_evaluation_batch_size(options, strategy) * replicas))
 
 
-def _evaluation_batch_size(config: Config, strategy: tf.distribute.Strategy) -> int:
-    size = config.eval_batch_size or config.batch_size // config.accumulation_steps
+def _evaluation_batch_size(options: InputOptions, strategy: tf.distribute.Strategy) -> int:
+    size = options.eval_batch_size or options.batch_size // options.accumulation_steps
     return -(-size // strategy.num_replicas_in_sync)
 
 
@@ -220,35 +222,35 @@ def _runs_here(strategy: tf.distribute.Strategy) -> bool:
     return all(device.job == "localhost" for device in devices)
 
 
-def _for_tpu_hosts(config: Config) -> Config:
+def _for_tpu_hosts(options: InputOptions) -> InputOptions:
     """Returns the configuration with the ``resize_kernel`` that the hosts of a TPU slice have.
 
     Raises:
       UserError: if the native one is asked for.
     """
-    if config.resize_kernel == "native":
+    if options.resize_kernel == "native":
         raise UserError(
             "resize_kernel=native cannot be had on the hosts of a TPU slice: use "
             "--resize_kernel=auto or tensorflow"
         )
-    return config.replace(resize_kernel="tensorflow")
+    return options.replace(resize_kernel="tensorflow")
 
 
-def _tell_without_python(config: Config, split: str, here: bool) -> None:
+def _tell_without_python(options: InputOptions, split: str, here: bool) -> None:
     """Tells what is different where a split's pipelines run in other processes; else nothing.
 
     Raises:
       UserError: if an option keeps data where they cannot have it.
     """
-    served = split == "train" and bool(config.input_servers)
+    served = split == "train" and bool(options.input_servers)
     if here and not served:
         return
     where = "input servers" if served else "the hosts of the TPU slice"
-    kept = {"cache": config.cache != "none", "cache_dir": bool(config.cache_dir)}
+    kept = {"cache": options.cache != "none", "cache_dir": bool(options.cache_dir)}
     for name, given in kept.items():
         if given and split == "train":
             raise UserError(
-                f"{name}={getattr(config, name)} keeps training images with the process that "
+                f"{name}={getattr(options, name)} keeps training images with the process that "
                 f"trains, but they are read on {where}: leave it out"
             )
     tell_once(
@@ -257,58 +259,58 @@ def _tell_without_python(config: Config, split: str, here: bool) -> None:
     )
 
 
-def thread_count(config: Config) -> int:
+def thread_count(options: InputOptions) -> int:
     """Returns the threads that read and decode in each process."""
-    return config.data_threads or cpu_cores()
+    return options.data_threads or cpu_cores()
 
 
 def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
     """Returns the dataset with so many threads of its own and nothing that tunes itself."""
-    options = tf.data.Options()
-    options.threading.private_threadpool_size = threads
+    threading = tf.data.Options()
+    threading.threading.private_threadpool_size = threads
     # There is nothing to tune, and an iterator can wait for the tuner half a minute to end.
-    options.autotune.enabled = False
-    return dataset.with_options(options)
+    threading.autotune.enabled = False
+    return dataset.with_options(threading)
 
 
 def _training_batches(
     info: DatasetInfo,
-    config: Config,
+    options: InputOptions,
     context: tf.distribute.InputContext,
     batch_size: int,
     pipeline_batch_size: int,
     first_step: int,
     here: bool,
 ) -> tf.data.Dataset:
-    with_python = here and not config.input_servers
-    share, bad_images = _share(info, config, context, "train", with_python)
-    threads = thread_count(config)
-    if config.cache_dir:
-        share = copy_shards(share, config.cache_dir)
+    with_python = here and not options.input_servers
+    share, bad_images = _share(info, options, context, "train", with_python)
+    threads = thread_count(options)
+    if options.cache_dir:
+        share = copy_shards(share, options.cache_dir)
     order = training_order(
         share,
-        read_shard if config.cache == "none" else read_indices,
-        config,
+        read_shard if options.cache == "none" else read_indices,
+        options,
         batch_size=batch_size,
         images_per_step=pipeline_batch_size,
-        steps_per_epoch=steps_per_epoch(info, config),
+        steps_per_epoch=steps_per_epoch(info, options),
         first_step=first_step,
         threads=threads,
     )
-    if config.cache == "decoded":
-        dataset = batches_from_memory(order, share, config, threads, bad_images)
+    if options.cache == "decoded":
+        dataset = batches_from_memory(order, share, options, threads, bad_images)
     else:
-        if config.cache == "encoded":
+        if options.cache == "encoded":
             order = records_from_memory(order, share, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
-            return training_batches(order, info, config, threads, bad_images)
+            return training_batches(order, info, options, threads, bad_images)
 
-        if config.input_servers:
+        if options.input_servers:
             servers = servers_of(
-                config.input_servers, context.num_input_pipelines, context.input_pipeline_id
+                options.input_servers, context.num_input_pipelines, context.input_pipeline_id
             )
-            check_servers(servers, functools.partial(_trial, share.paths[0], config))
+            check_servers(servers, functools.partial(_trial, share.paths[0], options))
             watched = here and can_watch()
             if not watched:
                 tell_once("an input server that goes away will not be noticed, but waited for")
@@ -323,41 +325,41 @@ def _training_batches(
 
 def _share(
     info: DatasetInfo,
-    config: Config,
+    options: InputOptions,
     context: tf.distribute.InputContext,
     split: str,
     with_python: bool,
 ) -> tuple[Share, BadImages | None]:
     """Returns what a pipeline reads, and where it lists what it cannot read."""
     pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
-    share = share_of(info.splits[split], config, pipelines, pipeline)
+    share = share_of(info.splits[split], options, pipelines, pipeline)
     if with_python:
-        return share, list_bad_images(config, info, split, pipeline)
+        return share, list_bad_images(options, info, split, pipeline)
     # Other processes have other working directories.
     paths = tuple(str(to_path(path).absolute()) for path in share.paths)
     return dataclasses.replace(share, paths=paths), None
 
 
-def _trial(path: str, config: Config) -> tf.data.Dataset:
+def _trial(path: str, options: InputOptions) -> tf.data.Dataset:
     """Returns a dataset of one element that takes what an input server may lack."""
     opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
-    return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), config))
+    return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), options))
 
 
 def _evaluation_batches(
     info: DatasetInfo,
-    config: Config,
+    options: InputOptions,
     context: tf.distribute.InputContext,
     batch_size: int,
     split: str,
     here: bool,
 ) -> tf.data.Dataset:
     """Returns this pipeline's images in batches, and then batches of padding without end."""
-    share, bad_images = _share(info, config, context, split, with_python=here)
-    threads = thread_count(config)
+    share, bad_images = _share(info, options, context, split, with_python=here)
+    threads = thread_count(options)
     records = share.own(share.interleave(share.shards(), read_shard, threads)).batch(batch_size)
-    images = evaluation_batches(records, info, config, threads, bad_images).unbatch()
-    padding = tf.data.Dataset.from_tensors(unreadable(config, PADDING)).repeat()
+    images = evaluation_batches(records, info, options, threads, bad_images).unbatch()
+    padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)
 
 
@@ -368,11 +370,11 @@ def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _synthetic(config: Config, batch_size: int) -> tf.data.Dataset:
+def _synthetic(options: InputOptions, batch_size: int) -> tf.data.Dataset:
     """Returns one batch of random images, again and again, so that it costs nothing."""
-    seed = [config.seed, 0]
-    size = [batch_size, config.image_size, config.image_size, 3]
+    seed = [options.seed, 0]
+    size = [batch_size, options.image_size, options.image_size, 3]
     images = tf.cast(tf.random.stateless_uniform(size, seed, 0, 256, tf.int32), tf.uint8)
-    labels = tf.random.stateless_uniform([batch_size], seed, 0, config.num_classes, tf.int32)
+    labels = tf.random.stateless_uniform([batch_size], seed, 0, options.num_classes, tf.int32)
     batch = (images, labels, tf.ones([batch_size]))
     return tf.data.Dataset.from_tensors(batch).repeat()

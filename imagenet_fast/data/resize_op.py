@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 import pathlib
+from typing import TypeVar
 
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import tell_once
-from imagenet_fast.config import Config
+from imagenet_fast.data.options import DataOptions
 
+_Options = TypeVar("_Options", bound=DataOptions)
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 
 
-def with_resize_kernel(config: Config) -> Config:
-    """Returns the configuration with the ``resize_kernel`` that pipelines of this process take.
+def with_resize_kernel(options: _Options) -> _Options:
+    """Returns the options with the ``resize_kernel`` that pipelines of this process take.
 
     That is the native one, unless TensorFlow's is asked for or ``auto`` cannot have it, which is
     then told.
@@ -26,16 +28,16 @@ def with_resize_kernel(config: Config) -> Config:
     Raises:
       UserError: if the native one is asked for and cannot be had.
     """
-    if config.resize_kernel == "tensorflow":
-        return config
+    if options.resize_kernel == "tensorflow":
+        return options
     try:
         load_ops(_SOURCE)
     except OSError as error:
-        if config.resize_kernel == "native":
+        if options.resize_kernel == "native":
             raise UserError(f"resize_kernel=native cannot be had: {error}") from error
         tell_once(f"resize_kernel: TensorFlow's, which is slower, since {error}")
-        return config.replace(resize_kernel="tensorflow")
-    return config.replace(resize_kernel="native")
+        return options.replace(resize_kernel="tensorflow")
+    return options.replace(resize_kernel="native")
 
 
 def resize(

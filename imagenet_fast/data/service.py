@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from imagenet_fast.base.addresses import check_free, unreachable
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config
 from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.resize_op import with_resize_kernel
 
 _PROTOCOL = "grpc"
@@ -53,7 +53,7 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
     for name, number in (("port", port), ("worker_port", worker_port)):
         check_free(name, number)
     keep_freed_memory()
-    with_resize_kernel(Config())  # It is known to TensorFlow from then on, if it can be had.
+    with_resize_kernel(DataOptions())  # It is known to TensorFlow from then on, if it can be had.
     service = tf.data.experimental.service
     try:
         dispatcher = service.DispatchServer(

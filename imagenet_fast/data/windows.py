@@ -6,8 +6,8 @@ import math
 
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data import draws
+from imagenet_fast.data.options import DataOptions
 
 # Width by height of a crop.
 _RATIOS = (3 / 4, 4 / 3)
@@ -15,37 +15,37 @@ _RATIOS = (3 / 4, 4 / 3)
 _LEAST_SHOWN = 0.1
 
 
-def training_windows(sizes: tf.Tensor, identities: tf.Tensor, config: Config) -> tf.Tensor:
-    """Draws the windows of training images, as ``config.train_crop`` says.
+def training_windows(sizes: tf.Tensor, identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
+    """Draws the windows of training images, as ``options.train_crop`` says.
 
     Args:
       sizes: int32 [images, 2]: their heights and widths.
       identities: int64 [images, 3], as :func:`draws.uniform` takes them.
-      config: gives ``train_crop`` and its options.
+      options: gives ``train_crop`` and its options.
 
     Returns:
       int32 [images, 4]: top, left, height and width of each.
     """
-    draw_windows = _DRAW_WINDOWS.get(config.train_crop)
+    draw_windows = _DRAW_WINDOWS.get(options.train_crop)
     if not draw_windows:
-        return evaluation_windows(sizes, config)
-    numbers = draws.uniform(identities, "crop", 4 * config.crop_attempts)
-    numbers = tf.reshape(numbers, [-1, 4, config.crop_attempts])
-    return draw_windows(sizes, tf.unstack(numbers, axis=1), config)
+        return evaluation_windows(sizes, options)
+    numbers = draws.uniform(identities, "crop", 4 * options.crop_attempts)
+    numbers = tf.reshape(numbers, [-1, 4, options.crop_attempts])
+    return draw_windows(sizes, tf.unstack(numbers, axis=1), options)
 
 
-def evaluation_windows(sizes: tf.Tensor, config: Config) -> tf.Tensor:
+def evaluation_windows(sizes: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Returns the windows in the middle that evaluation sees: like :func:`training_windows`."""
-    return _centre_windows(sizes, config.eval_crop_fraction)
+    return _centre_windows(sizes, options.eval_crop_fraction)
 
 
 def _random_resized_windows(
-    sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config
+    sizes: tf.Tensor, numbers: list[tf.Tensor], options: DataOptions
 ) -> tf.Tensor:
     """Draws crop boxes as torchvision's ``RandomResizedCrop`` does.
 
     The area is a uniform fraction of the image, the ratio of width to height log-uniform in
-    [3/4, 4/3]. The first of ``config.crop_attempts`` boxes that fits is taken; if none does, the
+    [3/4, 4/3]. The first of ``options.crop_attempts`` boxes that fits is taken; if none does, the
     middle of the image, all of it unless its own ratio is beyond those bounds.
 
     fb.resnet.torch, on which Goyal et al. 2017 build, draws the ratio uniformly, and its inverse
@@ -54,11 +54,11 @@ def _random_resized_windows(
     Args:
       sizes: int32 [images, 2].
       numbers: four of float32 [images, attempts].
-      config: gives ``crop_min_area``.
+      options: gives ``crop_min_area``.
     """
     areas, ratios, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
-    fraction = config.crop_min_area + (1 - config.crop_min_area) * areas
+    fraction = options.crop_min_area + (1 - options.crop_min_area) * areas
     area = fraction * height * width
     low, high = map(math.log, _RATIOS)
     ratio = tf.exp(low + (high - low) * ratios)
@@ -69,24 +69,26 @@ def _random_resized_windows(
     return first_that_fits(windows, seen & fits, _middle_windows(sizes))
 
 
-def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Config) -> tf.Tensor:
+def _inception_windows(
+    sizes: tf.Tensor, numbers: list[tf.Tensor], options: DataOptions
+) -> tf.Tensor:
     """Draws windows as Google's code for TPUs does, and MLPerf's reference code.
 
     The algorithm is that of TensorFlow's ``sample_distorted_bounding_box``, for all images at once.
     The ratio of width to height is uniform in [3/4, 4/3] (MLPerf's: 1.33), and so is the height
     between its bounds, which makes small areas more likely than large ones. Windows below a tenth
-    of the image fail, whatever ``config.crop_min_area``: that code wants to see a tenth of an
+    of the image fail, whatever ``options.crop_min_area``: that code wants to see a tenth of an
     object, and takes the whole image for the object (MLPerf's: where none is marked). If all of
-    ``config.crop_attempts`` fail, evaluation's window is taken (MLPerf's: the whole image).
+    ``options.crop_attempts`` fail, evaluation's window is taken (MLPerf's: the whole image).
 
     Args:
       sizes: int32 [images, 2].
       numbers: four of float32 [images, attempts].
-      config: gives ``crop_min_area`` and ``eval_crop_fraction``.
+      options: gives ``crop_min_area`` and ``eval_crop_fraction``.
     """
     ratios, shares, tops, lefts = numbers
     height, width = tf.unstack(tf.cast(sizes[:, tf.newaxis], tf.float32), axis=-1)
-    least, most = config.crop_min_area * height * width, height * width
+    least, most = options.crop_min_area * height * width, height * width
     low, high = _RATIOS
     ratio = low + (high - low) * ratios
     lowest = tf.round(tf.sqrt(least / ratio))
@@ -106,7 +108,7 @@ def _inception_windows(sizes: tf.Tensor, numbers: list[tf.Tensor], config: Confi
     allowed = tf.logical_and(areas >= tf.maximum(least, _LEAST_SHOWN * most), areas <= most)
     seen = tf.logical_and(heights >= 1, widths >= 1)
     windows = place_boxes(height, width, heights, widths, tops, lefts)
-    fallback = evaluation_windows(sizes, config)
+    fallback = evaluation_windows(sizes, options)
     chosen = first_that_fits(windows, within & allowed & seen, fallback)
     # As Google's code does, which knows of no other sign of failure than the whole image.
     failed = tf.reduce_all(chosen[:, 2:] == sizes, axis=1, keepdims=True)

@@ -6,7 +6,7 @@ import dataclasses
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, option
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.gpus import parse_gpus
 
 ALL_REDUCE_ALGORITHMS = ("auto", "builtin", "flat", "hierarchical", "torus_2d")
@@ -25,7 +25,7 @@ _GPUS = Check(_is_gpus, "be a number of GPUs, or ids as 0,2 or 2, and each once"
 
 
 @dataclasses.dataclass(frozen=True)
-class ClusterOptions(StepOptions):
+class ClusterOptions(SharedOptions):
     """The devices on which a run trains, and how gradients are all-reduced over them."""
 
     strategy: str = option(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import tell_once
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
 from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
@@ -29,8 +29,8 @@ NO_CLUSTER = (
 _TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
 
 
-def make_strategy(options: ClusterOptions) -> tf.distribute.Strategy:
-    """Returns the strategy that the options ask for, the same object for the same ones.
+def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
+    """Returns the strategy for ``config``: the same object for the same hardware options.
 
     ``auto`` takes the TPU if one is named or found, several workers if ``TF_CONFIG`` or Slurm
     says so, all GPUs if there are several, else one device.
@@ -41,14 +41,14 @@ def make_strategy(options: ClusterOptions) -> tf.distribute.Strategy:
       UserError: if the hardware is not there, or the cluster is malformed.
     """
     return _make_strategy(
-        options.strategy,
-        options.tpu,
-        options.gpus,
-        options.logical_cpus,
+        config.strategy,
+        config.tpu,
+        config.gpus,
+        config.logical_cpus,
         # A search may find a single sum best, which TensorFlow's own packing must not split.
-        0 if options.fusion == "auto" else options.fusion_bytes,
-        options.deterministic,
-        options.pipeline_stages > 1,
+        0 if config.fusion == "auto" else config.fusion_bytes,
+        config.deterministic,
+        config.pipeline_stages > 1,
     )
 
 
@@ -70,7 +70,7 @@ def check_gpus_are_used(options: ClusterOptions) -> None:
         raise UserError(f"{reason}. To train on the CPU, add --gpus=0")
 
 
-def per_replica_batch_size(options: StepOptions, strategy: tf.distribute.Strategy) -> int:
+def per_replica_batch_size(options: SharedOptions, strategy: tf.distribute.Strategy) -> int:
     """Returns the images of a weight update that each replica sees.
 
     Raises:

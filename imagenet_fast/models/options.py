@@ -6,7 +6,7 @@ import dataclasses
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Check, option
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 
 MODEL_NAMES: tuple[str, ...] = (
     "resnet18",
@@ -30,7 +30,7 @@ MODEL_NAMES: tuple[str, ...] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelOptions(StepOptions):
+class ModelOptions(SharedOptions):
     """The network, and the weights with which it begins."""
 
     model: str = option("resnet50", "network", group="model", choices=MODEL_NAMES)

@@ -17,7 +17,7 @@ from imagenet_fast.base.option import (
     Check,
     option,
 )
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.optimizers.batch_tables import BATCH_TABLES
 
 _LARS = Beside("optimizer", ("lars",))
@@ -30,7 +30,7 @@ _WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
 
 
 @dataclasses.dataclass(frozen=True)
-class OptimizerOptions(StepOptions):
+class OptimizerOptions(SharedOptions):
     """The optimizer, and what is done to gradients, labels and weights beside it."""
 
     optimizer: str = option(
@@ -176,7 +176,7 @@ class OptimizerOptions(StepOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScheduleOptions(StepOptions):
+class ScheduleOptions(SharedOptions):
     """The length of a run, and the learning rate during it."""
 
     duration: Duration = option(

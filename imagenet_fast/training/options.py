@@ -6,23 +6,17 @@ import dataclasses
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.option import BELOW_ONE, LASTS, POSITIVE, Check, option
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 
 
 @dataclasses.dataclass(frozen=True)
-class RunOptions(StepOptions):
+class RunOptions(SharedOptions):
     """What a run does beside training, and what it writes."""
 
     xla: bool = option(
         False,
         "compile with XLA: the whole step of one device, the forward and backward pass of several",
         group="hardware",
-    )
-    model_dir: str = option(
-        "",
-        "directory for checkpoints, metrics and the report; a run found there is continued",
-        group="run",
-        free=True,
     )
     eval_every: Duration = option(
         Duration(1, "epochs"),

@@ -14,7 +14,6 @@ from imagenet_fast.data.order import own_records, share_of
 from imagenet_fast.data.pipeline import thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.shards import read_shard
-from imagenet_fast.errors import UserError
 from imagenet_fast.layers import PatchWhitening, PixelNormalization
 
 _AT_ONCE = 256

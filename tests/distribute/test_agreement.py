@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.base.step_options import StepOptions
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute import agreement
 from imagenet_fast.distribute.agreement import check_agreement, check_same_options
 
@@ -31,4 +31,4 @@ def test_options_that_differ_are_named_with_their_worker(monkeypatch):
     monkeypatch.setattr(agreement, "texts_of_all", texts)
     message = "workers were started with different options: seed is 3 at the chief, 7 at worker 1"
     with pytest.raises(UserError, match=re.escape(message) + "$"):
-        check_same_options(StepOptions(batch_size=256, seed=3), tf.distribute.get_strategy())
+        check_same_options(SharedOptions(batch_size=256, seed=3), tf.distribute.get_strategy())

@@ -1,4 +1,4 @@
-"""The options of a training step that several parts of the program read."""
+"""The options that several parts of the program read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, Options, op
 
 
 @dataclasses.dataclass(frozen=True)
-class StepOptions(Options):
-    """What a step works on: its images, their random numbers and their type."""
+class SharedOptions(Options):
+    """What all groups of options begin with: the run's directory, its batches, their types."""
 
+    model_dir: str = option(
+        "",
+        "directory for checkpoints, metrics and the report; a run found there is continued",
+        group="run",
+        free=True,
+    )
     batch_size: int = option(
         256,
         "images in a weight update, over all replicas",
