@@ -50,11 +50,11 @@ _PAGE: dict[str, Any] = {
 _LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
 
 # Each for matplotlib.style.context. Of a page's pictures, whose colors are those of the page:
-PAGE_STYLE = ["default", _PAGE]
+PAGE_STYLE: list[Any] = ["default", _PAGE]
 # of the same as SVG files; letters as outlines look the same wherever the file is opened:
-FILE_STYLE = [*PAGE_STYLE, {"svg.fonttype": "path"}]
+FILE_STYLE: list[Any] = [*PAGE_STYLE, {"svg.fonttype": "path"}]
 # of the same as PNG files, which a page cannot give its colors:
-PNG_STYLE = [
+PNG_STYLE: list[Any] = [
     "default",
     {
         name: _LIGHT.get(value, value) if isinstance(value, str) else value

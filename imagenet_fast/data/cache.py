@@ -96,7 +96,7 @@ def batches_from_memory(
     ) -> tf.data.Dataset:
         each = tf.data.Dataset.from_tensor_slices((images, changes))
         size = tf.shape(labels, tf.int64)[0]
-        images = each.map(lambda *one: augment(*one, options)).batch(size)
+        images = each.map(lambda image, own: augment(image, own, options)).batch(size)
         return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensors((labels, weights))))
 
     batches = order.map(batch, num_parallel_calls=threads, deterministic=True)

@@ -404,7 +404,7 @@ def _samples(images: Images) -> str:
 
 def _thumbnail(data: bytes, side: int, quality: int, crop: bool) -> str:
     """Returns an image as an element: a square of it, or all."""
-    image = Image.open(io.BytesIO(data))
+    image: Image.Image = Image.open(io.BytesIO(data))
     small = max(image.size) <= _PIXELATED
     # A narrower file is decoded at part of its size.
     image.draft(None, (2 * side, 2 * side))

@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -54,6 +55,7 @@ ROW = np.dtype(
         ("hash", "<u8", (HASH_BITS // 64,)),  # perceptual: few bits differ where images look alike
     ]
 )
+_NAMES = ROW.names or ()
 
 
 def describe(image: EncodedImage, pixels: Image.Image, label: int, record_bytes: int) -> tuple:
@@ -166,7 +168,7 @@ def _key(manifest: Manifest) -> str:
 
 def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
     file = io.BytesIO()
-    arrays = {name: rows[name] for name in ROW.names}
+    arrays: dict[str, Any] = {name: rows[name] for name in _NAMES}
     np.savez_compressed(file, shards=np.array(_key(manifest)), **arrays)
     write_file(directory / FILE, file.getvalue())
 
@@ -177,7 +179,7 @@ def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
             if str(arrays["shards"]) != _key(manifest):
                 return None
             rows = np.empty(len(arrays["label"]), ROW)
-            for name in ROW.names:
+            for name in _NAMES:
                 rows[name] = arrays[name]
             return rows
     # Missing, damaged or of another version: the shards have it all.

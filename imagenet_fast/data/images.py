@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, features
+from PIL import Image, TiffImagePlugin, features
 
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
 # Those that Pillow may have been built without: how their files begin, and Pillow's and people's
@@ -54,6 +54,8 @@ _MOST_ACROSS = 1_000_000
 # A JPEG that is to become smaller is decoded at a half, a quarter or an eighth of its size, which
 # is cheap, as long as that is at least this many times the new size.
 _DECODED_SIZE = 2
+# The left, upper, right and lower border of a part of an image, in pixels.
+_Box = tuple[float, float, float, float]
 # What is to be done with a decoded image.
 Seen = Callable[[Image.Image], None]
 
@@ -88,7 +90,11 @@ class SizeLimit(NamedTuple):
         if most is None or own <= most:
             return None
         # Of whole numbers, halves up, so that turning an image turns its new size.
-        return tuple(max(1, (2 * side * most + own) // (2 * own)) for side in (width, height))
+
+        def scaled(side: int) -> int:
+            return max(1, (2 * side * most + own) // (2 * own))
+
+        return scaled(width), scaled(height)
 
 
 NO_LIMIT = SizeLimit()
@@ -169,7 +175,7 @@ def normalize_encoding(
     except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     turn = _turn(image) if exif == "apply" else None
-    kind = image.format
+    kind = str(image.format)
     if image.format in _JPEG:
         decodable = image.mode in ("L", "RGB")
         if decodable and not size and turn is None:
@@ -184,13 +190,14 @@ def normalize_encoding(
     return _encode(image, encoding, kind, seen, size, box, turn)
 
 
-def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, ...] | None:
+def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
     """Sets a JPEG to be decoded at part of its size, if that is enough for ``size``.
 
     Returns:
       Where in what is decoded the picture is, which need not fill its last pixels, or None: all.
     """
-    drafted = image.draft(None, tuple(_DECODED_SIZE * side for side in size))
+    width, height = size
+    drafted = image.draft(None, (_DECODED_SIZE * width, _DECODED_SIZE * height))
     return drafted[1] if drafted else None
 
 
@@ -199,8 +206,8 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
     if image.format == "TIFF":  # Pillow has done it
         return None
     try:
-        return _TURNS.get(image.getexif().get(_ORIENTATION))
-    except Exception:  # Pillow's, of any class, where EXIF is damaged: the pixels need not be
+        return _TURNS.get(image.getexif()[_ORIENTATION])
+    except Exception:  # a KeyError, or Pillow's, of any class, where EXIF is damaged
         return None
 
 
@@ -243,7 +250,7 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
     """Returns grey of up to 16 bits with the upper 8, where convert("L") would clip at 255."""
-    is_tiff = image.format == "TIFF"
+    is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
     # Pillow has 16 bits of a PNG or PPM as I, too.
     if image.mode == "F" or (is_tiff and image.mode == "I"):
         raise ValueError(
@@ -252,7 +259,7 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
         )
     pixels = np.asarray(image).astype(np.int64)
     bits = 16
-    if is_tiff:
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
         bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # 12 are not scaled to 16 by Pillow
         if image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
             pixels = 2**bits - 1 - pixels
@@ -293,7 +300,7 @@ def _encode(
     kind: str,
     seen: Seen | None,
     size: tuple[int, int] | None = None,
-    box: tuple[float, ...] | None = None,
+    box: _Box | None = None,
     turn: Image.Transpose | None = None,
 ) -> EncodedImage:
     """Returns an image as a file.

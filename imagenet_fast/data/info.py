@@ -118,7 +118,9 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
 
 def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
     """Takes shards that another converter wrote."""
-    paths = [path for path in sorted(directory.iterdir()) if _SHARD_NAME.fullmatch(path.name)]
+    paths: list[Path] = [
+        path for path in sorted(directory.iterdir()) if _SHARD_NAME.fullmatch(path.name)
+    ]
     if not any(path.name.startswith("train") for path in paths):
         raise UserError(
             f"{directory} has neither {manifests.FILE} nor shards named "
@@ -151,7 +153,8 @@ def _count_records(
     """
     found: dict[str, list[Path]] = {}
     for path, _, _ in shards:
-        found.setdefault(_SHARD_NAME.fullmatch(path.name)[1], []).append(path)
+        split, _ = _split_and_total(path.name)
+        found.setdefault(split, []).append(path)
     sizes = {path: size for path, size, _ in shards}
     splits = {}
     for name, paths in found.items():
@@ -170,6 +173,12 @@ def _count_records(
     return splits
 
 
+def _split_and_total(name: str) -> tuple[str, str]:
+    """Returns what a shard's name, as ``train-00000-of-01024``, says of its set."""
+    split, rest = name.split("-", 1)
+    return split, rest.rpartition("-")[2]
+
+
 def check_complete(split: str, paths: Sequence[Path]) -> None:
     """Checks that no shard is missing, by the count in the name of the first one.
 
@@ -181,7 +190,7 @@ def check_complete(split: str, paths: Sequence[Path]) -> None:
       UserError: if one is missing, or of another set.
     """
     directory, first = paths[0].parent, paths[0].name
-    total = _SHARD_NAME.fullmatch(first)[2]
+    _, total = _split_and_total(first)
     expected = {f"{split}-{number:05d}-of-{total}" for number in range(int(total))}
     names = {path.name for path in paths}
     if names - expected:

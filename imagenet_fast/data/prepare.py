@@ -236,10 +236,11 @@ def _settle(
         done = {
             file for file, own in there.items() if own.digest == prepare_plan.digest(settled[file])
         }
-        lists = prepare_plan.follow(settled, files, done)
-        if lists is None:
+        followed = prepare_plan.follow(settled, files, done)
+        if followed is None:
             check_same_job(journal.job, job, directory)
-            lists = usual
+        else:
+            lists = followed
     if lists != settled:
         try:
             prepare_plan.write_lists(directory, lists)
@@ -270,11 +271,12 @@ def _mend(
                 f"{directory}: is finished, with the class {there!r}, which is {asked!r} now: "
                 "train on it as it is, or prepare the images in another directory"
             )
-    if settled is None:
+    files = source.list_files()
+    if settled is None or files is None:
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
         tasks = prepare_plan.tasks_of(source, dealt)
     else:
-        tasks = prepare_plan.tasks_of_lists(source.list_files(), settled)
+        tasks = prepare_plan.tasks_of_lists(files, settled)
     shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
     damaged = [
         task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)

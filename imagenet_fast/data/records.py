@@ -12,7 +12,7 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import google_crc32c
 
@@ -177,7 +177,7 @@ class _File:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = to_path(path)
-        self._file: BinaryIO | None = None
+        self._file: IO[bytes] | None = None
         self.size = self._insist(lambda file: file.seek(0, os.SEEK_END))
 
     def __enter__(self) -> _File:
@@ -189,13 +189,13 @@ class _File:
     def read(self, offset: int, length: int = -1) -> bytes:
         """Returns ``length`` bytes, or all there are, or fewer at the file's end."""
 
-        def read(file: BinaryIO) -> bytes:
+        def read(file: IO[bytes]) -> bytes:
             file.seek(offset)
             return file.read(length)
 
         return self._insist(read)
 
-    def _insist(self, action: Callable[[BinaryIO], _Result]) -> _Result:
+    def _insist(self, action: Callable[[IO[bytes]], _Result]) -> _Result:
         pauses = iter(_PAUSES)
         while True:
             try:

@@ -105,7 +105,7 @@ def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]
 
 
 def _try(server: str, trial: Callable[[], tf.data.Dataset]) -> None:
-    outcome: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    outcome: queue.SimpleQueue[tf.errors.OpError | None] = queue.SimpleQueue()
 
     def attempt() -> None:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from collections.abc import Callable
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
@@ -21,7 +22,7 @@ from imagenet_fast.data.sources.tfds import open_tfds
 __all__ = ["KINDS", "Item", "Listed", "Source", "open_source"]
 
 # A kind's options are the parameters of its function; it needs a path if `path` has no default.
-KINDS = {
+KINDS: dict[str, Callable[..., Source]] = {
     "cifar10": open_cifar10,
     "cifar100": open_cifar100,
     "digits": open_digits,

@@ -46,8 +46,8 @@ class ArraySource(Source):
                     f"{name}: {split} image {wrong[0]} has the label {numbers[wrong[0]]}, outside "
                     f"0..{len(labels) - 1}"
                 )
-            digest.update(np.ascontiguousarray(images))
-            digest.update(np.ascontiguousarray(numbers, np.int64))
+            digest.update(np.ascontiguousarray(images).data)
+            digest.update(np.ascontiguousarray(numbers, np.int64).data)
         sizes = {split: len(numbers) for split, (_, numbers) in arrays.items()}
         super().__init__(kind, name, labels, sizes, digest.hexdigest())
         self._arrays = dict(arrays)

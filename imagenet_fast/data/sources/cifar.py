@@ -28,15 +28,17 @@ class _Layout:
     Attributes:
       splits: The files of each split.
       names: The file of class names.
-      labels: Of a binary record, the number of label bytes, of which the last is the class; of a
-        pickled batch, the key of its labels.
-      names_key: In the pickled file of class names, their key; None for the binary format.
+      label_bytes: Of a binary record, the number of label bytes, of which the last is the class; 0
+        for the pickled format.
+      labels_key: In a pickled batch, the key of its labels.
+      names_key: In the pickled file of class names, their key.
     """
 
     splits: Mapping[str, tuple[str, ...]]
     names: str
-    labels: int | str
-    names_key: str | None = None
+    label_bytes: int = 0
+    labels_key: str = ""
+    names_key: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -59,8 +61,8 @@ _LAYOUTS = {
                 "validation": ("test_batch",),
             },
             "batches.meta",
-            "labels",
-            "label_names",
+            labels_key="labels",
+            names_key="label_names",
         ),
     ),
     "cifar100": (
@@ -72,8 +74,8 @@ _LAYOUTS = {
         _Layout(
             {"train": ("train",), "validation": ("test",)},
             "meta",
-            "fine_labels",
-            "fine_label_names",
+            labels_key="fine_labels",
+            names_key="fine_label_names",
         ),
     ),
 }
@@ -124,7 +126,7 @@ def _find_in_keras_cache(name: str) -> Path:
 def _open(name: str, path: Path) -> ArraySource:
     files = _read_archive(path, name) if path.is_file() else _read_directory(path, name)
     layout = _layout(name, path, files)
-    read = _read_binary if layout.names_key is None else _read_pickle
+    read = _read_binary if layout.label_bytes else _read_pickle
     arrays = {}
     for split, parts in layout.splits.items():
         batches = [read(path, part, files[part], layout) for part in parts]
@@ -168,11 +170,12 @@ def _read_archive(path: Path, name: str) -> dict[str, bytes]:
     wanted = _wanted(name)
     try:
         with tarfile.open(path) as archive:
-            return {
-                PurePosixPath(member.name).name: archive.extractfile(member).read()
-                for member in archive
-                if member.isfile() and PurePosixPath(member.name).name in wanted
-            }
+            found = {}
+            for member in archive:
+                name, file = PurePosixPath(member.name).name, archive.extractfile(member)
+                if file and name in wanted:
+                    found[name] = file.read()
+            return found
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read as a tar archive: {error}") from error
 
@@ -180,11 +183,11 @@ def _read_archive(path: Path, name: str) -> dict[str, bytes]:
 def _read_binary(
     path: Path, part: str, data: bytes, layout: _Layout
 ) -> tuple[np.ndarray, np.ndarray]:
-    size = layout.labels + _PIXELS
+    size = layout.label_bytes + _PIXELS
     if not data or len(data) % size:
         raise UserError(f"{path}: {part} has {len(data)} bytes, not a multiple of {size}")
     table = np.frombuffer(data, np.uint8).reshape(-1, size)
-    return table[:, layout.labels :], table[:, layout.labels - 1].astype(np.int64)
+    return table[:, layout.label_bytes :], table[:, layout.label_bytes - 1].astype(np.int64)
 
 
 def _read_pickle(
@@ -193,14 +196,14 @@ def _read_pickle(
     batch = _unpickle(path, part, data)
     try:
         images = np.asarray(batch["data"], np.uint8).reshape(-1, _PIXELS)
-        labels = np.asarray(batch[layout.labels], np.int64)
+        labels = np.asarray(batch[layout.labels_key], np.int64)
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: {part} is no batch of images: {error!r}") from error
     return images, labels
 
 
 def _class_names(path: Path, data: bytes, layout: _Layout) -> tuple[str, ...]:
-    if layout.names_key is None:
+    if layout.label_bytes:
         return tuple(data.decode(errors="replace").split())
     try:
         names = _unpickle(path, layout.names, data)[layout.names_key]

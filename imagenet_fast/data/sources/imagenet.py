@@ -226,8 +226,9 @@ def _unpack_devkit(path: Path) -> dict[str, bytes]:
         with gzip.open(path) as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
             for member in tar:
                 name = "/".join(PurePosixPath(member.name).parts[-2:])
-                if name in (_META, _GROUND_TRUTH) and member.isfile():
-                    found[name] = tar.extractfile(member).read()
+                content = tar.extractfile(member)
+                if content and name in (_META, _GROUND_TRUTH):
+                    found[name] = content.read()
     except FileNotFoundError as error:
         raise UserError(
             f"{path}: no such file; get it from image-net.org, or give both lists as text: synsets "

@@ -167,7 +167,7 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
         "train": _index(directory, splits["train"]),
         "validation": _index(directory, splits[validation]),
     }
-    warnings = ()
+    warnings: tuple[str, ...] = ()
     if validation == "test":
         warnings = ("there is no split 'validation': 'test' is used as validation",)
     return TfdsSource(info["name"], _class_names(directory), shards, warnings)
