@@ -118,9 +118,8 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
 
 def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
     """Takes shards that another converter wrote."""
-    paths: list[Path] = [
-        path for path in sorted(directory.iterdir()) if _SHARD_NAME.fullmatch(path.name)
-    ]
+    entries: list[Path] = list(directory.iterdir())
+    paths = [path for path in sorted(entries, key=str) if _SHARD_NAME.fullmatch(path.name)]
     if not any(path.name.startswith("train") for path in paths):
         raise UserError(
             f"{directory} has neither {manifests.FILE} nor shards named "
