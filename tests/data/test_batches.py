@@ -73,7 +73,7 @@ def assert_same(one, other):
 # --- Good images ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [1, 61])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 61])
 def test_training_images_are_those_of_their_records_and_identities(
     train, numbered_examples, identities, batch_size
 ):
@@ -165,7 +165,13 @@ TOO_LARGE = (1200, 1000)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "each"), [([MISSING], 1), (NOT_TOLD, 1), (NOT_TOLD, 3), ([TOO_LARGE], 4)]
+    ("sizes", "each"),
+    [
+        ([MISSING], 1),
+        pytest.param(NOT_TOLD, 1, marks=pytest.mark.long),
+        (NOT_TOLD, 3),
+        pytest.param([TOO_LARGE], 4, marks=pytest.mark.long),
+    ],
 )
 def test_where_records_do_not_tell_sizes_images_do(train, trained, numbered_examples, sizes, each):
     examples = list(numbered_examples)
@@ -194,7 +200,13 @@ def test_evaluation_does_not_believe_the_records(numbered_examples, evaluated, s
 # --- Bad images -----------------------------------------------------------------------------------
 
 BATCHES = pytest.mark.parametrize(
-    ("batch_size", "optimized"), [(1, True), (8, True), (8, False), (61, True)]
+    ("batch_size", "optimized"),
+    [
+        pytest.param(1, True, marks=pytest.mark.long),
+        (8, True),
+        pytest.param(8, False, marks=pytest.mark.long),
+        pytest.param(61, True, marks=pytest.mark.long),
+    ],
 )
 
 

@@ -44,9 +44,9 @@ def assert_same(one, other):
     ("kind", "options"),
     [
         ("encoded", {"color_jitter": 0.4}),
-        ("encoded", {"train_crop": "pad"}),
+        pytest.param("encoded", {"train_crop": "pad"}, marks=pytest.mark.long),
         ("decoded", {"train_crop": "pad", "color_jitter": 0.4}),
-        ("decoded", {"train_crop": "none", "flip": False}),
+        pytest.param("decoded", {"train_crop": "none", "flip": False}, marks=pytest.mark.long),
     ],
 )
 def test_batches_are_those_without_a_cache(numbered, capsys, kind, options):
@@ -62,7 +62,7 @@ def test_batches_are_those_without_a_cache(numbered, capsys, kind, options):
         cache._images_of.cache_clear()
 
 
-@pytest.mark.parametrize("kind", ["encoded", "decoded"])
+@pytest.mark.parametrize("kind", [pytest.param("encoded", marks=pytest.mark.long), "decoded"])
 def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
     shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
     data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
@@ -70,7 +70,7 @@ def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
     assert_same(batches(8, **options), batches(8, cache=kind, **options))
 
 
-@pytest.mark.parametrize("kind", ["encoded", "decoded"])
+@pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
 def test_data_that_was_made_anew_is_read_anew(tmp_path, write_data, numbered_examples, kind):
     options = {"data_dir": str(tmp_path / "data"), "train_crop": "none"}
     found = []
@@ -112,7 +112,7 @@ class Watched(Config):
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("crop", ["pad", "none"])
+@pytest.mark.parametrize("crop", ["pad", pytest.param("none", marks=pytest.mark.long)])
 def test_images_depend_on_no_other_options(numbered, crop):
     Watched.asked = set()
     config = Watched(data_dir=numbered, image_size=8, train_crop=crop, batch_size=1)

@@ -125,7 +125,16 @@ def test_shards_come_in_another_order_each_epoch():
 
 
 # In the first epoch and over its end; at the second one's start; in the second; much later.
-@pytest.mark.parametrize("first_step", [1, 5, 7, 11, 2000])
+@pytest.mark.parametrize(
+    "first_step",
+    [
+        pytest.param(1, marks=pytest.mark.long),
+        5,
+        pytest.param(7, marks=pytest.mark.long),
+        pytest.param(11, marks=pytest.mark.long),
+        2000,
+    ],
+)
 def test_resumed_order_continues_the_uninterrupted_one(first_step):
     epoch = first_step // 7
     whole = order(21, batch_size=8, seed=3, first_step=7 * epoch)
@@ -143,7 +152,9 @@ def test_epochs_are_those_of_a_run_that_starts_with_them():
     assert (later[1][..., 1] == 2).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize(
+    "threads", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 5]
+)
 def test_order_does_not_depend_on_threads_nor_tensorflows_seed(threads):
     expected = order(16, batch_size=8, seed=3, threads=3)
     tf.random.set_seed(threads)
@@ -166,8 +177,11 @@ def test_identities_of_the_largest_seed():
 # --- Several pipelines ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pipelines", [2, 3, 4])
-@pytest.mark.parametrize("shard_by", ["records", "auto"])
+@pytest.mark.parametrize(
+    "pipelines",
+    [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)],
+)
+@pytest.mark.parametrize("shard_by", [pytest.param("records", marks=pytest.mark.long), "auto"])
 def test_pipelines_take_records_of_the_one_order_in_turn(pipelines, shard_by):
     options = {"batch_size": 12, "shuffle_buffer": 20, "first_step": 3}
     # Five steps an epoch: from the middle of the first one to that of the third.
@@ -187,7 +201,10 @@ def test_replicas_of_a_pipeline_take_batches_in_turn():
     np.testing.assert_array_equal(own_identities.reshape(3, 12, 3), identities)
 
 
-@pytest.mark.parametrize("pipelines", [2, 3, 5])
+@pytest.mark.parametrize(
+    "pipelines",
+    [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(5, marks=pytest.mark.long)],
+)
 def test_pipelines_with_shards_of_their_own_see_each_record_once_an_epoch(pipelines):
     steps = NUMBERS // (5 * pipelines)
     streams = orders(4 * steps, pipelines=pipelines, batch_size=5 * pipelines, shard_by="files")

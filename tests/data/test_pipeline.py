@@ -164,7 +164,10 @@ def uninterrupted(numbered, host_datasets):
 
 
 # In the first epoch and over its end; at the second one's start; in the second.
-@pytest.mark.parametrize("first_step", [5, 7, 11])
+@pytest.mark.parametrize(
+    "first_step",
+    [pytest.param(5, marks=pytest.mark.long), 7, pytest.param(11, marks=pytest.mark.long)],
+)
 def test_resumed_stream_continues_the_uninterrupted_one(
     numbered, uninterrupted, host_datasets, first_step
 ):
@@ -226,7 +229,14 @@ def one_host(numbered, host_datasets):
     return take(host_datasets(augmented(numbered, batch_size=12), "train")[0], 13)
 
 
-@pytest.mark.parametrize(("hosts", "first_step"), [(2, 0), (3, 2), (4, 0)])
+@pytest.mark.parametrize(
+    ("hosts", "first_step"),
+    [
+        pytest.param(2, 0, marks=pytest.mark.long),
+        (3, 2),
+        pytest.param(4, 0, marks=pytest.mark.long),
+    ],
+)
 def test_hosts_take_images_of_the_one_stream_in_turn(
     numbered, one_host, host_datasets, hosts, first_step
 ):
@@ -255,7 +265,7 @@ def test_host_with_files_of_its_own_resumes(numbered, host_datasets):
         assert_same([part[4:] for part in take(whole, 7)], take(resumed, 3))
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_too_few_files_for_the_hosts(numbered, host_datasets, split):
     config = plain(numbered, batch_size=12, shard_by="files")
     with pytest.raises(UserError, match="5 shards are too few for 6 workers") as caught:
@@ -316,7 +326,7 @@ def operations(dataset):
     return {node.op for node in nodes}
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.long), "validation"])
 def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, split):
     config = augmented(numbered, batch_size=12, model_dir=str(tmp_path))
     (here,) = host_datasets(config, split)
@@ -398,17 +408,21 @@ def test_a_tpu_in_this_process_is_no_slice():
 @pytest.mark.parametrize(
     ("hosts", "replicas", "batch_size", "shard_by", "steps"),
     [
-        (1, 1, 1, "records", 53),
+        pytest.param(1, 1, 1, "records", 53, marks=pytest.mark.long),
         (1, 1, 7, "records", 8),
-        (1, 1, 64, "records", 1),
-        (1, 3, 7, "records", 6),  # 3 a replica
-        (2, 1, 7, "records", 7),  # 4 a replica; 27 and 26 images
+        pytest.param(1, 1, 64, "records", 1, marks=pytest.mark.long),
+        pytest.param(1, 3, 7, "records", 6, marks=pytest.mark.long),  # 3 a replica
+        pytest.param(
+            2, 1, 7, "records", 7, marks=pytest.mark.long
+        ),  # 4 a replica; 27 and 26 images
         (3, 2, 64, "records", 1),
-        (4, 1, 1, "records", 14),  # 14 and three times 13 images
-        (1, 1, 7, "files", 8),
-        (2, 1, 7, "files", 7),  # as with records
+        pytest.param(
+            4, 1, 1, "records", 14, marks=pytest.mark.long
+        ),  # 14 and three times 13 images
+        pytest.param(1, 1, 7, "files", 8, marks=pytest.mark.long),
+        pytest.param(2, 1, 7, "files", 7, marks=pytest.mark.long),  # as with records
         (3, 1, 7, "files", 6),  # 17 and twice 18 images, 3 a step
-        (4, 2, 64, "files", 1),
+        pytest.param(4, 2, 64, "files", 1, marks=pytest.mark.long),
     ],
 )
 def test_evaluation_sees_each_image_once(

@@ -104,9 +104,13 @@ def test_it_is_compiled_once(tmp_path):
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        ("no-such-compiler", "there is no C++ compiler (no-such-compiler): install one"),
+        pytest.param(
+            "no-such-compiler",
+            "there is no C++ compiler (no-such-compiler): install one",
+            marks=pytest.mark.long,
+        ),
         ("false", "false does not compile"),
-        ("'g++", 'CXX is "\'g++": No closing quotation'),
+        pytest.param("'g++", 'CXX is "\'g++": No closing quotation', marks=pytest.mark.long),
     ],
 )
 def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
@@ -118,6 +122,7 @@ def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
     assert reason in done.stderr
 
 
+@pytest.mark.long
 def test_the_compilers_command_may_have_arguments(tmp_path):
     log = tmp_path / "log"
     # As ccache: it runs what follows.

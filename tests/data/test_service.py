@@ -157,7 +157,10 @@ def batches(config, first_step, count=16):
 
 
 # From the start, in the first epoch and over its end, and in the second; 7 steps are an epoch.
-@pytest.mark.parametrize("first_step", [0, 5, 11])
+@pytest.mark.parametrize(
+    "first_step",
+    [pytest.param(0, marks=pytest.mark.long), 5, pytest.param(11, marks=pytest.mark.long)],
+)
 def test_stream_is_the_same_with_servers(data, servers, first_step):
     config = Config(
         data_dir=data,
@@ -178,6 +181,7 @@ def test_stream_is_the_same_with_servers(data, servers, first_step):
             np.testing.assert_array_equal(part, expected_part)
 
 
+@pytest.mark.long
 def test_servers_find_the_data_by_another_path(data, servers, monkeypatch):
     monkeypatch.chdir(pathlib.Path(data).parent)
     config = Config(data_dir="data", image_size=8, batch_size=8, strategy="one_device")
@@ -226,6 +230,7 @@ DETERMINISTIC_SCRIPT = """
 """
 
 
+@pytest.mark.long
 def test_deterministic_stream_is_not_watched(data, servers, run_python):
     # TensorFlow would wait for the watch to give something.
     script = textwrap.dedent(DETERMINISTIC_SCRIPT)
