@@ -261,7 +261,7 @@ def _nearest_flagfiles(path: Path) -> str:
         for folder in (to_path(_RECIPES), path.parent)
         for file in sorted(folder.glob("*.flags"))
     }
-    return nearest(path.stem, files, files.get)
+    return nearest(path.stem, files, files.__getitem__)
 
 
 def _boolean_flag(flag: str) -> tuple[str, str]:

@@ -171,9 +171,10 @@ class Options:
         return type(self)(**values)
 
     @classmethod
+    @functools.cache
     def types(cls) -> Mapping[str, Any]:
         """Returns the Python type of each option, by name."""
-        return _types(cls)
+        return typing.get_type_hints(cls)
 
     @classmethod
     def convert(cls, name: str, value: Any) -> Any:
@@ -216,11 +217,6 @@ class Options:
             return other == fields[beside.option].default
 
         return [name for name, field in fields.items() if idle(field)]
-
-
-@functools.cache
-def _types(options: type[Options]) -> Mapping[str, Any]:
-    return typing.get_type_hints(options)
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:

@@ -87,8 +87,8 @@ def _run(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.cost_model.reliability import Conditions
-    from imagenet_fast.planning.run import Hardware, comparison, plan_run
     from imagenet_fast.planning.compiled_memory import read_compiled_memory
+    from imagenet_fast.planning.run import Hardware, comparison, plan_run
 
     conditions = Conditions(
         jitter=flags["jitter"],
@@ -99,9 +99,9 @@ def _run(arguments: list[str]) -> None:
         checkpoint_seconds=flags["checkpoint_seconds"],
     )
     plans = []
-    for value in values or [None]:
+    for value in values or (None,):
         own, on = config, dict(hardware)
-        if name in hardware:
+        if value is not None and name in hardware:
             on[name] = _like(hardware[name], name, value)
         elif value is not None:
             own = config.replace(**{name: parse_option(name, value)})
