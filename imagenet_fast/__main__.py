@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pathlib
 import sys
@@ -17,7 +18,8 @@ def main() -> None:
         if getattr(sys, stream) is None:
             setattr(sys, stream, pathlib.Path(os.devnull).open("w"))  # noqa: SIM115
     # As stderr has it: names of files need not be text.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     sys.exit(run(sys.argv[1:]))
 
 

@@ -37,4 +37,9 @@ fi
 tools/install.sh .venv test
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
+# Types, and the direction of imports; with Python 3.9 there is neither tool.
+if [ -e .venv/bin/mypy ]; then
+  .venv/bin/mypy
+  .venv/bin/lint-imports
+fi
 exec .venv/bin/python -m pytest "${at_once[@]}" "${selection[@]}" "$@"

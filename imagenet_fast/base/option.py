@@ -181,10 +181,10 @@ class Options:
         return type(self)(**values)
 
     @classmethod
+    @functools.cache
     def types(cls) -> Mapping[str, Any]:
         """Returns the Python type of each option, by name."""
-        # mypy takes the hash of a class for that of its objects.
-        return _types(cls)  # type: ignore[arg-type]
+        return typing.get_type_hints(cls)
 
     @classmethod
     def convert(cls, name: str, value: Any) -> Any:
@@ -224,11 +224,6 @@ class Options:
             return not beside.holds(value_of(beside.option), fields[beside.option].default)
 
         return [name for name, field in fields.items() if idle(field)]
-
-
-@functools.cache
-def _types(options: type[Options]) -> Mapping[str, Any]:
-    return typing.get_type_hints(options)
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:

@@ -19,7 +19,7 @@ import pathlib
 import re
 import stat
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Union
+from typing import IO, TYPE_CHECKING, Any, Union
 
 from imagenet_fast.base.errors import UserError
 
@@ -138,9 +138,9 @@ class BucketPath(pathlib.PurePosixPath):
 
     def open(self, mode: str, encoding: str = "utf-8") -> IO:
         """Opens the file in one of the modes rb, wb, ab, w and a."""
-        if "b" in mode:
-            return _BucketFile(self, mode)
-        return io.TextIOWrapper(_BucketFile(self, f"{mode}b"), encoding)
+        # Any: for a type checker a RawIOBase is no IO.
+        file: Any = _BucketFile(self, mode if "b" in mode else f"{mode}b")
+        return file if "b" in mode else io.TextIOWrapper(file, encoding)
 
     def read_bytes(self) -> bytes:
         """Returns what is in the file."""
@@ -160,7 +160,7 @@ class BucketPath(pathlib.PurePosixPath):
         """Writes the file anew."""
         return self.write_bytes(data.encode(encoding))
 
-    def replace(self, target: str | os.PathLike[str]) -> BucketPath:
+    def replace(self, target: str | os.PathLike[str]) -> Path:
         """Moves a file to another name, or a folder file by file; returns that name."""
         import tensorflow as tf
 
@@ -309,7 +309,7 @@ class _BucketFile(io.RawIOBase):
     def seekable(self) -> bool:
         return self._reads
 
-    def readinto(self, buffer: memoryview) -> int:
+    def readinto(self, buffer: Any) -> int:
         data = self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -342,7 +342,7 @@ class _BucketFile(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
-    def write(self, data: bytes | memoryview) -> int:
+    def write(self, data: Any) -> int:
         with _explained(self._path):
             self._file.write(bytes(data))
         return len(data)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from typing import Any, Union
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -49,12 +49,15 @@ _PAGE: dict[str, Any] = {
 }
 _LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
 
-# Each for matplotlib.style.context. Of a page's pictures, whose colors are those of the page:
-PAGE_STYLE: list[Any] = ["default", _PAGE]
+# For matplotlib.style.context.
+Style = list[Union[str, dict[str, Any]]]
+
+# Of a page's pictures, whose colors are those of the page:
+PAGE_STYLE: Style = ["default", _PAGE]
 # of the same as SVG files; letters as outlines look the same wherever the file is opened:
-FILE_STYLE: list[Any] = [*PAGE_STYLE, {"svg.fonttype": "path"}]
+FILE_STYLE: Style = [*PAGE_STYLE, {"svg.fonttype": "path"}]
 # of the same as PNG files, which a page cannot give its colors:
-PNG_STYLE: list[Any] = [
+PNG_STYLE: Style = [
     "default",
     {
         name: _LIGHT.get(value, value) if isinstance(value, str) else value
@@ -62,7 +65,7 @@ PNG_STYLE: list[Any] = [
     },
 ]
 # of measurements:
-PLOT_STYLE = [
+PLOT_STYLE: Style = [
     "default",
     {
         "axes.axisbelow": True,

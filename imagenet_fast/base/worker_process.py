@@ -65,6 +65,7 @@ def start_worker(
         try:
             yield Worker(
                 process,
+                command[0],
                 remarks,
                 json.dumps(job),
                 name=name,
@@ -87,7 +88,8 @@ class Worker:
     group, so that it neither takes time from others nor gets ahead of its own clock.
 
     Args:
-      process: the program.
+      process: the program, with pipes.
+      program: its name.
       remarks: the file that its errors go to.
       job: the first line for it.
       name: of what it does, for people.
@@ -105,6 +107,7 @@ class Worker:
     def __init__(
         self,
         process: subprocess.Popen[str],
+        program: str,
         remarks: IO[str],
         job: str,
         *,
@@ -112,7 +115,10 @@ class Worker:
         advice: str,
         limit_seconds: float | None = None,
     ) -> None:
+        assert process.stdout
         self._process = process
+        self._answers = process.stdout
+        self._program = program
         self._remarks = remarks
         self._name = name
         self._advice = advice
@@ -139,16 +145,16 @@ class Worker:
             answer = ""
         else:
             # An answer is one line, so that nothing of it waits in Python's own buffer.
-            if not select.select([self._process.stdout], [], [], self._limit)[0]:
+            if not select.select([self._answers], [], [], self._limit)[0]:
                 raise WorkerTimeout(f"{self._name} did not answer in {self._limit:g} s")
-            answer = self._process.stdout.readline()
+            answer = self._answers.readline()
         if not answer:
             status = self._process.wait()
             self._remarks.seek(0)
             *_, reason = ["no reason told", *self._remarks.read().strip().splitlines()]
             if status < 0:
                 reason = f"ended by {signal.Signals(-status).name}: {reason}"
-            raise UserError(_failure(self._name, self._process.args[0], reason, self._advice))
+            raise UserError(_failure(self._name, self._program, reason, self._advice))
         return json.loads(answer)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,7 +23,7 @@ from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.windows import training_windows
 
 # By name: the options, of which the first ones are the defaults.
-WAYS = {
+WAYS: dict[str, dict[str, Any]] = {
     "default": {},
     "jpeg_dct=fast": {"jpeg_dct": "fast"},
     "jpeg_upsampling=plain": {"jpeg_upsampling": "plain"},
@@ -82,7 +83,8 @@ def _decoder(
 ) -> Callable[[], np.ndarray]:
     """Returns what decodes all windows: uint8 [images, image_size, image_size, 3]."""
     dataset = tf.data.Dataset.from_tensor_slices((list(encoded), windows))
-    dataset = dataset.map(lambda *one: decode.window_image(*one, config)).batch(len(encoded))
+    dataset = dataset.map(lambda image, window: decode.window_image(image, window, config))
+    dataset = dataset.batch(len(encoded))
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1

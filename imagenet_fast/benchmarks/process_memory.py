@@ -20,7 +20,7 @@ def memory(field: str) -> int:
     """
     if not _STATUS.exists():
         return 0
-    return 1024 * int(re.search(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)[1])
+    return 1024 * int(re.findall(rf"^{field}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)[0])
 
 
 def limit_memory(more: int) -> None:

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
-from imagenet_fast.base.plotting import PLOT_STYLE, svg
+from imagenet_fast.base.plotting import PLOT_STYLE, Style, svg
 from imagenet_fast.benchmarks.timing import Comparison, Spread
 
-STYLE = [*PLOT_STYLE, {"axes.grid.axis": "y"}]
+STYLE: Style = [*PLOT_STYLE, {"axes.grid.axis": "y"}]
 
 
 def table(comparison: Comparison) -> str:
@@ -26,12 +26,13 @@ def table(comparison: Comparison) -> str:
         head += f"  {'images/s: median':>16} {'min':>9} {'max':>9}"
     lines = [comparison.title, *comparison.notes, "", head]
     for index, (name, times) in enumerate(zip(comparison.names, comparison.times)):
-        time, speed = Spread.of(times.seconds), comparison.images_per_second(index)
+        time = Spread.of(times.seconds)
         line = (
             f"{name:{width}}  {1e3 * time.median:>10.1f} {1e3 * time.min:>9.1f} "
             f"{1e3 * time.max:>9.1f}"
         )
-        if speed is not None:
+        if comparison.images is not None:
+            speed = comparison.images_per_second(index)
             line += f"  {speed.median:>16.2f} {speed.min:>9.2f} {speed.max:>9.2f}"
         lines.append(line)
     first, *others = comparison.names

@@ -220,10 +220,9 @@ def _arrays(config: Config) -> tuple[np.ndarray, np.ndarray]:
 
 def _batch_maker(model: Classifier, xla: bool) -> Callable[[], object]:
     """Returns what makes the model's training batches, one after the other."""
-    steps = itertools.count()
-    make = tf.function(
-        lambda step: model.training_images.batch(step, 0), jit_compile=xla, autograph=False
-    )
+    steps, images = itertools.count(), model.training_images
+    assert images is not None  # The recipe has data_on_device.
+    make = tf.function(lambda step: images.batch(step, 0), jit_compile=xla, autograph=False)
     return lambda: make(tf.constant(next(steps), tf.int64))
 
 

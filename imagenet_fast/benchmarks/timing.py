@@ -77,10 +77,9 @@ class Comparison:
         """The same of the CPU times, fair on a machine that others use too."""
         return self._ratios([times.cpu_seconds for times in self.times])
 
-    def images_per_second(self, index: int) -> Spread | None:
-        """Returns the speed of one of the ways; None if ``images`` is."""
-        if self.images is None:
-            return None
+    def images_per_second(self, index: int) -> Spread:
+        """Returns the speed of one of the ways, where ``images`` is given."""
+        assert self.images
         return Spread.of([self.images / seconds for seconds in self.times[index].seconds])
 
     def _ratios(self, times: Sequence[Sequence[float]]) -> dict[str, Spread]:

@@ -206,9 +206,9 @@ def _all_reduce(arguments: list[str]) -> None:
 
 
 def _input(arguments: list[str]) -> None:
-    options = ("data_dir", "num_classes", "label_offset", "image_size", "train_crop")
-    options += ("resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "shuffle_buffer")
-    options += ("data_threads", "cache")
+    options = ["data_dir", "num_classes", "label_offset", "image_size", "train_crop"]
+    options += ["resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "shuffle_buffer"]
+    options += ["data_threads", "cache"]
     flags = CommandFlags("benchmark input", options)
     flags.define("batch_size", 64, "images in a batch")
     flags.define(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import textwrap
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from absl import flags
 
@@ -24,7 +24,7 @@ from imagenet_fast.config import (
 )
 
 _HELP_WIDTH = 96
-_DEFINE = {
+_DEFINE: dict[type, Callable[..., Any]] = {
     str: flags.DEFINE_string,
     int: flags.DEFINE_integer,
     float: flags.DEFINE_float,
@@ -169,16 +169,16 @@ class _OptionSerializer(flags.ArgumentSerializer):
 
 
 def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
-    text = field.metadata["help"]
+    text, default = field.metadata["help"], cast(Any, field.default)
     if field.metadata["choices"] and ":" not in text:
         text = f"{text}: {', '.join(field.metadata['choices'])}"
     if option_type(field.name) is bool:
-        flags.DEFINE_boolean(field.name, field.default, text, flag_values=values)
+        flags.DEFINE_boolean(field.name, default, text, flag_values=values)
         return
     flags.DEFINE(
         _OptionParser(field.name),
         field.name,
-        field.default,
+        default,
         text,
         flag_values=values,
         serializer=_OptionSerializer(),

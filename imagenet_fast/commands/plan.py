@@ -99,9 +99,9 @@ def _run(arguments: list[str]) -> None:
         checkpoint_seconds=flags["checkpoint_seconds"],
     )
     plans = []
-    for value in values or [None]:
+    for value in values or (None,):
         own, on = config, dict(hardware)
-        if name in hardware:
+        if value is not None and name in hardware:
             on[name] = _like(hardware[name], name, value)
         elif value is not None:
             own = config.replace(**{name: parse_option(name, value)})

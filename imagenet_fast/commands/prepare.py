@@ -15,8 +15,11 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 if TYPE_CHECKING:
     from imagenet_fast.data.copies import Found
 
+if TYPE_CHECKING:
+    from imagenet_fast.data.manifest import Manifest
+
 # The flags that only some kinds of source take: their defaults and what they are.
-_SOURCE_OPTIONS = {
+_SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
     "synsets": (
         "",
         "imagenet: file with a synset a line, in alphabetical order; default: one found beside the "
@@ -212,6 +215,6 @@ def _warn(warnings: Iterable[str]) -> None:
         print(f"warning: {warning}", file=sys.stderr)
 
 
-def _contents(manifest: object) -> str:
+def _contents(manifest: Manifest) -> str:
     splits = (f"{split.examples} {name} images" for name, split in manifest.splits.items())
     return f"{manifest.name}, {manifest.num_classes} classes, {', '.join(splits)}"

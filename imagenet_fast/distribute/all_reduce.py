@@ -227,7 +227,7 @@ class AllReduce:
                 total = sum_along_both_axes(sent, self.rows, self._columns)
             return tf.cast(total, tensor.dtype)
         replica = this_replica()
-        kind = Communicator
+        kind: Callable[..., Communicator] = Communicator
         if half is not None:
             kind = functools.partial(HalfPrecisionCommunicator, dtype=half)
         meet = functools.partial(

@@ -46,7 +46,7 @@ class AllReduceMixin:
         """Returns the variables that have a gradient, with its sum over all replicas."""
         pairs = [(gradient, own) for gradient, own in grads_and_vars if gradient is not None]
         if self.all_reduce is None:
-            return super().aggregate_gradients(pairs)
+            return super().aggregate_gradients(pairs)  # type: ignore[misc]  # The optimizer's.
         gradients, variables = zip(*pairs) if pairs else ((), ())
         return list(zip(self.all_reduce(gradients, variables=variables), variables))
 

@@ -10,7 +10,12 @@ from __future__ import annotations
 
 # The first whose Tensor Cores take the type. Those of 7.0 (V100) take float16 alone.
 _TENSOR_CORES = {"float16": (7, 0), "bfloat16": (8, 0)}
-_FLOAT16_RATES = {(5, 3): 256 / 128, (6, 0): 128 / 64, (6, 1): 2 / 128, (6, 2): 256 / 128}
+_FLOAT16_RATES: dict[tuple[int, ...], float] = {
+    (5, 3): 256 / 128,
+    (6, 0): 128 / 64,
+    (6, 1): 2 / 128,
+    (6, 2): 256 / 128,
+}
 
 
 def has_tensor_cores(dtype: str, capability: tuple[int, ...]) -> bool:

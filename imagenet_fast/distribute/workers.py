@@ -33,9 +33,9 @@ def collective_hint(strategy: tf.distribute.Strategy) -> str:
 
 def worker_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
     """Returns how many worker processes there are, and the number of this one, from 0."""
-    if workers_of(strategy) is None:
+    cluster = Cluster.from_environment() if workers_of(strategy) is not None else None
+    if cluster is None:
         return 1, 0
-    cluster = Cluster.from_environment()
     return len(cluster.workers), cluster.index
 
 

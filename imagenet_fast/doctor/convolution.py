@@ -84,9 +84,8 @@ def _check_device(
     for dtype in DTYPES:
         finding = _check_type(device, operands, expected, dtype)
         if finding.state == "ok" and cpu_seconds is not None:
-            own = finding.numbers["seconds"]
             if dtype == "float32":
-                float32 = own
+                float32 = finding.numbers["seconds"]["plain"]
             than = cpu_seconds if dtype == "float32" else float32
             finding = _judge(device, finding, dtype, than)
         findings.append(finding)
@@ -114,9 +113,7 @@ def _check_type(
     return ok(name, told, seconds=seconds, errors=errors)
 
 
-def _judge(
-    device: str, finding: Finding, dtype: str, than: float | dict[str, float] | None
-) -> Finding:
+def _judge(device: str, finding: Finding, dtype: str, than: float | None) -> Finding:
     """Returns the finding of a GPU, as slow if it is.
 
     Args:
@@ -134,7 +131,7 @@ def _judge(
         told = f"{finding.found}, slower than the CPU's {1e3 * than:.2f}"
         advice = "see whether other programs use the GPU, or it is throttled (nvidia-smi)"
         return slow(finding.name, told, advice, **finding.numbers)
-    if own <= _SLOWER * than["plain"]:
+    if own <= _SLOWER * than:
         return finding
     told = f"{finding.found}, slower than float32"
     capability = _capability(device)

@@ -66,7 +66,7 @@ def _without_code(device: tf.config.PhysicalDevice) -> Finding:
     )
 
 
-def _capability(device: tf.config.PhysicalDevice) -> tuple[int, int]:
+def _capability(device: tf.config.PhysicalDevice) -> tuple[int, ...]:
     details = tf.config.experimental.get_device_details(device)
     return details.get("compute_capability") or ()
 

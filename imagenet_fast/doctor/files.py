@@ -100,7 +100,7 @@ def _shards(directory: Path) -> tuple[list[Path], str]:
       OSError, UserError: if there are none, or they are not those of the manifest.
     """
     if not (directory / MANIFEST).exists() and directory.is_dir():
-        paths = sorted(directory.glob("train-*-of-*"))
+        paths: list[Path] = sorted(directory.glob("train-*-of-*"))
         if paths:
             check_complete("train", paths)
             empty = next((path for path in paths if not path.stat().st_size), None)
@@ -171,7 +171,7 @@ def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
 
 
 def _records(path: Path) -> Iterator[bytes]:
-    if is_local(path):
+    if isinstance(path, pathlib.Path):
         _forget(path)
     yield from read_records(path)
 

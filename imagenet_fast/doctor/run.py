@@ -77,4 +77,5 @@ def _waiting() -> str:
     from imagenet_fast.distribute.waiting import told
 
     cluster = Cluster.from_environment()
+    assert cluster  # There are several workers.
     return told([f"{n}={own}" for n, own in enumerate(cluster.workers) if n != cluster.index])

@@ -109,7 +109,10 @@ _POOLS = {
     "avg3x3": (keras.layers.AveragePooling2D, 3),
 }
 # the sizes of convolutions of a quarter of the filters, between two of 1x1,
-_BOTTLENECKS = {"3x3": (3,), "1x7_7x1": ((1, 7), (7, 1))}
+_BOTTLENECKS: dict[str, tuple[int | tuple[int, int], ...]] = {
+    "3x3": (3,),
+    "1x7_7x1": ((1, 7), (7, 1)),
+}
 # or the size and the dilation of two separable convolutions.
 _SEPARABLE = {"separable3x3": (3, 1), "dilated5x5": (5, 2)}
 # What brings a cell's second input to the size and channels of its operations.

@@ -72,7 +72,7 @@ def conv_block(
     """
     if kernel_initializer is None:
         kernel_initializer = keras.initializers.VarianceScaling(**PYTORCH_WEIGHTS)
-    layers = {
+    layers: dict[str, Callable[..., keras.layers.Layer]] = {
         "conv": functools.partial(
             keras.layers.Conv2D,
             filters,

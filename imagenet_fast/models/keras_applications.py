@@ -106,7 +106,9 @@ def _their_name(name: str) -> str:
     if name.startswith("stem_"):
         return name.replace("stem", "conv1")
     stage, block, rest = name.split("_", maxsplit=2)
-    kind, number = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest).groups()
+    found = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest)
+    assert found, name
+    kind, number = found.groups()
     # Their stages count from the stem; their projection is number 0.
     return f"conv{int(stage[len('stage') :]) + 1}_{block}_{number or 0}_{kind}"
 

@@ -130,16 +130,16 @@ class LARS(MomentumOptimizer):
 
     def update_step(self, gradient: tuple[tf.Tensor, tf.Tensor], variable: tf.Variable) -> None:
         """Applies one gradient, which comes with its trust ratio, to its variable."""
-        gradient, ratio = gradient
+        own, ratio = gradient
         index = self._index(variable)
         rate = tf.cast(self._rate_of(index), ratio.dtype)
         if self.rate_in_momentum:
             rate *= ratio
-            gradient = self._add_decay(gradient, variable, index, buffer_scale=-rate)
+            own = self._add_decay(own, variable, index, buffer_scale=-rate)
         else:
-            gradient = self._add_decay(gradient, variable, index, buffer_scale=None)
-            gradient *= tf.cast(ratio, gradient.dtype)
-        self._move(gradient, variable, index, rate)
+            own = self._add_decay(own, variable, index, buffer_scale=None)
+            own *= tf.cast(ratio, own.dtype)
+        self._move(own, variable, index, rate)
 
     def _by_variable(self) -> dict[str, list[Any] | None]:
         return {**super()._by_variable(), "trust_mask": self.trust_mask}

@@ -91,7 +91,7 @@ class Muon(SGD):
     def _is_filter(self, index: int, variable: tf.Variable) -> bool:
         if self.filter_mask is None:
             return variable.shape.rank == 4
-        return self.filter_mask[index]
+        return bool(self.filter_mask[index])
 
     def _check(self, var_list: Sequence[tf.Variable]) -> None:
         super()._check(var_list)

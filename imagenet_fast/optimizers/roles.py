@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import tf_keras as keras
 
@@ -28,7 +29,7 @@ def variable_roles(model: keras.Model) -> list[Role]:
     roles = {}
     for layer in model.submodules:
         for attribute, role in _ATTRIBUTES.items():
-            variable = getattr(layer, attribute, None)
+            variable: Any = getattr(layer, attribute, None)
             if hasattr(variable, "ref"):
                 roles[variable.ref()] = role
     return [roles.get(variable.ref(), Role.WEIGHT) for variable in model.trainable_variables]

@@ -12,8 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
-
-Schedule = keras.optimizers.schedules.LearningRateSchedule
+from tf_keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")

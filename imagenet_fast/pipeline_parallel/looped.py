@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow import TensorArray as Row  # of tensors, one for each micro-batch
 
 from imagenet_fast.pipeline_parallel.passes import Kept, Passes, State
 from imagenet_fast.pipeline_parallel.programs import Tensors
 from imagenet_fast.pipeline_parallel.unrolled import unrolled
-
-# A row of tensors, one for each micro-batch.
-Row = tf.TensorArray
 
 
 def looped(passes: Passes, rematerialize: str) -> Any:
@@ -42,10 +40,11 @@ def looped(passes: Passes, rematerialize: str) -> Any:
 
 def _there_and_back(passes: Passes, number: int) -> Any:
     """Takes one micro-batch forward and backward; returns its outputs."""
-    outputs, kept, upstream = passes.inputs(number), [], []
+    outputs, kept = passes.inputs(number), []
     for place in range(passes.last + 1):
         own, outputs = passes.forward(place, number, outputs, keep=True)
         kept.append(own)
+    upstream: Tensors = []
     for place in reversed(range(passes.last + 1)):
         _, upstream = passes.backward(place, number, kept[place], upstream)
     return outputs
@@ -68,7 +67,9 @@ class _Loops:
     def forward(self) -> None:
         """Takes the micro-batches forward, of the last stage only if activations are kept."""
 
-        def body(number: tf.Tensor, state: State, kept: list[list[Row]], made: list[Row]) -> Any:
+        def body(
+            number: tf.Tensor, state: list[State], kept: list[list[Row]], made: list[Row]
+        ) -> Any:
             self._passes.state = state
             outputs = self._passes.inputs(number)
             for place, rows in enumerate(kept):
@@ -90,7 +91,7 @@ class _Loops:
     def backward(self) -> None:
         """Takes them backward, the last one first."""
 
-        def body(number: tf.Tensor, state: State, made: list[Row]) -> Any:
+        def body(number: tf.Tensor, state: list[State], made: list[Row]) -> Any:
             self._passes.state = state
             upstream: Tensors = []
             for place in reversed(range(len(self._kept))):

@@ -144,9 +144,9 @@ class Pipeline:
         made: list[Programs] = []
         inputs, targets = batch.specs
         for place, stage in enumerate(self.stages):
-            own = (targets, loss) if place == len(self.stages) - 1 else ((), None)
+            aims, own_loss = (targets, loss) if place == len(self.stages) - 1 else ((), None)
             with tf.device(stage.device):
-                made.append(Programs(stage, inputs, *own, first=place == 0))
+                made.append(Programs(stage, inputs, aims, own_loss, first=place == 0))
             inputs = made[-1].outputs
         return made
 

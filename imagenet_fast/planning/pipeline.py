@@ -276,6 +276,7 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
     balance = config.pipeline_balance
     if not balance:
         order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
-        balance = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
+        best = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
+        balance = tuple(best)
     bounds(balance, len(found), stages)
-    return PipelinePlan(config, tuple(found), device, tuple(balance), slots, limit)
+    return PipelinePlan(config, tuple(found), device, balance, slots, limit)

@@ -172,7 +172,9 @@ class RunPlan:
     def dollars(self) -> float | None:
         """The price of all steps, or None if it is not known."""
         price = self.hardware.cluster.accelerator.price
-        return price and price.dollars * self.hardware.chips * self.seconds / 3600
+        if price is None:
+            return None
+        return price.dollars * self.hardware.chips * self.seconds / 3600
 
     @functools.cached_property
     def segments(self) -> tuple[int, ...]:

@@ -49,7 +49,7 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
     config = config.on_one_device()
     model = build_classifier(config, labels)
-    averaged = contextlib.nullcontext()
+    averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(source, Config):
         restore_weights(model, config.model_dir)
         averaged = model.averaged_weights()

@@ -65,10 +65,10 @@ def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
             unread[index] = error.strerror
     answers = classify(images=tf.constant(encoded))
     columns = (answers[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
-    for index, (classes, labels, probabilities, error) in enumerate(zip(*columns)):
+    for index, (classes, labels, probabilities, told) in enumerate(zip(*columns)):
         answer: dict[str, Any] = {"file": paths[index]}
-        if error:
-            answer["error"] = unread.get(index, error.decode())
+        if told:
+            answer["error"] = unread.get(index, told.decode())
         else:
             answer["predictions"] = [
                 {"class": int(c), "label": label.decode(), "probability": float(p)}

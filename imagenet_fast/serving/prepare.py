@@ -66,8 +66,11 @@ def _resize_antialiased(pixels: np.ndarray, size: int, method: str) -> np.ndarra
     """Returns float32 [size, size, 3] of [height, width, 3], whose filters are TensorFlow's too."""
     # Each colour as floats, since Pillow rounds what it resizes of uint8 after either way.
     resampling = Image.Resampling[method.upper()]
-    colours = [Image.fromarray(colour) for colour in np.moveaxis(pixels, -1, 0)]
-    return np.stack([colour.resize((size, size), resampling) for colour in colours], axis=-1)
+
+    def resized(colour: np.ndarray) -> np.ndarray:
+        return np.asarray(Image.fromarray(colour).resize((size, size), resampling))
+
+    return np.stack([resized(colour) for colour in np.moveaxis(pixels, -1, 0)], axis=-1)
 
 
 def _resize_height(pixels: np.ndarray, size: int, method: str) -> np.ndarray:

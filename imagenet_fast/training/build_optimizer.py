@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -45,6 +46,7 @@ def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
 
 def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
     _warn_of_options(config)
+    assert model.steps_per_epoch is not None
     schedule = build_schedule(config, model.steps_per_epoch)
     roles = variable_roles(model)
     kind = config.weight_decay_on
@@ -64,7 +66,7 @@ def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
             required=_required(config),
         )
     rate_factors = _rate_factors(config, model, roles)
-    shared = {
+    shared: dict[str, Any] = {
         "momentum": config.momentum,
         "nesterov": config.nesterov,
         "weight_decay": config.weight_decay,

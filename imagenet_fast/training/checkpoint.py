@@ -17,10 +17,9 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
-from imagenet_fast.distribute.workers import is_chief
+from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
@@ -54,8 +53,9 @@ class Checkpoints:
         self._config = config
         self._folder = to_path(config.model_dir, CHECKPOINTS)
         # A worker killed without notice leaves its files; the next one of its place removes them.
-        self._chief = is_chief(model.distribute_strategy)
-        self._temporary = None if self._chief else _temporary_folder(config.model_dir)
+        _, place = worker_place(model.distribute_strategy)
+        self._chief = place == 0
+        self._temporary = None if self._chief else _temporary_folder(config.model_dir, place)
 
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
@@ -191,11 +191,10 @@ def _unreadable(path: str, error: Exception) -> UserError:
     )
 
 
-def _temporary_folder(model_dir: str) -> pathlib.Path:
+def _temporary_folder(model_dir: str, place: int) -> pathlib.Path:
     """Returns an empty folder on this machine for what a worker other than the chief writes."""
-    index = Cluster.from_environment().index
     owner = f"{os.getuid()}:{to_path(model_dir).resolve()}"
-    name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{index}"
+    name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{place}"
     folder = pathlib.Path(tempfile.gettempdir(), name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()

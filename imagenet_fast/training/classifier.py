@@ -162,7 +162,7 @@ class Classifier(keras.Model):
             kwargs.setdefault("validation_steps", _steps_of(kwargs["validation_data"]))
         if steps_per_epoch is None and _is_endless(x):
             steps_per_epoch = self.steps_per_epoch
-            if epochs is None and self.total_steps is not None:
+            if epochs is None and steps_per_epoch is not None and self.total_steps is not None:
                 steps_per_epoch = min(steps_per_epoch, self.total_steps)
         return super().fit(
             x,
@@ -243,6 +243,11 @@ class Classifier(keras.Model):
         if not _is_step(data):
             return _unpack(data)
         images = {"train": self.training_images, "validation": self.validation_images}[split]
+        if images is None:
+            raise UserError(
+                "the data hold numbers of steps in place of images, as with data_on_device, but "
+                f"this model has no {split} images: build it with the Config of the data"
+            )
         context = tf.distribute.get_replica_context()
         return images.batch(data["step"], context.replica_id_in_sync_group)
 
@@ -266,10 +271,11 @@ class Classifier(keras.Model):
             global_batch = context.all_reduce(
                 tf.distribute.ReduceOp.SUM, tf.cast(images, tf.float32)
             )
+        drawn: tuple[tf.Tensor, ...] = ()
         if self.mixer is not None:
             step = self.optimizer.iterations.read_value()
-            batch = *batch, self.mixer.draw(images, step, replica)
-        return self._accumulate(global_batch, *batch)
+            drawn = (self.mixer.draw(images, step, replica),)
+        return self._accumulate(global_batch, *batch, *drawn)
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights, and the copies that follow them; to be called in a replica.
@@ -497,7 +503,7 @@ class Classifier(keras.Model):
     def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and sums of this replica's share, micro-batch by micro-batch."""
         if self.pipeline is not None:
-            return self._through_pipeline(global_batch, *batch)
+            return self._through_pipeline(self.pipeline, global_batch, *batch)
         if self.accumulation_steps == 1:
             return self._forward_backward(global_batch, *batch)
         parts = self._parts(batch)
@@ -560,7 +566,7 @@ class Classifier(keras.Model):
         ``drawn`` is for the mixer, if there is one.
         """
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        mixed = ()
+        mixed: Sequence[tf.Tensor] = ()
         if self.mixer is not None:
             images, *mixed = self.mixer.mix(images, labels, weights, *drawn)
         with tf.GradientTape() as tape:
@@ -585,6 +591,7 @@ class Classifier(keras.Model):
 
     def _through_pipeline(
         self,
+        pipeline: Pipeline,
         global_batch: tf.Tensor,
         images: tf.Tensor,
         labels: tf.Tensor,
@@ -592,7 +599,7 @@ class Classifier(keras.Model):
         *drawn: tf.Tensor,
     ) -> tuple[Tensors, tf.Tensor]:
         """Returns the same of all micro-batches."""
-        mixed = ()
+        mixed: Sequence[tf.Tensor] = ()
         if self.mixer is not None:
             parts = self._parts([images, labels, weights, *drawn])
             own = [self.mixer.mix(*part) for part in zip(*map(tf.unstack, parts))]
@@ -603,15 +610,13 @@ class Classifier(keras.Model):
             losses = self._image_losses(logits, labels, *mixed)
             return self._scaled(tf.reduce_sum(losses * weights) / global_batch)
 
-        step = self.pipeline.compute(
+        step = pipeline.compute(
             self._normalized(images),
             [labels, weights, *mixed],
             loss,
             self._scaled(tf.constant(1.0)),
         )
-        found = {
-            own.ref(): gradient for own, gradient in zip(self.pipeline.variables, step.gradients)
-        }
+        found = {own.ref(): gradient for own, gradient in zip(pipeline.variables, step.gradients)}
         gradients = [found[variable.ref()] for variable in self.trainable_variables]
         losses = self._image_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
@@ -631,7 +636,7 @@ class Classifier(keras.Model):
     ) -> tf.Tensor:
         """Returns each image's loss, float32 [batch]; of a mixed one, that of both labels."""
         losses = self._cross_entropy(logits, labels)
-        if partners is None:
+        if partners is None or shares is None:
             return losses
         return shares * losses + (1 - shares) * self._cross_entropy(logits, partners)
 

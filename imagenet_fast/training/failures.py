@@ -64,8 +64,8 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
             ) from error
         place = _BUCKET.search(error.message)
         if place:
-            told = bucket_error(place[1], error)
-            raise UserError(f"{told}; when that is mended, the same command {then}") from error
+            lost = bucket_error(place[1], error)
+            raise UserError(f"{lost}; when that is mended, the same command {then}") from error
         if isinstance(error, _DEVICE_ERRORS) and _DEVICE.search(error.message):
             raise UserError(
                 f"{error.message.strip().splitlines()[0]} ({type(error).__name__}); "

@@ -71,6 +71,7 @@ def load_initial_weights(
       UserError: if there are no weights, or they are not this network's, which is then unchanged.
     """
     config, network = model.config, network_of(model)
+    assert config is not None
     path = to_path(config.initial_weights)
     kept = False
     if path.is_file():

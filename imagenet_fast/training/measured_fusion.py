@@ -16,7 +16,6 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.cost_model.fusion import SumCost, few_segments, fitted_cost, transfers
-from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.exchange import numbers_of_all, text_of_chief
 from imagenet_fast.distribute.fusion import Fusion, creation_order
 from imagenet_fast.distribute.tpu import compiles_all_reduces
@@ -32,7 +31,7 @@ _WARMUP, _REPEATS = 1, 5
 # Of a forward and backward pass: fewer segments are taken if they take no longer than this.
 _WASTE = 0.002
 
-Make = Callable[..., AllReduce]
+Make = Callable[..., Callable[..., list[tf.Tensor]]]
 
 
 class FusionTimes(NamedTuple):
@@ -118,7 +117,11 @@ def measure(model: Classifier, make: Make, shape: tuple[int, int, int, int]) -> 
         tuple(last[: len(known)]),
         sizes,
         last[len(known)],
-        fitted_cost(*zip(*of_sums), last[len(known) + 1 :]),
+        fitted_cost(
+            [size for size, _ in of_sums],
+            [count for _, count in of_sums],
+            last[len(known) + 1 :],
+        ),
     )
 
 

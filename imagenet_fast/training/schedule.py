@@ -41,10 +41,11 @@ def build_schedule(config: Config, steps_per_epoch: int) -> Schedule:
             f"{config.duration} ({total} steps)"
         )
     schedule = _after_warmup(config, steps_per_epoch, total, warmup)
-    if not warmup:
+    first = config.warmup_first_rate
+    if not warmup or first is None:
         return schedule
     kind = {"gradual": GradualWarmup, "constant": ConstantWarmup}[config.warmup_kind]
-    return kind(schedule, config.warmup_first_rate, warmup)
+    return kind(schedule, first, warmup)
 
 
 def total_steps(config: Config, steps_per_epoch: int) -> int:

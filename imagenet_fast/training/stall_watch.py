@@ -163,7 +163,7 @@ class _Look:
             try:
                 _read_a_little(path)
             except OSError as error:
-                self._ended[path] = error.strerror
+                self._ended[path] = error.strerror or str(error)
             else:
                 seconds = time.monotonic() - begun
                 if seconds > self._limit:

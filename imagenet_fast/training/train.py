@@ -131,6 +131,7 @@ class _Run:
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
         if searched and fusion is None and self.chief:
+            assert self.model.all_reduce is not None
             found = self.model.all_reduce.fusion
             measured_fusion.keep(found, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
@@ -273,7 +274,8 @@ class _Run:
         if not self.chief or not self.config.profile_steps:
             return None
         folder = tensorboard_folder(self.config.model_dir, "train")
-        return Profiler(folder, *self.config.profile_steps, recorder)
+        first, last = self.config.profile_steps
+        return Profiler(folder, first, last, recorder)
 
     def _mlperf_log(self, recorder: Recorder, last_step: int) -> MLPerfLog | None:
         config = self.config

@@ -85,7 +85,7 @@ def _in_float32(wrong: list[Instruction], name: str, config: Config, gpu: Gpu) -
 def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
     """Compares groups alone: XLA joins some all-reduces and drops those that are made twice."""
     found, meant = optimized.of(*ALL_REDUCES), lowered.of(*ALL_REDUCES)
-    numbers = collections.Counter()
+    numbers: collections.Counter[str] = collections.Counter()
     for own in found:
         for array in own.operands:
             numbers[array.dtype] += array.elements
@@ -102,8 +102,8 @@ def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
     if groups - expected - joined or (expected - groups and not groups & joined):
         wanted = " and ".join(groups_told(own) for own in sorted(expected)) or "nobody"
         wrong = f"the step has all-reduces among {wanted}"
-    found = f"{len(found)} of {told}, {mib:,.1f} MiB, among {among}" if found else "none"
-    return Check("all-reduces", found, wrong)
+    told = f"{len(found)} of {told}, {mib:,.1f} MiB, among {among}" if found else "none"
+    return Check("all-reduces", told, wrong)
 
 
 def _join(one: Groups, other: Groups) -> Groups:

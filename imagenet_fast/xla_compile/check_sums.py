@@ -123,7 +123,7 @@ def _wrong_orders(found: Sequence[_Sum], rows: Groups, columns: Groups) -> str:
     others = {own.groups for own in found if own.groups not in (rows, columns)}
     if others:
         return f"there are all-reduces among {_all_told(others)}"
-    numbers = collections.Counter()
+    numbers: collections.Counter[tuple[Groups, Groups]] = collections.Counter()
     for own in found:
         numbers[own.before, own.groups] += own.elements
     orders = {"rows, then columns": (rows, columns), "columns, then rows": (columns, rows)}
@@ -180,7 +180,8 @@ def ordered(groups: Iterable[Iterable[int]]) -> Groups:
 
 
 def _told(sums: Sequence[_Sum]) -> str:
-    counts, numbers = collections.Counter(), collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
+    numbers: collections.Counter[str] = collections.Counter()
     for own in sums:
         counts[own.dtype] += 1
         numbers[own.dtype] += own.elements

@@ -6,6 +6,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -137,7 +138,7 @@ def write_inputs(
         "labels": batches.labels,
         "weights": np.ones(batches.labels.shape, np.float32),
     }
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for number, own in enumerate(step.arguments):
         if isinstance(own, str):
             arrays[f"batch_{number}"] = given[own]

@@ -283,7 +283,7 @@ def find_cuda() -> pathlib.Path:
         of any version, and use it without a word.
     """
     package = _PACKAGES["GPU"][-1]
-    folder = pathlib.Path(importlib.metadata.distribution(package).locate_file(_CUDA))
+    folder = pathlib.Path(str(importlib.metadata.distribution(package).locate_file(_CUDA)))
     for name in _CUDA_FILES:
         if not (folder / name).is_file():
             raise UserError(

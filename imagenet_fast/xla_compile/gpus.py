@@ -144,7 +144,7 @@ def _read(path: pathlib.Path) -> Gpu:
     text = path.read_text()
 
     def value(pattern: str) -> str:
-        return re.search(pattern, text)[1]
+        return re.findall(pattern, text)[0]
 
     return Gpu(
         path.stem,

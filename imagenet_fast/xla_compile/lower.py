@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
@@ -29,7 +28,7 @@ class LoweredStep(NamedTuple):
 
     serialized: bytes
     module: Module
-    arguments: tuple[str | tf.Variable | np.ndarray, ...]
+    arguments: tuple[Any, ...]
 
 
 def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:

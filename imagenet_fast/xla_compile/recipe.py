@@ -124,16 +124,16 @@ class Compilation:
         if self.program is None:
             reasons.append(f"it does not compile for {self.topology.name}: {self.refusal}")
         reasons += [own.wrong for own in self.compiled if own.wrong]
-        if not self.fits:
-            reasons.append(self._does_not_fit())
+        if self.program is not None and not self.fits:
+            reasons.append(self._does_not_fit(self.program))
         far = [own.kind for own in self.differences if own.wrong]
         if far:
             reasons.append(f"on this machine's processor: {' and '.join(far)} are wrong")
         return "; ".join(reasons)
 
-    def _does_not_fit(self) -> str:
+    def _does_not_fit(self, program: Program) -> str:
         told = (
-            f"it does not fit: {self.batch:,} images a GPU need {self.program.peak / _GIB:.2f} "
+            f"it does not fit: {self.batch:,} images a GPU need {program.peak / _GIB:.2f} "
             f"GiB, and a step can have {self.topology.usable / _GIB:.2f} GiB of the "
             f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
         )
@@ -228,6 +228,7 @@ class _Recipe:
         found, twice = [], 0
         if program is not None and isinstance(self.topology, GpuTopology):
             optimized, gpu = program.optimized, self.topology.gpu
+            assert optimized is not None
             found = check_compiled(optimized, step.module, config, gpu, self.replicas)
             twice = computed_twice(optimized)
             # Of many variants, these would fill the memory.
@@ -301,13 +302,13 @@ class _Recipe:
             return tried[steps].peak
 
         parts = [part for part in divisors(images) if part <= images // own]
-        known = {images // own: found.program.peak}
+        known = {images // own: tried[own].peak}
         largest_that_fits(parts, self.topology.usable, compiled, known)
         return tuple(tried[steps] for steps in sorted(tried))
 
 
 def _try(size: int, found: Compilation) -> Try:
-    peak = found.program and found.program.peak
+    peak = found.program.peak if found.program else None
     return Try(size, peak, found.computed_twice, found.refusal)
 
 

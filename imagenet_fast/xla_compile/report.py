@@ -8,6 +8,7 @@ import json
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
+from imagenet_fast.xla_compile.compiler import Program
 from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
 
@@ -78,7 +79,7 @@ def as_json(found: Compilation) -> str:
         "parameters": found.parameters,
         "batch": found.batch,
         "checks": [own._asdict() for own in found.checks],
-        "program": program and _program_values(found),
+        "program": program and _program_values(found, program),
         "compiled": [own._asdict() for own in found.compiled],
         "fits": found.fits,
         "computed_twice": found.computed_twice,
@@ -130,27 +131,27 @@ def _of_sizes(found: Compilation) -> str:
     return ", the largest of the run" if found.config.train_sizes else ""
 
 
-def _program_values(found: Compilation) -> dict[str, object]:
+def _program_values(found: Compilation, program: Program) -> dict[str, object]:
     values = {
-        field.name: getattr(found.program, field.name)
-        for field in dataclasses.fields(found.program)
+        field.name: getattr(program, field.name)
+        for field in dataclasses.fields(program)
         if field.name != "optimized"
     }
-    return {**values, "peak": found.program.peak, "per_image": _per_image(found)}
+    return {**values, "peak": program.peak, "per_image": _per_image(found, program)}
 
 
 def _program_lines(found: Compilation) -> list[str]:
     program = found.program
     if program is None:
         return [_verdict("compiled", f"not for {found.topology.name}", found.refusal)]
-    work = f"{_per_image(found) / 1e9:.3g} GFLOPs an image"
+    work = f"{_per_image(found, program) / 1e9:.3g} GFLOPs an image"
     if program.bytes:
         part = "step" if found.config.accumulation_steps == 1 else "micro-batch"
         work += f", and {program.bytes / 1e9:.3g} GB read and written in a {part} of a replica"
     return [
         _verdict("compiled", f"in {program.seconds:.0f} s"),
         *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
-        _memory_line(found),
+        _memory_line(found, program),
         _line("work", f"{work}, as XLA counts"),
         *_slow_float16(found),
     ]
@@ -171,8 +172,8 @@ def _slow_float16(found: Compilation) -> list[str]:
     return [_line("float16", told)]
 
 
-def _memory_line(found: Compilation) -> str:
-    program, topology = found.program, found.topology
+def _memory_line(found: Compilation, program: Program) -> str:
+    topology = found.topology
     memory = program.memory
     parts = {
         "arguments": memory["arguments"],
@@ -228,9 +229,9 @@ def _size(number: float) -> str:
     return f"{number:.3g} GiB"
 
 
-def _per_image(found: Compilation) -> float:
+def _per_image(found: Compilation, program: Program) -> float:
     """Returns FLOPs. XLA counts what is in a loop once: of accumulated micro-batches, one."""
-    return found.program.flops * found.config.accumulation_steps / found.batch
+    return program.flops * found.config.accumulation_steps / found.batch
 
 
 def _line(name: str, text: str) -> str:

@@ -48,7 +48,7 @@ def largest_that_fits(
 def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None]) -> tuple[int, int]:
     """Returns the places of the largest size that fits, and of the smallest above that does not."""
     fits = {
-        number: tried[size] is not None and tried[size] <= limit
+        number: (own := tried[size]) is not None and own <= limit
         for number, size in enumerate(candidates)
         if size in tried
     }

@@ -59,12 +59,6 @@ def test_the_ratios_are_of_turns():
     assert comparison.repeats == 3
 
 
-def test_no_speed_without_images():
-    times = timing.Times((1.0,), (1.0,))
-    comparison = timing.Comparison("title", (), ("ours", "theirs"), (times, times))
-    assert comparison.images_per_second(0) is None
-
-
 @pytest.mark.parametrize(
     ("values", "median"), [((3.0,), 3.0), ((1.0, 2.0), 1.5), ((9.0, 1.0, 2.0), 2.0)]
 )

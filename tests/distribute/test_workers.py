@@ -20,6 +20,9 @@ def test_place_and_chief(monkeypatch):
         # One that trains by itself is, whatever job it was started in.
         assert worker_place(alone) == (1, 0)
         assert is_chief(alone)
+    # As TensorFlow has it: without a cluster there is one worker.
+    monkeypatch.delenv("TF_CONFIG")
+    assert worker_place(workers) == (1, 0)
 
 
 @pytest.mark.parametrize(("kind", "hint"), [("GPU", "nccl"), ("CPU", "ring")])

@@ -88,8 +88,7 @@ def test_what_is_slow_on_a_gpu(monkeypatch, dtype, seconds, capability, state, a
     """Float32 beside the CPU, which takes 1 s; the others beside float32, which does."""
     monkeypatch.setattr(convolution, "_capability", lambda device: capability)
     finding = ok("GPU:0", "told", seconds={"plain": seconds, "XLA": 0.1})
-    than = 1.0 if dtype == "float32" else {"plain": 1.0, "XLA": 0.1}
-    judged = convolution._judge("GPU:0", finding, dtype, than)
+    judged = convolution._judge("GPU:0", finding, dtype, 1.0)
     assert judged.state == state
     assert advice in judged.advice
     assert judged.numbers == finding.numbers

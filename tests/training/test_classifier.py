@@ -47,6 +47,11 @@ def losses_of(model, labels=LABELS):
 # --- One step
 
 
+def test_numbers_of_steps_are_for_models_that_hold_images():
+    with pytest.raises(UserError, match="no train images: build it with the Config of the data"):
+        classifier().batch({"step": tf.constant(0)}, "train")
+
+
 def test_same_steps_as_plain_keras():
     ours = classifier(keras.optimizers.SGD(0.1, 0.9), batch_norm=True)
     plain = keras.Model(*layers(batch_norm=True))

@@ -100,7 +100,8 @@ def gradients_case(model: str) -> Case:
     Raises:
       UserError: if there is no such model.
     """
-    network = models.build(model, 1000, (*[_INPUT_SIZES.get(model, 224)] * 2, 3))
+    size = _INPUT_SIZES.get(model, 224)
+    network = models.build(model, 1000, (size, size, 3))
     shapes = tuple(tuple(v.shape.as_list()) for v in network.trainable_variables)
     return Case(f"gradients of {model}", shapes)
 

@@ -110,6 +110,7 @@ def _host_lines(parts: Mapping[str, Comparison], cores: int, consumes: float) ->
 
 def _cpu_microseconds(part: Comparison, index: int) -> Spread:
     """Returns the CPU time that one of the ways takes for an image."""
+    assert part.images
     return Spread.of([1e6 * each / part.images for each in part.times[index].cpu_seconds])
 
 

@@ -36,7 +36,9 @@ def make_stages(config: Config) -> dict[str, Iterable]:
         return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info))
 
     def draw(*records: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(lambda *r: plan_training(*r, info, config))
+        return tf.data.Dataset.from_tensors(records).map(
+            lambda texts, identities: plan_training(texts, identities, info, config)
+        )
 
     def decoded(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
         return tf.size(decode.decode_window(encoded, window, config))
@@ -74,7 +76,9 @@ def make_bounds(config: Config, count: int) -> dict[str, tf.data.Dataset]:
     info = read_info(config)
     records = training_records(info, config).take(count)
     # The encoded images and their windows.
-    planned = records.map(lambda *r: plan_training(*r, info, config)[0:3:2])
+    planned = records.map(
+        lambda texts, identities: plan_training(texts, identities, info, config)[0:3:2]
+    )
     parts = planned.batch(count).get_single_element()
     held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -59,7 +60,8 @@ def make_variant(config: Config, on: Collection[str]) -> tf.data.Dataset:
     if "fused" in on and "batched" in on:
         dataset = training_batches(order, info, config, threads)
     elif "batched" in on:
-        dataset = image_by_image(order, lambda *p: _example(*p, config, fused=False), info, config)
+        do = functools.partial(_example, config=config, fused=False)
+        dataset = image_by_image(order, do, info, config)
     else:
         dataset = _one_by_one(order, info, config, fused="fused" in on)
     return with_threads(dataset.prefetch(2) if "prefetch" in on else dataset, threads)
@@ -72,7 +74,7 @@ def image_by_image(
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(records).map(
-            lambda *r: plan_training(*r, info, config)
+            lambda texts, identities: plan_training(texts, identities, info, config)
         )
         images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
         return images.map(do).batch(config.batch_size)
@@ -98,7 +100,7 @@ def _one_by_one(
     def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
         planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, config)
         one = tf.nest.map_structure(lambda part: part[0], planned)
-        return _example(*one, config, fused=fused)
+        return _example(*one, config=config, fused=fused)
 
     threads = thread_count(config)
     made = order.unbatch().map(example, num_parallel_calls=threads, deterministic=True)
@@ -110,8 +112,8 @@ def _example(
     label: tf.Tensor,
     window: tf.Tensor,
     changes: Changes,
-    config: Config,
     *,
+    config: Config,
     fused: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if fused:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # TensorFlow's and PyTorch's examples all cut windows of this area out of ImageNet's images.
@@ -129,7 +129,9 @@ def model_garden(
       float32 [batch, image_size, image_size, 3], normalized, and int32 [batch], without end.
     """
     # Its package imports all tasks of computer vision, and these need many other packages.
-    root = pathlib.Path(importlib.util.find_spec("official").submodule_search_locations[0])
+    spec = importlib.util.find_spec("official")
+    assert spec and spec.submodule_search_locations
+    root = pathlib.Path(spec.submodule_search_locations[0])
     vision = types.ModuleType("official.vision")
     vision.__path__ = [str(root / "vision")]
     sys.modules[vision.__name__] = vision
@@ -228,7 +230,7 @@ def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
 
 
 # By name: the function, and the packages whose versions matter.
-PIPELINES = {
+PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
     "own": (own, ("tensorflow",)),
     "plain": (plain, ("tensorflow",)),
     "model_garden": (model_garden, ("tf-models-official", "tensorflow")),

@@ -33,8 +33,9 @@ def main() -> None:
 def load_lars() -> type:
     """Returns Model Garden's LARS without importing its packages, which need many others."""
     distribution = importlib.metadata.distribution("tf-models-official")
-    path = distribution.locate_file("official/modeling/optimization/lars.py")
+    path = str(distribution.locate_file("official/modeling/optimization/lars.py"))
     spec = importlib.util.spec_from_file_location("model_garden_lars", path)
+    assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.LARS

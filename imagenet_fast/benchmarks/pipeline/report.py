@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.style
@@ -156,7 +156,7 @@ def _graphs(results: Sequence[Traced]) -> list[str]:
 _SECONDS = f"{'seconds: median':>16} {'min':>6} {'max':>6}"
 _HEAD = f"{'stages':>6} {'micro-batches':>13} {'batch':>6} {'recomputed':>11} {'schedule':>9}"
 # By part.
-_TABLES = {
+_TABLES: dict[str, tuple[str, Callable[[Sequence[Any]], list[str]]]] = {
     "emulated": ("Emulated devices, each with an equal part of the work", _emulated),
     "overlap": ("Two stages, each a process on a core of its own", _timed),
     "recomputation": (
@@ -342,7 +342,7 @@ def _draw_graphs(axes: Axes, results: Sequence[Traced]) -> None:
     axes.set_title("seconds to trace and for the first step", fontsize=8, loc="left")
 
 
-_PANELS = {
+_PANELS: dict[str, Callable[[Axes, Sequence[Any]], None]] = {
     "emulated": _draw_emulated,
     "overlap": _draw_overlap,
     "memory": _draw_memory,

@@ -151,8 +151,8 @@ def _prepare(
     Returns:
       Evaluation's answers: the best classes and their probabilities, both [images, 5].
     """
-    records = itertools.chain.from_iterable(map(read_records, info.splits["validation"].paths))
-    records = list(itertools.islice(records, count))
+    everything = itertools.chain.from_iterable(map(read_records, info.splits["validation"].paths))
+    records = list(itertools.islice(everything, count))
     batches = evaluation_batches(
         tf.data.Dataset.from_tensor_slices(records).batch(_EVALUATED_AT_ONCE),
         info,
@@ -196,7 +196,7 @@ def _serve(
     title = f"{config.model}, {config.image_size} px, batch {batch_size}"
     return Served(
         batch_size,
-        Comparison(title, (), tuple(map(WAYS.get, jobs)), times, images),
+        Comparison(title, (), tuple(WAYS[name] for name in jobs), times, images),
         tuple(tuple(server.latencies[warmup * calls :]) for server in servers),
         tuple(server.memory for server in servers),
         tuple(server.peak_memory for server in servers),

@@ -156,7 +156,7 @@ def _bars(
     errors: Sequence[tuple[float, float]],
     colors: Sequence[str],
 ) -> None:
-    axes.barh(names, values, xerr=list(zip(*errors)), color=colors, capsize=2, height=0.7)
+    bars = axes.barh(names, values, xerr=list(zip(*errors)), color=colors, capsize=2, height=0.7)
     told = [f" {value:,.0f}" if value >= 100 else f" {value:.3g}" for value in values]
-    axes.bar_label(axes.containers[-1], told, fontsize=7)
+    axes.bar_label(bars, told, fontsize=7)
     axes.margins(x=0.15)

@@ -8,7 +8,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.style
 from matplotlib.figure import Figure
@@ -268,6 +268,7 @@ def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
       efficiency: of its software.
     """
     run = row.run
+    assert isinstance(run, DataParallel) and run.segments
     cluster, step = _cluster(run), _counted(_key(run.network), _images(run))
     published = _step_time(run, efficiency)
     sizes = [run.gradient_bytes * own.elements for own in step.gradients]
@@ -286,11 +287,13 @@ def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
       efficiency: of its software.
     """
     row = prediction.row
-    run, to = row.run, images_per_second(row.to, efficiency)
+    run = row.run
+    assert isinstance(run, DataParallel) and row.to
+    to = images_per_second(row.to, efficiency)
     gradients = len(_counted(_key(run.network), _images(run)).gradients)
     alone = tuple(range(1, gradients))
 
-    def scaled(**changes: object) -> float:
+    def scaled(**changes: Any) -> float:
         return row.told(images_per_second(dataclasses.replace(run, **changes), efficiency), to)
 
     return Scaling(

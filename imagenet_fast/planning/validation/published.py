@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from imagenet_fast.cost_model.compute import Efficiency
 
@@ -13,7 +14,7 @@ CIFAR = 50_000
 
 _SECONDS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
-Options = Mapping[str, object]
+Options = Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Pipelined:
     balance: tuple[int, ...] = ()
     rematerialize: str = "except_last"
 
+    @property
+    def chips(self) -> int:
+        """How many there are."""
+        return self.stages
+
 
 @dataclasses.dataclass(frozen=True)
 class PublishedResult:
@@ -117,6 +123,7 @@ class PublishedResult:
         if self.unit == "times":
             return images_per_second / to
         if self.unit == "scaling":
+            assert self.to
             return images_per_second / to * self.to.chips / self.run.chips
         return self.epochs * self.examples / images_per_second / _SECONDS[self.unit]
 
@@ -175,16 +182,16 @@ def _mlperf(round_: str, system: str) -> str:
     return f"MLPerf Training {round_}, log of one run on {system}, {counted}"
 
 
-def _p100(network: Options, chips: int, each: int, **options: object) -> DataParallel:
+def _p100(network: Options, chips: int, each: int, **options: Any) -> DataParallel:
     return DataParallel(network, "p100", chips, chips * each, **options)
 
 
-def _tpu(kind: str, chips: int, batch: int, **options: object) -> DataParallel:
+def _tpu(kind: str, chips: int, batch: int, **options: Any) -> DataParallel:
     return DataParallel(_BRAIN, kind, chips, batch, **options)
 
 
-_ON_ETHERNET = {"all_reduce": "hierarchical", "network_gbits": 50.0}
-_ON_ROCE = {"all_reduce": "hierarchical", "gradient_bytes": 2}
+_ON_ETHERNET: Options = {"all_reduce": "hierarchical", "network_gbits": 50.0}
+_ON_ROCE: Options = {"all_reduce": "hierarchical", "gradient_bytes": 2}
 
 _GOYAL_ROWS = (
     PublishedResult(

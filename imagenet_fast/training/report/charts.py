@@ -6,7 +6,7 @@ import dataclasses
 import html
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import matplotlib.style
 import matplotlib.ticker
@@ -16,6 +16,9 @@ from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
 from imagenet_fast.training.metrics_file import Row
+
+if TYPE_CHECKING:
+    from typing import TypeGuard  # Since Python 3.10.
 
 # A curve has at most so many points, each the mean of a window: more cannot be seen.
 _MAX_POINTS = 300
@@ -158,14 +161,14 @@ class Chart:
 LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate"),))
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Tells whether a value of a row is a finite number."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _draw(axes: Axes, curve: Curve, epochs: np.ndarray, values: np.ndarray) -> None:
     few = len(values) <= _FEW_POINTS
-    style = {
+    style: dict[str, Any] = {
         "color": SENTINELS[curve.color],
         "ls": (0, (3.5, 2)) if curve.dashed else "-",
         "clip_on": False,

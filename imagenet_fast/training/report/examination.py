@@ -68,16 +68,16 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
       RuntimeError: if images are missing or were counted twice.
     """
     strategy = model.distribute_strategy
-    pairs = []  # The label and the answer of each image.
+    found = []  # The label and the answer of each image.
     skipped = np.zeros([], np.float32)
     worst = _Worst(config.image_size)
     with model.evaluated_weights():
         for labels, answers, weights, *mistakes in _results(model, config, info):
             counted = weights > 0
-            pairs.append(np.stack([labels[counted], answers[counted]], axis=1))
+            found.append(np.stack([labels[counted], answers[counted]], axis=1))
             skipped += np.sum(~counted & (labels >= 0))
             worst.add(*mistakes)
-    pairs = rows_of_all_workers(strategy, np.concatenate(pairs))
+    pairs = rows_of_all_workers(strategy, np.concatenate(found))
     (skipped,) = sum_over_workers(strategy, skipped)
     check_evaluated(
         {"examples": len(pairs), "skipped": float(skipped)}, info.splits["validation"].examples
