@@ -416,7 +416,7 @@ def test_a_killed_run_goes_on_to_the_bytes_of_one_left_alone(miniature):
         for directory in (miniature.whole, miniature.killed)
     )
     assert sorted(whole) == sorted(
-        [FILE]
+        [FILE, "data.html", "data.npz", "duplicates.jsonl"]
         + [f"train-{shard:05d}-of-00016" for shard in range(SHARDS)]
         + [f"validation-{shard:05d}-of-00004" for shard in range(VALIDATION_SHARDS)]
     )
@@ -433,6 +433,7 @@ def test_odd_images_are_converted_and_told_and_others_are_as_they_were(miniature
     assert miniature.printed.splitlines() == [
         "converted 1 images: CMYK JPEG",
         "converted 1 images: PNG",
+        f"a page on the images: {miniature.whole / 'data.html'}",
         f"{miniature.whole}: imagenet2012, 4 classes, 160 train images, 24 validation images",
     ]
     found = {}
