@@ -19,7 +19,7 @@ from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import values_for_batch
-from imagenet_fast.optimizers.options import OptimizerOptions, ScheduleOptions
+from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
 from imagenet_fast.training.options import RunOptions
 
@@ -31,9 +31,7 @@ _GROUPS = ("data", "model", "optimization", "learning rate", "hardware", "run")
 
 # The last base's options come first.
 @dataclasses.dataclass(frozen=True)
-class Config(
-    RunOptions, PipelineOptions, OptimizerOptions, ScheduleOptions, ModelOptions, InputOptions
-):
+class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOptions):
     """The options of a training run. ``imagenet-fast train --helpfull`` lists them.
 
     Durations may be given as text (``duration="90 epochs"``), batch sizes are global: images in a

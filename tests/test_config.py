@@ -841,7 +841,8 @@ def _reads(tree):
 
 def _is_config(node):
     return (isinstance(node, ast.Name) and node.id in ("config", "options")) or (
-        isinstance(node, ast.Attribute) and node.attr in ("config", "_config")
+        isinstance(node, ast.Attribute)
+        and node.attr in ("config", "_config", "options", "_options")
     )
 
 

@@ -317,3 +317,8 @@ class ScheduleOptions(SharedOptions):
             raise UserError(
                 f"there are {len(self.knots)} knots, but {len(self.knots_at)} times in knots_at"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateOptions(OptimizerOptions, ScheduleOptions):
+    """How weights are updated: the optimizer, and its learning rate."""

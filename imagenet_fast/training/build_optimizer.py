@@ -9,10 +9,10 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.config import Config
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OWN, make_optimizer
+from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import build_schedule
 
@@ -26,7 +26,7 @@ _DECAYED_ROLES = {
 }
 
 
-def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
+def build_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
     """Returns the optimizer, in a loss scale for float16.
 
     Which variables are decayed, and which LARS scales, follows from their roles.
@@ -34,101 +34,101 @@ def build_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optim
     Raises:
       UserError: if there is no such optimizer, or the schedule does not fit the run.
     """
-    optimizer = _bare_optimizer(config, model)
-    if config.precision != "mixed_float16":
+    optimizer = _bare_optimizer(options, model)
+    if options.precision != "mixed_float16":
         return optimizer
-    if config.loss_scale:
+    if options.loss_scale:
         return keras.mixed_precision.LossScaleOptimizer(
-            optimizer, dynamic=False, initial_scale=config.loss_scale
+            optimizer, dynamic=False, initial_scale=options.loss_scale
         )
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
-def _bare_optimizer(config: Config, model: Classifier) -> keras.optimizers.Optimizer:
-    _warn_of_options(config)
+def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
+    _warn_of_options(options)
     assert model.steps_per_epoch is not None
-    schedule = build_schedule(config, model.steps_per_epoch)
+    schedule = build_schedule(options, model.steps_per_epoch)
     roles = variable_roles(model)
-    kind = config.weight_decay_on
+    kind = options.weight_decay_on
     if kind == "auto":
-        kind = "weights" if config.optimizer == "lars" else "weights_and_biases"
+        kind = "weights" if options.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[kind] for role in roles]
-    clip_norm = config.clip_norm or None
-    if config.optimizer not in OWN:
+    clip_norm = options.clip_norm or None
+    if options.optimizer not in OWN:
         return make_optimizer(
-            config.optimizer,
+            options.optimizer,
             schedule,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
             undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
             clip_norm=clip_norm,
-            epsilon=config.optimizer_epsilon or None,
-            required=_required(config),
+            epsilon=options.optimizer_epsilon or None,
+            required=_required(options),
         )
-    rate_factors = _rate_factors(config, model, roles)
+    rate_factors = _rate_factors(options, model, roles)
     shared: dict[str, Any] = {
-        "momentum": config.momentum,
-        "nesterov": config.nesterov,
-        "weight_decay": config.weight_decay,
+        "momentum": options.momentum,
+        "nesterov": options.nesterov,
+        "weight_decay": options.weight_decay,
         "weight_decay_mask": [own / factor for own, factor in zip(decayed, rate_factors)],
         "rate_factors": rate_factors,
         "global_clipnorm": clip_norm,
     }
-    if config.optimizer == "lars":
+    if options.optimizer == "lars":
         return LARS(
             schedule,
-            eeta=config.lars_eeta,
-            epsilon=config.lars_epsilon,
-            rate_in_momentum=config.rate_in_momentum != "no",
+            eeta=options.lars_eeta,
+            epsilon=options.lars_epsilon,
+            rate_in_momentum=options.rate_in_momentum != "no",
             trust_mask=[role is Role.WEIGHT for role in roles],
             **shared,
         )
-    shared["rate_in_momentum"] = config.rate_in_momentum == "yes"
-    if config.optimizer == "sgd":
+    shared["rate_in_momentum"] = options.rate_in_momentum == "yes"
+    if options.optimizer == "sgd":
         return SGD(schedule, **shared)
     return Muon(
-        schedule, filter_mask=_filters(model), filter_momentum=config.muon_momentum, **shared
+        schedule, filter_mask=_filters(model), filter_momentum=options.muon_momentum, **shared
     )
 
 
-def _required(config: Config) -> list[str]:
+def _required(options: UpdateOptions) -> list[str]:
     """Returns the options that an optimizer must have, since they were given and do something."""
-    if config.batch_table:  # which gave them
+    if options.batch_table:  # which gave them
         return []
-    default = Config()
+    default = UpdateOptions()
     return [
         name
         for name in ("momentum", "weight_decay")
-        if getattr(config, name) not in (0, getattr(default, name))
+        if getattr(options, name) not in (0, getattr(default, name))
     ]
 
 
-def _warn_of_options(config: Config) -> None:
+def _warn_of_options(options: UpdateOptions) -> None:
     """Warns of options that the optimizer is not meant for."""
-    if config.batch_table and config.optimizer != "lars":
+    if options.batch_table and options.optimizer != "lars":
         warnings.warn(
-            f"the rates of batch_table={config.batch_table} are for lars, not for "
-            f"{config.optimizer}",
+            f"the rates of batch_table={options.batch_table} are for lars, not for "
+            f"{options.optimizer}",
             stacklevel=2,
         )
-    if config.optimizer == "lars" and config.batch_size < _LEAST_LARS_BATCH:
+    if options.optimizer == "lars" and options.batch_size < _LEAST_LARS_BATCH:
         warnings.warn(
             f"lars is meant for batches of {_LEAST_LARS_BATCH} images and more, not for "
-            f"{config.batch_size}",
+            f"{options.batch_size}",
             stacklevel=2,
         )
 
 
-def _rate_factors(config: Config, model: Classifier, roles: Sequence[Role]) -> list[float]:
+def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Role]) -> list[float]:
     """Returns the rate of each trainable variable as a multiple of the schedule's."""
     head = None
-    if config.optimizer == "muon":
+    if options.optimizer == "muon":
         head = network_of(model).get_layer("logits").kernel
 
     def factor(variable: tf.Variable, role: Role) -> float:
         if role in (Role.BIAS, Role.SHIFT):
-            return config.bias_rate_factor
-        return config.muon_head_rate_factor if variable is head else 1.0
+            return options.bias_rate_factor
+        return options.muon_head_rate_factor if variable is head else 1.0
 
     return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
 

@@ -16,13 +16,13 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import is_local, to_path
-from imagenet_fast.config import Config
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
+from imagenet_fast.training.options import RunOptions
 
 # Where there is no space, or no permission any more.
 _UNWRITABLE = (
@@ -43,19 +43,19 @@ class Checkpoints:
 
     Args:
       model: compiled and made in its strategy's scope.
-      config: gives ``model_dir`` and ``keep_checkpoints``.
+      options: gives ``model_dir`` and ``keep_checkpoints``.
     """
 
-    def __init__(self, model: Classifier, config: Config) -> None:
+    def __init__(self, model: Classifier, options: RunOptions) -> None:
         self._model = model
         self._state = _State()
         self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
-        self._config = config
-        self._folder = to_path(config.model_dir, CHECKPOINTS)
+        self._options = options
+        self._folder = to_path(options.model_dir, CHECKPOINTS)
         # A worker killed without notice leaves its files; the next one of its place removes them.
         _, place = worker_place(model.distribute_strategy)
         self._chief = place == 0
-        self._temporary = None if self._chief else _temporary_folder(config.model_dir, place)
+        self._temporary = None if self._chief else _temporary_folder(options.model_dir, place)
 
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
@@ -63,7 +63,7 @@ class Checkpoints:
         return tf.train.CheckpointManager(
             self._checkpoint,
             str(self._temporary or self._folder),
-            max_to_keep=self._config.keep_checkpoints,
+            max_to_keep=self._options.keep_checkpoints,
         )
 
     def save(self, step: int, state: dict[str, Any]) -> None:
@@ -122,7 +122,9 @@ class Checkpoints:
         found = {"name": ""}
         if self._chief:
             try:
-                whole = whole_checkpoint(self._config.model_dir, self._config.on_damaged_checkpoint)
+                whole = whole_checkpoint(
+                    self._options.model_dir, self._options.on_damaged_checkpoint
+                )
                 found = {"name": to_path(whole).name if whole else ""}
             except UserError as error:
                 found = {"error": str(error)}
