@@ -15,7 +15,7 @@ from imagenet_fast import commands
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands.benchmark import BENCHMARKS
-from imagenet_fast.config import Config, option_type
+from imagenet_fast.config import Config, option_names, option_type
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _VALUES = {int: "INTEGER", float: "NUMBER", str: "TEXT", Duration: "DURATION"}
@@ -37,8 +37,9 @@ def _write_parts(app: Sphinx, page: str, source: list[str]) -> None:
 def flags() -> str:
     """Returns all options of Config in Markdown, under the headings of ``--helpfull``."""
     groups: dict[str, list[str]] = {}
-    for field in dataclasses.fields(Config):
-        groups.setdefault(field.metadata["group"], []).append(_flag(field))
+    fields = {field.name: field for field in dataclasses.fields(Config)}
+    for name in option_names():
+        groups.setdefault(fields[name].metadata["group"], []).append(_flag(fields[name]))
     return "\n".join(f"## {name.capitalize()}\n\n{''.join(own)}" for name, own in groups.items())
 
 
