@@ -168,9 +168,17 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
         "validation": _index(directory, splits[validation]),
     }
     warnings: tuple[str, ...] = ()
+    classes = _class_names(directory)
     if validation == "test":
         warnings = ("there is no split 'validation': 'test' is used as validation",)
-    return TfdsSource(info["name"], _class_names(directory), shards, warnings)
+    elif "test" in splits:
+        tested = {**shards, "test": _index(directory, splits["test"])}
+        source = TfdsSource(info["name"], classes, tested, warnings)
+        # As of ImageNet, whose labels are secret.
+        if source.splits["test"] and source.read("test", 0).label >= 0:
+            return source
+        warnings = ("the split 'test' has no labels, and is left out",)
+    return TfdsSource(info["name"], classes, shards, warnings)
 
 
 def _version_directory(path: Path) -> Path:

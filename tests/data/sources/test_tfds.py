@@ -72,6 +72,22 @@ def test_validation_goes_before_test_and_the_newest_version_before_others(tmp_pa
     assert items(open_source("tfds", tmp_path / "2.0.0"), "validation")[0][0] == b"old"
 
 
+def test_a_test_split_beside_validation(tmp_path):
+    validation = [[example(image=b"v", label=1)]]
+    write(tmp_path, {**SPLITS, "validation": validation})
+    source = open_source("tfds", tmp_path)
+    assert items(source, "test") == [(b"d", 0, "toy-test.tfrecord-00000-of-00001[0]")]
+    assert items(source, "validation")[0][:2] == (b"v", 1)
+
+
+def test_a_test_split_without_labels(tmp_path):
+    secret = {"validation": SPLITS["test"], "test": [[example(image=b"s", label=-1)]]}
+    write(tmp_path, {**SPLITS, **secret})
+    source = open_source("tfds", tmp_path)
+    assert source.splits.keys() == {"train", "validation"}
+    assert source.warnings == ("the split 'test' has no labels, and is left out",)
+
+
 def test_classes_without_names(tmp_path):
     write(tmp_path, SPLITS, names=None)
     assert open_source("tfds", tmp_path).labels == ("0", "1")
