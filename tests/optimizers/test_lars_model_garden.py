@@ -83,6 +83,7 @@ def cut(value):
     return value[tuple(slice(side // 16 if side > 16 else side) for side in value.shape)]
 
 
+@pytest.mark.long
 def test_resnet50_without_decay(garden_lars):
     network = models.build("resnet50", 1000, (224, 224, 3))
     start = [cut(variable.numpy()) for variable in network.trainable_variables]
