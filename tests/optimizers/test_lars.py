@@ -123,7 +123,10 @@ def test_ratio_is_1_where_a_norm_is_0(zero):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float64", 1e-12), pytest.param("float32", 2e-6, marks=pytest.mark.long)],
+)
 def test_many_steps_with_a_changing_rate(nesterov, inside, momentum, dtype, tolerance):
     weights, gradients = problem(dtype)
     options = {"momentum": momentum, "nesterov": nesterov, "eeta": 0.01, "epsilon": 0.5}

@@ -107,7 +107,10 @@ def test_resnet50_without_decay(garden_lars):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("float64", 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [pytest.param("float32", 2e-6, marks=pytest.mark.long), ("float64", 1e-12)],
+)
 def test_with_decay_once_the_difference_is_removed(garden_lars, nesterov, dtype, tolerance):
     start, gradients = problem(dtype)
     ours = variables(start, WEIGHTS)
