@@ -32,7 +32,9 @@ def cut_photographs(folder, images):
             window.save(folder / name / f"{number:03d}.{('jpg', 'png')[number % 2]}")
 
 
+# Quick tests: tools/test_docs.py parses each command, commands/test_end_to_end.py runs such a row.
 @pytest.mark.slow
+@pytest.mark.long
 def test_three_commands_from_a_folder_of_photographs_to_predictions(tmp_path):
     cut_photographs(tmp_path / "photos", 20)
     (tmp_path / "flags").symlink_to(ROOT / "flags")

@@ -19,6 +19,8 @@ STRATEGIES = {
     "four_devices": ("mirrored", 4, 0),
     "four_workers": ("multi_worker", 0, 4),
 }
+# Workers are in tests/training/test_batch_norm_groups_training.py too.
+EACH = ["four_devices", pytest.param("four_workers", marks=pytest.mark.long)]
 # Of what is rounded to the layer's dtype: outputs and their gradients.
 ROUNDING = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11}
 
@@ -94,10 +96,8 @@ def own_results(found, group_size, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", job.DTYPES)
-@pytest.mark.parametrize(
-    ("name", "group_size"),
-    [(name, group_size) for name in STRATEGIES for group_size in job.GROUP_SIZES],
-)
+@pytest.mark.parametrize("group_size", job.GROUP_SIZES)
+@pytest.mark.parametrize("name", EACH)
 def test_one_batch_norm_over_the_images_of_the_group(results, name, group_size, dtype):
     own = own_results(results(name), group_size, dtype)
     expected = reference(len(own["step0_outputs"]), group_size, dtype)
@@ -117,7 +117,7 @@ def test_a_wrong_group_is_far_off(results, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EACH)
 def test_all_members_keep_the_same_statistics(results, name):
     own = own_results(results(name), 2, "float32")
     for key in ("step1_moving_mean", "step1_moving_variance"):
@@ -126,7 +126,7 @@ def test_all_members_keep_the_same_statistics(results, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EACH)
 def test_a_mean_of_many_deviations(results, name):
     """Of the inputs' own squares, float32 would leave none of the variance."""
     found = results(name)["far_moving_variance"]
@@ -137,7 +137,7 @@ def test_a_mean_of_many_deviations(results, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", EACH)
 def test_layers_of_one_name_and_layers_used_twice(results, name):
     own = results(name)
     images, upstream = job.problem(len(own["shared_outputs"]), job.BATCHES[0])
@@ -169,7 +169,8 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "logical_cpus", "workers"), [("mirrored", 2, 0), ("multi_worker", 0, 2)]
+    ("kind", "logical_cpus", "workers"),
+    [("mirrored", 2, 0), pytest.param("multi_worker", 0, 2, marks=pytest.mark.long)],
 )
 def test_a_model_of_ones_own_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
     out, directory = tmp_path / "weights.npz", tmp_path / "model"

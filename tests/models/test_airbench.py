@@ -157,6 +157,7 @@ def test_equals_numpy(size, convs):
     assert_same_step(model, functools.partial(reference, convs=convs))
 
 
+@pytest.mark.long
 def test_equals_numpy_under_xla():
     assert_same_step(airbench(94, width=4), reference, jit_compile=True)
 

@@ -104,6 +104,7 @@ def cell(variant, reduction, filters=8, before="project", **norm):
 # --- Counts and shapes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_published_counts(size):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -131,6 +132,7 @@ def test_counts_and_shapes_by_block():
     assert [x.shape for _, x in cells] == [stem1.shape, *(x.shape for x, _ in cells[:-1])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "count"), [((3, 64), 1_541_066), ((6, 32), 679_578)])
 def test_counts_of_small_networks(size, count):
     model = amoebanet("d", 10, (32, 32, 3), normal_cells=size[0], cell_filters=size[1])
@@ -138,6 +140,7 @@ def test_counts_of_small_networks(size, count):
     assert model.name == "amoebanet_d"
 
 
+@pytest.mark.long
 def test_count_of_b_is_near_the_published():
     sizes = block_sizes(amoebanet_blocks("b", 18, 512), (480, 480, 3))
     count = sum(block.trainable for block in sizes)
@@ -149,8 +152,15 @@ def test_count_of_b_is_near_the_published():
 # --- What they compute
 
 
-@pytest.mark.parametrize("variant", ["b", "d"])
-@pytest.mark.parametrize("shape", [(2, 64, 32, 3), (2, 45, 51, 3)])
+@pytest.mark.parametrize(
+    ("variant", "shape"),
+    [
+        ("b", (2, 45, 51, 3)),
+        ("d", (2, 64, 32, 3)),
+        pytest.param("b", (2, 64, 32, 3), marks=pytest.mark.long),
+        pytest.param("d", (2, 45, 51, 3), marks=pytest.mark.long),
+    ],
+)
 def test_equals_the_network_in_numpy(variant, shape):
     model = small(variant)
     randomise(model.weights)
@@ -163,7 +173,7 @@ def test_equals_the_network_in_numpy(variant, shape):
     )
 
 
-@pytest.mark.parametrize("variant", ["b", "d"])
+@pytest.mark.parametrize("variant", [pytest.param("b", marks=pytest.mark.long), "d"])
 def test_blocks_one_after_another_are_the_model(variant):
     blocks = amoebanet_blocks(variant, 3, 8, 5)
     assert len(blocks) == 3 + 6
@@ -274,6 +284,7 @@ def test_features_feed_the_logits():
 # --- Where they run, and what is kept
 
 
+@pytest.mark.long
 def test_xla():
     model = two_cells()
 
@@ -289,7 +300,9 @@ def test_xla():
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
+)
 def test_precision_is_that_of_where_it_was_made(policy):
     own = keras.mixed_precision.Policy(policy)
     keras.mixed_precision.set_global_policy(own)
@@ -308,7 +321,14 @@ def test_precision_is_that_of_where_it_was_made(policy):
         assert {weight.dtype.name for weight in block.weights} == {"float32"}
 
 
-@pytest.mark.parametrize("file", ["model.keras", "model.h5", "saved_model"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model.keras",
+        pytest.param("model.h5", marks=pytest.mark.long),
+        pytest.param("saved_model", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_cells_survive_a_file(file, tmp_path):
     model = two_cells()
@@ -319,6 +339,7 @@ def test_cells_survive_a_file(file, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_network_survives_a_file(tmp_path):
     model = small("b")
     randomise(model.weights)

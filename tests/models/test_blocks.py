@@ -53,7 +53,8 @@ IN_RESNET9 = [
 @pytest.mark.parametrize(
     ("name", "size", "options", "expected"),
     [
-        ("resnet101", 64, {}, in_resnet((3, 4, 23, 3))),
+        ("resnet18", 64, {}, in_resnet((2, 2, 2, 2))),
+        pytest.param("resnet101", 64, {}, in_resnet((3, 4, 23, 3)), marks=pytest.mark.long),
         ("alexnet_bn", 224, {}, IN_ALEXNET),
         ("resnet9", 32, {}, IN_RESNET9),
         ("amoebanet_d", 64, {"normal_cells": 3, "cell_filters": 32}, AMOEBANET),
@@ -116,7 +117,11 @@ def check(model, *shape):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("resnet8", {}), ("resnet9", {}), ("amoebanet_d", {"normal_cells": 3, "cell_filters": 8})],
+    [
+        ("resnet8", {}),
+        ("resnet9", {"width": 8}),
+        pytest.param("amoebanet_d", {"normal_cells": 3, "cell_filters": 8}, marks=pytest.mark.long),
+    ],
 )
 def test_blocks_of_networks_are_the_network(name, options):
     keras.utils.set_random_seed(0)
@@ -126,7 +131,7 @@ def test_blocks_of_networks_are_the_network(name, options):
 def test_a_block_takes_a_list_where_a_layer_returns_several():
     """As the cells of AmoebaNet."""
     model = models.build("amoebanet_d", 4, (32, 32, 3), normal_cells=3, cell_filters=8)
-    blocks = dict(zip(names(cut(model)), cut(model)))
+    blocks = {block.name: block for block in cut(model)}
     assert len(blocks["stem2"].inputs) == 1
     assert isinstance(blocks["stem2"].output, list)
     assert len(blocks["stage1_cell1"].inputs) == len(blocks["stage1_cell1"].outputs) == 2

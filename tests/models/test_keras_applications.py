@@ -86,6 +86,11 @@ def model(initial):
 
 
 @pytest.fixture(scope="module")
+def of_three_classes():
+    return ours(classes=3)
+
+
+@pytest.fixture(scope="module")
 def our_deeper():
     return ours(101)
 
@@ -136,6 +141,7 @@ def test_the_classifier_has_another_name_in_the_files_for_download(
     assert_same(model(images, training=False), source(images, training=False))
 
 
+@pytest.mark.long
 def test_depth_101_has_the_same_layers(our_deeper, deeper):
     model = our_deeper
     load_keras_applications_weights(model, deeper)
@@ -151,15 +157,16 @@ def test_depth_101_has_the_same_layers(our_deeper, deeper):
     )
 
 
-def test_without_the_classifier(weights_file, images, headless, tmp_path):
+def test_without_the_classifier(of_three_classes, weights_file, images, headless, tmp_path):
     headless.save_weights(tmp_path / "notop.h5")
+    model, initial = of_three_classes, of_three_classes.get_weights()
+    head = model.get_layer("logits").get_weights()
+    features = keras.Model(model.inputs, model.get_layer("stage4_block3_relu").output)
     for path in (tmp_path / "notop.h5", weights_file):
-        model = ours(classes=3)
-        head = model.get_layer("logits").get_weights()
+        model.set_weights(initial)
         load_keras_applications_weights(model, path, include_top=False)
         for before, after in zip(head, model.get_layer("logits").get_weights()):
             np.testing.assert_array_equal(before, after)
-        features = keras.Model(model.inputs, model.get_layer("stage4_block3_relu").output)
         assert_same(features(images, training=False), headless(images, training=False))
 
 
@@ -168,8 +175,8 @@ def test_weights_without_a_classifier(model, headless):
         load_keras_applications_weights(model, headless)
 
 
-def test_other_number_of_classes_leaves_the_model_unchanged(source):
-    model = ours(classes=3)
+def test_other_number_of_classes_leaves_the_model_unchanged(source, of_three_classes):
+    model = of_three_classes
     before = model.get_weights()
     with pytest.raises(
         UserError, match=r"logits/kernel is \(2048, 3\), not \(2048, 7\).*include_top=False"
@@ -179,6 +186,7 @@ def test_other_number_of_classes_leaves_the_model_unchanged(source):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 def test_other_depth(source, deeper, our_deeper, model):
     with pytest.raises(UserError, match=r"the weights lack conv4_block\d+_\d_conv.* more; build"):
         load_keras_applications_weights(our_deeper, source)
@@ -191,9 +199,13 @@ def test_other_depth(source, deeper, our_deeper, model):
     [
         (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
         (lambda: ours(batch_norm_epsilon=1e-5), "batch_norm_epsilon=1e-05 .*1.001e-05$"),
-        (lambda: ours(stem="small"), r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)"),
+        pytest.param(
+            lambda: ours(stem="small"),
+            r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)",
+            marks=pytest.mark.long,
+        ),
         (lambda: resnet(18, CLASSES, SHAPE), r"no weights for resnet18.*resnet\(152\)"),
-        (lambda: cifar_resnet(20), "no weights for resnet20"),
+        pytest.param(lambda: cifar_resnet(20), "no weights for resnet20", marks=pytest.mark.long),
     ],
 )
 def test_other_variants(make, message, source):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import subprocess
 import sys
@@ -24,6 +25,25 @@ SMALL = [
     ("amoebanet_b", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
     ("amoebanet_d", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
 ]
+# Those with layers and initializers of this package.
+OWN_LAYERS = (1, 4, 5)
+
+
+def some_long(numbers):
+    """SMALL, of which all but some are left to the long run."""
+    marks = [() if number in numbers else pytest.mark.long for number in range(len(SMALL))]
+    return [pytest.param(*network, marks=mark) for network, mark in zip(SMALL, marks)]
+
+
+@functools.cache
+def _small(number):
+    name, shape, options = SMALL[number]
+    return models.build(name, 7, shape, **options)
+
+
+def small(name, shape, options):
+    """One of each for the tests that do not change it."""
+    return _small(SMALL.index((name, shape, options)))
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +55,7 @@ def default_precision():
 def test_names_need_no_tensorflow():
     code = (
         "import sys, imagenet_fast.models.options as names\n"
-        "assert 'resnet50' in options.MODEL_NAMES\n"
+        "assert 'resnet50' in names.MODEL_NAMES\n"
         "sys.exit(any(m.split('.')[0] in ('tensorflow', 'tf_keras', 'h5py') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -99,7 +119,8 @@ def test_no_classes(name):
 @pytest.mark.parametrize(
     ("policy", "name", "shape", "options"),
     [
-        (policy, *network)
+        # Of AmoebaNets, test_amoebanet.py has the same of their cells.
+        pytest.param(policy, *network, marks=pytest.mark.long if "amoebanet" in network[0] else ())
         for policy, network in zip(itertools.cycle(["mixed_bfloat16", "mixed_float16"]), SMALL)
     ],
 )
@@ -123,9 +144,9 @@ def test_precision(policy, name, shape, options):
     assert set(compute_dtypes.values()) == {policy.replace("mixed_", "")}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+@pytest.mark.parametrize(("name", "shape", "options"), some_long(range(6)))
 def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
-    model = models.build(name, 7, shape, **options)
+    model = small(name, shape, options)
     logits = model.get_layer("logits")
     assert logits.activation is keras.activations.linear
     assert logits.bias is None or not logits.bias.numpy().any()
@@ -134,7 +155,7 @@ def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     assert {(norm.momentum, norm.epsilon) for norm in norms} == {expected}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+@pytest.mark.parametrize(("name", "shape", "options"), some_long({0, 1, 2, 3, 4, 5, 7}))
 def test_batch_norm_options_reach_every_layer(name, shape, options):
     model = models.build(
         name, 7, shape, batch_norm_momentum=0.75, batch_norm_epsilon=0.002, **options
@@ -144,11 +165,11 @@ def test_batch_norm_options_reach_every_layer(name, shape, options):
     assert {(norm.momentum, norm.epsilon) for norm in norms} == {(0.75, 0.002)}
 
 
-@pytest.mark.parametrize("name", ["resnet20", "resnet9"])
+@pytest.mark.parametrize("name", ["resnet8", "resnet9"])
 def test_same_seed_same_weights_and_no_two_layers_alike(name):
     def weights():
         keras.utils.set_random_seed(3)
-        model = models.build(name, 7, (64, 64, 3))
+        model = models.build(name, 7, (32, 32, 3))
         return [v.numpy() for v in model.trainable_variables]
 
     first = weights()
@@ -158,9 +179,9 @@ def test_same_seed_same_weights_and_no_two_layers_alike(name):
     assert len(set(kernels)) == len(kernels)
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), SMALL)
+@pytest.mark.parametrize(("name", "shape", "options"), some_long(OWN_LAYERS))
 def test_model_survives_its_config(name, shape, options):
-    model = models.build(name, 7, shape, **options)
+    model = small(name, shape, options)
     again = keras.Model.from_config(model.get_config())
     assert again.name == model.name
     weights = {variable.name: variable.shape for variable in model.weights}
@@ -170,12 +191,18 @@ def test_model_survives_its_config(name, shape, options):
     np.testing.assert_allclose(again(images), model(images), rtol=1e-5, atol=1e-7)
 
 
-def test_a_process_that_has_made_none_reads_saved_models(tmp_path, run_python):
+@pytest.mark.parametrize(
+    "numbers",
+    [OWN_LAYERS, pytest.param(range(len(SMALL)), marks=pytest.mark.long)],
+    ids=["own_layers", "all"],
+)
+def test_a_process_that_has_made_none_reads_saved_models(numbers, tmp_path, run_python):
     image = np.random.default_rng(0).normal(size=(64, 64, 3)).astype("float32")
     np.save(tmp_path / "image.npy", image)
     expected = []
-    for number, (name, shape, options) in enumerate(SMALL):
-        model = models.build(name, 7, shape, **options)
+    for number in numbers:
+        name, shape, options = SMALL[number]
+        model = small(name, shape, options)
         model.save(tmp_path / f"{number}.keras")
         expected.append(model(image[None, : shape[0], : shape[1]]).numpy())
     program = f"""
@@ -183,7 +210,7 @@ import numpy as np
 from imagenet_fast import models
 image = np.load("image.npy")
 logits = []
-for number in range({len(SMALL)}):
+for number in {list(numbers)}:
     model = models.load(f"{{number}}.keras")
     height, width, _ = model.input_shape[1:]
     logits.append(model(image[None, :height, :width]).numpy())

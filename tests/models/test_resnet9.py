@@ -136,13 +136,17 @@ def reference(variables, *, order="conv_bn_relu_pool", activation=relu, ghost=No
     )
 
 
-@pytest.mark.parametrize("order", POOL_ORDERS)
+@pytest.mark.parametrize(
+    "order",
+    # The third is that of the network with all tricks.
+    [*POOL_ORDERS[:2], pytest.param(POOL_ORDERS[2], marks=pytest.mark.long)],
+)
 def test_baseline_equals_numpy(order):
     model = resnet9(width=4, pool_order=order)
     assert_same_step(model, functools.partial(reference, order=order))
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_all_tricks_equal_numpy(xla):
     model = resnet9(width=4, ghost_batch_size=4, **TRICKS)
     assert_same_step(
@@ -163,6 +167,7 @@ def test_size_of_the_image_may_be_open():
     assert_same_step(model, reference, shape=(8, 19, 13, 1))
 
 
+@pytest.mark.long
 def test_pool_after_relu_or_before_it_is_the_same_function():
     images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("float32")
     labels = np.arange(8)
@@ -240,7 +245,14 @@ def test_celu_of_no_alpha(alpha):
         CELU(alpha)
 
 
-@pytest.mark.parametrize("file", ["model.keras", "model.h5", "saved_model"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "model.keras",
+        pytest.param("model.h5", marks=pytest.mark.long),
+        pytest.param("saved_model", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_network_with_all_tricks_survives_a_file(file, tmp_path):
     model = resnet9(width=2, ghost_batch_size=4, **TRICKS)

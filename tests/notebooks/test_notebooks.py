@@ -1,3 +1,5 @@
+import ast
+import dataclasses
 import functools
 import importlib
 import os
@@ -65,20 +67,31 @@ def test_links_lead_somewhere(name):
     assert [link for link in links if not (FOLDER / link).exists()] == []
 
 
-# By what a newcomer opens first.
-QUICK = ("quickstart", "own_images")
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_it_imports_and_configures_exists(name):
+    """The long tests run the whole."""
+    options = {field.name for field in dataclasses.fields(Config)}
+    imported = []
+    for cell in code_cells(read(name)):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("imagenet_fast"):
+                module = importlib.import_module(node.module)
+                imported += [getattr(module, alias.name) for alias in node.names]
+            makes_config = r"Config|Config\.from_flagfile|\w*config\.replace"
+            if isinstance(node, ast.Call) and re.fullmatch(makes_config, ast.unparse(node.func)):
+                assert {keyword.arg for keyword in node.keywords} <= {*options, None}
+    assert imported
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(own, marks=[] if own in QUICK else pytest.mark.long) for own in NOTEBOOKS],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NOTEBOOKS)
 def test_it_runs_and_leaves_nothing_behind(name):
     assert all(cell.execution_count for cell in code_cells(execute(name)))
     found = {path.name for path in FOLDER.iterdir() if not path.name.startswith(".")}
     assert found == {f"{name}.ipynb" for name in NOTEBOOKS}
 
 
+@pytest.mark.long
 def test_the_quickstart_learns_and_shows_it():
     accuracies = re.findall(r"val_top1: (\S+)", told("quickstart"))
     assert len(accuracies) == 12
@@ -99,6 +112,7 @@ def test_large_batches_need_the_scaled_rate_and_warmup():
     assert pictures("large_batch") == 2
 
 
+@pytest.mark.long
 def test_images_of_ones_own_become_a_model_that_predicts():
     text = told("own_images")
     assert "{'train': 120, 'validation': 40}" in text
@@ -110,6 +124,7 @@ def test_images_of_ones_own_become_a_model_that_predicts():
     assert pictures("own_images") == 1
 
 
+@pytest.mark.long
 def test_broken_images_of_ones_own_are_named():
     text = told("own_images")
     assert "broken.jpg: no answer: not a whole JPEG or PNG image" in text

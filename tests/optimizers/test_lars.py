@@ -10,6 +10,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast.models import build
+from imagenet_fast.models.without_memory import without_memory
 from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
 from imagenet_fast.optimizers.roles import Role
 from imagenet_fast.training.build import build_model
@@ -122,7 +123,10 @@ def test_ratio_is_1_where_a_norm_is_0(zero):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-12), ("float32", 2e-6)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [("float64", 1e-12), pytest.param("float32", 2e-6, marks=pytest.mark.long)],
+)
 def test_many_steps_with_a_changing_rate(nesterov, inside, momentum, dtype, tolerance):
     weights, gradients = problem(dtype)
     options = {"momentum": momentum, "nesterov": nesterov, "eeta": 0.01, "epsilon": 0.5}
@@ -181,9 +185,11 @@ def test_rates_and_decays_by_factors(inside):
     assert distance(got, reference(weights, gradients, rates, decayed=decayed, **options)) > 1e-3
 
 
+@pytest.mark.long
 def test_resnet50_shaped_variables():
     """50 steps of all 161 variables, in float32; training's tests have replicas and workers."""
-    model = build("resnet50", 1000, (224, 224, 3))
+    with without_memory():
+        model = build("resnet50", 1000, (224, 224, 3))
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     assert len(shapes) == 161
     # A sixteenth of each side, so that NumPy's steps stay short.
@@ -343,7 +349,11 @@ def test_rates_for_lars_in_another_optimizer_are_warned_of(optimizer, warned):
 
 @pytest.mark.parametrize(
     ("model", "weights", "excluded_share"),
-    [("resnet50", 25_502_912, None), ("alexnet_bn", None, 0.0002)],
+    [
+        # tests/optimizers/test_roles.py has it of SGD.
+        pytest.param("resnet50", 25_502_912, None, marks=pytest.mark.long),
+        ("alexnet_bn", None, 0.0002),
+    ],
 )
 def test_what_is_decayed(model, weights, excluded_share):
     """All weights of ResNet-50; all but 0.02% of AlexNet-BN (Jia et al. 2018)."""

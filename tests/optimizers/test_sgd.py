@@ -89,7 +89,10 @@ def distance(got, expected):
 @pytest.mark.parametrize(
     ("decay", "mask"), [(0.0, None), (0.05, None), (0.05, MASK), (0.05, FACTORS)]
 )
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-12)])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [pytest.param("float32", 1e-5, marks=pytest.mark.long), ("float64", 1e-12)],
+)
 def test_many_steps_with_a_changing_rate(nesterov, decay, mask, dtype, tolerance):
     # In float64 only constants that float32 holds exactly: Keras keeps rates in float32.
     momentum, decay = (0.875, decay and 0.0625) if dtype == "float64" else (0.9, decay)

@@ -133,7 +133,8 @@ def test_prediction_is_of_the_average(trained):
     assert np.abs(expected - tf.nn.softmax(logits(model, images))).max() > 1e-3
 
 
-def test_checkpoint_and_export_hold_it(trained, tmp_path):
+@pytest.mark.parametrize("source", ["config", pytest.param("model", marks=pytest.mark.long)])
+def test_checkpoint_and_export_hold_it(trained, tmp_path, source):
     model, config = trained
     again = build_model(config.replace(seed=1))
     restore_weights(again, config.model_dir)
@@ -147,7 +148,7 @@ def test_checkpoint_and_export_hold_it(trained, tmp_path):
 
     encoded = tf.io.encode_png(images[0]).numpy()
     probabilities = np.sort(tf.nn.softmax(expected[0]).numpy())[::-1][:5]
-    for name, source in (("config", config), ("model", model)):
-        served = tf.saved_model.load(export(source, tmp_path / name)).signatures["serving_default"]
-        answer = served(images=tf.constant([encoded]))["probabilities"][0]
-        np.testing.assert_allclose(answer, probabilities, rtol=1e-4, atol=1e-5)
+    exported = export({"config": config, "model": model}[source], tmp_path / "exported")
+    served = tf.saved_model.load(exported).signatures["serving_default"]
+    answer = served(images=tf.constant([encoded]))["probabilities"][0]
+    np.testing.assert_allclose(answer, probabilities, rtol=1e-4, atol=1e-5)
