@@ -49,7 +49,7 @@ def test_a_server_that_is_not_there():
 def found(tmp_path_factory, run_python_session):
     path = tmp_path_factory.mktemp("servers") / "out.json"
     with running_stage_server() as (_, one), running_stage_server() as (_, other):
-        run_python_session([JOB, path, one, other], fresh=True)
+        run_python_session([JOB, path, one, other])
     return json.loads(path.read_text())
 
 
