@@ -191,7 +191,7 @@ def jobs(tmp_path_factory, run_python_session):
             workers = job.pop("workers")
             (folder / "job.json").write_text(json.dumps(job))
             # Once with hash seeds of their own: nothing may be in the order of a set.
-            fresh = name == "4"
+            fresh = name == "4 again"
             arguments = [JOB, folder / "job.json"]
             run_python_session(arguments, workers=workers, timeout=1200, fresh=fresh)
             found[name] = [dict(np.load(f"{job['out']}{i}.npz")) for i in range(workers)]

@@ -23,7 +23,6 @@ GROUPS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, run_python_session):
     folder = tmp_path_factory.mktemp("collectives")
-    # Those of test_all_reduce.py, which use all of this, have hash seeds of their own.
     run_python_session([JOB, folder / "worker"], workers=4)
     return [json.loads((folder / f"worker{i}.json").read_text()) for i in range(4)]
 

@@ -1,6 +1,6 @@
 """A pipeline over this process and two stage servers, against one of this process alone.
 
-Arguments: the path of a JSON file to write, and the servers' addresses.
+Arguments: the path of a JSON file to write, the schedule, and the servers' addresses.
 """
 
 import json
@@ -43,13 +43,12 @@ def train(devices, schedule):
 
 
 def main():
-    path, *servers = sys.argv[1:]
+    path, schedule, *servers = sys.argv[1:]
     devices = stage_devices(3, servers)
     found = {
         "devices": devices,
         "alone": train(devices[:1] * 3, "unrolled"),
-        "unrolled": train(devices, "unrolled"),
-        "while": train(devices, "while"),
+        "served": train(devices, schedule),
     }
     pathlib.Path(path).write_text(json.dumps(found))
 
