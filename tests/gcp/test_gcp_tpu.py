@@ -547,6 +547,7 @@ def test_a_host_that_dies_in_the_install(created):
     assert installed(created, 1)
 
 
+@pytest.mark.long
 def test_an_installation_that_fails_is_none(created):
     python = created.cloud.host("my-tpu", 0) / "bin" / "python3"
     text = python.read_text()

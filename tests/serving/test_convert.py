@@ -112,7 +112,13 @@ def test_inputs_and_outputs_have_names(files):
             {"model": "alexnet_bn", "image_size": 64}, id="alexnet_bn", marks=pytest.mark.long
         ),
         pytest.param(
-            {"model": "resnet8", "train_sizes": (8,), "train_until": ("1 epochs",)}, id="resnet8"
+            {
+                "model": "resnet8",
+                "antialias": True,
+                "train_sizes": (8,),
+                "train_until": ("1 epochs",),
+            },
+            id="resnet8",
         ),
     ],
 )
