@@ -207,15 +207,30 @@ def test_evaluation_export_and_prediction(used, gcs, tmp_path):
     assert (exported / "assets.extra" / "tf_serving_warmup_requests").stat().st_size
 
 
-def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
+@pytest.fixture(scope="module")
+def resume(gcs, run_python_session):
+    """Runs the command of the killed run again, and returns the finished process."""
+
+    def resume():
+        flags = [f"--{name}={value}" for name, value in KILLED.items()]
+        arguments = ["-m", "imagenet_fast", "train", *flags]
+        return run_python_session(arguments, environment=gcs.environment, fresh=True)
+
+    return resume
+
+
+@pytest.fixture(scope="module")
+def resumed(used, gcs, resume, tmp_path_factory):
+    """The folder of the run when it was killed, and what was printed when it resumed."""
+    killed = fetch(gcs, "killed", tmp_path_factory.mktemp("killed"))
+    return killed, resume()
+
+
+def test_a_killed_run_goes_on_from_a_bucket(used, gcs, resumed, tmp_path):
     local, _ = used
-    killed = fetch(gcs, "killed", tmp_path / "killed")
+    killed, finished = resumed
     assert rows(killed)[-1]["step"] >= 6, "rows are there when a checkpoint needs them"
     assert not (killed / "summary.json").exists()
-
-    flags = [f"--{name}={value}" for name, value in KILLED.items()]
-    arguments = ["-m", "imagenet_fast", "train", *flags]
-    finished = run_python(arguments, environment=gcs.environment, fresh=True)
     assert "from step 6" in finished.stderr
     assert "gs://runs/killed/report.html" in finished.stdout
     run = fetch(gcs, "killed", tmp_path / "run")
@@ -227,15 +242,20 @@ def test_a_killed_run_goes_on_from_a_bucket(used, gcs, run_python, tmp_path):
     keys = [line.split('"key": "')[1].split('"')[0] for line in (run / "mlperf.log").open()]
     assert keys.count("init_start") == keys.count("run_stop") == 1
 
-    # A damaged checkpoint in a bucket is set aside there.
+
+@pytest.mark.long
+def test_a_damaged_checkpoint_in_a_bucket_is_set_aside_there(used, gcs, resumed, resume, tmp_path):
+    local, _ = used
+    run = fetch(gcs, "killed", tmp_path / "run")
     shard = "killed/checkpoints/ckpt-10.data-00000-of-00001"
     content = bytearray((run / "checkpoints" / "ckpt-10.data-00000-of-00001").read_bytes())
     content[len(content) // 2] ^= 1
     gcs.put("runs", shard, bytes(content))
-    finished = run_python(arguments, environment=gcs.environment, fresh=True)
+    finished = resume()
     assert "set aside as damaged-ckpt-10; the run resumes from step 9" in finished.stderr
     run = fetch(gcs, "killed", tmp_path / "again")
     assert (run / "checkpoints" / "damaged-ckpt-10.data-00000-of-00001").read_bytes() == content
+    expected = weights_in(local)
     for name, value in weights_in(run).items():
         np.testing.assert_array_equal(value, expected[name], err_msg=name)
 

@@ -55,7 +55,9 @@ def test_the_peer_is_compiled_for_the_same_loss():
     assert (model.optimizer.momentum, model.optimizer.nesterov) == (0.9, True)
 
 
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision", [pytest.param("mixed_bfloat16", marks=pytest.mark.long), "mixed_float16"]
+)
 def test_the_peer_has_the_precision(precision):
     model = resnet9.keras_model(CONFIG.replace(precision=precision), LABELS)
     network = next(layer for layer in model.layers if isinstance(layer, keras.Model))

@@ -27,7 +27,10 @@ def test_the_peer_is_the_same_network():
     assert products(build_classifier(CONFIG.replace(stride_on_1x1=False), labels)) != theirs
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float32", pytest.param("mixed_bfloat16", marks=pytest.mark.long), "mixed_float16"],
+)
 def test_the_peer_has_the_precision_and_float32_logits(precision):
     policy = keras.mixed_precision.global_policy()
     model = step.keras_model(CONFIG.replace(precision=precision))

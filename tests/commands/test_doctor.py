@@ -65,6 +65,7 @@ def test_output_and_status(capsys, monkeypatch, tmp_path, state):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_is_missing_a_gpu_unseen_and_model_dir_is_no_folder(tmp_path, run_python):
     """All of it is told in one run, which ends in time."""
     tool = tmp_path / "nvidia-smi"

@@ -37,9 +37,8 @@ TRAIN = (
 def command(run_python_session):
     """Runs a command and returns the finished process; its status must be as expected."""
 
-    def run(*arguments, status=0, environment=None):
-        job = ["-m", "imagenet_fast", *arguments]
-        finished = run_python_session(job, check=False, environment=environment, fresh=True)
+    def run(*arguments, status=0, **options):
+        finished = run_python_session(["-m", "imagenet_fast", *arguments], check=False, **options)
         assert finished.returncode == status, finished.stdout + finished.stderr
         return finished
 
@@ -53,8 +52,9 @@ def journey(command, tmp_path_factory):
     data, run, model = (str(folder / name) for name in ("data", "run", "model"))
     outputs = types.SimpleNamespace(folder=folder)
     outputs.prepare = command("prepare", "--source=digits", f"--data_dir={data}")
-    outputs.train = command(*TRAIN, f"--data_dir={data}", f"--model_dir={run}")
-    outputs.evaluate = command("evaluate", f"--model_dir={run}", "--json")
+    # Two of them anew: what TensorFlow remarks when it is imported would be seen.
+    outputs.train = command(*TRAIN, f"--data_dir={data}", f"--model_dir={run}", fresh=True)
+    outputs.evaluate = command("evaluate", f"--model_dir={run}", "--json", fresh=True)
     outputs.export = command("export", f"--model_dir={run}", f"--saved_model={model}")
     images, labels = [], []
     for path in sorted((folder / "data").glob("validation-*")):

@@ -55,6 +55,7 @@ def losses(model_dir):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_under_the_launcher_is_the_same_with_servers(digits, tmp_path, run_python):
     train = [*TRAIN, f"--data_dir={digits}", "--duration=12 steps"]
     run_python(["-m", "imagenet_fast", *train, f"--model_dir={tmp_path}/plain"])
@@ -70,6 +71,7 @@ def test_training_under_the_launcher_is_the_same_with_servers(digits, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_training_ends_when_a_server_does(digits, tmp_path):
     with running_server() as (server, address):
         flags = [f"--data_dir={digits}", f"--model_dir={tmp_path}", f"--input_servers={address}"]

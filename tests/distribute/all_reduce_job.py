@@ -1,7 +1,8 @@
 """Each of several workers trains small models, and sums tensors, by one algorithm after another.
 
-Arguments: the path of a JSON object with ``groups`` (sizes), ``trains`` (whether it does) and
-``out``; each worker W writes ``outW.npz``.
+Arguments: the path of a JSON object with ``groups`` (sizes), ``trains`` (ways to sum, by what is
+trained; may be left out), ``mistakes`` (whether these are made, too; may be left out) and ``out``;
+each worker W writes ``outW.npz``.
 """
 
 import functools
@@ -24,7 +25,7 @@ from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training.classifier import Classifier
 
-STEPS = 20
+STEPS = 6
 TIMEOUT = 120
 SIZES = ((3, 5), (1000,), (), (7, 11, 13))
 # So few bytes that there are several buckets, and segments of 1, 2 and the other tensors.
@@ -45,7 +46,7 @@ def worker_data(strategy, make):
     return strategy.distribute_datasets_from_function(lambda _: batches)
 
 
-def train_keras(strategy, make_optimizer):
+def train_keras(strategy, optimizer, options):
     """Weights of a plain Keras model, one of whose gradients is sparse."""
     keras.utils.set_random_seed(1)
     with strategy.scope():
@@ -59,7 +60,9 @@ def train_keras(strategy, make_optimizer):
             ]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(make_optimizer(), loss)
+        if make_all_reduce := options.get("all_reduce"):
+            options = {**options, "all_reduce": make_all_reduce()}
+        model.compile(optimizer(**options), loss)
     data = worker_data(strategy, lambda r: (r.randint(20, size=(32, 6)), r.randint(3, size=32)))
     model.fit(data, steps_per_epoch=STEPS, epochs=1, verbose=0)
     return {"weights": flat(model.trainable_variables)}
@@ -87,12 +90,18 @@ def flat(variables):
     return np.concatenate([variable.numpy().reshape(-1) for variable in variables])
 
 
-def train_all(strategy):
-    """Returns the weights by model, optimizer and way to sum."""
+def train_all(strategy, trains):
+    """Returns the weights by model, optimizer and way to sum.
+
+    Args:
+      strategy: of the workers.
+      trains: ways to sum besides the strategy's own, by what is trained.
+    """
     ways = {
         "flat": {"algorithm": "flat", "fusion": SMALL},
         "hierarchical 2": {"algorithm": "hierarchical", "group_size": 2},
         "torus 2": {"algorithm": "torus_2d", "group_size": 2},
+        "torus in bfloat16": {"algorithm": "torus_2d", "group_size": 2, "dtype": "bfloat16"},
         "builtin in segments": {"algorithm": "builtin", "fusion": SEGMENTS},
         "hierarchical in segments": {"algorithm": "hierarchical", "fusion": SEGMENTS},
         "torus in buckets": {"algorithm": "torus_2d", "fusion": SMALL},
@@ -101,33 +110,23 @@ def train_all(strategy):
         way: functools.partial(AllReduce, timeout_seconds=TIMEOUT, **options)
         for way, options in ways.items()
     }
-    results = {}
-
-    def note(name, found):
-        results.update({f"{name}: {key}": value for key, value in found.items()})
-
-    momentum = {"learning_rate": 0.05, "momentum": 0.9}
-    note("keras: strategy", train_keras(strategy, lambda: keras.optimizers.SGD(**momentum)))
-    own_sgd = with_all_reduce(keras.optimizers.SGD)
-    for way in ("flat", "builtin in segments", "hierarchical in segments"):
-        note(
-            f"keras: {way}",
-            train_keras(strategy, lambda: own_sgd(**momentum, all_reduce=ways[way]())),  # noqa: B023
-        )
-    note("keras: none", train_keras(strategy, lambda: NoSum(**momentum)))
+    sgd = {"learning_rate": 0.05, "momentum": 0.9}
     adam = {"learning_rate": 1e-3, "clipnorm": 0.5, "weight_decay": 0.01, "epsilon": 1e-3}
-    note("adam: strategy", train_keras(strategy, lambda: keras.optimizers.Adam(**adam)))
-    own = with_all_reduce(keras.optimizers.Adam)
-    for way in ("torus 2", "torus in buckets"):
-        note(
-            f"adam: {way}",
-            train_keras(strategy, lambda: own(**adam, all_reduce=ways[way]())),  # noqa: B023
-        )
-    note("classifier: strategy", train_classifier(strategy, None))
-    for way in ("hierarchical 2", "torus in buckets"):
-        note(f"classifier: {way}", train_classifier(strategy, ways[way]))
-    narrow = functools.partial(ways["torus 2"], dtype="bfloat16")
-    note("classifier: torus in bfloat16", train_classifier(strategy, narrow))
+    optimizers = {"keras": (keras.optimizers.SGD, sgd), "adam": (keras.optimizers.Adam, adam)}
+    results = {}
+    for kind, names in trains.items():
+        for way in ("strategy", *names):
+            if kind == "classifier":
+                found = train_classifier(strategy, ways.get(way))
+            else:
+                optimizer, options = optimizers[kind]
+                if way == "none":
+                    optimizer = NoSum
+                elif way != "strategy":
+                    optimizer = with_all_reduce(optimizer)
+                    options = {**options, "all_reduce": ways[way]}
+                found = train_keras(strategy, optimizer, options)
+            results.update({f"{kind}: {way}: {key}": value for key, value in found.items()})
     return results
 
 
@@ -232,9 +231,9 @@ def main():
         "numbers": numbers_of_all(strategy, [strategy.cluster_resolver.task_id, 7])[:, 0],
         "rows": AllReduce(strategy, algorithm="torus_2d", group_size=4).rows.members,
     }
-    if job["trains"]:
+    results.update(train_all(strategy, job.get("trains", {})))
+    if job.get("mistakes"):
         results.update(
-            **train_all(strategy),
             **mistakes(strategy),
             auto=AllReduce(strategy).algorithm,
             awaited=gradients_awaited(strategy),

@@ -23,20 +23,47 @@ SMALL_MODEL = {
 }
 # As in the job.
 SHAPES = ((3, 5), (1000,), (), (7, 11, 13))
-TRAINED = [
-    *(f"keras: {way}" for way in ("flat", "builtin in segments", "hierarchical in segments")),
-    *(f"adam: {way}" for way in ("torus 2", "torus in buckets")),
-    *(f"classifier: {way}" for way in ("hierarchical 2", "torus in buckets")),
-]
 # Of 12 workers, TensorFlow ranks 10 and 11 before 2: some groups are in another order than theirs.
-GROUP_SIZES = {4: (2, 4), 12: (4,)}
-GROUPED = [
-    (workers, f"{name} {size}")
-    for workers, sizes in GROUP_SIZES.items()
-    for name in ("hierarchical", "torus_2d")
-    for size in sizes
+JOBS = {
+    "4": {
+        "workers": 4,
+        "groups": (2,),
+        "trains": {"keras": ("hierarchical in segments",), "classifier": ("torus in buckets",)},
+        "mistakes": True,
+    },
+    "4 again": {
+        "workers": 4,
+        "groups": (4,),
+        "trains": {
+            "keras": ("flat", "builtin in segments", "none"),
+            "adam": ("torus 2", "torus in buckets"),
+            "classifier": ("hierarchical 2", "torus in bfloat16"),
+        },
+    },
+    "12": {"workers": 12, "groups": (4,)},
+}
+
+
+def parameters(*cases):
+    """Cases that begin with a job, of which all but the first job are long."""
+    return [pytest.param(*case, marks=() if case[0] == "4" else pytest.mark.long) for case in cases]
+
+
+TRAINED = [
+    (job, f"{model}: {way}")
+    for job, values in JOBS.items()
+    for model, ways in values.get("trains", {}).items()
+    for way in ways
+    if way not in ("none", "torus in bfloat16")
 ]
-ALL = [*((workers, "flat") for workers in GROUP_SIZES), *GROUPED]
+ALL = [
+    (job, name)
+    for job, values in JOBS.items()
+    for name in (
+        "flat",
+        *(f"{way} {size}" for way in ("hierarchical", "torus_2d") for size in values["groups"]),
+    )
+]
 MIXED = [f"mixed {name} {i}" for name in ("flat", "hierarchical", "torus_2d") for i in range(3)]
 
 # --- One process
@@ -154,46 +181,45 @@ def test_options_reach_the_model():
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory, run_python_session):
-    """What each worker of a job found, by the number of workers; run when it is first asked for."""
+    """What each worker of a job found, by the job's name; run when it is first asked for."""
     found = {}
 
-    def get(workers):
-        if workers not in found:
-            folder = tmp_path_factory.mktemp(f"workers{workers}")
-            job = {
-                "groups": GROUP_SIZES[workers],
-                "trains": workers == 4,
-                "out": str(folder / "worker"),
-            }
+    def get(name):
+        if name not in found:
+            folder = tmp_path_factory.mktemp("workers")
+            job = {**JOBS[name], "out": str(folder / "worker")}
+            workers = job.pop("workers")
             (folder / "job.json").write_text(json.dumps(job))
             # Once with hash seeds of their own: nothing may be in the order of a set.
-            fresh = workers == 4
+            fresh = name == "4 again"
             arguments = [JOB, folder / "job.json"]
             run_python_session(arguments, workers=workers, timeout=1200, fresh=fresh)
-            found[workers] = [dict(np.load(f"{job['out']}{i}.npz")) for i in range(workers)]
-        return found[workers]
+            found[name] = [dict(np.load(f"{job['out']}{i}.npz")) for i in range(workers)]
+        return found[name]
 
     return get
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TRAINED)
-def test_same_weights_as_the_strategys_own_sum(jobs, name):
+@pytest.mark.parametrize(("job", "name"), parameters(*TRAINED))
+def test_same_weights_as_the_strategys_own_sum(jobs, job, name):
     own = f"{name.partition(':')[0]}: strategy: weights"
-    for result in jobs(4):
+    for result in jobs(job):
         np.testing.assert_allclose(result[f"{name}: weights"], result[own], rtol=0, atol=1e-6)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_other_weights_without_a_sum(jobs):
-    for result in jobs(4):
+    for result in jobs("4 again"):
         difference = result["keras: none: weights"] - result["keras: strategy: weights"]
         assert np.abs(difference).max() > 0.01
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_metrics_are_exact_even_where_gradients_are_not(jobs):
-    result = jobs(4)[0]
+    result = jobs("4 again")[0]
     exact, narrow = (result[f"classifier: {x}: loss"] for x in ("strategy", "torus in bfloat16"))
     np.testing.assert_allclose(narrow[0], exact[0], rtol=1e-6)  # From the same first weights.
     weights = result["classifier: strategy: weights"]
@@ -203,15 +229,15 @@ def test_metrics_are_exact_even_where_gradients_are_not(jobs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "name"),
-    [
-        *((workers, f"{way} float32") for workers, way in ALL),
-        *((workers, name) for workers in GROUP_SIZES for name in MIXED),
-    ],
+    ("job", "name"),
+    parameters(
+        *((job, f"{way} float32") for job, way in ALL),
+        *((job, name) for job in JOBS for name in MIXED),
+    ),
 )
-def test_sums_of_tensors(jobs, workers, name):
-    sums, exact = expected_sums(workers)
-    for result in jobs(workers):
+def test_sums_of_tensors(jobs, job, name):
+    sums, exact = expected_sums(JOBS[job]["workers"])
+    for result in jobs(job):
         for i, total in enumerate(sums):
             np.testing.assert_allclose(result[f"{name}: {i}"], total, rtol=0, atol=1e-5)
         np.testing.assert_allclose(result[f"{name}: {len(sums)}"], [exact], rtol=1e-6)
@@ -219,11 +245,12 @@ def test_sums_of_tensors(jobs, workers, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("workers", "algorithm"), [*((workers, "builtin") for workers in GROUP_SIZES), *ALL]
+    ("job", "algorithm"), parameters(*((job, "builtin") for job in JOBS), *ALL)
 )
 @pytest.mark.parametrize(("dtype", "step"), [("float16", 2**-11), ("bfloat16", 2**-8)])
-def test_error_of_sums_that_travel_in_16_bits(jobs, workers, algorithm, dtype, step):
-    first, *others = jobs(workers)
+def test_error_of_sums_that_travel_in_16_bits(jobs, job, algorithm, dtype, step):
+    workers = JOBS[job]["workers"]
+    first, *others = jobs(job)
     error = relative_error(first, workers, f"{algorithm} {dtype}")
     print(f"{workers} workers, {algorithm}, {dtype}: relative error {error:.2e}")
     # Not as exact as 32 bits, of which the error is about 1e-7, nor worse than a few roundings.
@@ -237,24 +264,33 @@ def test_error_of_sums_that_travel_in_16_bits(jobs, workers, algorithm, dtype, s
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("algorithm", [way for workers, way in ALL if workers == 12])
+@pytest.mark.parametrize("algorithm", [way for job, way in ALL if job == "12"])
 def test_sums_in_float32_are_nearer_than_a_rings_in_16_bits(jobs, algorithm, dtype):
-    result = jobs(12)[0]
+    result = jobs("12")[0]
     ring = relative_error(result, 12, f"builtin {dtype}")
     assert relative_error(result, 12, f"{algorithm} {dtype}") < 0.95 * ring
 
 
 @pytest.mark.slow
-def test_what_each_tells_is_known_by_its_number(jobs):
-    for result in jobs(12):
-        assert result["numbers"].tolist() == list(range(12))
+@pytest.mark.parametrize("job", parameters(("4",), ("12",)))
+def test_what_each_tells_is_known_by_its_number(jobs, job):
+    for result in jobs(job):
+        assert result["numbers"].tolist() == list(range(JOBS[job]["workers"]))
 
 
 @pytest.mark.slow
-def test_rows_are_in_the_order_in_which_tensorflow_ranks(jobs):
-    for result in jobs(12):
-        assert result["rows"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7], [10, 11, 8, 9]]
+@pytest.mark.parametrize(
+    ("job", "rows"),
+    parameters(
+        ("4", [[0, 1, 2, 3]]),
+        ("12", [[0, 1, 2, 3], [4, 5, 6, 7], [10, 11, 8, 9]]),
+    ),
+)
+def test_rows_are_in_the_order_in_which_tensorflow_ranks(jobs, job, rows):
+    for result in jobs(job):
+        assert result["rows"].tolist() == rows
 
 
 @pytest.mark.slow
@@ -271,19 +307,19 @@ def test_rows_are_in_the_order_in_which_tensorflow_ranks(jobs):
     ],
 )
 def test_mistakes_are_found_by_all_workers(jobs, mistake, message):
-    for result in jobs(4):
+    for result in jobs("4"):
         assert message in str(result[f"mistake: {mistake}"])
 
 
 @pytest.mark.slow
 def test_the_last_layers_sum_waits_for_no_other_gradients(jobs):
-    for result in jobs(4):
+    for result in jobs("4"):
         assert json.loads(str(result["awaited"])) == [[4, 5], [2, 3], [0, 1]]
 
 
 @pytest.mark.slow
 def test_auto_is_flat_for_workers(jobs):
-    assert {str(result["auto"]) for result in jobs(4)} == {"flat"}
+    assert {str(result["auto"]) for result in jobs("4")} == {"flat"}
 
 
 def expected_sums(workers):

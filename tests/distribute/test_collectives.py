@@ -23,8 +23,7 @@ GROUPS = {
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, run_python_session):
     folder = tmp_path_factory.mktemp("collectives")
-    # With hash seeds of their own: nothing may be in the order of a set.
-    run_python_session([JOB, folder / "worker"], workers=4, fresh=True)
+    run_python_session([JOB, folder / "worker"], workers=4)
     return [json.loads((folder / f"worker{i}.json").read_text()) for i in range(4)]
 
 

@@ -48,6 +48,7 @@ def test_as_many_calls_for_more_replicas_and_more_variables(run_python):
     assert iterator[4, 3] == iterator[4, 1]
 
 
+@pytest.mark.long
 def test_a_swap_by_replica_is_seen(run_python):
     rows = counts(run_python, 2, "--by_replica")["evaluate"]
     assert rows[2, 1]["assignments"] > 50

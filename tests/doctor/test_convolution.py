@@ -25,7 +25,12 @@ def test_all_types_are_right_on_this_cpu():
 
 @pytest.mark.parametrize(
     ("way", "result"),
-    [("without XLA", 0), ("without XLA", 1), ("without XLA", 2), ("with XLA", 1)],
+    [
+        pytest.param("without XLA", 0, marks=pytest.mark.long),
+        pytest.param("without XLA", 1, marks=pytest.mark.long),
+        ("without XLA", 2),
+        ("with XLA", 1),
+    ],
 )
 def test_wrong_results_are_told(monkeypatch, way, result):
     """Of the forward pass, and of the gradients of images and of the kernel."""

@@ -1,6 +1,7 @@
 """The manifest for Kubernetes and the batch script for Slurm name the workers rightly."""
 
 import configparser
+import json
 import os
 import pathlib
 import subprocess
@@ -12,12 +13,10 @@ import yaml
 from imagenet_fast.distribute.cluster import Cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Stands in for imagenet-fast: tells which cluster it sees, and what it is asked to do.
+# Stands in for imagenet-fast: tells its environment, and what it is asked to do.
 PROGRAM = f"""#!{sys.executable}
-import sys
-sys.path.insert(0, {str(ROOT)!r})
-from imagenet_fast.distribute.cluster import Cluster
-print(Cluster.from_environment(), *sys.argv[1:])
+import json, os, sys
+print(json.dumps([dict(os.environ), sys.argv[1:]]))
 """
 # What srun does with two tasks on one node: starts them with its variables, waits, and fails as
 # one of them.
@@ -42,6 +41,12 @@ def environment(tmp_path):
         (tmp_path / name).chmod(0o755)
     path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": path, "HOME": str(tmp_path)}
+
+
+def seen(line):
+    """Of what the stand-in told, returns the cluster that it is in, and its arguments."""
+    environment, arguments = json.loads(line)
+    return Cluster.from_environment(environment), arguments
 
 
 def manifest():
@@ -77,11 +82,11 @@ def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     )
     port = container["ports"][0]["containerPort"]
     hosts = tuple(f"{name}-{job['name']}-0-{worker}.{name}:{port}" for worker in range(2))
-    told, _, arguments = finished.stdout.partition(" train ")
-    assert told == str(Cluster(hosts, index))
-    assert arguments.split()[0] == "--strategy=multi_worker"
-    assert "--flagfile=flags/facebook_1h_8k.flags" in arguments.split()
-    recipe = next(word for word in arguments.split() if "flagfile" in word).partition("=")[2]
+    cluster, arguments = seen(finished.stdout)
+    assert cluster == Cluster(hosts, index)
+    assert arguments[:2] == ["train", "--strategy=multi_worker"]
+    assert "--flagfile=flags/facebook_1h_8k.flags" in arguments
+    recipe = next(word for word in arguments if "flagfile" in word).partition("=")[2]
     assert (ROOT / recipe).exists()
 
 
@@ -113,10 +118,9 @@ def test_slurm_tasks_find_each_other(environment):
         check=True,
     )
     workers = ("gpu1:8888", "gpu1:8889")
-    given = "train --flagfile=flags/digits.flags --seed=2"
-    assert sorted(finished.stdout.splitlines()) == [
-        f"{Cluster(workers, index)} {given}" for index in range(2)
-    ]
+    found = sorted(map(seen, finished.stdout.splitlines()), key=lambda task: task[0].index)
+    given = ["train", "--flagfile=flags/digits.flags", "--seed=2"]
+    assert found == [(Cluster(workers, index), given) for index in range(2)]
 
 
 def test_a_slurm_task_that_fails_fails_the_job(environment, tmp_path):

@@ -512,6 +512,7 @@ def test_install_again_does_nothing_until_a_file_changes(ready):
         assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
 
 
+@pytest.mark.long
 def test_another_stack_gets_an_environment_of_its_own(bench):
     bench.make_data()
     bench.settings["ACCELERATOR_TYPE"] = "v4-8"
@@ -546,6 +547,7 @@ def test_a_host_that_dies_in_the_install(created):
     assert installed(created, 1)
 
 
+@pytest.mark.long
 def test_an_installation_that_fails_is_none(created):
     python = created.cloud.host("my-tpu", 0) / "bin" / "python3"
     text = python.read_text()
@@ -683,7 +685,7 @@ def test_training_that_ends_while_the_connection_is_away(ready):
     assert "trained: " in ready.run("train")
 
 
-@pytest.mark.parametrize("command", ["train", "keep_running"])
+@pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.long), "keep_running"])
 def test_an_interruption_leaves_training_running(ready, command, tmp_path):
     (ready.cloud.folder / "hold").touch()
     # A file: what runs on the host still has it open.
@@ -745,6 +747,7 @@ def test_keep_running_does_not_repeat_what_fails_by_itself(ready):
     assert len(words(ready, "create")) == 1
 
 
+@pytest.mark.long
 def test_keep_running_begins_again_when_taken_away_in_the_install(bench):
     bench.use_trainer()
     bench.make_data()
@@ -773,6 +776,7 @@ def test_keep_running_begins_again_when_taken_away_before_it_is_ready(bench):
     assert len(words(bench, "queued-resources")) == 3 and bench.trained(0)
 
 
+@pytest.mark.long
 def test_keep_running_begins_again_when_taken_away_before_hosts_let_us_in(bench):
     bench.use_trainer()
     bench.make_data()

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from model_weights import weights_in
 
-pytestmark = pytest.mark.slow
+# That keep_running goes on is tested with a stand-in in test_gcp_tpu.py, and that a resumed run
+# has the same weights in tests/training.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS, EPOCH = 36, 22
 # The last checkpoint before the step from which on it is taken away.

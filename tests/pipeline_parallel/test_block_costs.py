@@ -76,10 +76,12 @@ def test_multiplications_of_resnet_50():
 @pytest.mark.parametrize(
     ("name", "size", "options"),
     [
-        ("amoebanet_d", 32, {"normal_cells": 3, "cell_filters": 8}),
+        pytest.param(
+            "amoebanet_d", 32, {"normal_cells": 3, "cell_filters": 8}, marks=pytest.mark.long
+        ),
         ("resnet8", 32, {}),
-        ("resnet9", 32, {"width": 4}),
-        ("alexnet_bn", 67, {}),
+        pytest.param("resnet9", 32, {"width": 4}, marks=pytest.mark.long),
+        pytest.param("alexnet_bn", 67, {}, marks=pytest.mark.long),
     ],
 )
 def test_activations_are_what_the_pipeline_keeps_of_a_stage(name, size, options):
@@ -95,6 +97,7 @@ def test_activations_are_what_the_pipeline_keeps_of_a_stage(name, size, options)
         specs = kept.outputs
 
 
+@pytest.mark.long
 def test_a_published_network():
     """torchgpipe's AmoebaNet-D (3, 64) for 10 classes has 1,541,066 parameters."""
     blocks = amoebanet_blocks("d", 3, 64, 10)  # not built

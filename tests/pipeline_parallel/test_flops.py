@@ -68,8 +68,8 @@ def test_each_gradient_is_as_much(name):
     assert counted(gradients(call), *shapes) == 3 * expected
 
 
-@pytest.mark.parametrize("size", [1, 4, 7])
-@pytest.mark.parametrize("taps", [1, 2, 3, 5])
+@pytest.mark.parametrize("size", [1, pytest.param(4, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("taps", [1, pytest.param(2, marks=pytest.mark.long), 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize(("dilation", "padding"), [(1, "SAME"), (1, "VALID"), (2, "SAME")])
 def test_multiplications_within_the_image(size, taps, stride, dilation, padding):

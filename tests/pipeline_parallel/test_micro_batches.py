@@ -8,6 +8,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 
 SIZES = [(1, 1), (6, 1), (6, 3), (7, 3), (13, 8), (8, 8)]
+FEW = [(6, 3), (7, 3)]
 
 
 def rows(count, width=2):
@@ -40,7 +41,10 @@ def test_parts_of_a_batch_of_a_known_size(examples, count):
     assert (batch.examples, batch.count) == (examples, count)
 
 
-@pytest.mark.parametrize(("examples", "count"), SIZES)
+@pytest.mark.parametrize(
+    ("examples", "count"),
+    [pytest.param(*size, marks=() if size in FEW else pytest.mark.long) for size in SIZES],
+)
 @pytest.mark.parametrize("known", ["size", "number", "neither"])
 def test_parts_in_a_graph(examples, count, known):
     """With the number in a loop's tensor, a size that is told when the program runs, or both."""

@@ -104,8 +104,22 @@ def test_stages():
     pipeline.check_placement()
 
 
-@pytest.mark.parametrize("schedule", ["unrolled", "while", "1f1b"])
-@pytest.mark.parametrize("rematerialize", ["always", "except_last", "never"])
+@pytest.mark.parametrize(
+    ("schedule", "rematerialize"),
+    [
+        ("unrolled", "always"),
+        ("while", "except_last"),
+        ("1f1b", "never"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.long)
+            for pair in (
+                *(("unrolled", "except_last"), ("unrolled", "never")),
+                *(("while", "always"), ("while", "never")),
+                *(("1f1b", "always"), ("1f1b", "except_last")),
+            )
+        ),
+    ],
+)
 def test_a_step(schedule, rematerialize):
     blocks = [
         layers.Dense(5, "tanh", kernel_regularizer="l2"),
@@ -166,7 +180,7 @@ def test_a_weight_that_stages_share():
         pipeline.check_placement()
 
 
-@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_moving_averages_move_and_dropout_counts_once_a_batch(parts):
     """Of batch norms that are blocks of their own, too."""
     alone, inside = (layers.BatchNormalization(momentum=0.5) for _ in range(2))

@@ -45,26 +45,18 @@ def test_a_server_that_is_not_there():
         stage_devices(2, [server])
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory, run_python_session):
-    path = tmp_path_factory.mktemp("servers") / "out.json"
-    with running_stage_server() as (_, one), running_stage_server() as (_, other):
-        run_python_session([JOB, path, one, other], fresh=True)
-    return json.loads(path.read_text())
-
-
 @pytest.mark.slow
-def test_stages_are_in_the_servers(found):
+@pytest.mark.parametrize("schedule", ["while", pytest.param("unrolled", marks=pytest.mark.long)])
+def test_stages_in_servers_compute_the_same(run_python, tmp_path, schedule):
+    path = tmp_path / "out.json"
+    with running_stage_server() as (_, one), running_stage_server() as (_, other):
+        run_python([JOB, path, schedule, one, other])
+    found = json.loads(path.read_text())
     jobs = [tf.DeviceSpec.from_string(device) for device in found["devices"]]
     assert [(own.job, own.task) for own in jobs] == [("trainer", 0), ("stage", 0), ("stage", 1)]
     assert found["alone"]["jobs"] == ["trainer"]
-    assert found["unrolled"]["jobs"] == ["stage", "trainer"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["unrolled", "while"])
-def test_servers_compute_the_same(found, schedule):
+    assert found["served"]["jobs"] == ["stage", "trainer"]
     for kind in ("losses", "evaluated", "predicted"):
         np.testing.assert_allclose(
-            found[schedule][kind], found["alone"][kind], rtol=1e-5, atol=1e-6, err_msg=kind
+            found["served"][kind], found["alone"][kind], rtol=1e-5, atol=1e-6, err_msg=kind
         )

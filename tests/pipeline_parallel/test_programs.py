@@ -430,8 +430,19 @@ class Inside(layers.Layer):
         )
 
 
-@pytest.mark.parametrize("how", ["outright", "function", "branch"])
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, "outright") for name in REFUSED),
+        *((name, how) for name in ("normal", "assign a part") for how in ("function", "branch")),
+        *(
+            pytest.param(name, how, marks=pytest.mark.long)
+            for name in REFUSED
+            for how in ("function", "branch")
+            if name not in ("normal", "assign a part")
+        ),
+    ],
+)
 def test_refusals(name, how):
     make, told = REFUSED[name]
     guilty = make()

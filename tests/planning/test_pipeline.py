@@ -72,6 +72,7 @@ def test_a_balance_that_does_not_fit_is_told(plan):
     assert "DOES NOT FIT" in plan_pipeline(config, limit=1000.0).table()
 
 
+@pytest.mark.long
 def test_seconds_of_this_machine(plan):
     own = plan_pipeline(CONFIG, "measured")
     assert "CPU:0" in own.device

@@ -103,11 +103,24 @@ def test_inputs_and_outputs_have_names(files):
 @pytest.mark.parametrize(
     "options",
     [
-        {"model": "resnet18", "image_size": 32, "zero_gamma": False, "antialias": True},
-        {"model": "alexnet_bn", "image_size": 64},
-        {"model": "resnet8", "train_sizes": (8,), "train_until": ("1 epochs",)},
+        pytest.param(
+            {"model": "resnet18", "image_size": 32, "zero_gamma": False, "antialias": True},
+            id="resnet18",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"model": "alexnet_bn", "image_size": 64}, id="alexnet_bn", marks=pytest.mark.long
+        ),
+        pytest.param(
+            {
+                "model": "resnet8",
+                "antialias": True,
+                "train_sizes": (8,),
+                "train_until": ("1 epochs",),
+            },
+            id="resnet8",
+        ),
     ],
-    ids=lambda options: options["model"],
 )
 def test_networks(options, tmp_path, monkeypatch):
     """Untrained, but with their batch norms at work."""

@@ -1,5 +1,6 @@
 """The SavedModel answers what evaluation answers."""
 
+import functools
 import io
 import json
 import struct
@@ -30,9 +31,12 @@ def exported(config, trained, tmp_path_factory):
     return str(directory)
 
 
+load = functools.cache(tf.saved_model.load)
+
+
 def serve(directory, encoded):
     """Returns classes, labels and probabilities for encoded images."""
-    loaded = tf.saved_model.load(directory)
+    loaded = load(directory)
     answers = loaded.signatures["serving_default"](images=tf.constant(encoded))
     return tuple(answers[name].numpy() for name in ("classes", "labels", "probabilities"))
 
@@ -126,7 +130,7 @@ def test_export_of_a_model_is_that_of_its_checkpoint(trained, exported, validati
 
 
 def test_signatures(exported):
-    signatures = tf.saved_model.load(exported).signatures
+    signatures = load(exported).signatures
     assert set(signatures) == {"serving_default", "features", "pixels"}
     for name in ("serving_default", "features"):
         (spec,) = signatures[name].structured_input_signature[1].values()
@@ -138,7 +142,7 @@ def test_signatures(exported):
 
 def test_features_feed_the_last_layer(exported, twin, validation, evaluated):
     """So that its weights make the logits of them."""
-    loaded = tf.saved_model.load(exported)
+    loaded = load(exported)
     answers = loaded.signatures["features"](images=tf.constant(validation[0]))
     assert answers["features"].dtype == tf.float32
     assert set(answers["error"].numpy()) == {b""}
@@ -160,7 +164,7 @@ def test_images_that_are_none(exported, validation):
     good = validation[0][:4]
     batch = [good[0], b"", good[1], b"no image", good[2][:200], good[2], good[3]]
     bad = np.array([False, True, False, True, True, False, False])
-    loaded = tf.saved_model.load(exported)
+    loaded = load(exported)
     expected = loaded.signatures["serving_default"](images=tf.constant(good))
     answers = loaded.signatures["serving_default"](images=tf.constant(batch))
     for name in ("classes", "labels"):
@@ -180,7 +184,7 @@ def test_images_that_are_none(exported, validation):
 
 
 def test_a_batch_of_nothing_good(exported):
-    classify = tf.saved_model.load(exported).signatures["serving_default"]
+    classify = load(exported).signatures["serving_default"]
     assert (classify(images=tf.constant([b"", b"x"]))["classes"].numpy() == -1).all()
 
 
@@ -213,7 +217,7 @@ def test_images_above_the_limit(exported_for_small_images, validation):
         encode(red, "JPEG"),
         good[1],
     ]
-    signatures = tf.saved_model.load(exported_for_small_images).signatures
+    signatures = load(exported_for_small_images).signatures
     more = "more than the limit of 1024"
     errors = ["", "20000 x 20000", "32 x 33", "33 x 32", "", "", ""]
     errors = [(error and f"{error} pixels, {more}".encode()) or b"" for error in errors]
@@ -246,7 +250,7 @@ def test_other_formats_are_told_of_by_name(exported, validation):
         "TIFF": encode(image, "TIFF"),
         "12-bit JPEG": bytes(twelve_bits),
     }
-    classify = tf.saved_model.load(exported).signatures["serving_default"]
+    classify = load(exported).signatures["serving_default"]
     answers = classify(images=tf.constant([*files.values(), validation[0][0]]))
     convert = "cannot be decoded: convert it to a baseline JPEG or to PNG"
     expected = [f"{name} {convert}".encode() for name in files]
@@ -269,7 +273,7 @@ def test_cmyk_without_a_marker_is_answered_as_prepare_makes_it(exported):
 def test_no_images_at_all(views, tmp_path):
     config = SMALL.replace(num_classes=4, test_time_augmentation=views)
     directory = export(build_model(config), tmp_path / "model", top_k=3)
-    signatures = tf.saved_model.load(directory).signatures
+    signatures = load(directory).signatures
     none = tf.constant([], tf.string)
     answers = signatures["serving_default"](images=none)
     assert {name: tuple(answer.shape) for name, answer in answers.items()} == {
@@ -287,7 +291,7 @@ def test_no_images_at_all(views, tmp_path):
 def test_pixels_are_answered_in_the_order_of_classes(config, trained, exported, validation):
     with serving_module(trained) as module:
         pixels, _ = module.prepare(tf.constant(validation[0][:9]))
-    loaded = tf.saved_model.load(exported)
+    loaded = load(exported)
     answers = loaded.signatures["pixels"](pixels=pixels)
     classes, _, probabilities = serve(exported, validation[0][:9])
     np.testing.assert_allclose(

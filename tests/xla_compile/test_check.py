@@ -24,7 +24,10 @@ def wrong(found, **arguments):
         {},
         {"precision": "mixed_bfloat16"},
         {"precision": "mixed_bfloat16", "accumulation_steps": 2, "batch_norm_batch_size": 4},
-        {"optimizer": "muon", "model": "airbench94", "width": 8, "image_size": 32},
+        pytest.param(
+            {"optimizer": "muon", "model": "airbench94", "width": 8, "image_size": 32},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=str,
 )
@@ -32,6 +35,7 @@ def test_a_recipe_s_own_step(lowered, options):
     assert not wrong(lowered(**options))
 
 
+@pytest.mark.long
 def test_as_many_images_as_classes(lowered):
     options = {"model": "alexnet_bn", "image_size": 64, "num_classes": 16, "batch_size": 128}
     found = lowered(precision="mixed_bfloat16", **options)

@@ -23,37 +23,48 @@ def checks(found, **changes):
 @pytest.mark.parametrize(
     ("options", "statistics", "gradients"),
     [
-        ({}, "none: batch norm of each replica alone", "24 of f32 (75,295 numbers) among all 8"),
+        pytest.param(
+            {},
+            "none: batch norm of each replica alone",
+            "24 of f32 (75,295 numbers) among all 8",
+            id="builtin",
+        ),
         # Two of each of seven layers: [sums, sums of squares, count].
-        (
+        pytest.param(
             GROUPED,
             f"14 of f32 (974 numbers) among {PAIRS}",
             "24 of f32 (75,295 numbers) among all 8",
+            id="groups",
         ),
-        (
+        pytest.param(
             {**GROUPED, **TORUS, "precision": "mixed_bfloat16"},
             f"14 of f32 (974 numbers) among {PAIRS}",
             # Filled up to a multiple of the replicas.
             f"4 of f32 (75,304 numbers) {AXES}",
+            id="torus",
+            marks=pytest.mark.long,
         ),
-        (
+        pytest.param(
             {**TORUS, "all_reduce_group": 2, "all_reduce_dtype": "bfloat16"},
             "none: batch norm of each replica alone",
             "2 of f32 (8 numbers), 2 of bf16 (75,296 numbers) along (0,1 2,3 4,5 6,7) and "
             "(0,2,4,6 1,3,5,7), half first along each",
+            id="torus_16_bit",
         ),
-        (
+        pytest.param(
             {"fusion_segments": (4, 9), "all_reduce_dtype": "bfloat16", "accumulation_steps": 2},
             "none: batch norm of each replica alone",
             "1 of f32 (8 numbers), 3 of bf16 (75,296 numbers) among all 8",
+            id="segments",
         ),
-        (
+        pytest.param(
             {"batch_norm_batch_size": 64, "accumulation_steps": 2},
             "14 of f32 (974 numbers) among all 8",
             "24 of f32 (75,295 numbers) among all 8",
+            id="micro_batches",
+            marks=pytest.mark.long,
         ),
     ],
-    ids=["builtin", "groups", "torus", "torus_16_bit", "segments", "micro_batches"],
 )
 def test_recipes(lowered, options, statistics, gradients):
     found = checks(lowered(**options))
@@ -159,11 +170,24 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
 @pytest.mark.parametrize(
     ("orders", "told"),
     [
-        ([("rows", "columns"), ("rows", "columns")], "75,304 numbers go along rows first, but 0"),
-        ([("rows", "columns"), ("columns",)], "columns, then rows: 37,652 numbers go along the fi"),
-        ([("rows", "columns"), ("columns", "rows", "columns")], "numbers go along the first axis"),
+        pytest.param(
+            [("rows", "columns"), ("rows", "columns")],
+            "75,304 numbers go along rows first, but 0",
+            id="one_order",
+        ),
+        pytest.param(
+            [("rows", "columns"), ("columns",)],
+            "columns, then rows: 37,652 numbers go along the fi",
+            id="one_axis",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            [("rows", "columns"), ("columns", "rows", "columns")],
+            "numbers go along the first axis",
+            id="thrice",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["one_order", "one_axis", "thrice"],
 )
 def test_a_torus_along_other_axes(lower_anew, monkeypatch, orders, told):
     def along(tensor, rows, columns):

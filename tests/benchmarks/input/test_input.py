@@ -151,15 +151,27 @@ def training_batch(config):
     return first(make_dataset(config, "train"))
 
 
-@pytest.mark.parametrize("on", names_of_variants().values(), ids=list(names_of_variants()))
+@pytest.mark.parametrize(
+    "on",
+    [
+        # All optimizations, and each of them off and on by itself.
+        pytest.param(on, id=name, marks=() if name in ("all", "none") else pytest.mark.long)
+        for name, on in names_of_variants().items()
+    ],
+)
 def test_each_variant_makes_training_s_batches(config, training_batch, on):
     """What differs is how; digits are grey, so that windows decode to the same pixels."""
     for own, other in zip(training_batch, first(make_variant(config, on))):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 
-def test_stages(config):
-    stages = {name: first(stage) for name, stage in make_stages(config).items()}
+@pytest.fixture(scope="module")
+def stages(config):
+    """The first batch of each stage, by its name."""
+    return {name: first(stage) for name, stage in make_stages(config).items()}
+
+
+def test_stages(stages):
     images, labels, _ = stages["transfer"]
     assert [len(batch) for batch in (stages["read"][0], stages["parse"][1])] == [16, 16]
     np.testing.assert_array_equal(stages["parse"][1], labels)
@@ -170,11 +182,10 @@ def test_stages(config):
     assert list(stages)[-1] == "transfer"
 
 
-def test_resizing_comes_before_augmentation(config):
-    stages = make_stages(config.replace(flip=False))
-    np.testing.assert_array_equal(first(stages["resize"]), first(stages["augment"]))
-    flipped = make_stages(config)
-    assert (first(flipped["resize"]).numpy() != first(flipped["augment"]).numpy()).any()
+def test_resizing_comes_before_augmentation(config, stages):
+    plain = make_stages(config.replace(flip=False))
+    np.testing.assert_array_equal(first(plain["resize"]), first(plain["augment"]))
+    assert (stages["resize"].numpy() != stages["augment"].numpy()).any()
 
 
 def test_bounds(config):
@@ -192,7 +203,7 @@ def test_bounds(config):
     ("part", "names"),
     [
         ("bounds", ("imagenet_fast", "fused decode and crop alone", "whole decode alone")),
-        ("cached", ("cache=decoded", "cache=none")),
+        pytest.param("cached", ("cache=decoded", "cache=none"), marks=pytest.mark.long),
     ],
 )
 def test_parts(config, part, names):

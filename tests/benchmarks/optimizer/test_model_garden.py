@@ -67,6 +67,7 @@ def test_an_environment_without_model_garden(environment):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_model_garden_itself(model_garden):
     """In the environment that the tool makes."""
     directory = str(model_garden)

@@ -70,11 +70,14 @@ def test_steps_of_a_process():
     assert "nodes" not in again  # made before
 
 
-def test_stages_in_processes_under_a_limit():
-    """A plain network that cannot be trained, and a pipeline that can."""
+def test_a_network_that_cannot_be_trained_under_a_limit():
     plain = pipeline._limited(SMALL, Case(6), 2**20)
     assert plain.peaks == ()
     assert plain.reason.startswith("training failed under ")
+
+
+@pytest.mark.long
+def test_stages_in_processes_under_a_limit():
     both = pipeline._limited(SMALL, Case(6, 2, 3), 2**30)
     assert both.reason == ""
     assert len(both.peaks) == 2

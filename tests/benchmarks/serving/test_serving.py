@@ -55,6 +55,7 @@ def part():
     )
 
 
+@pytest.mark.long
 def test_each_format_answers_as_evaluation_does(config):
     (served,) = compare_serving(config, [3], **COUNTS)
     assert served.batch_size == 3

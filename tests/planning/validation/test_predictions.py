@@ -48,6 +48,7 @@ def test_resnet9_is_predicted():
     assert fitted(stack).matrix == pytest.approx(STACKS[stack].matrix, rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_pod_is_predicted():
     """Ying et al.'s million images a second, from constants of another benchmark."""
     rows = [own for own in ROWS if own.source.startswith("Ying et al.")]

@@ -145,6 +145,7 @@ def test_run_that_diverges(digits):
     assert result["error"] is result["loss"] is None
 
 
+@pytest.mark.long
 def test_features_are_seen_from_step_to_step(digits):
     options = {
         "model": "alexnet_bn",
@@ -198,6 +199,10 @@ def test_norms_vanish_in_float16():
 
 # --- The command
 
+# As python tools/studies.
+RUN_FOLDER = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
+PROGRAM = ("-c", RUN_FOLDER, STUDIES)
+
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -213,7 +218,7 @@ def test_norms_vanish_in_float16():
 )
 def test_mistakes(tmp_path, run_python, arguments, message):
     log = f"--log={tmp_path / 'x'}"
-    finished = run_python([STUDIES, "large_batch", log, *arguments], check=False, fresh=True)
+    finished = run_python([*PROGRAM, "large_batch", log, *arguments], check=False)
     assert finished.returncode == 2
     assert message in finished.stderr
 
@@ -224,7 +229,7 @@ def test_another_log_leaves_the_page_of_the_docs_alone(tmp_path, run_python):
     lines = (ROOT / "benchmarks" / "large_batch" / "runs.jsonl").read_text().splitlines()
     other = tmp_path / "runs.jsonl"
     other.write_text("\n".join(lines[:-1]) + "\n")
-    run_python([STUDIES, "large_batch", "--report", f"--log={other}"], fresh=True)
+    run_python([*PROGRAM, "large_batch", "--report", f"--log={other}"])
     assert kept.read_text() == text
     written = (tmp_path / report.PAGE).read_text()
     assert written == report.filled_page(text, log.read(other)) != text
