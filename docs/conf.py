@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.viewcode",
     # In docs/extensions.
     "front_page",
+    "architecture",
     "from_code",
     "signatures",
 ]
