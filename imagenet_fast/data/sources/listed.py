@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,8 @@ from imagenet_fast.data.sources.files import (
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
+# Python reads none of more than some thousand digits.
+_WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 # Names of columns, of which the first that is there is taken.
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "category", "target", "labels", "class_name")
@@ -117,6 +120,11 @@ def _read(
                 _column(path, known, label_column, _LABEL_COLUMNS, "label"),
                 _split_column(path, known, split_column),
             )
+            if columns[0] in columns[1:]:
+                raise UserError(
+                    f"{path}: the column {columns[0]!r} cannot be both that of the images and "
+                    "another one"
+                )
         if columns[2] is None and (late := _split_column(path, list(values), None)):
             raise UserError(
                 f"{path}, line {number}: has {late!r}, which the first line has not: say of each "
@@ -144,6 +152,10 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 yield from _json_lines(path, file)
                 return
             reader = csv.DictReader(file, delimiter=_DELIMITERS[suffix], strict=True)
+            names = reader.fieldnames or []
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise UserError(f"{path}: has two columns {twice!r}; rename one of them")
             for values in reader:
                 if None in values:
                     raise UserError(
@@ -252,7 +264,7 @@ def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
                 f"{path}: {len(unknown)} classes of {split} have no images for training "
                 f"({first_names([repr(own) for own in unknown])}){nearest(unknown[0], train)}"
             )
-    if all(label.isdecimal() for label in train):
+    if all(_WHOLE_NUMBER.fullmatch(label) for label in train):
         return tuple(sorted(train, key=lambda label: (int(label), label)))
     return tuple(sorted(train))
 

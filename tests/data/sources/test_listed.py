@@ -72,6 +72,8 @@ def test_columns_and_folder_of_ones_own(make, tmp_path):
     [
         (["10", "9", "1"], ("1", "9", "10")),
         (["10", "9", "x"], ("10", "9", "x")),
+        (["-1", "3", "-2"], ("-2", "-1", "3")),
+        (["2", "10", "1" * 5000], ("10", "1" * 5000, "2")),
         (["b", "B", "a"], ("B", "a", "b")),
     ],
 )
@@ -80,6 +82,11 @@ def test_order_of_the_classes(make, values, labels):
     rows = "".join(f"{name},{value}\n" for name, value in zip(names, values))
     source = open_source("list", make(f"path,class\n{rows}", *names), holdout=0.5)
     assert source.labels == labels
+
+
+def test_one_column_for_images_and_labels(make):
+    with pytest.raises(UserError, match="column 'image' cannot be both that of the images and"):
+        open_source("list", make(CSV, "b.jpg"), label_column="image")
 
 
 def test_numbers_of_json_are_labels_too(make):
@@ -142,6 +149,7 @@ def test_what_looks_odd_is_warned_of(make):
             r"1 classes of validation have no images for training \('dg'\); did you mean 'dog'",
         ),
         ('image,label\n"a.jpg,x\n', "cannot be read as CSV"),
+        ("image,label,image\na,0,b", "has two columns 'image'; rename one of them"),
     ],
 )
 def test_bad_lists(make, text, message):
