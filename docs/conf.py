@@ -15,7 +15,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "extensions"))
 project = "imagenet_fast"
 release = imagenet_fast.__version__
 root_doc = "README"
-include_patterns = ["README.md", "docs/**", "gcp/README.md", "benchmarks/**/README.md"]
+include_patterns = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+    *("docs/**", "gcp/README.md", "benchmarks/**/README.md"),
+]
 exclude_patterns = ["docs/_build", "docs/contents.md"]
 extensions = [
     "myst_parser",
@@ -47,6 +50,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),
+    (r"py:class", r"imagenet_fast\..*\._\w+"),  # type variables
     # Of these a user sees what Source says.
     (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),
 ]
