@@ -231,7 +231,6 @@ def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
     monkeypatch.setattr(
         "imagenet_fast.benchmarks.input.compare.make_stages",
         lambda _: {"a": Batches(), "b": Batches()},
-        lambda _: {"a": Batches(), "b": Batches()},
     )
     comparison = InputBenchmark(config, {}, images=60, warmup=1, repeats=2).stages()
     assert taken == [2 * 2 + 4 + 3] * 6
