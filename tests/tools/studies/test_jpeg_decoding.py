@@ -117,10 +117,10 @@ def test_settings_are_runs_of_their_own():
 @pytest.mark.parametrize(
     ("drawing", "way", "changed"),
     [
-        (jpegs.BRIGHTNESS, "jpeg_dct=fast", True),
+        pytest.param(jpegs.BRIGHTNESS, "jpeg_dct=fast", True, marks=pytest.mark.long),
         # There are no colours to enlarge.
         (jpegs.BRIGHTNESS, "jpeg_upsampling=plain", False),
-        (jpegs.BRIGHTNESS, "jpeg_scaling", True),
+        pytest.param(jpegs.BRIGHTNESS, "jpeg_scaling", True, marks=pytest.mark.long),
         (jpegs.COLOUR, "jpeg_upsampling=plain", True),
     ],
 )
