@@ -131,6 +131,7 @@ def test_which_ways_change_which_pixels(made, drawing, way, changed):
     assert (difference > 0.1) if changed else (difference == 0)
 
 
+@pytest.mark.long
 def test_a_run_takes_the_set_of_its_kind(made):
     plain = experiments.drawn_in(jpegs.COLOUR).settings[2]
     few = dataclasses.replace(plain, config=plain.config.replace(batch_size=64, eval_batch_size=20))
