@@ -99,6 +99,17 @@ def test_a_worker_is_missing_a_gpu_unseen_and_model_dir_is_no_folder(tmp_path, r
 
 
 @pytest.mark.slow
+def test_one_process(digits, tmp_path, run_python):
+    arguments = [f"--data_dir={digits}", f"--model_dir={tmp_path}/run"]
+    finished = run_python(["-m", "imagenet_fast", "doctor", *arguments])
+    told = dict(re.findall(r"^(\S.{,16}?) +(ok|slow|wrong) ", finished.stdout, re.MULTILINE))
+    for name in ("data_dir", "model_dir", *(f"CPU:0 {own}" for own in ("float32", "bfloat16"))):
+        assert told[name] == "ok", finished.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.long
 def test_two_workers(digits, tmp_path, run_python):
     arguments = [f"--data_dir={digits}", f"--model_dir={tmp_path}/run", "--all_reduce=torus_2d"]
     finished = run_python(["-m", "imagenet_fast", "doctor", *arguments], workers=2)

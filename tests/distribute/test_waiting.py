@@ -12,7 +12,19 @@ import pytest
 from imagenet_fast.base.addresses import free_port
 from imagenet_fast.distribute.waiting import told
 
-WAIT = "from imagenet_fast import Config, make_strategy; make_strategy(Config())"
+# It is told after 3 seconds.
+WAIT = """
+import subprocess, types
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.distribute import waiting
+
+def start(command, **options):
+    program = command[2].replace("own.main()", "own._FIRST = 3; own.main()")
+    return subprocess.Popen([*command[:2], program, *command[3:]], **options)
+
+waiting.subprocess = types.SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL)
+make_strategy(Config())
+"""
 
 
 def test_what_is_told():

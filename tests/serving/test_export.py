@@ -269,7 +269,7 @@ def test_cmyk_without_a_marker_is_answered_as_prepare_makes_it(exported):
     np.testing.assert_allclose(answers[0], answers[2], rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("views", ["none", "flip_and_shift"])
+@pytest.mark.parametrize("views", [pytest.param("none", marks=pytest.mark.long), "flip_and_shift"])
 def test_no_images_at_all(views, tmp_path):
     config = SMALL.replace(num_classes=4, test_time_augmentation=views)
     directory = export(build_model(config), tmp_path / "model", top_k=3)

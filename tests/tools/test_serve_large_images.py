@@ -31,6 +31,7 @@ def test_pngs(kind, mode, tmp_path):
     assert (np.asarray(image) == expected[..., np.newaxis]).all()
 
 
+@pytest.mark.long
 def test_what_is_measured_of_refused_images(tmp_path, run_python):
     model = build_model(SMALL.replace(num_classes=4, max_pixels=1_000_000))
     saved_model = export(model, tmp_path / "model")

@@ -179,13 +179,11 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
             [("rows", "columns"), ("columns",)],
             "columns, then rows: 37,652 numbers go along the fi",
             id="one_axis",
-            marks=pytest.mark.long,
         ),
         pytest.param(
             [("rows", "columns"), ("columns", "rows", "columns")],
             "numbers go along the first axis",
             id="thrice",
-            marks=pytest.mark.long,
         ),
     ],
 )

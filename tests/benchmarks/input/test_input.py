@@ -91,6 +91,7 @@ def test_an_environment_that_is_none(config, tmp_path):
         pass
 
 
+@pytest.mark.long
 def test_own_and_plain_in_processes(config):
     benchmark = InputBenchmark(config, {}, images=40, warmup=1, repeats=2)
     comparison = benchmark.peers()

@@ -117,10 +117,10 @@ def test_settings_are_runs_of_their_own():
 @pytest.mark.parametrize(
     ("drawing", "way", "changed"),
     [
-        (jpegs.BRIGHTNESS, "jpeg_dct=fast", True),
+        pytest.param(jpegs.BRIGHTNESS, "jpeg_dct=fast", True, marks=pytest.mark.long),
         # There are no colours to enlarge.
         (jpegs.BRIGHTNESS, "jpeg_upsampling=plain", False),
-        (jpegs.BRIGHTNESS, "jpeg_scaling", True),
+        pytest.param(jpegs.BRIGHTNESS, "jpeg_scaling", True, marks=pytest.mark.long),
         (jpegs.COLOUR, "jpeg_upsampling=plain", True),
     ],
 )
@@ -131,6 +131,7 @@ def test_which_ways_change_which_pixels(made, drawing, way, changed):
     assert (difference > 0.1) if changed else (difference == 0)
 
 
+@pytest.mark.long
 def test_a_run_takes_the_set_of_its_kind(made):
     plain = experiments.drawn_in(jpegs.COLOUR).settings[2]
     few = dataclasses.replace(plain, config=plain.config.replace(batch_size=64, eval_batch_size=20))
