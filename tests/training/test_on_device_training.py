@@ -32,6 +32,9 @@ JOBS = {
 }
 
 
+WORKERS = pytest.param("workers", marks=pytest.mark.long)
+
+
 @pytest.fixture(scope="module")
 def results(digits, tmp_path_factory, run_python_session):
     """The outcome of each job, run when it is first asked for."""
@@ -49,7 +52,7 @@ def results(digits, tmp_path_factory, run_python_session):
     return get
 
 
-@pytest.mark.parametrize("name", ["replicas", "workers"])
+@pytest.mark.parametrize("name", ["replicas", WORKERS])
 def test_same_weights(results, name):
     one, other = results("one_device"), results(name)
     names = [key for key in one if key.startswith("weight")]
@@ -59,7 +62,7 @@ def test_same_weights(results, name):
         assert np.abs(one[key] - one[key.replace("weight", "initial")]).max() > 0.001
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", ["one_device", "replicas", WORKERS])
 def test_each_image_is_evaluated_once(results, name):
     one, other = results("one_device"), results(name)
     assert (other["told_examples"], other["told_skipped"]) == (359, 0)
