@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+# Quick tests: tests/data/test_on_device.py has the batches of replicas.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 JOB = pathlib.Path(__file__).with_name("on_device_job.py")
 OPTIONS = {
@@ -32,9 +33,6 @@ JOBS = {
 }
 
 
-WORKERS = pytest.param("workers", marks=pytest.mark.long)
-
-
 @pytest.fixture(scope="module")
 def results(digits, tmp_path_factory, run_python_session):
     """The outcome of each job, run when it is first asked for."""
@@ -52,7 +50,7 @@ def results(digits, tmp_path_factory, run_python_session):
     return get
 
 
-@pytest.mark.parametrize("name", ["replicas", WORKERS])
+@pytest.mark.parametrize("name", ["replicas", "workers"])
 def test_same_weights(results, name):
     one, other = results("one_device"), results(name)
     names = [key for key in one if key.startswith("weight")]
@@ -62,7 +60,7 @@ def test_same_weights(results, name):
         assert np.abs(one[key] - one[key.replace("weight", "initial")]).max() > 0.001
 
 
-@pytest.mark.parametrize("name", ["one_device", "replicas", WORKERS])
+@pytest.mark.parametrize("name", JOBS)
 def test_each_image_is_evaluated_once(results, name):
     one, other = results("one_device"), results(name)
     assert (other["told_examples"], other["told_skipped"]) == (359, 0)
