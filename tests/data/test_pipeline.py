@@ -330,7 +330,7 @@ def operations(dataset):
 def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, split):
     config = augmented(numbered, batch_size=12, model_dir=str(tmp_path))
     (here,) = host_datasets(config, split)
-    assert operations(here) & PYTHON_OPS == {"PyFunc", "GeneratorDataset"}
+    assert operations(here) & PYTHON_OPS == {"PyFunc"}
     for there in host_datasets(config, split, hosts=2, kind=TpuSlice):
         found = operations(there)
         assert "TFRecordDataset" in found and not found & PYTHON_OPS

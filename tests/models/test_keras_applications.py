@@ -198,7 +198,11 @@ def test_other_depth(source, deeper, our_deeper, model):
     ("make", "message"),
     [
         (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
-        (lambda: ours(batch_norm_epsilon=1e-5), "batch_norm_epsilon=1e-05 .*1.001e-05$"),
+        pytest.param(
+            lambda: ours(batch_norm_epsilon=1e-5),
+            "batch_norm_epsilon=1e-05 .*1.001e-05$",
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             lambda: ours(stem="small"),
             r"stem_conv/kernel is \(3, 3, 3, 64\), not \(7, 7, 3, 64\)",

@@ -120,8 +120,10 @@ def test_no_classes(name):
     ("policy", "name", "shape", "options"),
     [
         # Of AmoebaNets, test_amoebanet.py has the same of their cells.
-        pytest.param(policy, *network, marks=pytest.mark.long if "amoebanet" in network[0] else ())
-        for policy, network in zip(itertools.cycle(["mixed_bfloat16", "mixed_float16"]), SMALL)
+        pytest.param(policy, *network.values, marks=network.marks)
+        for policy, network in zip(
+            itertools.cycle(["mixed_bfloat16", "mixed_float16"]), some_long((2, *OWN_LAYERS))
+        )
     ],
 )
 def test_precision(policy, name, shape, options):
@@ -144,7 +146,7 @@ def test_precision(policy, name, shape, options):
     assert set(compute_dtypes.values()) == {policy.replace("mixed_", "")}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), some_long(range(6)))
+@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, *OWN_LAYERS)))
 def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     model = small(name, shape, options)
     logits = model.get_layer("logits")
@@ -155,7 +157,7 @@ def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     assert {(norm.momentum, norm.epsilon) for norm in norms} == {expected}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), some_long({0, 1, 2, 3, 4, 5, 7}))
+@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, 2, *OWN_LAYERS, 7)))
 def test_batch_norm_options_reach_every_layer(name, shape, options):
     model = models.build(
         name, 7, shape, batch_norm_momentum=0.75, batch_norm_epsilon=0.002, **options

@@ -222,8 +222,15 @@ def test_decay_with_the_rate_in_the_momentum():
         assert_close(got, expected, 1e-5)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(
+    ("nesterov", "inside"),
+    [
+        (False, True),
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.long),
+        pytest.param(True, True, marks=pytest.mark.long),
+    ],
+)
 def test_keras_own_sgd_is_the_uncorrected_form(nesterov, inside):
     """As long as the rate stays, both are the same."""
     weights, gradients = problem("float32")

@@ -46,6 +46,7 @@ OPTIONS = {
     "shuffle_buffer": 200,
     "max_bad_images": 11,
     "tensorboard": False,
+    "examine": False,
     "strategy": "one_device",
 }
 
@@ -104,8 +105,18 @@ def write_data(directory, digits, kinds):
     return str(directory)
 
 
+@pytest.fixture(
+    scope="module",
+    params=[False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["whole", "killed"],
+)
+def killed(request):
+    """Whether the run is killed in its second epoch and goes on."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def config(digits, tmp_path_factory):
+def config(killed, digits, tmp_path_factory):
     """Of a run on data that is bad in five ways."""
     directory = tmp_path_factory.mktemp("bad")
     return Config(
@@ -133,10 +144,11 @@ def kill(model):
 
 
 @pytest.fixture(scope="module")
-def summary(config):
-    """Of that run, which is killed in its second epoch and goes on."""
-    with pytest.raises(KeyboardInterrupt):
-        train(config, callbacks=[At(14, kill)])
+def summary(config, killed):
+    """Of that run."""
+    if killed:
+        with pytest.raises(KeyboardInterrupt):
+            train(config, callbacks=[At(14, kill)])
     return train(config)
 
 
@@ -147,7 +159,6 @@ def test_a_run_ends_as_if_those_images_were_not_there(config, summary, digits, t
         config.replace(
             data_dir=write_data(tmp_path / "data", digits, one_way),
             model_dir=str(tmp_path / "run"),
-            examine=False,
         )
     )
     assert other["bad_images"] == {"wrong label": 10, "damaged image": 1}
@@ -166,7 +177,7 @@ def test_each_is_counted_exactly(summary):
 
 
 def test_each_is_listed_once(config, summary):
-    """After two epochs, three evaluations and a kill."""
+    """After two epochs and three evaluations, or, of a killed run, more."""
     path = pathlib.Path(config.model_dir, "bad_images.jsonl")
     lines = path.read_text().splitlines()
     assert len(lines) == len(set(lines)) == len(BAD) + 1
@@ -204,11 +215,12 @@ def test_too_many_bad_images_stop_a_run_that_names_the_first(config, tmp_path):
     assert message.endswith("; ...")
 
 
+@pytest.mark.long
 def test_a_shard_that_disappears_is_named_and_the_run_can_go_on(config, digits, tmp_path):
     data = pathlib.Path(write_data(tmp_path / "data", digits, {}))
     # Two epochs more: the next one is read ahead, and what is open cannot disappear.
     config = config.replace(
-        data_dir=str(data), model_dir=str(tmp_path / "run"), duration="40 steps", examine=False
+        data_dir=str(data), model_dir=str(tmp_path / "run"), duration="40 steps"
     )
     shard = data / "train-00002"
     with pytest.raises(UserError) as caught:

@@ -1,5 +1,6 @@
 """--batch_norm_batch_size: replicas that take batch statistics together are as one device."""
 
+import functools
 import json
 import pathlib
 
@@ -31,17 +32,24 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def one_device(digits):
-    """What one device finds with 1 and 2 micro-batches."""
+    """What one device finds with so many micro-batches, when it is first asked for."""
     config = Config(**OPTIONS, data_dir=digits, strategy="one_device")
-    return {steps: job.train(config.replace(accumulation_steps=steps)) for steps in (1, 2)}
+    return functools.cache(lambda steps: job.train(config.replace(accumulation_steps=steps)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [
-        ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
-        ({"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2),
+        # Devices of the quick tests are in tests/layers/test_grouped_batch_normalization.py.
+        pytest.param(
+            {"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32},
+            0,
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2, marks=pytest.mark.long
+        ),
         # Of two workers each takes every other image, so that their first micro-batches are the
         # first half of one device's batch.
         ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2}, 2),
@@ -58,7 +66,7 @@ def test_as_one_device(digits, one_device, tmp_path, run_python, changes, worker
     found = dict(np.load(out))
     if evaluate:
         assert found.pop("examples") == 359
-    expected = one_device[changes.get("accumulation_steps", 1)]
+    expected = one_device(changes.get("accumulation_steps", 1))
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         # 1.01e-5 on a CPU without AVX-512.
@@ -66,15 +74,23 @@ def test_as_one_device(digits, one_device, tmp_path, run_python, changes, worker
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_statistics_of_other_images_lead_elsewhere(one_device):
-    whole, halves = one_device[1], one_device[2]
+    whole, halves = one_device(1), one_device(2)
     assert max(np.abs(whole[key] - halves[key]).max() for key in whole) > 1e-4
 
 
 SYNTHETIC = {"synthetic": True, "num_classes": 10, "train_crop": "none", "batch_size": 32}
 
 
-@pytest.mark.parametrize("model", ["resnet8", "resnet18", "alexnet_bn"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "resnet8",
+        pytest.param("resnet18", marks=pytest.mark.long),
+        pytest.param("alexnet_bn", marks=pytest.mark.long),
+    ],
+)
 def test_one_replica_has_keras_own_layer(model):
     config = Config(
         **SYNTHETIC,

@@ -209,7 +209,14 @@ def test_what_is_wrong_is_found_before_images_are_read(digits, monkeypatch, chan
 # --- Precision
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("float32", marks=pytest.mark.long),
+        "mixed_bfloat16",
+        pytest.param("mixed_float16", marks=pytest.mark.long),
+    ],
+)
 def test_precision(precision):
     model = build_model(SMALL.replace(precision=precision))
     compute = {"float32": tf.float32, "mixed_bfloat16": tf.bfloat16, "mixed_float16": tf.float16}

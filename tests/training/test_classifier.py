@@ -88,7 +88,7 @@ def test_sum_over_what_counts_divided_by_the_whole_batch(accumulation_steps):
     assert (told["examples"], told["skipped"]) == (6, 2)
 
 
-@pytest.mark.parametrize("xla", [False, True])
+@pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_micro_batches_are_the_whole_batch(xla):
     whole, parts = classifier(), classifier(accumulation_steps=4, xla=xla)
     for _ in range(3):
@@ -218,7 +218,7 @@ def scaled(**options):
     return keras.mixed_precision.LossScaleOptimizer(keras.optimizers.SGD(0.5), **options)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     "scale", [{"dynamic": False, "initial_scale": 512.0}, {"dynamic": True}], ids=str
 )

@@ -323,6 +323,7 @@ def test_a_run_ends_with_the_same_bits(digits, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_all_workers_take_the_same(digits, tmp_path, run_python):
     flags = {"model": "resnet8", "image_size": 16, "batch_size": 64, "duration": "4 steps"}
     flags |= {"train_crop": "none", "checkpoint_every": "2 steps", "examine": False}

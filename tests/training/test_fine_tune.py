@@ -11,6 +11,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast import Config, UserError, build_model, export, make_dataset, models, train
+from imagenet_fast.layers import Dropout
 from imagenet_fast.models import network_of
 from imagenet_fast.training import fine_tune
 from imagenet_fast.training.build import build_classifier
@@ -124,6 +125,17 @@ def test_averaged_weights_are_taken_and_the_new_average_begins_with_them(tmp_pat
 
 
 def test_dropout_has_no_weights(tmp_path):
+    inputs = keras.Input([3])
+    network = keras.Model(inputs, keras.layers.Dense(2, name="logits")(Dropout(0.5)(inputs)))
+    weights = fine_tune._by_layer(network.variables)
+    assert len(network.variables) == 3 and weights.keys() == {"logits"}
+    weights["logits"]["bias"] += 1
+    fine_tune._set(network, weights, tmp_path, with_head=True)
+    np.testing.assert_array_equal(network.get_layer("logits").bias, [1, 1])
+
+
+@pytest.mark.long
+def test_dropout_has_no_weights_in_a_run_and_an_export(tmp_path):
     """An export is without what dropout keeps for its random numbers."""
     config = SMALL.replace(model="alexnet_bn", image_size=64, model_dir=str(tmp_path / "run"))
     before = values(make_run(config.model_dir, model="alexnet_bn", image_size=64))
@@ -160,7 +172,14 @@ def test_a_run_goes_on_where_its_initial_weights_are_gone(run, tmp_path):
         train(config.replace(model_dir=str(tmp_path / "another")))
 
 
-@pytest.mark.parametrize("through", ["stem", "stage1", "stage3"])
+@pytest.mark.parametrize(
+    "through",
+    [
+        pytest.param("stem", marks=pytest.mark.long),
+        "stage1",
+        pytest.param("stage3", marks=pytest.mark.long),
+    ],
+)
 def test_frozen_layers_stay_to_the_bit_with_their_batch_norm(run, through):
     config = SMALL.replace(initial_weights=run.path, freeze_through=through, duration="2 steps")
     model = build_model(config)
@@ -254,7 +273,9 @@ KERAS = {
 }
 
 
-@pytest.mark.parametrize("deviations", [(1.0, 1.0, 1.0), (58.0, 57.0, 56.0)])
+@pytest.mark.parametrize(
+    "deviations", [pytest.param((1.0, 1.0, 1.0), marks=pytest.mark.long), (58.0, 57.0, 56.0)]
+)
 def test_features_are_those_of_keras_applications(theirs, deviations):
     """From pixels in the order red, green, blue, whatever they are divided by."""
     network, path = theirs
@@ -269,7 +290,7 @@ def test_features_are_those_of_keras_applications(theirs, deviations):
     np.testing.assert_allclose(features(normalized).numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_keras_applications_need_their_mean(theirs):
-    config = SMALL.replace(initial_weights=theirs[1], **{**KERAS, "pixel_mean": (0.0, 0.0, 0.0)})
+def test_keras_applications_need_their_mean():
+    config = SMALL.replace(**{**KERAS, "pixel_mean": (0.0, 0.0, 0.0)})
     with pytest.raises(UserError, match=r"--pixel_mean=123\.68,116\.779,103\.939"):
-        build_model(config)
+        fine_tune._set_from_keras(keras.Sequential(), config, pathlib.Path("weights.h5"))

@@ -28,6 +28,7 @@ def workers(tmp_path_factory, run_python_session):
     return [json.loads((out / f"{worker}.json").read_text()) for worker in range(2)]
 
 
+@pytest.mark.long
 def test_workers_agree(workers):
     one, other = workers
     assert one["segments"] == other["segments"]
@@ -36,11 +37,13 @@ def test_workers_agree(workers):
     assert one["bytes"] == 0
 
 
+@pytest.mark.long
 def test_a_search_leaves_the_model_as_it_was(workers):
     """Also the moving averages of batch norm, which sees images in it."""
     assert [own["changed"] for own in workers] == [[], []]
 
 
+@pytest.mark.long
 def test_what_is_measured(workers):
     """The last layer's gradients are known first, and all of them within the step."""
     times = workers[0]["times"]
@@ -54,6 +57,7 @@ def test_what_is_measured(workers):
     assert 0 < start + sum(times["sizes"]) * (per_byte + aside) < 10
 
 
+@pytest.mark.long
 def test_the_chief_s_file_counts(workers):
     assert [own["kept"] for own in workers] == [[1, 7], [1, 7]]
     assert [own["missing"] for own in workers] == [None, None]

@@ -249,8 +249,17 @@ def reference(model, numbers, smoothing=0.0, parts=1):
     return np.concatenate(losses), np.concatenate(right)
 
 
-@pytest.mark.parametrize(("smoothing", "parts"), [(0.0, 1), (0.1, 2)])
-@pytest.mark.parametrize("alphas", [(1.0, 0.0), (0.0, 1.0), (0.4, 1.0)])
+@pytest.mark.parametrize(
+    ("alphas", "smoothing", "parts"),
+    [
+        ((1.0, 0.0), 0.0, 1),
+        ((0.0, 1.0), 0.1, 2),
+        ((0.4, 1.0), 0.1, 2),
+        pytest.param((1.0, 0.0), 0.1, 2, marks=pytest.mark.long),
+        pytest.param((0.0, 1.0), 0.0, 1, marks=pytest.mark.long),
+        pytest.param((0.4, 1.0), 0.0, 1, marks=pytest.mark.long),
+    ],
+)
 def test_the_loss_is_that_of_both_labels(alphas, smoothing, parts):
     mixer = Mixer(*alphas, seed=2)
     model = classifier(mixer, label_smoothing=smoothing, accumulation_steps=parts)
@@ -264,7 +273,7 @@ def test_the_loss_is_that_of_both_labels(alphas, smoothing, parts):
     assert (told["examples"], told["skipped"]) == (6, 2)
 
 
-@pytest.mark.parametrize("parts", [1, 4])
+@pytest.mark.parametrize("parts", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_the_gradient_is_that_of_the_loss(parts):
     model = classifier(Mixer(1.0, 1.0, seed=2), accumulation_steps=parts)
     numbers = model.mixer.draw(8, 0, 0).numpy()
@@ -292,7 +301,7 @@ class Unmixing(Mixer):
         return tf.constant(numbers_with_quantile(BELOW_1))
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_shares_of_1_train_as_without_mixing(accumulation_steps):
     options = {"accumulation_steps": accumulation_steps, "label_smoothing": 0.1}
     unmixed = classifier(Unmixing(EXTREME, EXTREME, 0), **options)
@@ -335,7 +344,7 @@ def test_evaluation_and_prediction_do_not_mix():
     )
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_xla_takes_the_same_steps(accumulation_steps):
     plain, compiled = (
         classifier(Mixer(0.4, 1.0, 3), xla=xla, accumulation_steps=accumulation_steps)
@@ -407,10 +416,15 @@ def random_batches(config):
 @pytest.mark.parametrize(
     "options",
     [
-        {"mixup_alpha": 0.2},
-        {"cutmix_alpha": 1.0, "precision": "mixed_bfloat16"},
         {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "precision": "mixed_float16"},
-        {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "xla": True, "accumulation_steps": 2},
+        *(
+            pytest.param(options, marks=pytest.mark.long)
+            for options in (
+                {"mixup_alpha": 0.2},
+                {"cutmix_alpha": 1.0, "precision": "mixed_bfloat16"},
+                {"mixup_alpha": 0.2, "cutmix_alpha": 1.0, "xla": True, "accumulation_steps": 2},
+            )
+        ),
     ],
     ids=str,
 )

@@ -83,8 +83,9 @@ def test_a_run_with_other_options(config):
     with pytest.raises(UserError) as caught:
         claim_model_dir(changed, LABEL_NAMES)
     assert (
-        "holds a run with other options (duration is 90 epochs there, 8 epochs here; "
-        "seed is 0 there, 3 here); choose another --model_dir, or remove that one"
+        "holds a run with other options (seed is 0 there, 3 here; "
+        "duration is 90 epochs there, 8 epochs here); "
+        "choose another --model_dir, or remove that one"
     ) in str(caught.value)
     assert read_config(config.model_dir) == config
 

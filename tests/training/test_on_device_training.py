@@ -6,7 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+# Quick tests: tests/data/test_on_device.py has the batches of replicas.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 JOB = pathlib.Path(__file__).with_name("on_device_job.py")
 OPTIONS = {

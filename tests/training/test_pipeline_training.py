@@ -44,20 +44,26 @@ def train(run_python, data_dir, model_dir, *flags):
 
 
 @pytest.fixture(scope="module")
-def runs(digits, tmp_path_factory, run_python_session):
+def run(digits, tmp_path_factory, run_python_session):
+    """The folder of each run, which is made when it is first asked for."""
     folder = tmp_path_factory.mktemp("pipelines")
-    for name, stages in STAGES.items():
-        run_python_session(command(digits, folder / name, stages)[1:])
-    return folder
+
+    def get(name):
+        if not (folder / name).exists():
+            run_python_session(command(digits, folder / name, STAGES[name])[1:])
+        return folder / name
+
+    return get
 
 
-@pytest.mark.parametrize("name", ["two", "four"])
-def test_losses_are_those_without_a_pipeline(runs, name):
-    own, other = losses(runs / name), losses(runs / "none")
+@pytest.mark.parametrize("name", [pytest.param("two", marks=pytest.mark.long), "four"])
+def test_losses_are_those_without_a_pipeline(run, name):
+    own, other = losses(run(name)), losses(run("none"))
     assert len(own) == 16
     np.testing.assert_allclose(own, other, rtol=1e-5)
 
 
+@pytest.mark.long
 def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python):
     workers, stages = "--strategy=multi_worker", ("--logical_cpus=2", "--pipeline_stages=2")
     other = train(run_python, digits, tmp_path / "plain", workers)
@@ -65,7 +71,8 @@ def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python)
     np.testing.assert_allclose(own, other, rtol=1e-5)
 
 
-def test_a_killed_run_goes_on_in_another_balance(runs, digits, tmp_path):
+@pytest.mark.long
+def test_a_killed_run_goes_on_in_another_balance(run, digits, tmp_path):
     stages = ["--logical_cpus=4", "--pipeline_stages=3", "--pipeline_schedule=1f1b"]
     first = subprocess.Popen(
         command(digits, tmp_path, stages),
@@ -82,18 +89,20 @@ def test_a_killed_run_goes_on_in_another_balance(runs, digits, tmp_path):
             os.killpg(first.pid, signal.SIGKILL)
     stages = ["--logical_cpus=4", "--pipeline_stages=2", "--rematerialize=never"]
     subprocess.run(command(digits, tmp_path, stages), cwd=ROOT, check=True)
-    np.testing.assert_allclose(losses(tmp_path), losses(runs / "two"), rtol=1e-5)
-    for own, other in zip(weights_in(tmp_path).values(), weights_in(runs / "two").values()):
+    np.testing.assert_allclose(losses(tmp_path), losses(run("two")), rtol=1e-5)
+    for own, other in zip(weights_in(tmp_path).values(), weights_in(run("two")).values()):
         np.testing.assert_allclose(own, other, rtol=1e-3, atol=1e-5)
 
 
-def test_on_stage_servers(runs, digits, tmp_path, run_python):
+@pytest.mark.long
+def test_on_stage_servers(run, digits, tmp_path, run_python):
     with running_stage_server() as (_, address):
         stages = ["--pipeline_stages=2", f"--pipeline_servers={address}"]
         run_python(command(digits, tmp_path, stages)[1:], fresh=True)
-    np.testing.assert_allclose(losses(tmp_path), losses(runs / "two"), rtol=1e-5)
+    np.testing.assert_allclose(losses(tmp_path), losses(run("two")), rtol=1e-5)
 
 
+@pytest.mark.long
 def test_a_stage_server_that_dies(digits, tmp_path):
     with running_stage_server() as (server, address):
         stages = [f"--pipeline_servers={address}", "--pipeline_stages=2", "--duration=9999 steps"]
@@ -109,13 +118,13 @@ def test_a_stage_server_that_dies(digits, tmp_path):
     assert f"error: stage server {address} has stopped" in told
 
 
-def test_evaluated_and_exported_without_a_pipeline(runs, capsys, tmp_path):
-    run = f"--model_dir={runs / 'four'}"
+def test_evaluated_and_exported_without_a_pipeline(run, capsys, tmp_path):
+    of_four = f"--model_dir={run('four')}"
     alone = ("--pipeline_stages=1", "--logical_cpus=0", "--strategy=one_device")
-    assert commands.run(["evaluate", run, *alone]) == 0
-    row = (runs / "four" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert commands.run(["evaluate", of_four, *alone]) == 0
+    row = (run("four") / "metrics.jsonl").read_text().splitlines()[-1]
     assert f"top-1       {json.loads(row)['top1']:.2%}" in capsys.readouterr().out
-    assert commands.run(["export", run, f"--saved_model={tmp_path}/x"]) == 0
+    assert commands.run(["export", of_four, f"--saved_model={tmp_path}/x"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from model_weights import weights_in
 
-pytestmark = pytest.mark.slow
+# A run of the quick tests is killed in test_train.py.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 STEPS = 40
@@ -94,7 +95,7 @@ def run_until_killed(arguments, log_path, model_dir, step):
 
 @pytest.mark.parametrize(
     ("workers", "options", "kills"),
-    [(0, OPTIONS, 3), pytest.param(2, TRICKS, 2, marks=pytest.mark.long)],
+    [(0, OPTIONS, 3), (2, TRICKS, 2)],
 )
 def test_killed_again_and_again_it_ends_with_the_same_bits(
     digits, tmp_path, workers, options, kills

@@ -178,6 +178,7 @@ def test_pictures(config, summary):
     assert load_inputs(config.model_dir).images.shape == (32, 16, 16, 3)
 
 
+@pytest.mark.long
 def test_watching_a_run_changes_nothing_in_it(config, summary, tmp_path):
     other = config.replace(
         model_dir=str(tmp_path / "run"),
@@ -234,6 +235,7 @@ def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
     assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("images", "told"),
     [
@@ -264,6 +266,40 @@ def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
     )
 
 
+KILLED = """
+import os, pathlib, signal, sys
+import tf_keras as keras
+from imagenet_fast import Config, train
+
+class Kill(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 14:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+train(Config.from_json(pathlib.Path(sys.argv[1]).read_text()), callbacks=[Kill()])
+"""
+
+
+def test_a_killed_run_ends_with_the_same_weights(config, summary, tmp_path, run_python):
+    killed = config.replace(
+        model_dir=str(tmp_path / "run"), tensorboard=False, examine=False, mlperf_log=True
+    )
+    (tmp_path / "killed.json").write_text(killed.to_json())
+    finished = run_python(["-c", KILLED, tmp_path / "killed.json"], check=False)
+    assert finished.returncode == -signal.SIGKILL, finished.stderr
+    assert 8 <= read_rows(killed.model_dir)[-1]["step"] < 14
+    assert train(killed)["loss"] == pytest.approx(summary["loss"], rel=1e-4)
+    assert_same_weights(weights_in(killed.model_dir), weights_in(config.model_dir))
+    # Nothing is told twice.
+    told = [
+        [(row["kind"], row["step"]) for row in read_rows(run.model_dir)] for run in (killed, config)
+    ]
+    assert told[0] == told[1]
+    log = read_lines(killed.model_dir)
+    assert [line["value"] for line in log if line["key"] == "eval_accuracy"][-1] == summary["top1"]
+    assert log[-1]["metadata"]["status"] == "success"
+
+
 def test_other_options_are_another_run(config, summary, monkeypatch):
     # Found before a model is built, for which images may have to be read.
     monkeypatch.setattr(f"{train.__module__}.build_model", lambda _: pytest.fail("too late"))
@@ -277,7 +313,12 @@ def stopped(config, tmp_path_factory):
     """A run that stops at a target which its first evaluation reaches, and its summary."""
     directory = tmp_path_factory.mktemp("stopped")
     changed = config.replace(
-        model_dir=str(directory), stop_at_accuracy=0.05, tensorboard=False, log_every="100 steps"
+        model_dir=str(directory),
+        stop_at_accuracy=0.05,
+        tensorboard=False,
+        examine=False,
+        profile_steps=(3, 4),
+        log_every="100 steps",
     )
     return changed, train(changed)
 
@@ -290,7 +331,9 @@ def test_a_run_stops_at_its_target(stopped):
     assert (row["kind"], row["step"]) == ("validation", 10)
     assert summary["train_seconds_to_target"] == row["train_seconds"] > 0
     assert summary["wall_seconds_to_target"] == row["wall_seconds"] > row["train_seconds"]
-    assert "tensorboard" not in files(config.model_dir)
+    (profile,) = pathlib.Path(config.model_dir, "tensorboard").rglob("*.xplane.pb")
+    assert profile.stat().st_size > 10_000
+    assert not list(pathlib.Path(config.model_dir).rglob("*tfevents*"))
 
 
 def test_a_run_that_reached_its_target_stays_there(stopped, capsys):
@@ -304,7 +347,8 @@ def test_a_run_that_reached_its_target_stays_there(stopped, capsys):
     assert_same_weights(weights_in(config.model_dir), weights)
 
 
-def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path):
+@pytest.mark.parametrize("examine", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path, examine):
     class Watcher(keras.callbacks.Callback):
         def __init__(self, last):
             super().__init__()
@@ -314,14 +358,17 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
             self.seen.append((epoch, logs["val_top1"]))
             self.model.stop_training = epoch == self.last
 
-    whole, config = config.model_dir, config.replace(model_dir=str(tmp_path / "run"))
+    whole = config.model_dir
+    config = config.replace(model_dir=str(tmp_path / "run"), examine=examine, tensorboard=examine)
     first, second = Watcher(last=0), Watcher(last=None)
     assert train(config, callbacks=[first])["steps"] == 10
-    assert load_examination(config.model_dir).step == 10
+    assert not examine or load_examination(config.model_dir).step == 10
     assert train(config, callbacks=[second])["steps"] == 25
-    assert load_examination(config.model_dir).step == 25
-    # The input images are those of the first process.
-    assert [place for place in pictures_in(config.model_dir) if place[0] == "train"] == PICTURES[:1]
+    if examine:
+        assert load_examination(config.model_dir).step == 25
+        # The input images are those of the first process.
+        of_training = [place for place in pictures_in(config.model_dir) if place[0] == "train"]
+        assert of_training == PICTURES[:1]
     rows = [row for row in read_rows(config.model_dir) if row["kind"] == "validation"]
     expected = [(epoch, pytest.approx(row["top1"])) for epoch, row in enumerate(rows)]
     assert first.seen == expected[:1]
@@ -445,31 +492,41 @@ class Sizes(keras.callbacks.Callback):
         self.model._forward_backward = noting
 
 
-def test_images_grow_and_a_stopped_run_goes_on_with_their_size(digits, tmp_path):
+@pytest.fixture
+def growing(digits, tmp_path):
+    """A run of five steps, the first three of them on images of 8 pixels."""
     options = {
         **OPTIONS,
-        "duration": "12 steps",
-        "eval_every": "12 steps",
-        "train_sizes": (8, 12),
-        "train_until": "3 steps,8 steps",
+        "duration": "5 steps",
+        "eval_every": "5 steps",
+        "train_sizes": (8,),
+        "train_until": "3 steps",
         "examine": False,
         "tensorboard": False,
     }
+    return Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
+
+
+def test_images_grow(growing):
     sizes = Sizes()
-    whole = Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
-    train(whole, callbacks=[sizes])
-    assert list(dict.fromkeys(sizes.seen)) == [8, 12, 16]
+    train(growing, callbacks=[sizes])
+    assert list(dict.fromkeys(sizes.seen)) == [8, 16]
+
+
+@pytest.mark.long
+def test_a_stopped_run_goes_on_with_their_size(growing, tmp_path):
+    train(growing)
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
-            if int(self.model.optimizer.iterations) == 6:
+            if int(self.model.optimizer.iterations) == 2:
                 raise KeyboardInterrupt
 
-    stopped = whole.replace(model_dir=str(tmp_path / "stopped"), checkpoint_every="1 steps")
+    stopped = growing.replace(model_dir=str(tmp_path / "stopped"), checkpoint_every="1 steps")
     with pytest.raises(KeyboardInterrupt):
         train(stopped, callbacks=[Stop()])
     train(stopped)
-    assert_same_weights(weights_in(stopped.model_dir), weights_in(whole.model_dir))
+    assert_same_weights(weights_in(stopped.model_dir), weights_in(growing.model_dir))
 
 
 def test_a_model_of_one_size_cannot_have_images_that_grow(digits, tmp_path):
@@ -526,19 +583,21 @@ def error_of(tmp_path, index):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_workers_with_other_options_all_stop(start_workers, tmp_path):
     workers = start_workers(own=({}, {"seed": 1, "weight_decay": 0.5}))
     assert [worker.wait(timeout=120) for worker in workers] == [2, 2]
     for index in range(2):
         assert error_of(tmp_path, index) == (
             "imagenet-fast train: error: workers were started with different options: "
-            "weight_decay is 0.0001 at the chief, 0.5 at worker 1; "
-            "seed is 0 at the chief, 1 at worker 1"
+            "seed is 0 at the chief, 1 at worker 1; "
+            "weight_decay is 0.0001 at the chief, 0.5 at worker 1"
         )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_worker_ends_the_others_and_the_same_command_goes_on(start_workers, tmp_path):
     options = {"log_every": "1 step", "eval_every": "200 steps", "checkpoint_every": "5 steps"}
     # Enough steps for the end of a worker to come before that of the run.

@@ -153,7 +153,10 @@ def test_each_image_is_counted_once(config, model, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "workers"),
-    [({"strategy": "mirrored", "logical_cpus": 2}, 0), ({"strategy": "multi_worker"}, 2)],
+    [
+        ({"strategy": "mirrored", "logical_cpus": 2}, 0),
+        pytest.param({"strategy": "multi_worker"}, 2, marks=pytest.mark.long),
+    ],
     ids=["replicas", "workers"],
 )
 def test_replicas_find_the_same(digits, found, tmp_path, run_python, changes, workers):
