@@ -36,8 +36,9 @@ _FAILED = ": reading failed where nothing is damaged, as when a disk or a server
 def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
     """Returns exactly ``count`` records of a shard, with a note in the place of each lost one.
 
-    :func:`~imagenet_fast.data.records.lost_record` reads the note, which is no example. Where a length is damaged, more
-    than one record may be lost: all that are missing are taken to be in the last such place.
+    :func:`~imagenet_fast.data.records.lost_record` reads the note, which is no example. Where a
+    length is damaged, more than one record may be lost: all that are missing are taken to be in the
+    last such place.
 
     Args:
       path: of the shard, which is held in memory if it is damaged.

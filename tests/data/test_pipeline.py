@@ -333,7 +333,7 @@ def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, 
     assert operations(here) & PYTHON_OPS == {"PyFunc"}
     for there in host_datasets(config, split, hosts=2, kind=TpuSlice):
         found = operations(there)
-        assert "TFRecordDataset" in found and not found & PYTHON_OPS
+        assert "TFRecordDatasetV2" in found and not found & PYTHON_OPS
         assert "ImagenetFastResize" not in found
 
 
