@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_path
 
 
@@ -183,5 +183,5 @@ def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
             bad += 1
     if bad:
         told = "1 line is" if bad == 1 else f"{bad} lines are"
-        tell_once(f"WARNING: {path}: {told} damaged and left out; {len(objects)} can be read")
+        warn_once(f"WARNING: {path}: {told} damaged and left out; {len(objects)} can be read")
     return objects

@@ -9,6 +9,6 @@ from tqdm import tqdm
 
 
 @functools.cache
-def tell_once(message: str) -> None:
+def warn_once(message: str) -> None:
     """Writes a line to standard error, past a progress bar, unless it was written before."""
     tqdm.write(message, file=sys.stderr)

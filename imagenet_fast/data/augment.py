@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data import auto_augment, draws
+from imagenet_fast.data import auto_augment, stateless_random
 from imagenet_fast.data.image_operations import change
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.windows import first_that_fits, place_boxes
@@ -33,7 +33,7 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
     """Draws what will be done to training images.
 
     Args:
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
       options: names the changes.
 
     Returns:
@@ -41,12 +41,12 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
     """
     changes = {}
     if options.train_crop == "pad":
-        numbers = draws.uniform(identities, "shift", 2)
+        numbers = stateless_random.uniform(identities, "shift", 2)
         changes["shift"] = tf.cast(numbers * (2 * options.crop_padding + 1), tf.int32)
     if options.flip:
         changes["flip"] = draw_flips(identities)
     if options.cutout:
-        numbers = draws.uniform(identities, "cutout", 2)
+        numbers = stateless_random.uniform(identities, "cutout", 2)
         places = options.image_size - options.cutout + 1
         changes["cut"] = tf.cast(numbers * places, tf.int32)
     if options.rand_augment_layers:
@@ -56,12 +56,12 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
     if options.trivial_augment:
         changes["operations"], changes["strengths"] = auto_augment.draw_trivial_augment(identities)
     if options.color_jitter:
-        numbers = draws.uniform(identities, "color jitter", 3)
+        numbers = stateless_random.uniform(identities, "color jitter", 3)
         changes["shares"] = 1 + options.color_jitter * (2 * numbers - 1)
     if options.lighting:
         # Normal numbers, of which the one for 0 would be infinite. In float32 their last bits would
         # depend on their places in the batch, which decide whether they are computed side by side.
-        numbers = tf.maximum(draws.uniform(identities, "lighting", 3), 2.0**-25)
+        numbers = tf.maximum(stateless_random.uniform(identities, "lighting", 3), 2.0**-25)
         normal = tf.cast(tf.math.ndtri(tf.cast(numbers, tf.float64)), tf.float32)
         changes["amounts"] = options.lighting * normal
     if options.random_erasing:
@@ -71,7 +71,7 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
 
 def draw_flips(identities: tf.Tensor) -> tf.Tensor:
     """Draws which images are mirrored: bool [images]."""
-    return draws.uniform(identities, "flip", 1)[:, 0] < 0.5
+    return stateless_random.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
 def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
@@ -81,14 +81,14 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
     to 3.3. The first of ten boxes that is smaller than the image is taken.
 
     Args:
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
       options: gives ``random_erasing``, the probability, and ``image_size``.
 
     Returns:
       int32 [images, 4]: top, left, height and width of each; 0 pixels high where nothing is erased.
     """
     chances, numbers = tf.split(
-        draws.uniform(identities, "erase", 1 + 4 * _ERASE_ATTEMPTS),
+        stateless_random.uniform(identities, "erase", 1 + 4 * _ERASE_ATTEMPTS),
         [1, 4 * _ERASE_ATTEMPTS],
         axis=1,
     )

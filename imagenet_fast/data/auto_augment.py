@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 from imagenet_fast.data.image_operations import operations
 
 MOST = 10.0
@@ -49,7 +49,7 @@ def draw_rand_augment(
     """Draws RandAugment's operations.
 
     Args:
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
       layers: operations for each image.
       magnitude: 0..10.
 
@@ -57,7 +57,9 @@ def draw_rand_augment(
       ``(numbers, strengths)``: int32 [images, layers], places in :data:`RAND_AUGMENT`, and float32
       [images, layers], the magnitude as a fraction of the greatest, with a sign.
     """
-    kinds, signs = tf.split(draws.uniform(identities, "rand augment", 2 * layers), 2, axis=1)
+    kinds, signs = tf.split(
+        stateless_random.uniform(identities, "rand augment", 2 * layers), 2, axis=1
+    )
     strength = magnitude / MOST
     return _places(kinds), tf.where(signs < 0.5, -strength, strength)
 
@@ -66,13 +68,15 @@ def draw_trivial_augment(identities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws TrivialAugment's operations.
 
     Args:
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
 
     Returns:
       ``(numbers, strengths)``: int32 [images, 1], places in :data:`TRIVIAL_AUGMENT`, and float32
       [images, 1], in [-1, 1].
     """
-    kinds, strengths, signs = tf.split(draws.uniform(identities, "trivial augment", 3), 3, axis=1)
+    kinds, strengths, signs = tf.split(
+        stateless_random.uniform(identities, "trivial augment", 3), 3, axis=1
+    )
     strengths = tf.floor(strengths * _STRENGTHS) / (_STRENGTHS - 1)
     return _places(kinds), tf.where(signs < 0.5, -strengths, strengths)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 from imagenet_fast.data.augment import Changes, cut_out, draw_changes, draw_flips
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import PADDING
@@ -118,7 +118,7 @@ class TrainingImages(ImagesOnDevice):
         steps_per_epoch = self._count // global_batch
         epoch = step // steps_per_epoch
         places = self._places(step % steps_per_epoch, replica)
-        indices = draws.permuted(places, self._count, options.seed, epoch, "order")
+        indices = stateless_random.permuted(places, self._count, options.seed, epoch, "order")
         if options.augment_in_groups:
             changes = draw_in_groups(places, steps_per_epoch * global_batch, epoch, options)
         else:
@@ -162,8 +162,10 @@ def draw_in_groups(
 
     def draw(number: int, purpose: str) -> tf.Tensor:
         groups = min(number, _MOST_OPTIONS, count)
-        mixed = draws.permuted(places, count, options.seed, epoch, f"{purpose} groups")
-        return draws.permuted(mixed * groups // count, number, options.seed, epoch, purpose)
+        mixed = stateless_random.permuted(places, count, options.seed, epoch, f"{purpose} groups")
+        return stateless_random.permuted(
+            mixed * groups // count, number, options.seed, epoch, purpose
+        )
 
     def corners(positions: int, purpose: str) -> tf.Tensor:
         option = draw(positions**2, purpose)

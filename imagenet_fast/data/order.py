@@ -171,7 +171,7 @@ def training_order(
 
     Returns:
       Batches of what ``read_shard`` gave, [batch_size, ...], and of the images' identities for
-      :func:`draws.uniform`, int64 [batch_size, 3].
+      :func:`stateless_random.uniform`, int64 [batch_size, 3].
     """
     first_epoch, seen_steps = divmod(first_step, steps_per_epoch)
 

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.bad_images import BadImages, list_bad_images
 from imagenet_fast.data.batches import PADDING, evaluation_batches, training_batches, unreadable
@@ -253,7 +253,7 @@ def _tell_without_python(options: InputOptions, split: str, here: bool) -> None:
                 f"{name}={getattr(options, name)} keeps training images with the process that "
                 f"trains, but they are read on {where}: leave it out"
             )
-    tell_once(
+    warn_once(
         f"{split} images are read on {where}, without Python: those that cannot be read are "
         "counted, but not listed; `imagenet-fast prepare --verify` names the damaged records"
     )
@@ -313,7 +313,7 @@ def _training_batches(
             check_servers(servers, functools.partial(_trial, share.paths[0], options))
             watched = here and can_watch()
             if not watched:
-                tell_once("an input server that goes away will not be noticed, but waited for")
+                warn_once("an input server that goes away will not be noticed, but waited for")
             dataset = batches_from_servers(
                 order, lambda order: with_threads(make(order), threads), servers, watched
             )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.options import DataOptions
 
 _Options = TypeVar("_Options", bound=DataOptions)
@@ -35,7 +35,7 @@ def with_resize_kernel(options: _Options) -> _Options:
     except OSError as error:
         if options.resize_kernel == "native":
             raise UserError(f"resize_kernel=native cannot be had: {error}") from error
-        tell_once(f"resize_kernel: TensorFlow's, which is slower, since {error}")
+        warn_once(f"resize_kernel: TensorFlow's, which is slower, since {error}")
         return options.replace(resize_kernel="tensorflow")
     return options.replace(resize_kernel="native")
 

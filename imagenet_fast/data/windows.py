@@ -6,7 +6,7 @@ import math
 
 import tensorflow as tf
 
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 from imagenet_fast.data.options import DataOptions
 
 # Width by height of a crop.
@@ -20,7 +20,7 @@ def training_windows(sizes: tf.Tensor, identities: tf.Tensor, options: DataOptio
 
     Args:
       sizes: int32 [images, 2]: their heights and widths.
-      identities: int64 [images, 3], as :func:`draws.uniform` takes them.
+      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
       options: gives ``train_crop`` and its options.
 
     Returns:
@@ -29,7 +29,7 @@ def training_windows(sizes: tf.Tensor, identities: tf.Tensor, options: DataOptio
     draw_windows = _DRAW_WINDOWS.get(options.train_crop)
     if not draw_windows:
         return evaluation_windows(sizes, options)
-    numbers = draws.uniform(identities, "crop", 4 * options.crop_attempts)
+    numbers = stateless_random.uniform(identities, "crop", 4 * options.crop_attempts)
     numbers = tf.reshape(numbers, [-1, 4, options.crop_attempts])
     return draw_windows(sizes, tf.unstack(numbers, axis=1), options)
 

@@ -26,9 +26,9 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
-from imagenet_fast.distribute.agreement import check_agreement
 from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.connect import connect
+from imagenet_fast.distribute.consistency import check_consistent
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
 from imagenet_fast.distribute.groups import Groups, columns, consecutive, torus
 from imagenet_fast.distribute.half_precision import HalfPrecisionCommunicator
@@ -118,7 +118,7 @@ class AllReduce:
             )
         groups = f" in groups of {self.rows.size}" if self.rows else ""
         told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
-        check_agreement(strategy, "how to sum gradients", told)
+        check_consistent(strategy, "how to sum gradients", told)
         if self.rows and not self._on_tpu:
             self.rows = in_rank_order(strategy, self.rows)
             # So that all members of a column have the same part of their rows' sums.

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.distribute.cluster import Cluster
 
 _DRIVER = pathlib.Path("/proc/driver/nvidia/gpus")
@@ -127,7 +127,7 @@ def choose_gpus(
             "one task for each GPU (srun --ntasks-per-node), or train on CPUs with --gpus=0"
         )
     if len(chosen) % tasks:
-        tell_once(
+        warn_once(
             f"{tasks} tasks on {cluster.host} use {each} of {len(chosen)} GPUs each: "
             f"{_count(len(chosen) % tasks)} not used"
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
@@ -121,7 +121,7 @@ def _make_strategy(
         own_gpus = use_gpus(gpus, cluster)
         reason = _why_gpus_are_unused(kind, tpu, gpus)
         if reason:
-            tell_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
+            warn_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
     if pipeline:
         if kind not in ("auto", "one_device", "multi_worker"):
             raise UserError(

@@ -8,8 +8,8 @@ import time
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.agreement import check_same_options
 from imagenet_fast.distribute.all_reduce import AllReduce
+from imagenet_fast.distribute.consistency import check_same_options
 from imagenet_fast.distribute.devices import run_devices
 from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion

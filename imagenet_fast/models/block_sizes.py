@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 
 
 class BlockSize(NamedTuple):
@@ -87,7 +87,7 @@ def _size(kind: type[keras.layers.Layer], config: dict[str, Any], specs: Any) ->
     inputs = tf.nest.map_structure(
         lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), specs
     )
-    with without_memory():
+    with shape_only():
         block = kind.from_config(config)
         outputs = block(inputs)
     return BlockSize(

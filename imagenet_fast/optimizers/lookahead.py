@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_own, own_values
-from imagenet_fast.optimizers.slow_copies import SlowCopies
+from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 
 
-class Lookahead(SlowCopies):
+class Lookahead(ShadowWeights):
     """Lets slow copies follow the variables, and puts them into the variables, each few steps.
 
     Zhang et al. 2019, with the schedule of Jordan's airbench: after step ``t`` of ``total_steps``,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.optimizers.slow_copies import SlowCopies
+from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 
 
-class WeightAverage(SlowCopies):
+class WeightAverage(ShadowWeights):
     """Keeps ``average = decay * average + (1 - decay) * value`` of variables, by the step.
 
     It begins at the initial values, as Page 2019 has it, and takes in the moving averages of batch

@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.partition import bounds
 
 # From blocks, whose weights have no values, to how many of them each stage gets.
@@ -36,7 +36,7 @@ def build_in_stages(
     Raises:
       UserError: if the model cannot be cut like that, or is another one each time.
     """
-    with without_memory() as variables:
+    with shape_only() as variables:
         template = make()
         made = [variable.name for variable in variables]
         blocks = cut(template)

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.models.block_sizes import block_kind
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.flops import flops
 from imagenet_fast.pipeline_parallel.programs import Programs, floats_of
 from imagenet_fast.pipeline_parallel.stage import Stage
@@ -32,7 +32,7 @@ def estimate(
     """Counts what blocks cost, in FLOPs or otherwise, and in bytes.
 
     Of equal blocks, one is looked at. It makes no weights: those that there are may be without
-    memory (``models.without_memory``), and of blocks without weights it looks at copies that are.
+    memory (``models.shape_only``), and of blocks without weights it looks at copies that are.
     To be called outside of a strategy's scope.
 
     Args:
@@ -112,7 +112,7 @@ def _count(
 ) -> tuple[BlockCost, Any]:
     """Returns the costs of a block, and what describes its outputs."""
     if not block.built:
-        with without_memory():
+        with shape_only():
             block = _copy(block, specs)
     stage = Stage([block], "CPU:0")
     programs = Programs(stage, specs, (), None, first)

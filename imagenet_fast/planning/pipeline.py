@@ -25,7 +25,7 @@ from imagenet_fast.cost_model.pipeline import (
 from imagenet_fast.data.info import read_info
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.balance import best_balance
 from imagenet_fast.pipeline_parallel.model import default_devices
 from imagenet_fast.pipeline_parallel.orders import Task, tasks
@@ -263,7 +263,7 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
         check_pipeline(config)
     # The network as on one device: as a pipeline, it would have its weights made.
     alone = {"pipeline_stages": 1, "ema_decay": 0.0}
-    with without_memory():
+    with shape_only():
         model = build_classifier(config.replace(**alone), read_info(config).labels)
         blocks = cut(network_of(model))
     shape = (None, config.image_size, config.image_size, 3)

@@ -22,7 +22,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.fusion import creation_order
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers.by_name import OWN, make_optimizer
 from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
@@ -177,7 +177,7 @@ def _model(config: Config, images: int) -> Classifier:
     }
     if config.batch_norm_batch_size >= images:  # statistics of several replicas, or of this one
         alone["batch_norm_batch_size"] = 0
-    with without_memory():
+    with shape_only():
         return build_classifier(config.replace(**alone), read_info(config).labels)
 
 

@@ -24,13 +24,13 @@ from imagenet_fast.distribute.one_call import (
 )
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
-from imagenet_fast.optimizers.slow_copies import SlowCopies
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.training.metric_sums import NAMES, MetricSums, batch_sums
 from imagenet_fast.training.mix import Mixer
-from imagenet_fast.training.totals import NAMES, Totals, batch_sums
 from imagenet_fast.training.views import mean_over_views
 
 Tensors = list[tf.Tensor]
@@ -115,7 +115,7 @@ class Classifier(keras.Model):
         self.total_steps: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
-        self.totals = Totals()
+        self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageSums | None = None
         self.weight_average: WeightAverage | None = None
         self.lookahead: Lookahead | None = None
@@ -229,8 +229,8 @@ class Classifier(keras.Model):
         logits = self.logits(images)
         sums = batch_sums(logits, self._cross_entropy(logits, labels), labels, weights)
         context = tf.distribute.get_replica_context()
-        self.totals.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
-        return self.totals.results()
+        self.metric_sums.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
+        return self.metric_sums.results()
 
     def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the images, labels and weights of a replica's part of a step.
@@ -360,7 +360,7 @@ class Classifier(keras.Model):
 
         Without these, its progress bar would show the means of those of each step.
         """
-        return [_Metric(name, self.totals) for name in NAMES]
+        return [_Metric(name, self.metric_sums) for name in NAMES]
 
     def average_batch_norm_statistics(self) -> None:
         """Gives all replicas the mean of their moving averages of batch norm.
@@ -434,7 +434,7 @@ class Classifier(keras.Model):
         for copies in self._copies():
             copies.restart()
 
-    def _copies(self) -> list[SlowCopies]:
+    def _copies(self) -> list[ShadowWeights]:
         return [own for own in (self.weight_average, self.lookahead) if own is not None]
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
@@ -455,14 +455,14 @@ class Classifier(keras.Model):
 
     def reset_metrics(self) -> None:
         """Keras' ``reset_metrics``: starts counting again, for all metrics at once."""
-        self.totals.reset()
+        self.metric_sums.reset()
 
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         gradients, sums = self.gradients(data)
         *gradients, sums = self._sum_over_replicas(gradients, sums)
         self.update(gradients)
-        self.totals.add(sums)
-        return self.totals.results()
+        self.metric_sums.add(sums)
+        return self.metric_sums.results()
 
     def _sum_over_replicas(self, gradients: Tensors, sums: tf.Tensor) -> Tensors:
         if self.all_reduce is None:
@@ -522,7 +522,7 @@ class Classifier(keras.Model):
         _, gradients, sums, moves = tf.while_loop(
             lambda step, *_: step < self.accumulation_steps,
             add,
-            (tf.constant(0), zeros, tf.zeros_like(self.totals.variable), none),
+            (tf.constant(0), zeros, tf.zeros_like(self.metric_sums.variable), none),
             parallel_iterations=1,
         )
         assign_own(
@@ -653,18 +653,18 @@ class Classifier(keras.Model):
 
 
 class _Metric(NamedTuple):
-    """A name among the totals."""
+    """A name among the metric sums."""
 
     name: str
-    totals: Totals
+    metric_sums: MetricSums
 
     def reset_state(self) -> None:
         """Starts counting again; Keras calls it before each epoch and each evaluation."""
-        self.totals.reset()
+        self.metric_sums.reset()
 
     def result(self) -> tf.Tensor:
         """Returns the number so far, float32."""
-        return self.totals.results()[self.name]
+        return self.metric_sums.results()[self.name]
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 
 _INTERVALS = 1024
 
@@ -67,7 +67,7 @@ class Mixer:
         run = tf.fill([count], tf.constant(self._seed, tf.int64))
         steps = tf.fill([count], tf.cast(step, tf.int64))
         # TensorFlow's own random numbers are others where XLA compiles, as it always does for TPUs.
-        return draws.uniform(tf.stack([run, steps, places], axis=1), "mix", 4)
+        return stateless_random.uniform(tf.stack([run, steps, places], axis=1), "mix", 4)
 
     def mix(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, numbers: tf.Tensor

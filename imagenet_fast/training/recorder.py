@@ -12,7 +12,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.bad_images import describe
 from imagenet_fast.optimizers.slots import unwrapped
-from imagenet_fast.training import totals
+from imagenet_fast.training import metric_sums
 from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.metrics_file import Row
@@ -80,7 +80,7 @@ class Recorder(TensorsCallback):
         self._untimed = 0
         self._unread: list[tf.Tensor] = []
         self._logs: dict[str, tf.Tensor] = {}
-        self._read_sums = dict.fromkeys(totals.NAMES, 0.0)
+        self._read_sums = dict.fromkeys(metric_sums.NAMES, 0.0)
         self._read_time = (clock.train_seconds, clock.timed_images)
 
     def recompile(self) -> None:

@@ -60,7 +60,7 @@ class Saver(TensorsCallback):
         self._save_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Saves the end of the run, but not of a stretch: where it ends is a matter of chance."""
+        """Saves the end of the run, but not of a segment: where it ends is a matter of chance."""
         if self._recorder.step == self._total_steps or self.model.stop_training:
             self._save()
 

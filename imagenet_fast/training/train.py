@@ -21,7 +21,7 @@ from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
-from imagenet_fast.distribute.agreement import check_agreement, check_same_options
+from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
@@ -32,7 +32,6 @@ from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
 from imagenet_fast.training.failures import errors_explained
-from imagenet_fast.training.headline import batch_norm_images, headline
 from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.model_dir import (
@@ -55,10 +54,11 @@ from imagenet_fast.training.report.exhibits import (
     load_inputs,
 )
 from imagenet_fast.training.report.input_images import make_input_images
+from imagenet_fast.training.run_summary import batch_norm_images, run_summary
 from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps
+from imagenet_fast.training.segments import segments
 from imagenet_fast.training.stall_watch import StallWatch
-from imagenet_fast.training.stretches import stretches
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 
 SUMMARY_FILE = "summary.json"
@@ -148,7 +148,7 @@ class _Run:
         if self.chief:
             told = self._nothing_left(step)
             if step < last_step:
-                told = headline(
+                told = run_summary(
                     config=self.config,
                     info=self.info,
                     model=self.model,
@@ -191,7 +191,7 @@ class _Run:
         try:
             if step < last_step:
                 self._before_training(step)
-            for first_epoch, epochs, first_step, steps in stretches(
+            for first_epoch, epochs, first_step, steps in segments(
                 step, last_step, self.eval_every, [*map(self._steps, self.config.train_until)]
             ):
                 if self.config.train_sizes:
@@ -230,7 +230,7 @@ class _Run:
     def _restore(self) -> tuple[int, Row]:
         """Returns the step from which the run goes on, and its last evaluation."""
         state = self.checkpoints.restore()
-        check_agreement(
+        check_consistent(
             self.strategy,
             "where to begin",
             f"going on from step {state['step']}" if state else "beginning anew",

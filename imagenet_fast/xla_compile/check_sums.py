@@ -12,7 +12,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.strategy import per_replica_batch_size, tpu_coordinates
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.totals import NAMES
+from imagenet_fast.training.metric_sums import NAMES
 from imagenet_fast.xla_compile.check import Check
 from imagenet_fast.xla_compile.module import Groups, Module
 

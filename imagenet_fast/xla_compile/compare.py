@@ -196,7 +196,7 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
     kinds = {variable.ref(): "weights" for variable in model.trainable_variables}
     slots = model.optimizer.variables()
     kinds.update({slot.ref(): "optimizer" for slot in slots if slot.dtype.is_floating})
-    kinds[model.totals.variable.ref()] = "metrics"
+    kinds[model.metric_sums.variable.ref()] = "metrics"
     values = {
         other.ref(): variable.numpy()
         for variable, other in zip(own, theirs)

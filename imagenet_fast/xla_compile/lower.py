@@ -80,7 +80,7 @@ def variables_of(model: Classifier) -> list[tf.Variable]:
         *model.variables,
         *model.optimizer.variables(),  # a method of some of Keras' optimizers
         *(variable for own in copies for variable in own.averages),
-        model.totals.variable,
+        model.metric_sums.variable,
     ]
 
 

@@ -1,7 +1,7 @@
-from imagenet_fast.base.notices import tell_once
+from imagenet_fast.base.notices import warn_once
 
 
 def test_each_message_is_told_once(capsys):
     for message in ("a new one", "another new one", "a new one"):
-        tell_once(message)
+        warn_once(message)
     assert capsys.readouterr().err == "a new one\nanother new one\n"

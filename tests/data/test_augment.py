@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 from imagenet_fast.data.augment import augment, color_jitter, draw_changes, lighting, shift
 
 GREY = np.array([0.299, 0.587, 0.114])
@@ -188,7 +188,7 @@ def test_the_least_and_the_largest_number_have_amounts(monkeypatch):
     config = Config(lighting=1.0)
     for number, amount in ((0.0, -5.42), (1 - 2.0**-24, 5.29)):
         numbers = tf.fill([2, 3], tf.constant(number, tf.float32))
-        monkeypatch.setattr(draws, "uniform", lambda *_, numbers=numbers: numbers)
+        monkeypatch.setattr(stateless_random, "uniform", lambda *_, numbers=numbers: numbers)
         amounts = draw_changes(tf.zeros([2, 3], tf.int64), config)["amounts"]
         np.testing.assert_allclose(amounts, np.full([2, 3], amount), atol=0.01)
 
@@ -232,7 +232,7 @@ def test_changes_and_windows_are_independent_of_each_other(drawn, identities):
     changes = drawn(train_crop="pad", color_jitter=0.4, lighting=0.1)
     columns = [change.reshape(4000, -1).astype(float) for change in changes.values()]
     assert len(columns) == 4
-    columns.append(draws.uniform(identities(4000), "crop", 5).numpy())
+    columns.append(stateless_random.uniform(identities(4000), "crop", 5).numpy())
     assert_uncorrelated(np.concatenate(columns, axis=1))
 
 

@@ -339,7 +339,7 @@ def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, split):
-    pipeline.tell_once.cache_clear()
+    pipeline.warn_once.cache_clear()
     config = augmented(numbered, batch_size=12)
     pairs = zip(
         host_datasets(config, split, hosts=2, first_step=3),

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast import Config
-from imagenet_fast.data import draws
+from imagenet_fast.data import stateless_random
 from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 _HEIGHT, _WIDTH = 200, 240
@@ -109,7 +109,7 @@ def test_random_resized_windows_are_those_of_a_loop(identities, attempts, least)
     sizes = np.exp(random.uniform(0, np.log(700), [1000, 2])).astype(np.int32)
     config = Config(crop_attempts=attempts, crop_min_area=least)
     windows = training_windows(sizes, identities(1000), config).numpy()
-    numbers = draws.uniform(identities(1000), "crop", 4 * attempts).numpy()
+    numbers = stateless_random.uniform(identities(1000), "crop", 4 * attempts).numpy()
     numbers = numbers.reshape(1000, 4, attempts)
     expected = [plain_random_resized(*size, n.T, least) for size, n in zip(sizes, numbers)]
     np.testing.assert_array_equal(windows, expected)

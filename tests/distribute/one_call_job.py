@@ -20,7 +20,7 @@ import tf_keras as keras
 from tensorflow.python import pywrap_tfe
 
 from imagenet_fast import Config
-from imagenet_fast.optimizers.slow_copies import SlowCopies
+from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
 
@@ -118,7 +118,7 @@ def main():
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
     count_calls()
     if "--by_replica" in sys.argv:
-        SlowCopies.in_use = in_use_by_replica
+        ShadowWeights.in_use = in_use_by_replica
     for turn, replicas in enumerate(map(int, filter(str.isdigit, sys.argv))):
         # Without collectives, whose groups of different sizes would meet in one process.
         strategy = tf.distribute.MirroredStrategy(

@@ -7,9 +7,9 @@ import sys
 import tensorflow as tf
 
 from imagenet_fast.config import Config
-from imagenet_fast.distribute.agreement import check_same_options
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.consistency import check_same_options
 from imagenet_fast.distribute.exchange import texts_of_all, wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.strategy import make_strategy

@@ -5,7 +5,7 @@ import tf_keras as keras
 
 from imagenet_fast import UserError, models
 from imagenet_fast.distribute.fusion import Fusion, creation_order, pack, unpack
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 
 
 def buckets(fusion, elements, dtypes=None):
@@ -110,7 +110,7 @@ def test_order_of_a_model_whose_list_differs(policy):
     ],
 )
 def test_published_segments(model, size, boundary, parameters):
-    with without_memory():
+    with shape_only():
         network = models.build(model, 1000, (size, size, 3))
     variables = network.trainable_variables
     shapes = [variables[i].shape for i in creation_order(variables)]

@@ -70,7 +70,7 @@ def test_one_device_has_nothing_to_sum():
 def test_workers_with_different_directories(monkeypatch):
     """As ``train`` refuses them; the other worker is a stand-in."""
     from imagenet_fast import Config
-    from imagenet_fast.distribute import agreement
+    from imagenet_fast.distribute import consistency
     from imagenet_fast.doctor.worker import run_check
 
     others = {"a": "b"}
@@ -80,9 +80,9 @@ def test_workers_with_different_directories(monkeypatch):
         return [text, others.get(text, text) if len(asked) > 1 else "another"]
 
     asked = []
-    monkeypatch.setattr(agreement, "workers_of", lambda strategy: [0, 1])
-    monkeypatch.setattr(agreement, "worker_place", lambda strategy: (2, 0))
-    monkeypatch.setattr(agreement, "texts_of_all", texts_of_all)
+    monkeypatch.setattr(consistency, "workers_of", lambda strategy: [0, 1])
+    monkeypatch.setattr(consistency, "worker_place", lambda strategy: (2, 0))
+    monkeypatch.setattr(consistency, "texts_of_all", texts_of_all)
     (own,) = run_check("cluster", Config(strategy="one_device", model_dir="a"))
     assert own.state == "wrong"
     assert "model_dir is a at the chief, b at worker 1" in own.found

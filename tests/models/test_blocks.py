@@ -10,7 +10,7 @@ import tf_keras as keras
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 
 layers = keras.layers
 
@@ -61,7 +61,7 @@ IN_RESNET9 = [
     ],
 )
 def test_of_networks(name, size, options, expected):
-    with without_memory():
+    with shape_only():
         model = models.build(name, 10, (size, size, 3), **options)
         blocks = cut(model)
     assert names(blocks) == expected

@@ -12,7 +12,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.resnet import SubsampleAndPad, cifar_resnet, resnet
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 
 # Trainable parameters and tensors. 18, 34, 101 and 152 are torchvision's counts too.
 IMAGENET_COUNTS = {
@@ -36,7 +36,7 @@ def resnet50():
 @functools.cache
 def resnet50_v1():
     """One for the tests that look at no values."""
-    with without_memory():
+    with shape_only():
         return resnet(50, stride_on_1x1=True)
 
 
@@ -74,7 +74,7 @@ def randomise(model, seed=0):
 
 @pytest.mark.parametrize("depth", some_long(IMAGENET_COUNTS, (18, 50)))
 def test_counts(depth):
-    with without_memory():
+    with shape_only():
         model = resnet(depth)
     assert (size(model.trainable_variables), len(model.trainable_variables)) == (
         IMAGENET_COUNTS[depth]

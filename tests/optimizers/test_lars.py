@@ -10,7 +10,7 @@ import tf_keras as keras
 from small_config import SMALL
 
 from imagenet_fast.models import build
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
 from imagenet_fast.optimizers.roles import Role
 from imagenet_fast.training.build import build_model
@@ -188,7 +188,7 @@ def test_rates_and_decays_by_factors(inside):
 @pytest.mark.long
 def test_resnet50_shaped_variables():
     """50 steps of all 161 variables, in float32; training's tests have replicas and workers."""
-    with without_memory():
+    with shape_only():
         model = build("resnet50", 1000, (224, 224, 3))
     shapes = [tuple(variable.shape) for variable in model.trainable_variables]
     assert len(shapes) == 161

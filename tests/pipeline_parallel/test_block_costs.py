@@ -12,7 +12,7 @@ from imagenet_fast import UserError, models
 from imagenet_fast.cost_model.pipeline import BlockCost
 from imagenet_fast.models.amoebanet import amoebanet_blocks
 from imagenet_fast.models.blocks import cut
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel import profile
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.programs import Programs
@@ -24,7 +24,7 @@ def spec(*shape, dtype=tf.float32):
 
 
 def network(name, size, **options):
-    with without_memory():
+    with shape_only():
         return cut(models.build(name, 10, (size, size, 3), **options))
 
 
@@ -63,7 +63,7 @@ def test_a_dense_layer():
 def test_multiplications_of_resnet_50():
     """He et al. 2015, table 1: 3.8e9 multiplications and additions, the stride on the 1x1."""
     options = {"zero_gamma": False, "stride_on_1x1": True}
-    with without_memory():
+    with shape_only():
         blocks = cut(models.build("resnet50", 1000, (224, 224, 3), **options))
     costs = estimate(blocks, spec(224, 224, 3), 1)
     total = together(costs)
@@ -176,7 +176,7 @@ def test_what_cannot_be_in_a_pipeline():
 
 def test_measured():
     images = keras.Input((16, 16, 3))
-    with without_memory():
+    with shape_only():
         model = keras.Model(images, Scale(name="own")(keras.layers.Conv2D(4, 3)(images)))
         blocks = [*cut(model), keras.layers.Conv2D(64, 5, padding="same", name="large")]
     alive = []

@@ -21,7 +21,7 @@ from model_weights import weights_in
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.data.info import read_info
-from imagenet_fast.distribute import agreement
+from imagenet_fast.distribute import consistency
 from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.report.exhibits import load_examination, load_inputs
@@ -410,9 +410,9 @@ def training_shards(digits, tmp_path_factory):
 
 def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monkeypatch):
     """As where model_dir is a disk of each machine's own."""
-    monkeypatch.setattr(agreement, "workers_of", lambda strategy: "workers")
+    monkeypatch.setattr(consistency, "workers_of", lambda strategy: "workers")
     tell = {"beginning anew": "going on from step 20"}
-    monkeypatch.setattr(agreement, "texts_of_all", lambda _, own: [tell.get(own, own), own])
+    monkeypatch.setattr(consistency, "texts_of_all", lambda _, own: [tell.get(own, own), own])
     message = (
         "workers disagree on where to begin: replica 1 'beginning anew', replica 0 'going on from "
         f"step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"

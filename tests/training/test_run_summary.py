@@ -4,7 +4,7 @@ import pytest
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.training.headline import memory_of_images
+from imagenet_fast.training.run_summary import memory_of_images
 
 
 @pytest.mark.parametrize(

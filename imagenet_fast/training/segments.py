@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 
-def stretches(
+def segments(
     step: int, total: int, segment: int, changes: Sequence[int] = ()
 ) -> Iterator[tuple[int, int, int, int]]:
     """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.

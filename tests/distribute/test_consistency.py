@@ -7,28 +7,28 @@ import tensorflow as tf
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.base.shared_options import SharedOptions
-from imagenet_fast.distribute import agreement
-from imagenet_fast.distribute.agreement import check_agreement, check_same_options
+from imagenet_fast.distribute import consistency
+from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 
 
 def test_one_process_has_nothing_to_compare():
     alone = tf.distribute.get_strategy()
     check_same_options(Config(), alone)
-    check_agreement(alone, "anything", "this way")
+    check_consistent(alone, "anything", "this way")
 
 
 def test_options_that_differ_are_named_with_their_worker(monkeypatch):
     """Of two workers with two replicas each, the second has another seed."""
     other = {"3": "7"}
-    monkeypatch.setattr(agreement, "workers_of", lambda strategy: "workers")
-    monkeypatch.setattr(agreement, "worker_place", lambda strategy: (2, 0))
+    monkeypatch.setattr(consistency, "workers_of", lambda strategy: "workers")
+    monkeypatch.setattr(consistency, "worker_place", lambda strategy: (2, 0))
 
     def texts(strategy, own):
         digest = own.isdecimal() and len(own) > 4
         theirs = "another" if digest else other.get(own, own)
         return [own, own, theirs, theirs]
 
-    monkeypatch.setattr(agreement, "texts_of_all", texts)
+    monkeypatch.setattr(consistency, "texts_of_all", texts)
     message = "workers were started with different options: seed is 3 at the chief, 7 at worker 1"
     with pytest.raises(UserError, match=re.escape(message) + "$"):
         check_same_options(SharedOptions(batch_size=256, seed=3), tf.distribute.get_strategy())

@@ -14,7 +14,7 @@ from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.classifier import Classifier
 
 
-def headline(
+def run_summary(
     config: Config,
     info: DatasetInfo,
     model: Classifier,

@@ -11,7 +11,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_own, one_call, own_values
 
 
-class SlowCopies:
+class ShadowWeights:
     """What a moving average of weights and lookahead share: a copy of each variable.
 
     To be made in the strategy's scope; the copies begin at the variables' values. Not a

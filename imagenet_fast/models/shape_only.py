@@ -17,7 +17,7 @@ _SMALL = 4096
 
 
 @contextlib.contextmanager
-def without_memory() -> Iterator[list[tf.Variable]]:
+def shape_only() -> Iterator[list[tf.Variable]]:
     """Makes variables that take no memory, and leaves no trace in random numbers and names.
 
     Of the variables made inside, name, shape and dtype are all that can be used; small ones are 0,

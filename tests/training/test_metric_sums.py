@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.training.totals import Totals, batch_sums
+from imagenet_fast.training.metric_sums import MetricSums, batch_sums
 
 NAN, INF = np.nan, np.inf
 
@@ -89,7 +89,7 @@ def test_padding_and_unreadable_images():
     assert sums(logits, [-1] * 4, [1] * 4, [0] * 4) == [0, 0, 0, 0, 0]
 
 
-# --- Totals
+# --- MetricSums
 
 
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
@@ -102,7 +102,7 @@ def numbers(results):
 
 
 def test_means_over_all_images():
-    totals = Totals()
+    totals = MetricSums()
     assert numbers(totals.results()) == [0, 0, 0, 0, 0]
     totals.add(tf.constant([6.0, 1.0, 2.0, 3.0, 1.0]))
     totals.add(tf.constant([4.0, 1.0, 1.0, 1.0, 0.0]))
@@ -110,7 +110,7 @@ def test_means_over_all_images():
 
 
 def test_reset():
-    totals = Totals()
+    totals = MetricSums()
     totals.add(tf.ones([5]))
     totals.reset()
     assert numbers(totals.results()) == [0, 0, 0, 0, 0]
@@ -119,14 +119,14 @@ def test_reset():
 
 
 def test_counts_imagenet_exactly():
-    totals = Totals()
+    totals = MetricSums()
     totals.add(tf.constant([0.0, 0.0, 0.0, 1_281_167.0 * 13, 0.0]))
     totals.add(tf.constant([0.0, 0.0, 0.0, 1.0, 0.0]))
     assert float(totals.results()["examples"]) == 1_281_167 * 13 + 1
 
 
 def test_inside_a_graph():
-    totals = Totals()
+    totals = MetricSums()
 
     @tf.function
     def step(values):
@@ -141,12 +141,12 @@ def test_inside_a_graph():
 MIRRORED = """
 import tensorflow as tf
 from imagenet_fast import Config, make_strategy
-from imagenet_fast.training.totals import Totals, batch_sums
+from imagenet_fast.training.metric_sums import MetricSums, batch_sums
 
 strategy = make_strategy(Config(logical_cpus=2))
 assert strategy.num_replicas_in_sync == 2
 with strategy.scope():
-    totals = Totals()
+    totals = MetricSums()
 
 def on_replica(logits, labels, weights):
     own = batch_sums(logits, tf.cast(labels, tf.float32), labels, weights)

@@ -41,7 +41,7 @@ def check_same_options(options: Options, strategy: tf.distribute.Strategy) -> No
     raise UserError(f"workers were started with different options: {'; '.join(told)}")
 
 
-def check_agreement(
+def check_consistent(
     strategy: tf.distribute.Strategy,
     what: str,
     how: str,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.data.draws import permuted, splitmix64, uniform
+from imagenet_fast.data.stateless_random import permuted, splitmix64, uniform
 
 _MASK = 2**64 - 1
 _LARGEST_SEED = 2**32 - 1

@@ -1,6 +1,6 @@
 """How a run is split into calls of ``fit``."""
 
-from imagenet_fast.training.stretches import stretches
+from imagenet_fast.training.segments import segments
 
 
 def test_stretches_cover_each_step_once():
@@ -12,7 +12,7 @@ def test_stretches_cover_each_step_once():
 
 def check_stretches(start, total, segment):
     step, evaluations, calls = start, [], 0
-    for initial_epoch, epochs, first_step, steps in stretches(start, total, segment):
+    for initial_epoch, epochs, first_step, steps in segments(start, total, segment):
         assert first_step == step
         assert 0 <= initial_epoch < epochs
         assert initial_epoch == step // segment
@@ -29,13 +29,13 @@ def check_stretches(start, total, segment):
 
 
 def test_a_whole_run_is_one_call_of_fit():
-    assert list(stretches(0, 450, 5)) == [(0, 90, 0, 5)]
-    assert list(stretches(0, 25, 10)) == [(0, 2, 0, 10), (2, 3, 20, 5)]
-    assert list(stretches(3, 25, 10)) == [(0, 1, 3, 7), (1, 2, 10, 10), (2, 3, 20, 5)]
-    assert list(stretches(25, 25, 10)) == []
+    assert list(segments(0, 450, 5)) == [(0, 90, 0, 5)]
+    assert list(segments(0, 25, 10)) == [(0, 2, 0, 10), (2, 3, 20, 5)]
+    assert list(segments(3, 25, 10)) == [(0, 1, 3, 7), (1, 2, 10, 10), (2, 3, 20, 5)]
+    assert list(segments(25, 25, 10)) == []
 
 
 def test_calls_of_fit_end_where_the_data_changes():
-    calls = list(stretches(0, 30, 10, [4, 20, 40]))
+    calls = list(segments(0, 30, 10, [4, 20, 40]))
     assert calls == [(0, 1, 0, 4), (0, 1, 4, 6), (1, 2, 10, 10), (2, 3, 20, 10)]
-    assert list(stretches(7, 30, 10, [4, 20])) == [(0, 1, 7, 3), (1, 2, 10, 10), (2, 3, 20, 10)]
+    assert list(segments(7, 30, 10, [4, 20])) == [(0, 1, 7, 3), (1, 2, 10, 10), (2, 3, 20, 10)]

@@ -11,11 +11,11 @@ import tf_keras as keras
 from tf_keras.src import backend
 
 from imagenet_fast.layers import Dropout
-from imagenet_fast.models.without_memory import without_memory
+from imagenet_fast.models.shape_only import shape_only
 
 
 def test_yields_the_variables_in_their_order():
-    with without_memory() as variables:
+    with shape_only() as variables:
         dense = keras.layers.Dense(3, name="dense")
         keras.layers.BatchNormalization(name="norm").build((None, 2))
         dense(tf.zeros([1, 2]))
@@ -25,7 +25,7 @@ def test_yields_the_variables_in_their_order():
 
 
 def test_large_variables_have_no_value():
-    with without_memory():
+    with shape_only():
         dense = keras.layers.Dense(100)
         dense.build((None, 100))
     kernel = dense.kernel
@@ -35,12 +35,12 @@ def test_large_variables_have_no_value():
 
 
 def test_a_layer_may_compute_with_small_ones_while_it_is_built():
-    with without_memory():
+    with shape_only():
         keras.layers.Normalization()(keras.Input([8]))
 
 
 def test_afterwards_variables_are_as_usual():
-    with pytest.raises(ZeroDivisionError), without_memory():
+    with pytest.raises(ZeroDivisionError), shape_only():
         raise ZeroDivisionError
     dense = keras.layers.Dense(100, kernel_initializer="ones")
     dense.build((None, 100))
@@ -52,9 +52,9 @@ def test_names_stay_as_they_were():
         return int(keras.layers.Dense(2).name.rpartition("dense")[2].strip("_") or 0)
 
     before = number()
-    with without_memory():
+    with shape_only():
         assert [number(), number()] == [before + 1, before + 2]
-    with pytest.raises(ZeroDivisionError), without_memory():
+    with pytest.raises(ZeroDivisionError), shape_only():
         number()
         raise ZeroDivisionError
     assert number() == before + 1
@@ -72,7 +72,7 @@ def test_random_numbers_stay_as_they_were(seeded):
         return weights, random.random(), np.random.rand()
 
     def made():
-        with without_memory():
+        with shape_only():
             random.random()
             np.random.rand()
             Dropout(0.5)(keras.layers.RandomFlip()(keras.Input([4, 4, 3])))

@@ -12,7 +12,7 @@ NAMES = ("loss", "top1", "top5", "examples", "skipped")
 def batch_sums(
     logits: tf.Tensor, losses: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the sums over a batch that :class:`Totals` adds up.
+    """Returns the sums over a batch that :class:`MetricSums` adds up.
 
     Args:
       logits: float32 [batch, classes].
@@ -40,7 +40,7 @@ def batch_sums(
     )
 
 
-class Totals:
+class MetricSums:
     """Running sums of what :func:`batch_sums` returns, summed over the replicas already.
 
     Each replica keeps its own copy of the same numbers, so that neither adding nor reading needs
