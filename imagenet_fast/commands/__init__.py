@@ -12,7 +12,7 @@ from imagenet_fast.base.errors import UserError, module_missing, nearest
 
 COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
-    "train": "train a model, or go on with a run",
+    "train": "train a model, or resume a run",
     "evaluate": "measure the accuracy of a trained model",
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",
