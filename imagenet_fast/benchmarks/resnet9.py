@@ -122,7 +122,7 @@ def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
 def keras_dataset(
     images: np.ndarray, labels: np.ndarray, classes: int, config: Config
 ) -> tf.data.Dataset:
-    """Returns endless batches of cropped and mirrored images, as Keras' guides make them.
+    """Returns endless batches of cropped and flipped images, as Keras' guides make them.
 
     Args:
       images: uint8 [images, size, size, 3].
@@ -251,7 +251,7 @@ def _notes(config: Config, images: int) -> tuple[str, ...]:
     return (
         f"{images:,} images. imagenet_fast: in the device's memory, all of the recipe. plain "
         "Keras: compile(SGD with momentum, smoothed cross-entropy, accuracy), images from memory "
-        "by tf.data, shuffled, cropped and mirrored; no moving average of the weights, no decay, "
+        "by tf.data, shuffled, cropped and flipped; no moving average of the weights, no decay, "
         "no schedule, one rate for all, no cutout, no top-5.",
         "network alone: forward and backward pass of a normalized batch. batch alone: order, "
         "crops and flips. update alone: of the weights and their moving average.",

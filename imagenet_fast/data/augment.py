@@ -70,7 +70,7 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
 
 
 def draw_flips(identities: tf.Tensor) -> tf.Tensor:
-    """Draws which images are mirrored: bool [images]."""
+    """Draws which images are flipped: bool [images]."""
     return stateless_random.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
@@ -110,7 +110,7 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
     """Changes an image: shift, flip, operations, jitter, lighting, cutout, erasing.
 
     RandAugment and TrivialAugment follow the flip, as in torchvision; their shears are not the same
-    in a mirror. The others are, so that it makes no difference that fb.resnet.torch flips last.
+    flipped. The others are, so that it makes no difference that fb.resnet.torch flips last.
 
     Args:
       image: uint8 [height, width, 3].
@@ -124,7 +124,7 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
     if "shift" in changes:
         image = shift(image, options.crop_padding, changes["shift"], options.crop_border)
     if "flip" in changes:
-        image = mirror(image, changes["flip"])
+        image = flip(image, changes["flip"])
     if "operations" in changes:
         known = (
             auto_augment.TRIVIAL_AUGMENT if options.trivial_augment else auto_augment.RAND_AUGMENT
@@ -151,16 +151,16 @@ def shift(image: tf.Tensor, margin: int, corner: tf.Tensor, border: str = "zeros
       image: [height, width, 3].
       margin: pixels of the frame at each side.
       corner: int32 [2]: top and left of the window within the frame, at most twice the margin.
-      border: what the frame is made of: ``zeros`` or ``reflect``, the image in a mirror.
+      border: what the frame is made of: ``zeros`` or ``reflect``, the image reflected.
     """
     mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[border]
     framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]], mode)
     return tf.slice(framed, tf.concat([corner, [0]], 0), tf.shape(image))
 
 
-def mirror(image: tf.Tensor, mirrored: tf.Tensor) -> tf.Tensor:
-    """Returns an image, [height, width, 3], mirrored left to right if a bool scalar says so."""
-    return tf.cond(mirrored, lambda: tf.reverse(image, [1]), lambda: image)
+def flip(image: tf.Tensor, flipped: tf.Tensor) -> tf.Tensor:
+    """Returns an image, [height, width, 3], flipped left to right if a bool scalar says so."""
+    return tf.cond(flipped, lambda: tf.reverse(image, [1]), lambda: image)
 
 
 def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.Tensor:

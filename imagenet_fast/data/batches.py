@@ -112,9 +112,9 @@ def make_image(
 ) -> tf.Tensor:
     """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
     changes = dict(changes)
-    # It costs next to nothing to mirror while resizing, but a shift comes in between.
-    mirrored = None if "shift" in changes else changes.pop("flip", None)
-    return augment(decode.window_image(encoded, window, options, mirrored), changes, options)
+    # It costs next to nothing to flip while resizing, but a shift comes in between.
+    flipped = None if "shift" in changes else changes.pop("flip", None)
+    return augment(decode.window_image(encoded, window, options, flipped), changes, options)
 
 
 def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

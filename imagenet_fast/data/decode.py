@@ -12,7 +12,7 @@ import functools
 import tensorflow as tf
 
 from imagenet_fast.data import resize_op
-from imagenet_fast.data.augment import mirror
+from imagenet_fast.data.augment import flip
 from imagenet_fast.data.headers import check_header, is_jpeg
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.windows import evaluation_windows
@@ -25,7 +25,7 @@ _PIXELS_AT_ONCE = 2**20
 
 
 def window_image(
-    encoded: tf.Tensor, window: tf.Tensor, options: DataOptions, mirrored: tf.Tensor | None = None
+    encoded: tf.Tensor, window: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None
 ) -> tf.Tensor:
     """Decodes a window of an image and resizes it.
 
@@ -33,12 +33,12 @@ def window_image(
       encoded: bytes of the image, a string scalar.
       window: int32 [4]: top, left, height, width.
       options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``.
-      mirrored: bool scalar: whether left and right change places.
+      flipped: bool scalar: whether left and right change places.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    return resize(decode_window(encoded, window, options), options, mirrored)
+    return resize(decode_window(encoded, window, options), options, flipped)
 
 
 def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
@@ -136,20 +136,20 @@ def _scaled(window: tf.Tensor, ratio: int) -> tf.Tensor:
     return tf.concat([first, last - first], 0)
 
 
-def resize(image: tf.Tensor, options: DataOptions, mirrored: tf.Tensor | None = None) -> tf.Tensor:
+def resize(image: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:
     """Resizes an image.
 
     Args:
       image: uint8 [height, width, 3].
       options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``, whose
         ``auto`` is TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
-      mirrored: bool scalar: whether left and right change places.
+      flipped: bool scalar: whether left and right change places.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
     if options.resize_kernel == "native":
-        sides = False if mirrored is None else mirrored
+        sides = False if flipped is None else flipped
         return resize_op.resize(
             image, options.image_size, options.resize_method, sides, options.antialias
         )
@@ -161,4 +161,4 @@ def resize(image: tf.Tensor, options: DataOptions, mirrored: tf.Tensor | None = 
     if options.resize_method == "bicubic":  # which overshoots at edges
         resized = tf.clip_by_value(resized, 0.0, 255.0)
     resized = tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])
-    return resized if mirrored is None else mirror(resized, mirrored)
+    return resized if flipped is None else flip(resized, flipped)

@@ -197,7 +197,7 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
         offsets = changes["shift"] - options.crop_padding
         rows, columns = rows + offsets[:, :1], columns + offsets[:, 1:]
     if "shift" in changes or "flip" in changes:
-        images = _pixels(images, _mirrored(rows, size), _mirrored(columns, size))
+        images = _pixels(images, _reflected(rows, size), _reflected(columns, size))
     if "shift" in changes and options.crop_border == "zeros":
         inside = _is_inside(rows, size)[:, :, tf.newaxis] & _is_inside(columns, size)[:, tf.newaxis]
         images = tf.where(inside[..., tf.newaxis], images, tf.zeros([], images.dtype))
@@ -223,8 +223,8 @@ def _pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor
     return tf.cast(tf.gather(flat, places), images.dtype)
 
 
-def _mirrored(places: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns places in a row, of which those outside are mirrored at its outermost pixels."""
+def _reflected(places: tf.Tensor, size: int) -> tf.Tensor:
+    """Returns places in a row, of which those outside are reflected at its outermost pixels."""
     return size - 1 - tf.abs(size - 1 - tf.abs(places))
 
 

@@ -96,15 +96,15 @@ class DataOptions(SharedOptions):
     )
     crop_border: str = option(
         "zeros",
-        "what train_crop=pad adds; zeros; reflect: the image in a mirror",
+        "what train_crop=pad adds; zeros; reflect: the image, reflected at its border",
         group="data",
         choices=("zeros", "reflect"),
         beside=Beside("train_crop", ("pad",)),
     )
-    flip: bool = option(True, "mirror half of the training images", group="data")
+    flip: bool = option(True, "flip half of the training images", group="data")
     alternating_flip: bool = option(
         False,
-        "mirror a training image in every second epoch, half of them in the first, in place of at "
+        "flip a training image in every second epoch, half of them in the first, in place of at "
         "random; with data_on_device (Jordan 2024)",
         group="data",
         beside=Beside("data_on_device"),
@@ -268,7 +268,7 @@ class DataOptions(SharedOptions):
     )
     data_on_device: bool = option(
         False,
-        "hold all images in the memory of each accelerator, which also shuffles, crops, mirrors "
+        "hold all images in the memory of each accelerator, which also shuffles, crops, flips "
         "and cuts them: no work for the host; for small images, with train_crop=pad or none",
         group="data",
     )
@@ -362,7 +362,7 @@ class DataOptions(SharedOptions):
         if self.alternating_flip and not self.flip:
             raise UserError("alternating_flip contradicts noflip")
         if self.alternating_flip and self.augment_in_groups:
-            raise UserError("alternating_flip and augment_in_groups both say who is mirrored")
+            raise UserError("alternating_flip and augment_in_groups both say who is flipped")
 
 
 @dataclasses.dataclass(frozen=True)

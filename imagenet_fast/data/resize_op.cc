@@ -1,5 +1,5 @@
 // An op that resizes uint8 images as TensorFlow's ResizeBilinear and ResizeBicubic do with
-// half_pixel_centers, or with antialiasing as its ScaleAndTranslate does, rounds to uint8, and mirrors
+// half_pixel_centers, or with antialiasing as its ScaleAndTranslate does, rounds to uint8, and flips
 // on the way.
 //
 // Every float is computed as TensorFlow computes it, in the same order, so that pixels are equal to
@@ -95,10 +95,10 @@ Cubic CubicAt(int out, int in_size, int out_size) {
 // Returns those of all columns of the output, in its order.
 template <typename Weights>
 std::vector<Weights> Columns(Weights (*weights_at)(int, int, int), int in_size, int out_size,
-                             bool mirrored) {
+                             bool flipped) {
   std::vector<Weights> columns(out_size);
   for (int x = 0; x < out_size; ++x) {
-    columns[x] = weights_at(mirrored ? out_size - 1 - x : x, in_size, out_size);
+    columns[x] = weights_at(flipped ? out_size - 1 - x : x, in_size, out_size);
     for (int& at : columns[x].at) at *= kColors;
   }
   return columns;
@@ -116,8 +116,8 @@ struct Image {
 
 // As TensorFlow: first along the lines, then between two of them.
 FOR_EACH_MACHINE
-void ResizeBilinear(const Image& image, int size, bool mirrored, uint8_t* out) {
-  const std::vector<Linear> columns = Columns(LinearAt, image.width, size, mirrored);
+void ResizeBilinear(const Image& image, int size, bool flipped, uint8_t* out) {
+  const std::vector<Linear> columns = Columns(LinearAt, image.width, size, flipped);
   const int wide = image.width * kColors;
   const int length = size * kColors;
   std::vector<float> floats(wide + kMore);
@@ -155,8 +155,8 @@ void ResizeBilinear(const Image& image, int size, bool mirrored, uint8_t* out) {
 
 // As TensorFlow: first between four lines, then along.
 FOR_EACH_MACHINE
-void ResizeBicubic(const Image& image, int size, bool mirrored, uint8_t* out) {
-  const std::vector<Cubic> columns = Columns(CubicAt, image.width, size, mirrored);
+void ResizeBicubic(const Image& image, int size, bool flipped, uint8_t* out) {
+  const std::vector<Cubic> columns = Columns(CubicAt, image.width, size, flipped);
   const int wide = image.width * kColors;
   const int length = size * kColors;
   std::vector<float> between(wide + kMore);
@@ -233,7 +233,7 @@ std::vector<Span> Spans(float (*filter)(float), float radius, int in_size, int o
 
 // As TensorFlow: first between lines, then along.
 FOR_EACH_MACHINE
-void ResizeAntialiased(const Image& image, int size, bool mirrored, const std::vector<Span>& rows,
+void ResizeAntialiased(const Image& image, int size, bool flipped, const std::vector<Span>& rows,
                        const std::vector<Span>& columns, uint8_t* out) {
   const int wide = image.width * kColors;
   std::vector<float> between(wide + kMore);
@@ -247,7 +247,7 @@ void ResizeAntialiased(const Image& image, int size, bool mirrored, const std::v
       for (int j = 0; j < wide; ++j) pixels[j] += from[j] * share;
     }
     for (int x = 0; x < size; ++x) {
-      const Span& column = columns[mirrored ? size - 1 - x : x];
+      const Span& column = columns[flipped ? size - 1 - x : x];
       const float* from = pixels + column.first * kColors;
       Pixel sum = {};
       for (const float share : column.shares) {
@@ -263,13 +263,13 @@ void ResizeAntialiased(const Image& image, int size, bool mirrored, const std::v
   }
 }
 
-void ResizeWithTriangle(const Image& image, int size, bool mirrored, uint8_t* out) {
-  ResizeAntialiased(image, size, mirrored, Spans(Triangle, 1.0f, image.height, size),
+void ResizeWithTriangle(const Image& image, int size, bool flipped, uint8_t* out) {
+  ResizeAntialiased(image, size, flipped, Spans(Triangle, 1.0f, image.height, size),
                     Spans(Triangle, 1.0f, image.width, size), out);
 }
 
-void ResizeWithKeys(const Image& image, int size, bool mirrored, uint8_t* out) {
-  ResizeAntialiased(image, size, mirrored, Spans(Keys, 2.0f, image.height, size),
+void ResizeWithKeys(const Image& image, int size, bool flipped, uint8_t* out) {
+  ResizeAntialiased(image, size, flipped, Spans(Keys, 2.0f, image.height, size),
                     Spans(Keys, 2.0f, image.width, size), out);
 }
 
@@ -303,12 +303,12 @@ void DeleteKernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
 void Resize(const Kernel& kernel, TF_OpKernelContext* context, const Status& status) {
   const Tensor image = Input(context, 0, status);
   if (!IsOk(status)) return;
-  const Tensor mirrored = Input(context, 1, status);
+  const Tensor flipped = Input(context, 1, status);
   if (!IsOk(status)) return;
   if (TF_NumDims(image.get()) != 3 || TF_Dim(image.get(), 2) != kColors ||
-      TF_TensorElementCount(image.get()) == 0 || TF_NumDims(mirrored.get()) != 0) {
+      TF_TensorElementCount(image.get()) == 0 || TF_NumDims(flipped.get()) != 0) {
     TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
-                 "image must be [height, width, 3] and not empty, mirrored a scalar");
+                 "image must be [height, width, 3] and not empty, flipped a scalar");
     return;
   }
   const int64_t shape[] = {kernel.size, kernel.size, kColors};
@@ -319,7 +319,7 @@ void Resize(const Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   const Image pixels = {static_cast<const uint8_t*>(TF_TensorData(image.get())),
                         static_cast<int>(TF_Dim(image.get(), 0)),
                         static_cast<int>(TF_Dim(image.get(), 1))};
-  kernel.resize(pixels, kernel.size, *static_cast<const bool*>(TF_TensorData(mirrored.get())),
+  kernel.resize(pixels, kernel.size, *static_cast<const bool*>(TF_TensorData(flipped.get())),
                 static_cast<uint8_t*>(TF_TensorData(resized.get())));
 }
 
@@ -337,7 +337,7 @@ __attribute__((constructor)) void Register() {
   const char* const name = "ImagenetFastResize";
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddInput(op, "image: uint8");
-  TF_OpDefinitionBuilderAddInput(op, "mirrored: bool");
+  TF_OpDefinitionBuilderAddInput(op, "flipped: bool");
   TF_OpDefinitionBuilderAddOutput(op, "resized: uint8");
   TF_OpDefinitionBuilderAddAttr(op, "size: int >= 1");
   TF_OpDefinitionBuilderAddAttr(op, "method: {'bilinear', 'bicubic'}");

@@ -44,7 +44,7 @@ def resize(
     image: tf.Tensor,
     size: int,
     method: str,
-    mirrored: tf.Tensor | bool,
+    flipped: tf.Tensor | bool,
     antialias: bool = False,
 ) -> tf.Tensor:
     """Resizes an image with the native kernel.
@@ -53,7 +53,7 @@ def resize(
       image: uint8 [height, width, 3].
       size: height and width of the result.
       method: ``bilinear`` or ``bicubic``.
-      mirrored: whether left and right change places; a bool scalar.
+      flipped: whether left and right change places; a bool scalar.
       antialias: whether the filter becomes wider as the image becomes smaller.
 
     Returns:
@@ -63,6 +63,6 @@ def resize(
       OSError: if there is no such kernel here.
     """
     resized = load_ops(_SOURCE).imagenet_fast_resize(
-        image=image, mirrored=mirrored, size=size, method=method, antialias=antialias
+        image=image, flipped=flipped, size=size, method=method, antialias=antialias
     )
     return tf.ensure_shape(resized, [size, size, 3])

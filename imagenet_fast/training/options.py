@@ -27,7 +27,7 @@ class RunOptions(SharedOptions):
     test_time_augmentation: str = option(
         "none",
         "what evaluation, and an exported model, take the mean logits over; none: the image; flip: "
-        "and its mirror image; flip_and_shift: and both moved by a pixel, up to the left and down "
+        "and the image flipped; flip_and_shift: and both moved by a pixel, up to the left and down "
         "to the right",
         group="run",
         choices=("none", "flip", "flip_and_shift"),

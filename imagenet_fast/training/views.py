@@ -11,10 +11,10 @@ import tensorflow as tf
 def mean_over_views(function: Callable[[tf.Tensor], Any], images: tf.Tensor, views: str) -> Any:
     """Returns the mean of what a function returns for the views of images.
 
-    Page 2019 takes the mean logits of an image and its mirror image, Jordan 2024 those of six
+    Page 2019 takes the mean logits of an image and the image flipped, Jordan 2024 those of six
     views: of the image, which counts for a half, and of it moved by a pixel to the upper left and
-    to the lower right, a quarter each, always with the mirror image. What moves in is the image
-    mirrored at its border.
+    to the lower right, a quarter each, always with the image flipped. What moves in is the image
+    reflected at its border.
 
     Args:
       function: of images; returns tensors in any structure.

@@ -61,13 +61,13 @@ def assert_uncorrelated(columns):
 # --- Flip -----------------------------------------------------------------------------------------
 
 
-def test_half_of_the_images_are_mirrored(augmented, drawn):
+def test_half_of_the_images_are_flipped(augmented, drawn):
     image = noise()
     images = augmented(image, 400)
     same = (images == image).all(axis=(1, 2, 3))
-    mirrored = (images == image[:, ::-1]).all(axis=(1, 2, 3))
-    assert (same ^ mirrored).all()
-    np.testing.assert_array_equal(mirrored, drawn(400)["flip"])
+    flipped = (images == image[:, ::-1]).all(axis=(1, 2, 3))
+    assert (same ^ flipped).all()
+    np.testing.assert_array_equal(flipped, drawn(400)["flip"])
     assert 0.46 < drawn()["flip"].mean() < 0.54
 
 

@@ -41,7 +41,7 @@ def test_pixels_are_those_of_tensorflow_to_the_bit(method, antialias):
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kernel", ["native", "tensorflow"])
-def test_mirrored_image_is_the_mirrored_result(method, kernel, antialias):
+def test_flipped_image_is_the_flipped_result(method, kernel, antialias):
     config = Config(image_size=24, resize_method=method, resize_kernel=kernel, antialias=antialias)
     image = tf.constant(noise(37, 52))
     plain = resize(image, config).numpy()
