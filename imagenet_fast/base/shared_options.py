@@ -14,7 +14,7 @@ class SharedOptions(Options):
 
     model_dir: str = option(
         "",
-        "directory for checkpoints, metrics and the report; a run found there is continued",
+        "directory for checkpoints, metrics and the report; a run found there is resumed",
         group="run",
         free=True,
     )
@@ -26,7 +26,7 @@ class SharedOptions(Options):
     )
     accumulation_steps: int = option(
         1,
-        "micro-batches that each replica's share is split into, to save memory",
+        "micro-batches that each replica's part of the batch is split into, to save memory",
         group="optimization",
         check=POSITIVE,
     )

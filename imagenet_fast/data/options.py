@@ -165,7 +165,7 @@ class DataOptions(SharedOptions):
     )
     mixup_alpha: float = option(
         0.0,
-        "blend each training image and its label with another's, in shares drawn from "
+        "blend each training image and its label with another's, by a fraction drawn from "
         "Beta(alpha, alpha) (0.2 in the paper, for ImageNet); 0: do not",
         group="data",
         check=NOT_NEGATIVE,
@@ -252,7 +252,7 @@ class DataOptions(SharedOptions):
     )
     shard_by: str = option(
         "auto",
-        "records: each worker reads all shards and keeps its share, so that batches are the same "
+        "records: each worker reads all shards and keeps its part, so that batches are the same "
         "for any number of workers; files: each worker reads shards of its own; "
         "auto: files for data above 1 GiB",
         group="data",

@@ -62,7 +62,7 @@ class ClusterOptions(SharedOptions):
     )
     fusion: str = option(
         "fixed",
-        "what tells how gradients are joined for their sums; fixed: fusion_bytes, or "
+        "how gradients are joined for their all-reduces; fixed: fusion_bytes, or "
         "fusion_segments; auto: times measured before training, at image_size, by which all would "
         "be summed earliest; not for TPUs",
         group="hardware",
@@ -70,14 +70,14 @@ class ClusterOptions(SharedOptions):
     )
     fusion_bytes: int = option(
         25 * 2**20,
-        "bytes of gradients that workers sum at once; 0: all of them",
+        "bytes of gradients that workers all-reduce at once; 0: all of them",
         group="hardware",
         check=NOT_NEGATIVE,
     )
     fusion_segments: tuple[int, ...] = option(
         (),
         "instead of fusion_bytes: after how many gradients, counted from the first layer's, to "
-        "begin a new sum; Jia et al. took 20 for AlexNet, 76 for ResNet-50",
+        "begin a new all-reduce; Jia et al. took 20 for AlexNet, 76 for ResNet-50",
         group="hardware",
         check=Check(
             lambda value: all(a < b for a, b in zip((0, *value), value)),
@@ -86,7 +86,7 @@ class ClusterOptions(SharedOptions):
     )
     all_reduce: str = option(
         "auto",
-        "how gradients are summed over replicas: builtin, as the strategy does; on workers also "
+        "algorithm of the gradient all-reduce: builtin, as the strategy does; on workers also "
         "flat, one ring; hierarchical, a ring of the groups' first replicas; torus_2d, along rows "
         "and columns, on TPUs, too; auto: flat for workers without GPUs, else builtin",
         group="hardware",

@@ -99,9 +99,9 @@ class ModelOptions(SharedOptions):
     )
     initial_weights: str = option(
         "",
-        "what the weights begin as: the model_dir of a run, a SavedModel of `export`, or a file of "
-        "Keras applications' weights (.h5); the last layer starts anew, unless the classes are the "
-        "same as those of the run; empty: random",
+        "what the weights begin as: the model_dir of a run, a SavedModel of `export`, or a file "
+        "of Keras applications' weights (.h5); the classification head starts anew, unless the "
+        "classes are the same as those of the run; empty: random",
         group="model",
     )
     freeze_through: str = option(
@@ -127,7 +127,7 @@ class ModelOptions(SharedOptions):
     )
     batch_norm_momentum: float = option(
         0.9,
-        "share of the old moving average that a step keeps",
+        "fraction of the old moving average that a step keeps",
         group="model",
         check=BELOW_ONE,
     )
@@ -150,7 +150,7 @@ class ModelOptions(SharedOptions):
     )
     dropout: float = option(
         0.5,
-        "share of AlexNet's fully connected units dropped",
+        "fraction of AlexNet's fully connected units dropped",
         group="model",
         check=BELOW_ONE,
     )

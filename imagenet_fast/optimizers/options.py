@@ -42,7 +42,7 @@ class OptimizerOptions(SharedOptions):
     )
     momentum: float = option(
         0.9,
-        "share of the momentum that a step keeps, in optimizers that have one",
+        "fraction of the momentum that a step keeps, in optimizers that have one",
         group="optimization",
         check=BELOW_ONE,
     )
@@ -54,7 +54,7 @@ class OptimizerOptions(SharedOptions):
     )
     weight_decay: float = option(
         1e-4,
-        "share of the weights that is added to their gradients (L2) in sgd, lars and, but for "
+        "fraction of the weights that is added to their gradients (L2) in sgd, lars and, but for "
         "filters, muon; else the optimizer's own weight_decay, as adamw's",
         group="optimization",
         check=NOT_NEGATIVE,
@@ -90,16 +90,16 @@ class OptimizerOptions(SharedOptions):
     )
     rate_in_momentum: str = option(
         "auto",
-        "where sgd, lars and muon multiply by the rate; yes: before the momentum (MLPerf's scaled "
-        "momentum); no: after it; auto: lars before, the others after",
+        "where sgd, lars and muon multiply by the learning rate; yes: before the momentum "
+        "(MLPerf's scaled momentum); no: after it; auto: lars before, the others after",
         group="optimization",
         choices=("auto", "yes", "no"),
         beside=_OWN_OPTIMIZERS,
     )
     bias_rate_factor: float = option(
         1.0,
-        "rate of biases, and of beta of batch norm, in sgd, lars and muon, as a multiple of "
-        "learning_rate; their weight_decay is divided by it",
+        "learning rate of biases, and of beta of batch norm, in sgd, lars and muon, as a multiple"
+        " of learning_rate; their weight_decay is divided by it",
         group="optimization",
         check=POSITIVE,
         beside=_OWN_OPTIMIZERS,
@@ -113,7 +113,7 @@ class OptimizerOptions(SharedOptions):
     )
     muon_head_rate_factor: float = option(
         1.0,
-        "rate of the last layer's weights in muon, as a multiple of learning_rate; their "
+        "learning rate of the last layer's weights in muon, as a multiple of learning_rate; their "
         "weight_decay is divided by it",
         group="optimization",
         check=POSITIVE,
@@ -121,14 +121,14 @@ class OptimizerOptions(SharedOptions):
     )
     clip_norm: float = option(
         0.0,
-        "greatest norm of all gradients together, after their sum over replicas; 0: no clipping",
+        "largest norm of all gradients together, after the all-reduce; 0: no clipping",
         group="optimization",
         check=NOT_NEGATIVE,
     )
     ema_decay: float = option(
         0.0,
-        "share that a step keeps of the weights' moving average, with which evaluation and export "
-        "work; 0: no average",
+        "fraction that a step keeps of the weights' moving average (EMA), with which evaluation "
+        "and export work; 0: no average",
         group="optimization",
         check=BELOW_ONE,
     )
@@ -142,13 +142,14 @@ class OptimizerOptions(SharedOptions):
     )
     lookahead_every: int = option(
         0,
-        "steps after which the weights go back to their slow average (Zhang et al. 2019); 0: none",
+        "steps after which the weights go back to lookahead's slow weights (Zhang et al. 2019); "
+        "0: none",
         group="optimization",
         check=NOT_NEGATIVE,
     )
     lookahead_decay: float = option(
         0.95,
-        "share that a step keeps of lookahead's slow average at the end of the run, to which it "
+        "fraction that a step keeps of lookahead's slow weights at the end of the run, to which it "
         "grows with the cube of the time",
         group="optimization",
         check=BELOW_ONE,
@@ -187,7 +188,7 @@ class ScheduleOptions(SharedOptions):
     )
     learning_rate: float = option(
         0.1,
-        "reference rate, for a batch of learning_rate_batch images",
+        "reference learning rate, for a batch of learning_rate_batch images",
         group="learning rate",
         check=NOT_NEGATIVE,
     )
@@ -199,8 +200,8 @@ class ScheduleOptions(SharedOptions):
     )
     rate_scaling: str = option(
         "linear",
-        "how the rate grows with batch_size / learning_rate_batch: linear (the linear scaling "
-        "rule), sqrt or none",
+        "how the learning rate grows with batch_size / learning_rate_batch: linear (the linear "
+        "scaling rule), sqrt or none",
         group="learning rate",
         choices=("linear", "sqrt", "none"),
     )
@@ -215,7 +216,8 @@ class ScheduleOptions(SharedOptions):
     )
     warmup: Duration = option(
         Duration(5, "epochs"),
-        "time at the start in which the rate grows from warmup_start to that of this batch",
+        "time at the start in which the learning rate grows from warmup_start to that of this "
+        "batch",
         group="learning rate",
         beside=_WARMUP,
     )
@@ -228,64 +230,66 @@ class ScheduleOptions(SharedOptions):
     )
     warmup_start: float = option(
         -1.0,
-        "first rate of the warmup; -1: learning_rate, and no warmup unless the scaled rate is "
-        "higher",
+        "first learning rate of the warmup; -1: learning_rate, and no warmup unless the scaled "
+        "one is higher",
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
         beside=_WARMUP,
     )
     schedule: str = option(
         "steps",
-        "course of the rate after the warmup: constant; steps, at decay_at; polynomial or cosine, "
-        "to end_learning_rate at the end of the run; piecewise_linear, through knots",
+        "learning-rate schedule after the warmup: constant; steps, at decay_at; polynomial or "
+        "cosine, to end_learning_rate at the end of the run; piecewise_linear, through knots",
         group="learning rate",
         choices=("constant", "steps", "polynomial", "cosine", "piecewise_linear"),
     )
     decay_at: tuple[Duration, ...] = option(
         (Duration(30, "epochs"), Duration(60, "epochs"), Duration(80, "epochs")),
-        "schedule=steps: when to multiply the rate by decay_factor",
+        "schedule=steps: when to multiply the learning rate by decay_factor",
         group="learning rate",
         check=IN_ORDER,
         beside=_STEPS,
     )
     decay_factor: float = option(
         0.1,
-        "schedule=steps: by which the rate is multiplied at each of decay_at, or decay_every",
+        "schedule=steps: by which the learning rate is multiplied at each of decay_at, or "
+        "decay_every",
         group="learning rate",
         check=FRACTION,
         beside=_STEPS,
     )
     decay_every: Duration = option(
         Duration(0, "steps"),
-        "schedule=steps: how often to multiply the rate; 0 steps: not so, but at decay_at",
+        "schedule=steps: how often to multiply the learning rate; 0 steps: not so, but at decay_at",
         group="learning rate",
         beside=_STEPS,
     )
     decay_power: float = option(
         2.0,
-        "schedule=polynomial: power to which the share of the run that is left is raised",
+        "schedule=polynomial: power to which the fraction of the run that is left is raised",
         group="learning rate",
         check=POSITIVE,
         beside=Beside("schedule", ("polynomial",)),
     )
     end_learning_rate: float = option(
         0.0,
-        "schedule=polynomial and cosine: rate at the end of the run",
+        "schedule=polynomial and cosine: learning rate at the end of the run",
         group="learning rate",
         check=NOT_NEGATIVE,
         beside=Beside("schedule", ("polynomial", "cosine")),
     )
     knots_at: tuple[Duration, ...] = option(
         (),
-        "schedule=piecewise_linear: times, counted from step 1, between which the rate changes by "
-        "the same amount each step; a warmup is in them, too",
+        "schedule=piecewise_linear: times, counted from step 1, between which the learning rate "
+        "changes linearly; a warmup is in them, too",
         group="learning rate",
         check=IN_ORDER,
         beside=_KNOTS,
     )
     knots: tuple[float, ...] = option(
         (),
-        "schedule=piecewise_linear: the rate at each of knots_at, as a share of that of this batch",
+        "schedule=piecewise_linear: the learning rate at each of knots_at, as a fraction of that "
+        "of this batch",
         group="learning rate",
         check=Check(lambda value: not value or min(value) >= 0, "not be negative"),
         beside=_KNOTS,
@@ -293,7 +297,7 @@ class ScheduleOptions(SharedOptions):
 
     @property
     def scaled_learning_rate(self) -> float:
-        """The rate of this batch, after the warmup.
+        """The learning rate of this batch, after the warmup.
 
         Linear scaling is the rule of Goyal et al. 2017; by the square root, which their Table 2a
         tries too, the variance of a step stays the same.
@@ -304,7 +308,7 @@ class ScheduleOptions(SharedOptions):
 
     @property
     def warmup_first_rate(self) -> float | None:
-        """The rate with which the warmup begins; None where there is none."""
+        """The learning rate with which the warmup begins; None where there is none."""
         if self.warmup_start >= 0:
             return self.warmup_start
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
