@@ -52,7 +52,7 @@ class Stage:
       name: of what it does.
       steps_within: messages one after the other, on the longest path, within a group.
       steps_between: the same between groups.
-      share: bytes that the busiest replica sends, or receives, as a share of the tensor's.
+      share: bytes that the busiest replica sends, or receives, as a fraction of the tensor's.
       leaving: bytes that all replicas of a group together send to other groups, in the same way.
       traffic: bytes that all replicas together send, in the same way.
     """
@@ -182,7 +182,7 @@ def _exchange_and_gather(what: str, members: int, groups: int) -> tuple[Stage, .
 
 
 def wire_share(algorithm: str, replicas: int, group: int = 1) -> float:
-    """Returns the bytes that the busiest replica sends, or receives, as a share of the tensor's.
+    """Returns the bytes that the busiest replica sends, or receives, as a fraction of the tensor's.
 
     No algorithm has less than ``2 (replicas - 1) / replicas`` for the sum of all replicas' sends
     over their number. An exchange has as much as a ring.

@@ -101,17 +101,17 @@ class Simulation(NamedTuple):
 
     @property
     def busy(self) -> list[float]:
-        """The share of the time in which each device works."""
+        """The fraction of the time in which each device works."""
         return [self._work(stage=stage) / self.seconds for stage in range(self.stages)]
 
     @property
     def bubble(self) -> float:
-        """The share of the devices' time in which they have nothing to do."""
+        """The fraction of the devices' time in which they have nothing to do."""
         return 1 - sum(self.busy) / self.stages
 
     @property
     def recomputed(self) -> float:
-        """The share of forward passes that are made once more in the devices' work."""
+        """The fraction of forward passes that are made once more in the devices' work."""
         return self._work(kind="recompute") / self._work()
 
     def _work(self, stage: int | None = None, kind: str | None = None) -> float:

@@ -70,7 +70,7 @@ class Job:
       devices: that each make a part of every step.
       steps: how many.
       device_seconds: of a step, that each device computes on its own, and which vary.
-      other_seconds: of a step, that all take together, as for sums of gradients.
+      other_seconds: of a step, that all take together, as for gradient all-reduces.
       checkpoint_steps: from one checkpoint to the next; the last one is at the end.
     """
 

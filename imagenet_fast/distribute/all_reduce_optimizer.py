@@ -19,7 +19,7 @@ GradientsAndVariables = list[tuple[tf.Tensor, tf.Variable]]
 
 
 class AllReduceMixin:
-    """Gives a Keras optimizer another sum of gradients.
+    """Gives a Keras optimizer another gradient all-reduce.
 
     It is what ``apply_gradients`` begins with, so that clipping, decay and the update itself work
     on sums as before, in a ``LossScaleOptimizer``, too.

@@ -33,7 +33,7 @@ def in_rank_order(strategy: tf.distribute.Strategy, groups: Groups) -> Groups:
         replica = this_replica()
         with tf.device("CPU:0") if pipelines else contextlib.nullcontext():  # where those meet
             # TensorFlow binds a group to the devices that meet in it first: the place is one that
-            # sums of gradients do not have.
+            # gradient all-reduces do not have.
             meet = Communicator(groups.of(replica), replica, place=-1, hint=hint)
             members = meet.all_gather(tf.constant([replica], tf.float32), "ranks")
             return tf.distribute.get_replica_context().all_gather(members[tf.newaxis], axis=0)

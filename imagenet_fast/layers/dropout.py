@@ -14,7 +14,7 @@ from imagenet_fast.layers import micro_batch
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class Dropout(keras.layers.Layer):
-    """Sets a share of its inputs to 0 in training, and scales up the rest.
+    """Sets a fraction of its inputs to 0 in training, and scales up the rest.
 
     The noise is a function of a key, drawn once from Python's random numbers
     (``keras.utils.set_random_seed``), of how often the layer was called in training, and of the

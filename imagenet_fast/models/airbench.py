@@ -71,7 +71,7 @@ def airbench(
         identity_init: begin the 3x3 convolutions as the identity in as many of their filters as
             they have input channels.
         logits_scale: what the dense layer's outputs are multiplied by. 0: the published 1/9.
-        batch_norm_momentum: share of the old value in each update of the moving averages; None:
+        batch_norm_momentum: fraction of the old value in each update of the moving averages; None:
             as published, 0.6 for 94 and 95, 0.9 for 96.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.

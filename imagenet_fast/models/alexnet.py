@@ -45,7 +45,7 @@ def alexnet_bn(
         input_shape: (height, width, channels) of one image, at least 64 x 64.
         dropout: share of the outputs of each of the two hidden dense layers to drop in training.
         batch_norm_after_pool5: have the fifth batch norm; otherwise four, and none in stage 5.
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.

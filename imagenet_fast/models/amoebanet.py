@@ -143,7 +143,7 @@ def amoebanet(
             may be None.
         normal_cells: GPipe's L, a multiple of 3.
         cell_filters: GPipe's D, a multiple of 8.
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.
@@ -209,7 +209,7 @@ def amoebanet_blocks(
         normal_cells: GPipe's L, a multiple of 3.
         cell_filters: GPipe's D, a multiple of 8.
         num_classes: number of logits.
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.

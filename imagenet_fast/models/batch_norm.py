@@ -22,7 +22,7 @@ def batch_norm(
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
 
     Args:
-        momentum: share of the old value in each update of the moving averages.
+        momentum: fraction of the old value in each update of the moving averages.
         epsilon: added to the variance.
         group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.

@@ -56,7 +56,7 @@ def resnet(
             the identity at first (Goyal et al. 2017, section 5.1); otherwise gamma is 1.
         stride_on_1x1: put the stride of a bottleneck on its first 1x1 convolution, as He et al.
             and Keras applications do ("v1"), and not on the 3x3, as Goyal et al. do ("v1.5").
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.
@@ -136,7 +136,7 @@ def cifar_resnet(
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         zero_gamma: start the last batch norm of each block with gamma 0; otherwise gamma is 1.
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.

@@ -66,7 +66,7 @@ def resnet9(
         whitening: begin with ``whitening``, a fixed 3x3 convolution that whitens patches of the
             image; ``prep`` is then 1x1. Its filters must be set from the data, by the ``adapt`` of
             :class:`imagenet_fast.layers.PatchWhitening`.
-        batch_norm_momentum: share of the old value in each update of the moving averages.
+        batch_norm_momentum: fraction of the old value in each update of the moving averages.
         batch_norm_epsilon: added to the variance.
         batch_norm_group_size: neighbouring replicas that take the statistics together.
         ghost_batch_size: images of a replica that take the statistics together; 0: all.

@@ -49,8 +49,8 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
     """Returns a family's values for a batch, interpolated between the recipes on both sides.
 
     Along the logarithm of the batch, the warmup goes in a straight line, and so do the logarithms
-    of the rate, of the decay and of ``1 - momentum``: half-way between 16384 and 32768, at 23170,
-    stand the geometric means. The rule is ours; the recipes' authors give none.
+    of the learning rate, of the decay and of ``1 - momentum``: half-way between 16384 and 32768, at
+    23170, stand the geometric means. The rule is ours; the recipes' authors give none.
 
     Args:
       table: a name in ``BATCH_TABLES``.

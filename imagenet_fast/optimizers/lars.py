@@ -23,8 +23,8 @@ class LARS(MomentumOptimizer):
         v = momentum * v + rate * trust * (gradient + weight_decay * w)
         w = w - v                       (Nesterov: w - momentum * v - rate * trust * (...))
 
-    ``rate_in_momentum=False`` has the rate outside of the momentum, so that a change of the rate
-    acts on past gradients, too::
+    ``rate_in_momentum=False`` has the learning rate outside of the momentum, so that a change of
+    the learning rate acts on past gradients, too::
 
         v = momentum * v + trust * (gradient + weight_decay * w)
         w = w - rate * v
@@ -86,7 +86,7 @@ class LARS(MomentumOptimizer):
     def trust_ratios(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Returns what the norms multiply the rate of each variable by.
+        """Returns what the norms multiply the learning rate of each variable by.
 
         Args:
           gradients: without decay.

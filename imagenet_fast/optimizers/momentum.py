@@ -156,7 +156,7 @@ class MomentumOptimizer(keras.optimizers.Optimizer):
     ) -> None:
         """Takes a gradient, with its decay, into the momentum buffer, and moves the variable.
 
-        The rate goes into the buffer if ``rate_in_momentum``, with the opposite sign.
+        The learning rate goes into the buffer if ``rate_in_momentum``, with the opposite sign.
         """
         if self.rate_in_momentum:
             apply = tf.raw_ops.ResourceApplyKerasMomentum

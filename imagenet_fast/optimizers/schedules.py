@@ -17,12 +17,12 @@ from tf_keras.optimizers.schedules import LearningRateSchedule as Schedule
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class StepDecay(Schedule):
-    """Multiplies a rate by a factor at each of some steps (Goyal et al. 2017: x1/10 at 30, 60, 80).
+    """Multiplies a learning rate by a factor at some steps (Goyal et al. 2017: 1/10 at 30, 60, 80).
 
     Args:
-      rate: the rate before the first of them.
-      boundaries: the first step of each lower rate, in order; none: the rate is constant.
-      factor: what the rate is multiplied by at each.
+      rate: the learning rate before the first of them.
+      boundaries: the first step of each lower rate, in order; none: the learning rate is constant.
+      factor: what the learning rate is multiplied by at each.
     """
 
     def __init__(self, rate: float, boundaries: Sequence[int] = (), factor: float = 0.1) -> None:
@@ -32,7 +32,7 @@ class StepDecay(Schedule):
         self.factor = factor
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate of a step."""
+        """Returns the learning rate of a step."""
         rates = [self.rate * self.factor**i for i in range(len(self.boundaries) + 1)]
         passed = tf.cast(step, tf.int64) >= tf.constant(self.boundaries, tf.int64)
         return tf.gather(tf.constant(rates, tf.float32), tf.reduce_sum(tf.cast(passed, tf.int32)))
@@ -46,8 +46,8 @@ class _Decay(Schedule):
     """Goes from one rate to another; subclasses say along which curve.
 
     Args:
-      rate: the rate up to ``first_step``.
-      end: the rate from ``first_step + steps`` on.
+      rate: the learning rate up to ``first_step``.
+      end: the learning rate from ``first_step + steps`` on.
       steps: the length of the decay, positive.
       first_step: where it begins.
 
@@ -65,12 +65,13 @@ class _Decay(Schedule):
         self.first_step = int(first_step)
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate of a step."""
+        """Returns the learning rate of a step."""
         # Counted from the end in whole numbers: 1 - progress would lose digits where it is small.
         steps_left = self.first_step + self.steps - tf.cast(step, tf.int64)
         left = _share(tf.maximum(steps_left, 0), self.steps)
         weight = self._curve(left)
-        # Not end + (rate - end) * weight, which need not be the rate where the weight is 1.
+        # Not end + (rate - end) * weight, which need not be the learning rate where the weight is
+        # 1.
         return self.rate * weight + self.end * (1.0 - weight)
 
     def _curve(self, left: tf.Tensor) -> tf.Tensor:
@@ -89,7 +90,7 @@ class _Decay(Schedule):
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class PolynomialDecay(_Decay):
-    """Goes from one rate to another like a power of the share of the steps that is left.
+    """Goes from one rate to another like a power of the fraction of the steps that is left.
 
     ``rate(step) = (rate - end) * (1 - (step - first_step) / steps) ** power + end``. Large-batch
     recipes use power 2: You et al. 2017 from step 0 over the whole run, with end 0; Google's and
@@ -97,8 +98,8 @@ class PolynomialDecay(_Decay):
     more than the run has left.
 
     Args:
-      rate: the rate up to ``first_step``.
-      end: the rate from ``first_step + steps`` on.
+      rate: the learning rate up to ``first_step``.
+      end: the learning rate from ``first_step + steps`` on.
       steps: the length of the decay, positive.
       first_step: where it begins.
       power: see above.
@@ -128,8 +129,8 @@ class CosineDecay(_Decay):
     ``rate(step) = end + (rate - end) * (1 + cos(pi * (step - first_step) / steps)) / 2``.
 
     Args:
-      rate: the rate up to ``first_step``.
-      end: the rate from ``first_step + steps`` on.
+      rate: the learning rate up to ``first_step``.
+      end: the learning rate from ``first_step + steps`` on.
       steps: the length of the decay, positive.
       first_step: where it begins.
 
@@ -148,7 +149,7 @@ class PiecewiseLinear(Schedule):
 
     Args:
       steps: of the knots, in order; one before step 0 is where the first line would come from. Of
-        knots at the same step the last one counts there: the rate jumps.
+        knots at the same step the last one counts there: the learning rate jumps.
       rates: at the knots, which are also those before the first and after the last.
 
     Raises:
@@ -165,7 +166,7 @@ class PiecewiseLinear(Schedule):
         self.rates = list(rates)
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate of a step."""
+        """Returns the learning rate of a step."""
         knots = tf.constant(self.steps, tf.int64)
         rates = tf.constant(self.rates, tf.float32)
         step = tf.clip_by_value(tf.cast(step, tf.int64), self.steps[0], self.steps[-1])
@@ -185,8 +186,8 @@ class _Warmup(Schedule):
     """Has rates of its own before another schedule's.
 
     Args:
-      schedule: the rates from step ``steps`` on.
-      start: the rate of step 0.
+      schedule: the learning rates from step ``steps`` on.
+      start: the learning rate of step 0.
       steps: the length of the warmup. It need not be a whole number: Google's recipes warm up for
         a number of examples. The last step below it is then still warmup.
 
@@ -203,12 +204,12 @@ class _Warmup(Schedule):
         self.steps = steps
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
-        """Returns the rate of a step."""
+        """Returns the learning rate of a step."""
         step = tf.cast(step, tf.int64)
         return tf.where(step < math.ceil(self.steps), self._rate(step), self.schedule(step))
 
     def _rate(self, step: tf.Tensor) -> tf.Tensor:
-        """Returns the rate of a step of the warmup, int64."""
+        """Returns the learning rate of a step of the warmup, int64."""
         raise NotImplementedError
 
     def get_config(self) -> dict[str, Any]:
@@ -230,16 +231,16 @@ class _Warmup(Schedule):
 class GradualWarmup(_Warmup):
     """Goes up from one rate to another schedule's, by the same amount each step.
 
-    Goyal et al. 2017, section 2.2: from the rate of one server, not from 0, so that
+    Goyal et al. 2017, section 2.2: from the learning rate of one server, not from 0, so that
     ``rate(0) == start`` and ``rate(steps) == schedule(steps)``. TensorFlow's own TPU recipes and
     MLPerf's start at 0.
 
     Args:
-      schedule: the rates from step ``steps`` on.
-      start: the rate of step 0.
+      schedule: the learning rates from step ``steps`` on.
+      start: the learning rate of step 0.
       steps: the length of the warmup. It need not be a whole number: Google's recipes warm up for
-        a number of examples. The last step below it is then still warmup, on the way to the rate
-        that the schedule has there.
+        a number of examples. The last step below it is then still warmup, on the way to the
+        learning rate that the schedule has there.
     """
 
     def _rate(self, step: tf.Tensor) -> tf.Tensor:
@@ -255,8 +256,8 @@ class ConstantWarmup(_Warmup):
     The jump at its end is what gradual warmup is there to avoid: the paper has it to compare.
 
     Args:
-      schedule: the rates from step ``steps`` on.
-      start: the rate before.
+      schedule: the learning rates from step ``steps`` on.
+      start: the learning rate before.
       steps: the length of the warmup; see ``GradualWarmup``.
     """
 

@@ -21,9 +21,9 @@ class SGD(MomentumOptimizer):
         u = momentum * u + g
         w = w - rate * u                      (Nesterov: w - rate * (momentum * u + g))
 
-    This is equation (9) of Goyal et al. 2017: the rate is outside the momentum buffer, so that a
-    change of the rate needs no correction. ``rate_in_momentum=True`` has it inside, which is their
-    equation (10) and what Page 2019 does::
+    This is equation (9) of Goyal et al. 2017: the learning rate is outside the momentum buffer, so
+    that a change of the learning rate needs no correction. ``rate_in_momentum=True`` has it inside,
+    which is their equation (10) and what Page 2019 does::
 
         v = momentum * v + rate * g
         w = w - v                             (Nesterov: w - momentum * v - rate * g)

@@ -98,7 +98,7 @@ def _share_within(
     weights: tf.TensorShape,
     positions: tf.TensorShape,
 ) -> float:
-    """Returns the share of a convolution's multiplications that are not with padding."""
+    """Returns the fraction of a convolution's multiplications that are not with padding."""
     rank = len(weights) - 2
     first = 2 if operation.get_attr("data_format").startswith(b"NC") else 1
     share = 1.0

@@ -68,7 +68,7 @@ class MicroBatches:
         return tf.nest.map_structure(lambda own: self._part(own, number), self._targets)
 
     def share(self, number: int | tf.Tensor) -> float | tf.Tensor:
-        """Returns the share of a part in the batch; a tensor is float32."""
+        """Returns the fraction of a part in the batch; a tensor is float32."""
         begin, end = self._bounds(number)
         if isinstance(end, int) and isinstance(self.examples, int):
             return (end - begin) / self.examples

@@ -36,7 +36,7 @@ class SchedulePlan:
       steps_per_epoch: weight updates in an epoch.
       total_steps: weight updates in the run.
       warmup_steps: those of the warmup, not always a whole number; 0: there is none.
-      schedule: the rate by the step.
+      schedule: the learning rate by the step.
     """
 
     config: Config
@@ -98,14 +98,14 @@ class SchedulePlan:
         return "\n".join(["step,epoch,learning_rate", *lines]) + "\n"
 
     def picture(self) -> str:
-        """Returns the rates by the epoch as SVG."""
+        """Returns the learning rates by the epoch as SVG."""
         config = self.config
         title = f"{config.schedule} schedule, batch {config.batch_size:,}, {config.duration}"
         return LEARNING_RATE.picture(self.rows, title)
 
     @functools.cached_property
     def rows(self) -> list[Row]:
-        """The rates as rows like those of a run, at most 2000."""
+        """The learning rates as rows like those of a run, at most 2000."""
         # Both sides of what may be a jump.
         sides = {step - offset for step in self.milestones for offset in (0, 1) if step >= offset}
         others = np.linspace(0, self.total_steps, min(_MAX_ROWS - len(sides), self.total_steps + 1))

@@ -120,7 +120,7 @@ def _warn_of_options(options: UpdateOptions) -> None:
 
 
 def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Role]) -> list[float]:
-    """Returns the rate of each trainable variable as a multiple of the schedule's."""
+    """Returns the learning rate of each trainable variable as a multiple of the schedule's."""
     head = None
     if options.optimizer == "muon":
         head = network_of(model).get_layer("logits").kernel

@@ -18,7 +18,7 @@ class JsonLines:
 
     Args:
       model_dir: the run's directory.
-      step: the step from which the run goes on.
+      step: the step from which the run resumes.
     """
 
     def __init__(self, model_dir: str, step: int) -> None:

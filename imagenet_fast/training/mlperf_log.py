@@ -30,7 +30,7 @@ _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 class MLPerfLog(TensorsCallback):
     """Writes the log of a run over all its restarts.
 
-    Lines about steps that will be done again are dropped, and so is the end of a run that goes on.
+    Lines about steps that will be done again are dropped, and so is the end of a run that resumes.
     Epochs count from 1, and those of an evaluation are the epochs done.
 
     Args:
@@ -166,7 +166,7 @@ def _text(line: dict[str, Any]) -> str:
 
 
 def _is_done(line: dict[str, Any], step: int) -> bool:
-    """Returns whether a line stays true of a run that goes on from a step."""
+    """Returns whether a line stays true of a run that resumes from a step."""
     # Lines that users have added are about no step.
     return line["metadata"].get("step_num", 0) <= step and line["key"] != "run_stop"
 

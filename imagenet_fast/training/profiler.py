@@ -13,7 +13,7 @@ from imagenet_fast.training.recorder import Recorder
 class Profiler(TensorsCallback):
     """Records some steps, and whatever happens between them, where TensorBoard looks for it.
 
-    A run that goes on between the first and the last of them records the rest.
+    A run that resumes between the first and the last of them records the rest.
 
     Args:
       folder: of TensorBoard's; what was recorded comes into ``plugins/profile`` there.

@@ -24,7 +24,7 @@ def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
     decay take :func:`decay_steps`.
 
     Piecewise linear is Page's: he counts steps from 1, so that no update is lost to a first knot
-    of rate 0, and the update that ends epoch 5 has the rate of a knot there.
+    of rate 0, and the update that ends epoch 5 has the learning rate of a knot there.
 
     Args:
       options: the options of the run.
@@ -78,7 +78,7 @@ def warmup_steps(options: ScheduleOptions, steps_per_epoch: int) -> float:
 
 
 def decay_boundaries(options: ScheduleOptions, steps_per_epoch: int) -> list[int]:
-    """Returns the steps at which ``schedule=steps`` multiplies the rate."""
+    """Returns the steps at which ``schedule=steps`` multiplies the learning rate."""
     every = options.decay_every.exact_steps(steps_per_epoch, options.batch_size)
     if not every:
         return [at.steps(steps_per_epoch, options.batch_size) for at in options.decay_at]
@@ -100,7 +100,7 @@ def decay_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
 def _after_warmup(
     options: ScheduleOptions, steps_per_epoch: int, total: int, warmup: float
 ) -> Schedule:
-    """Returns the rates from the end of the warmup on."""
+    """Returns the learning rates from the end of the warmup on."""
     rate = options.scaled_learning_rate
     if options.schedule == "constant":
         return StepDecay(rate)

@@ -10,7 +10,7 @@ def segments(
 ) -> Iterator[tuple[int, int, int, int]]:
     """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.
 
-    Usually one call does. A run that goes on in the middle of a segment needs one more to end it,
+    Usually one call does. A run that resumes in the middle of a segment needs one more to end it,
     and one whose length is no multiple of it another for the rest; and the same at each of the
     steps ``changes``, at which the data set is another one.
 

@@ -228,7 +228,7 @@ class _Run:
         self.checkpoints.close()
 
     def _restore(self) -> tuple[int, Row]:
-        """Returns the step from which the run goes on, and its last evaluation."""
+        """Returns the step from which the run resumes, and its last evaluation."""
         state = self.checkpoints.restore()
         check_consistent(
             self.strategy,

@@ -21,9 +21,9 @@ from imagenet_fast.xla_compile.lower import LoweredStep, variables_of
 
 # Each has a thread of its own here, and waits for the others.
 MOST_REPLICAS = 64
-# The most that may come between the two, as a share of the way that the weights went.
+# The most that may come between the two, as a fraction of the way that the weights went.
 _TOLERANCES = {"float32": 1e-4, "mixed_bfloat16": 0.05, "mixed_float16": 0.05}
-# Rounding of float32, as a share of the weights: what they moved may be little beside it.
+# Rounding of float32, as a fraction of the weights: what they moved may be little beside it.
 _ROUNDING = 1e-6
 # The most of the weights' way that this may be: of less way there is nothing to compare.
 _MOST_ROUNDING = 0.1

@@ -309,8 +309,8 @@ def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
 def fitted(stack: str, rows: Sequence[PublishedResult] = ROWS) -> Efficiency:
     """Returns a software's constants with which its rows that say so are met.
 
-    The share of the peak that matrix operations reach is fitted to the first of them, and the rows
-    with which they reach half of that to the second, if there are two.
+    The fraction of the peak that matrix operations reach is fitted to the first of them, and the
+    rows with which they reach half of that to the second, if there are two.
 
     Args:
       stack: its name.
@@ -403,8 +403,8 @@ def _through_pipeline(run: Pipelined, efficiency: Efficiency) -> float:
 def by_cumulative_work(blocks: Sequence[BlockCost], stages: int) -> list[int]:
     """Returns the balance of lingvo's GPipe: a block's stage is where the work before it ends.
 
-    Its code gives block i to stage ``min(int(K * share), K - 1)``, of the share of the work that is
-    done after it.
+    Its code gives block i to stage ``min(int(K * share), K - 1)``, of the fraction of the work that
+    is done after it.
 
     Args:
       blocks: with their costs.

@@ -112,7 +112,7 @@ def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
     """
     rows = -(-len(images) // _COLUMNS)
     lines = max(caption.count("\n") + 1 for caption in captions)
-    below = 0.1 + 0.15 * lines  # As a share of an image.
+    below = 0.1 + 0.15 * lines  # As a fraction of an image.
     with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
         color = matplotlib.rcParams["axes.labelcolor"]
         figure = Figure(figsize=(1.25 * _COLUMNS, 1.25 * (1 + below) * rows))
