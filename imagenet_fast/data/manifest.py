@@ -228,11 +228,13 @@ class _Found(NamedTuple):
 
 def _read_shard(shard: Shard, path: Path) -> _Found:
     labels: collections.Counter[int] = collections.Counter()
+    problems = []
     problem = size_problem(shard, path)
     if problem:
-        return _Found([problem], labels)
-    problems = []
-    if _sha256(path) != shard.sha256:
+        problems.append(problem)
+        if not path.is_file():
+            return _Found(problems, labels)
+    elif _sha256(path) != shard.sha256:
         problems.append(
             f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
             "again"
