@@ -204,6 +204,22 @@ def test_verify_counts_what_can_be_read_of_a_shard_of_the_wrong_size(directory):
     ]
 
 
+def test_verify_lists_a_shard_that_may_not_be_looked_at(directory, monkeypatch):
+    closed = directory / "train-00001-of-00002"
+    stat = type(closed).stat
+
+    def refuse(path, **options):
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(type(closed), "stat", refuse)
+    assert verify(directory, progress=False) == [
+        f"{closed}: cannot be read: Permission denied",
+        "train: 0 records of class 'c' can be read, the manifest says 1",
+    ]
+
+
 def test_verify_finds_labels_that_are_no_class(directory):
     file = "validation-00000-of-00001"
     written = records.write_records(directory / file, examples([0, 3]))
