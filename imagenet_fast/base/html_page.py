@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 from imagenet_fast.base.plotting import COLORS
+
+# Control characters, halves of characters, as stand for a file name's undecodable bytes, and code
+# points that are no characters: no HTML may have them, not even as a number.
+_NOT_IN_HTML = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 def document(title: str, body: Iterable[str], style: str = "") -> str:
@@ -25,6 +30,7 @@ def document(title: str, body: Iterable[str], style: str = "") -> str:
         + "\n".join(filter(None, body))
         + "\n</main>\n</body>\n</html>\n"
     )
+    page = _NOT_IN_HTML.sub("\ufffd", page)
     # ASCII is the same in every encoding, whichever the caller writes the file in.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 

@@ -109,6 +109,8 @@ def main(arguments: list[str]) -> int:
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
+    if flags["verify"] and flags["look"]:
+        raise UserError("verify and look: give one of both")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
     for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
@@ -117,6 +119,9 @@ def main(arguments: list[str]) -> int:
     if flags["max_side"] and flags["shorter_side"]:
         raise UserError("max_side and shorter_side: give one of both")
     ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
+    from imagenet_fast.data.prepare import check_choices
+
+    check_choices(flags["encoding"], flags["exif"])
     import_tensorflow()
     if flags["verify"]:
         return _verify(directory)

@@ -7,6 +7,7 @@ and checks the shards' sizes against it before it starts; ``verify`` checks ever
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -228,11 +229,13 @@ class _Found(NamedTuple):
 
 def _read_shard(shard: Shard, path: Path) -> _Found:
     labels: collections.Counter[int] = collections.Counter()
+    problems = []
     problem = size_problem(shard, path)
     if problem:
-        return _Found([problem], labels)
-    problems = []
-    if _sha256(path) != shard.sha256:
+        problems.append(problem)
+        if not _is_there(path):
+            return _Found(problems, labels)
+    elif _sha256(path) != shard.sha256:
         problems.append(
             f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
             "again"
@@ -252,6 +255,12 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
     if number != shard.examples:
         problems.append(f"{path}: has {number} records, the manifest says {shard.examples}")
     return _Found(problems, labels)
+
+
+def _is_there(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # as of a directory that may not be entered
+        return path.is_file()
+    return False
 
 
 def _read_records(path: Path, count: int) -> Iterator[bytes]:

@@ -121,11 +121,7 @@ def prepare(
         shards or a side is impossible; an image cannot be read or has a label out of range; too
         many images cannot be decoded.
     """
-    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
-        if value not in choices:
-            raise UserError(
-                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
-            )
+    check_choices(encoding, exif)
     size_limit = _size_limit(max_side, shorter_side)
     bad_limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
     directory = target_directory(directory)
@@ -182,6 +178,19 @@ def prepare(
             raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
+
+
+def check_choices(encoding: str, exif: str) -> None:
+    """Checks what ``prepare`` is asked to make of images.
+
+    Raises:
+      UserError: There is no such encoding, or no such choice for EXIF.
+    """
+    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
+        if value not in choices:
+            raise UserError(
+                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
+            )
 
 
 def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:

@@ -187,6 +187,39 @@ def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
     ]
 
 
+def test_verify_counts_what_can_be_read_of_a_shard_of_the_wrong_size(directory):
+    file = directory / "train-00000-of-00002"
+    whole = file.read_bytes()
+    file.write_bytes(whole + b"garbage")
+    assert verify(directory, progress=False) == [
+        f"{file}: is too long: expected {len(whole)} bytes, has {len(whole) + 7}"
+    ]
+    start = len(whole) - len(whole) // 3  # of the last of three records of one size
+    file.write_bytes(whole[: start + 5])
+    assert verify(directory, progress=False) == [
+        f"{file}: is cut short: expected {len(whole)} bytes, has {start + 5}",
+        f"{file}: record 2, at byte {start}, is corrupt: the checksum of its length is wrong, or "
+        "the file ends within it",
+        "train: 1 records of class 'b' can be read, the manifest says 2",
+    ]
+
+
+def test_verify_lists_a_shard_that_may_not_be_looked_at(directory, monkeypatch):
+    closed = directory / "train-00001-of-00002"
+    stat = type(closed).stat
+
+    def refuse(path, **options):
+        if path == closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(type(closed), "stat", refuse)
+    assert verify(directory, progress=False) == [
+        f"{closed}: cannot be read: Permission denied",
+        "train: 0 records of class 'c' can be read, the manifest says 1",
+    ]
+
+
 def test_verify_finds_labels_that_are_no_class(directory):
     file = "validation-00000-of-00001"
     written = records.write_records(directory / file, examples([0, 3]))
