@@ -155,14 +155,17 @@ OTHER = {
     "mlperf_log": True,
 }
 # A TPU always compiles, what a host prepares is not on the device, and segments are given or found:
-# not in one configuration. Nor are options of different crops, augmentations, optimizers and
-# schedules.
+# not in one configuration. Nor are options of different crops, augmentations, networks, optimizers
+# and schedules.
 LEFT_OUT = {
     "trivial_augment",
     *("xla", "fusion", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
     *("knots_at", "knots", "optimizer_epsilon"),
+    *("width", "pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
+    *("identity_init", "normal_cells", "cell_filters", "batch_norm_scale", "dropout"),
+    "batch_norm_after_pool5",
 }
 CHANGED = Config(
     **{
@@ -528,6 +531,11 @@ def test_unknown_option_with_the_nearest():
         ({"crop_min_area": 0.25, "train_crop": "pad"}, "is for train_crop=random_resized or"),
         ({"crop_padding": 3}, "is for train_crop=pad, but train_crop is random_resized"),
         ({"rand_augment_magnitude": 9}, "because rand_augment_layers is 0"),
+        ({"dropout": 0.2}, "dropout=0.2 is for model=alexnet_bn, but model is resnet50: leave it"),
+        (
+            {"stem": "small", "model": "resnet9"},
+            "stem=small is for model=resnet18 or model=resnet34",
+        ),
     ],
     ids=str,
 )
@@ -535,6 +543,13 @@ def test_without_effect(changes, message):
     with pytest.raises(UserError) as caught:
         Config(**changes)
     assert message in str(caught.value)
+
+
+def test_another_model_after_a_recipe_takes_its_options_away():
+    recipe = PACKAGE.parent / "flags" / "myrtle_cifar10.flags"
+    assert Config.from_flagfile(recipe).whitening
+    config = Config.from_flagfile(recipe, model="resnet18")
+    assert (config.whitening, config.pool_order) == (False, "conv_bn_relu_pool")
 
 
 def test_another_choice_takes_its_options_away():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Check, option
+from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Beside, Check, option
 from imagenet_fast.base.shared_options import SharedOptions
 
 MODEL_NAMES: tuple[str, ...] = (
@@ -28,6 +28,15 @@ MODEL_NAMES: tuple[str, ...] = (
     "amoebanet_d",
 )
 
+# Which models have an option that others lack, as `models.option_names` tells of their functions.
+_IMAGENET_RESNETS = Beside("model", MODEL_NAMES[:5])
+_RESNETS = Beside("model", MODEL_NAMES[:10])
+_ALEXNET = Beside("model", ("alexnet_bn",))
+_RESNET9 = Beside("model", ("resnet9",))
+_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))
+_FOR_CIFAR = Beside("model", ("resnet9", *_AIRBENCH.values))
+_AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
+
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(SharedOptions):
@@ -41,6 +50,7 @@ class ModelOptions(SharedOptions):
         "airbench95 and airbench96",
         group="model",
         check=NOT_NEGATIVE,
+        beside=_FOR_CIFAR,
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
@@ -48,15 +58,21 @@ class ModelOptions(SharedOptions):
         "work; conv_pool_bn_relu: another one for less again",
         group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
+        beside=_RESNET9,
     )
     activation: str = option(
-        "relu", "of resnet9: relu or celu", group="model", choices=("relu", "celu")
+        "relu",
+        "of resnet9: relu or celu",
+        group="model",
+        choices=("relu", "celu"),
+        beside=_RESNET9,
     )
     celu_alpha: float = option(
         0.075,
         "limit of celu at minus infinity, without its sign",
         group="model",
         check=POSITIVE,
+        beside=_RESNET9,
     )
     logits_scale: float = option(
         0.0,
@@ -64,18 +80,21 @@ class ModelOptions(SharedOptions):
         "published, 1/8 and 1/9",
         group="model",
         check=NOT_NEGATIVE,
+        beside=_FOR_CIFAR,
     )
     whitening: bool = option(
         False,
         "begin resnet9 with filters of 3x3 that whiten the patches of training images, and stay "
         "as they are",
         group="model",
+        beside=_RESNET9,
     )
     identity_init: bool = option(
         True,
         "start as many filters of each convolution of airbench94 to airbench96 as it has inputs "
         "at the identity",
         group="model",
+        beside=_AIRBENCH,
     )
     normal_cells: int = option(
         18,
@@ -83,6 +102,7 @@ class ModelOptions(SharedOptions):
         "each of two reductions and after",
         group="model",
         check=Check(lambda value: value > 0 and value % 3 == 0, "be a positive multiple of 3"),
+        beside=_AMOEBANETS,
     )
     cell_filters: int = option(
         208,
@@ -90,6 +110,7 @@ class ModelOptions(SharedOptions):
         "GPipe's (L, D); each reduction doubles them",
         group="model",
         check=Check(lambda value: value > 0 and value % 8 == 0, "be a positive multiple of 8"),
+        beside=_AMOEBANETS,
     )
     whitening_images: int = option(
         10_000,
@@ -116,14 +137,19 @@ class ModelOptions(SharedOptions):
         "stride 2; small: a 3x3 convolution, for images of about 32 pixels",
         group="model",
         choices=("imagenet", "small"),
+        beside=_IMAGENET_RESNETS,
     )
     stride_on_1x1: bool = option(
         False,
         "put a bottleneck's stride in its first convolution, as ResNet v1, not in its 3x3, as v1.5",
         group="model",
+        beside=_IMAGENET_RESNETS,
     )
     zero_gamma: bool = option(
-        True, "start the last batch norm of each residual block at gamma 0", group="model"
+        True,
+        "start the last batch norm of each residual block at gamma 0",
+        group="model",
+        beside=_RESNETS,
     )
     batch_norm_momentum: float = option(
         0.9,
@@ -138,7 +164,10 @@ class ModelOptions(SharedOptions):
         check=POSITIVE,
     )
     batch_norm_scale: bool = option(
-        True, "train gamma in batch norm of resnet9; else it is 1", group="model"
+        True,
+        "train gamma in batch norm of resnet9; else it is 1",
+        group="model",
+        beside=_RESNET9,
     )
     batch_norm_batch_size: int = option(
         0,
@@ -153,9 +182,13 @@ class ModelOptions(SharedOptions):
         "fraction of AlexNet's fully connected units dropped",
         group="model",
         check=BELOW_ONE,
+        beside=_ALEXNET,
     )
     batch_norm_after_pool5: bool = option(
-        True, "AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)", group="model"
+        True,
+        "AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
+        group="model",
+        beside=_ALEXNET,
     )
 
     def _check_together(self) -> None:

@@ -379,15 +379,9 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
 
 
 def _model_options(config: Config) -> dict[str, object]:
-    """Returns the options that the model has; one that it lacks must be at its default."""
-    default = Config()
+    """Returns the options that the model has; others have their defaults, which Config checks."""
     has = models.option_names(config.model)
-    return {
-        name: getattr(config, name)
-        for name in _MODEL_OPTIONS
-        # models.build says which models have an option that this one lacks.
-        if name in has or getattr(config, name) != getattr(default, name)
-    }
+    return {name: getattr(config, name) for name in _MODEL_OPTIONS if name in has}
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import subprocess
@@ -13,7 +14,8 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.models.options import MODEL_NAMES
+from imagenet_fast.models.options import MODEL_NAMES, ModelOptions
+from imagenet_fast.training.build import _MODEL_OPTIONS
 
 SMALL = [
     ("resnet18", (32, 32, 3), {"stem": "small"}),
@@ -85,6 +87,20 @@ def test_build_passes_everything_on():
 def test_unknown_model():
     with pytest.raises(UserError, match=r"no model 'resnet5'.*did you mean.*'resnet50'"):
         models.build("resnet5", 10, (32, 32, 3))
+
+
+def test_config_knows_which_models_have_an_option():
+    beside = {
+        field.name: field.metadata["beside"].values
+        for field in dataclasses.fields(ModelOptions)
+        if field.metadata["beside"] and field.metadata["beside"].option == "model"
+    }
+    has = {
+        name: tuple(model for model in MODEL_NAMES if name in models.option_names(model))
+        for name in _MODEL_OPTIONS
+    }
+    assert beside == {name: own for name, own in has.items() if own != MODEL_NAMES}
+    assert len(beside) == 15
 
 
 def test_option_of_other_models():

@@ -142,21 +142,6 @@ def test_options_reach_the_model():
     assert not any(isinstance(layer, keras.layers.MaxPooling2D) for layer in model.submodules)
 
 
-@pytest.mark.parametrize(
-    ("model", "changes", "option"),
-    [
-        ("alexnet_bn", {"stem": "small"}, "stem"),
-        ("alexnet_bn", {"zero_gamma": False}, "zero_gamma"),
-        ("resnet8", {"dropout": 0.2}, "dropout"),
-        ("resnet8", {"stride_on_1x1": True}, "stride_on_1x1"),
-    ],
-)
-def test_options_that_the_model_lacks(model, changes, option):
-    message = f"model '{model}' has no option '{option}'; the models that have it are "
-    with pytest.raises(UserError, match=message):
-        build_model(SMALL.replace(model=model, image_size=64, **changes))
-
-
 def test_training_options_reach_the_classifier():
     config = SMALL.replace(label_smoothing=0.1, accumulation_steps=4)
     model = build_model(config)
