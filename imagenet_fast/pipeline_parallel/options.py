@@ -53,7 +53,6 @@ class PipelineOptions(ClusterOptions):
     def _check_together(self) -> None:
         super()._check_together()
         stages = len(self.pipeline_balance)
-        stages = len(self.pipeline_balance)
         if stages and self.pipeline_stages > 1 and stages != self.pipeline_stages:
             raise UserError(
                 f"pipeline_balance is of {stages} stages, but pipeline_stages is "
