@@ -18,7 +18,7 @@ _USER_ERROR = re.compile(
     r"UserError: (.*?)(?:\s*Traceback \(most recent call last\)|\]\n)", re.DOTALL
 )
 # What it tells of a damaged shard that cannot be read whole, or of one that has gone.
-_SHARD = re.compile(r"FlatMap: (.+); (.+)\n.*\{\{node ReadFile\}\}")
+_SHARD = re.compile(r".*(?:FlatMap:|\}\}) (.+); (.+)\n.*\{\{node ReadFile\}\}")
 # What TensorFlow's client of Google Cloud Storage tells: the reason, and then the path.
 _BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
 # What only devices, their driver and their libraries make TensorFlow say, in errors of these kinds.

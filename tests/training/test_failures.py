@@ -103,6 +103,25 @@ def test_a_stage_server_that_stopped(stage_servers, message, which, told):
     )
 
 
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{{function_node __wrapped__x}} Error in user-defined function passed to FlatMap: ",
+        "{{function_node __wrapped__x_device_/job:localhost}} ",  # TensorFlow 2.15
+    ],
+)
+def test_a_shard_that_has_gone(place):
+    message = (
+        f"{place}/data/a; b/train-0; No such file\n\t [[{{{{function f}}}}{{{{node ReadFile}}}}]]"
+    )
+    with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
+        raise tf.errors.NotFoundError(None, None, message)
+    assert str(caught.value) == (
+        "/data/a; b/train-0: cannot be read: No such file; when that is mended, the same command "
+        "begins anew"
+    )
+
+
 @pytest.mark.parametrize("error", [tf.errors.PermissionDeniedError, tf.errors.AbortedError])
 def test_a_bucket_that_cannot_be_used_any_more(error):
     message = (

@@ -379,8 +379,8 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
 
 def test_options_of_which_no_model_can_be_made_claim_no_directory(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"))
-    with pytest.raises(UserError, match="no option 'stem'"):
-        train(config.replace(stem="small"))
+    with pytest.raises(UserError, match=r"alexnet_bn: images of .* 64 x 64"):
+        train(config.replace(model="alexnet_bn"))
     assert not (tmp_path / "run").exists()
 
 
