@@ -11,7 +11,7 @@ GIB = 2**30
 # By today's name of a check: the name that it had before, which older logs have.
 OLDER = {"gradient all-reduces": "sums of gradients"}
 RECIPES = (
-    *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_h100"),
+    *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_v3", "mlperf_4k_h100"),
     *("myrtle_cifar10", "airbench_cifar10"),
 )
 
@@ -30,7 +30,9 @@ def checks(values, name):
 
 def devices(values):
     topology = values["topology"]
-    return f"{topology['replicas']:,} {topology['kind'].replace('NVIDIA ', '')}"
+    kind = topology["kind"].replace("NVIDIA ", "")
+    cores = f" ({topology['replicas']} cores)" * (topology["replicas"] > topology["chips"])
+    return f"{topology['chips']:,} {kind}{cores}"
 
 
 def resnet_row(values):
@@ -87,7 +89,8 @@ def test_rows_of_resnet50(page, name):
 @pytest.mark.parametrize("name", RECIPES)
 def test_rows_of_recipes(page, name):
     values = read(name)
-    assert recipe_row(name.removesuffix("_h100"), values) in page
+    recipe = name.removesuffix("_h100").removesuffix("_v3")
+    assert recipe_row(recipe, values) in page
     assert not values["failure"]
 
 
