@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import pathlib
+import re
 import sys
 
 import matplotlib.style
@@ -32,6 +33,8 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def _write_picture(app: Sphinx, page: str, source: list[str]) -> None:
     if _MARK in source[0]:
         picture = svg(draw(layers(), count_imports()))
+        # Matplotlib's comments repeat the labels, which are marks of other parts.
+        picture = re.sub(r"<!--.*?-->", "", picture)
         source[0] = source[0].replace(
             _MARK, f"```{{raw}} html\n{picture[picture.index('<svg') :]}\n```"
         )
