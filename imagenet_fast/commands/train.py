@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     summary = train(config)
     if is_chief(make_strategy(config)):
         if flags["saved_model"]:
-            export(config, flags["saved_model"])
+            print(export(config, flags["saved_model"]))
         accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "
         print(
             f"{accuracy}{summary['epochs']:.4g} epochs in {summary['train_seconds']:.1f} s of "

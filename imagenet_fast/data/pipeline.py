@@ -171,7 +171,7 @@ def steps_per_epoch(info: DatasetInfo, options: InputOptions) -> int:
     if examples < options.batch_size:
         raise UserError(
             f"batch_size {options.batch_size} is more than the {examples} training images of "
-            f"{info.name}"
+            f"{info.name}; give at most --batch_size={examples}"
         )
     return examples // options.batch_size
 
