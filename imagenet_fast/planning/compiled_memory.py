@@ -6,13 +6,21 @@ import json
 import os
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.config import Config
 from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.planning.run import CompiledMemory, Hardware
 
-# What a step's memory depends on, besides the images of a replica.
-_SAME = ("model", "image_size", "accumulation_steps", "precision", "optimizer")
+_WEIGHTS = ("initial_weights", "freeze_through", "whitening_images")
+# What a step and its memory depend on, besides the images of a replica.
+STEP_OPTIONS = (
+    *("image_size", "num_classes", "accumulation_steps", "precision", "optimizer"),
+    *("ema_decay", "lookahead_every", "mixup_alpha", "cutmix_alpha"),
+    *("all_reduce", "all_reduce_group", "all_reduce_dtype"),
+    *(name for name in ModelOptions.__annotations__ if name not in _WEIGHTS),
+)
 
 
 def read_compiled_memory(
@@ -34,27 +42,36 @@ def read_compiled_memory(
         values = json.loads(file.read_text())
         program, topology, options = (values[key] for key in ("program", "topology", "options"))
         kind, images = topology["name"].partition(":")[0], values["batch"]
+        # Of TPUs, libtpu refuses what does not fit.
+        usable = int(topology["usable"]) or int(accelerator(hardware.accelerator).core_memory)
+        peak = None if program is None else int(program["peak"])
+        failure, packages = values["failure"], values["packages"]
+        compiler = "libtpu" if "libtpu" in packages else "jax-cuda12-pjrt"
+        version = packages[compiler]
+        options = dict(options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"compiled={file}: not what imagenet-fast compile --output_dir writes ({error})"
         ) from None
-    if program is None:
-        raise UserError(f"compiled={file}: the step did not compile: {values['failure']}")
+    if peak is None:
+        raise UserError(f"compiled={file}: the step did not compile: {failure}")
     planned = config.batch_size // hardware.cluster.replicas
     # What is compiled is the step of the largest images.
     own = config.replace(image_size=config.largest_image_size)
-    differ = [
-        f"{name} is {options[name]}, here {getattr(own, name)}"
-        for name in _SAME
-        if options[name] != getattr(own, name)
-    ]
+    default = Config()
+    differ = []
+    for name in STEP_OPTIONS:
+        here = getattr(own, name)
+        told = options.get(name)
+        if told is None:  # Earlier versions wrote only some of them.
+            if name != "num_classes" and here != getattr(default, name):
+                differ.append(f"{name}, here {option_text(here)}, is not in it: compile again")
+        elif told != here and (name != "num_classes" or (told and here)):
+            differ.append(f"{name} is {option_text(told)}, here {option_text(here)}")
     if kind not in (hardware.accelerator, hardware.accelerator.replace("tpu-", "")):
         differ.append(f"it is for {kind}, here for {hardware.accelerator}")
     if images != planned:
         differ.append(f"a replica has {images:,} images, here {planned:,}")
     if differ:
         raise UserError(f"compiled={file} is of another step: {'; '.join(differ)}")
-    # Of TPUs, libtpu refuses what does not fit.
-    usable = topology["usable"] or int(accelerator(hardware.accelerator).core_memory)
-    compiler = "libtpu" if "libtpu" in values["packages"] else "jax-cuda12-pjrt"
-    return CompiledMemory(program["peak"], usable, f"{compiler} {values['packages'][compiler]}")
+    return CompiledMemory(peak, usable, f"{compiler} {version}")

@@ -8,6 +8,7 @@ import json
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
 from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
+from imagenet_fast.planning.compiled_memory import STEP_OPTIONS
 from imagenet_fast.xla_compile.compiler import Program
 from imagenet_fast.xla_compile.gpus import GpuTopology
 from imagenet_fast.xla_compile.recipe import Compilation, Try
@@ -16,11 +17,6 @@ _NEXT_UNIT = 2**10
 # More would be written with an exponent.
 _MOST = 999.5
 _NAME_WIDTH = 24
-# The options in the file besides those that name the network.
-_TOLD = (
-    *("model", "image_size", "batch_size", "accumulation_steps", "precision"),
-    *("batch_norm_batch_size", "optimizer", "all_reduce", "all_reduce_group", "all_reduce_dtype"),
-)
 NOT_PROVED = {
     "TPU": "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
     "TPU, and none has run it.",
@@ -89,7 +85,7 @@ def as_json(found: Compilation) -> str:
         "steps": found.steps,
         "differences": [dataclasses.asdict(own) for own in found.differences],
         "proves": "" if found.failure else f"{_conclusion(found)} {_not_proved(found)}",
-        "options": {name: getattr(found.config, name) for name in _TOLD},
+        "options": {name: getattr(found.config, name) for name in ("batch_size", *STEP_OPTIONS)},
         "packages": found.packages,
         **environment.provenance(),
     }

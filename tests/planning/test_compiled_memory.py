@@ -20,6 +20,7 @@ VALUES = {
         "accumulation_steps": 1,
         "precision": "mixed_float16",
         "optimizer": "sgd",
+        "batch_norm_batch_size": 0,
     },
     "packages": {"jax": "0.10.2", "jax-cuda12-pjrt": "0.10.2"},
 }
@@ -63,6 +64,10 @@ def test_memory_of_a_tpu(tmp_path):
         (CONFIG.replace(precision="float32"), None, "precision is mixed_float16, here float32"),
         (CONFIG.replace(model="resnet18"), None, "model is resnet50, here resnet18"),
         (CONFIG.replace(accumulation_steps=2), None, "accumulation_steps is 1, here 2"),
+        (CONFIG.replace(batch_norm_batch_size=64), None, "batch_norm_batch_size is 0, here 64"),
+        # Which files of earlier versions do not tell.
+        (CONFIG.replace(stem="small"), None, "stem, here small, is not in it: compile again"),
+        (CONFIG.replace(ema_decay=0.9), None, "ema_decay, here 0.9, is not in it"),
     ],
 )
 def test_other_steps(tmp_path, config, hardware, told):
@@ -73,6 +78,20 @@ def test_other_steps(tmp_path, config, hardware, told):
 def test_steps_that_did_not_compile(tmp_path):
     with pytest.raises(UserError, match="the step did not compile: out of memory"):
         read(tmp_path, program=None, failure="out of memory")
+
+
+def test_another_number_of_classes(tmp_path):
+    options = {**VALUES["options"], "num_classes": 10}
+    with pytest.raises(UserError, match="num_classes is 10, here 1000"):
+        read(tmp_path, options=options)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"packages": {}}, {"topology": {"name": "v100:1x8"}}, {"program": {"peak": "much"}}]
+)
+def test_damaged_files(tmp_path, changes):
+    with pytest.raises(UserError, match="not what imagenet-fast compile --output_dir writes"):
+        read(tmp_path, **changes)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"program": 1, "topology": 2, "options": 3}'])
