@@ -227,6 +227,8 @@ def platform_of(topology: str) -> str:
         raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
     own = ACCELERATORS.get(f"tpu-{kind}")
     chips = math.prod(map(int, re.findall(r"\d+", size)))
+    if not chips:  # which would end libtpu by a signal
+        raise no_topology(topology, "an axis has 0 chips", _EXAMPLES)
     if own is not None and chips > own.most_chips:
         reason = f"a {own.title} has at most {own.most_chips:,} chips"
         raise no_topology(topology, reason, _EXAMPLES)

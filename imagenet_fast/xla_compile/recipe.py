@@ -14,6 +14,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import images_together
+from imagenet_fast.distribute.groups import consecutive
 from imagenet_fast.distribute.strategy import per_replica_batch_size
 from imagenet_fast.distribute.virtual import (
     VirtualGPUStrategy,
@@ -177,6 +178,9 @@ def compile_recipe(
         config = config.replace(synthetic=True, num_classes=config.num_classes or 1000)
     with start_compiler(platform) as compiler:
         recipe = _Recipe(config, compiler, compiler.topology(topology), packages)
+        if config.all_reduce == "hierarchical" and config.all_reduce_group:
+            # As training checks it; compiled is the all-reduce over all, which needs no groups.
+            consecutive(len(recipe.topology.coordinates), config.all_reduce_group)
         if find_batch:
             found = recipe.with_largest_batch()
         else:

@@ -64,6 +64,7 @@ def test_topology_that_does_not_exist(tmp_path, name):
         ("v3:1000x1000", "a TPU v3 has at most 1,024 chips"),
         ("v3:32x33", "a TPU v3 has at most 1,024 chips"),
         ("v4:16x16x17", "a TPU v4 has at most 4,096 chips"),
+        ("v3:0x2", "an axis has 0 chips"),
         ("h200:1x8", "no kind 'h200'"),
         ("", "no kind ''"),
     ],

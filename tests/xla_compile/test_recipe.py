@@ -160,6 +160,13 @@ def test_fusion_that_is_measured(compiled_configs):
     assert not compiled_configs
 
 
+def test_groups_that_do_not_divide_the_replicas(compiled_configs):
+    config = Config(batch_size=64, all_reduce="hierarchical", all_reduce_group=3)
+    with pytest.raises(UserError, match="8 replicas cannot be split into groups of 3"):
+        recipe.compile_recipe(config, "v100:1x8")
+    assert not compiled_configs
+
+
 def accumulated(own, config):
     found = own.compiled(config, *own.lowered(config))
     assert not found.fits
