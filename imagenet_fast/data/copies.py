@@ -17,8 +17,6 @@ from imagenet_fast.data.manifest import Manifest
 FILE = "duplicates.jsonl"
 
 _MOST_LINES = 10_000
-# Of a record, beside its data.
-_RECORD_OVERHEAD = 16
 
 
 class Image(NamedTuple):
@@ -73,7 +71,7 @@ class Images:
         """
         shard = int(np.searchsorted(self._starts, place, side="right")) - 1
         start = int(self._starts[shard])
-        before = self.rows["record_bytes"][start:place].astype(np.int64) + _RECORD_OVERHEAD
+        before = self.rows["record_bytes"][start:place].astype(np.int64) + records.OVERHEAD
         path = self._directory / self._shards[shard]
         record = records.read_record(path, place - start, int(before.sum()))
         fields = decode_example(record)

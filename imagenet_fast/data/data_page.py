@@ -79,7 +79,7 @@ def render(images: Images, found: Found, directory: str) -> str:
     Args:
       images: The data set.
       found: The copies in it.
-      directory: Where it is, for the commands that the page tells of.
+      directory: Where it is, for the commands that the page shows.
 
     Raises:
       UserError: A shard is damaged.

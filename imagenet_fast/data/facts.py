@@ -2,7 +2,8 @@
 
 ``prepare`` collects it on the way, while it has each image decoded, and keeps it beside the shards
 in ``data.npz``: arrays with a value an image, in the order of the manifest's shards and of the
-records in them. ``numpy.load`` reads it. It can be had again from the shards at any time.
+records in them. ``numpy.load`` reads it. It can be made again from the shards; hashes of images
+that were converted to JPEGs are then those of the JPEGs.
 """
 
 from __future__ import annotations
