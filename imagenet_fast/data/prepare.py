@@ -22,7 +22,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
-from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data import facts, prepare_plan, records
 from imagenet_fast.data import manifest as manifests
@@ -186,11 +186,8 @@ def check_choices(encoding: str, exif: str) -> None:
     Raises:
       UserError: There is no such encoding, or no such choice for EXIF.
     """
-    for name, value, choices in (("encoding", encoding, ENCODINGS), ("exif", exif, EXIF)):
-        if value not in choices:
-            raise UserError(
-                f"no {name} {value!r}; there are {', '.join(choices)}{nearest(value, choices)}"
-            )
+    require_choice("encoding", encoding, ENCODINGS)
+    require_choice("exif", exif, EXIF)
 
 
 def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:

@@ -89,8 +89,14 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["prepare", "--data_dir=x", "--max_side=-9"], "max_side is -9, but must not be negative"),
         (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of both"),
         (["prepare", "--data_dir=x", "--verify", "--look"], "verify and look: give one of both"),
-        (["prepare", "--source=list", "--data_dir=x", "--exif=turn"], "no exif 'turn'; there are"),
-        (["prepare", "--source=list", "--data_dir=x", "--encoding=webp"], "no encoding 'webp'"),
+        (
+            ["prepare", "--source=list", "--data_dir=x", "--exif=turn"],
+            "exif='turn' does not exist; choose from ignore, apply",
+        ),
+        (
+            ["prepare", "--source=list", "--data_dir=x", "--encoding=webp"],
+            "encoding='webp' does not exist; choose from jpeg, png",
+        ),
         (["prepare", "--data_dir=x", "image.jpg"], "unexpected argument 'image.jpg'"),
         (["predict", "--job=3"], "there is no flag --job"),
     ],

@@ -187,8 +187,11 @@ def test_verify(digits, tmp_path, capfd):
         (["--source=digits", "--source_path=x"], "the source 'digits' takes no path"),
         (["--source=tfds"], "the source 'tfds' needs a path"),
         (["--source=digits", "--pad_to=32"], "the source 'digits' takes no pad_to"),
-        (["--source=digits", "--encoding=jpg"], "no encoding 'jpg'; .* did you mean 'jpeg'"),
-        (["--source=digits", "--exif=aply"], "no exif 'aply'; .* did you mean 'apply'"),
+        (
+            ["--source=digits", "--encoding=jpg"],
+            "encoding='jpg' does not exist; did you mean 'jpeg'",
+        ),
+        (["--source=digits", "--exif=aply"], "exif='aply' does not exist; did you mean 'apply'"),
         (["--source=folders", "--source_path=/nowhere"], "/nowhere: no such directory"),
         (["--verify"], "/data"),
     ],
