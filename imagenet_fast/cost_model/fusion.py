@@ -1,9 +1,9 @@
-"""Where to cut a model's gradients into segments, each of which is summed over replicas at once.
+"""Gradient fusion: when segments of gradients are all-reduced, and which segments finish first.
 
-Going backward, a model knows its last layer's gradients first. A segment can be summed when the
-first of its tensors, in the order of the layers, is known, and the segment before it, which has
-later layers, is on its way no longer: sums share one network. Few segments save latency; many begin
-early, and the less there is in the last one, the less is left to wait for after the backward pass.
+The backward pass computes the last layer's gradients first. A segment can be all-reduced when the
+last of its gradients is ready and the segment of later layers is done: all-reduces share one
+network. Few segments save latency. Many segments start earlier, and the smaller the last one, the
+shorter the wait after the backward pass.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from imagenet_fast.base.errors import UserError
 
 
 class Transfer(NamedTuple):
-    """The sum of a segment.
+    """The all-reduce of a segment.
 
     Attributes:
       first: number of its first tensor, in the order of the layers.
-      last: of its last one.
-      begin: seconds, from when the backward pass began, at which it starts.
-      end: the same, at which it is done.
+      last: number of its last tensor.
+      begin: seconds from the start of the backward pass to the start of the all-reduce.
+      end: seconds from there to its end.
     """
 
     first: int
@@ -34,22 +34,19 @@ class Transfer(NamedTuple):
 
 
 def transfers(
-    known: Sequence[float],
+    ready: Sequence[float],
     sizes: Sequence[float],
     cost: Callable[[float], float],
     segments: Sequence[int] = (),
-    aside: float = 0.0,
 ) -> list[Transfer]:
-    """Returns when the segments of a model's gradients are summed, in the order of the sums.
+    """Returns when the segments of a model's gradients are all-reduced, in that order.
 
     Args:
-      known: seconds, from when the backward pass began, at which each gradient is known, in the
-        order of the layers: the last one is known first.
+      ready: seconds from the start of the backward pass at which each gradient is ready, in the
+        order of the layers: the last one is ready first.
       sizes: bytes of the gradients.
-      cost: seconds that the sum of so many bytes takes.
-      segments: the numbers of tensors after which a new segment begins; none: one segment.
-      aside: seconds for each byte that a segment takes besides before it is sent, while others are
-        on their way: to join and to add.
+      cost: returns the seconds that an all-reduce of this number of bytes takes.
+      segments: the numbers of tensors after which a new segment begins; empty: one segment.
 
     Raises:
       UserError: if the numbers are not increasing, or a segment would be empty.
@@ -60,35 +57,32 @@ def transfers(
             f"segments of {len(sizes)} gradients cannot end after {', '.join(map(str, segments))}: "
             f"the numbers must increase and lie between 1 and {len(sizes) - 1}"
         )
-    latest = _latest(known)
-    found: list[Transfer] = []
+    latest = _latest(ready).tolist()
+    schedule: list[Transfer] = []
     free = 0.0
     for first, end in reversed(list(zip(edges, edges[1:]))):
-        size = sum(sizes[first:end])
-        begin = max(free, latest[first] + aside * size)
-        free = begin + cost(size)
-        found.append(Transfer(first, end - 1, begin, free))
-    return found
+        begin = max(free, latest[first])
+        free = begin + cost(sum(sizes[first:end]))
+        schedule.append(Transfer(first, end - 1, begin, free))
+    return schedule
 
 
 def best_segments(
-    known: Sequence[float],
+    ready: Sequence[float],
     sizes: Sequence[float],
     cost: Callable[[float], float],
     count: int | None = None,
-    aside: float = 0.0,
 ) -> tuple[int, ...]:
-    """Returns the cuts with which all gradients are summed earliest.
+    """Returns the segments whose last all-reduce ends first.
 
-    Exact, by dynamic programming: to have the gradients from a tensor on summed earlier never
-    delays those before it, so that the best of each rest is part of a best whole.
+    Exact, by dynamic programming: all-reducing the later layers sooner never delays the earlier
+    ones, so an optimal solution contains optimal solutions for the later layers.
 
     Args:
-      known: as in :func:`transfers`.
+      ready: as in :func:`transfers`.
       sizes: as there.
       cost: as there.
-      count: of segments; None: as few as are as good as any.
-      aside: as there.
+      count: number of segments; None: the fewest with the earliest end.
 
     Returns:
       The numbers of tensors after which a new segment begins, as ``--fusion_segments`` takes them.
@@ -97,132 +91,65 @@ def best_segments(
       UserError: if there are more segments than gradients.
     """
     if count is None:
-        return few_segments(known, sizes, cost, 0.0, aside)
+        return few_segments(ready, sizes, cost, 0.0)
     if not 1 <= count <= len(sizes):
         raise UserError(f"{len(sizes)} gradients cannot be cut into {count} segments")
-    *_, (_, cuts) = itertools.islice(_by_count(_Parts.of(known, sizes, cost, aside)), count)
-    return cuts
+    *_, (_, segments) = itertools.islice(_by_count(_latest(ready), _costs(sizes, cost)), count)
+    return segments
 
 
 def few_segments(
-    known: Sequence[float],
+    ready: Sequence[float],
     sizes: Sequence[float],
     cost: Callable[[float], float],
     waste: float,
-    aside: float = 0.0,
 ) -> tuple[int, ...]:
-    """Returns the fewest cuts with which all gradients are summed about as early as can be.
+    """Returns the fewest segments that end at most ``waste`` seconds after the best ones.
 
     Args:
-      known: as in :func:`transfers`.
+      ready: as in :func:`transfers`.
       sizes: as there.
       cost: as there.
-      waste: seconds by which they may be summed later than with the best cuts.
-      aside: as there.
+      waste: seconds.
     """
-    parts = _Parts.of(known, sizes, cost, aside)
-    latest = _earliest(parts) + waste
-    return next(cuts for end, cuts in _by_count(parts) if end <= latest)
+    latest, costs = _latest(ready), _costs(sizes, cost)
+    deadline = _earliest_end(latest, costs) + waste
+    return next(segments for end, segments in _by_count(latest, costs) if end <= deadline)
 
 
-class _Parts(NamedTuple):
-    """All segments that there can be, by the first tensor and the last one.
-
-    Attributes:
-      ready: seconds at which each can be sent.
-      costs: seconds that it is on its way; infinite where the last one comes before the first.
-    """
-
-    ready: np.ndarray
-    costs: np.ndarray
-
-    @classmethod
-    def of(
-        cls,
-        known: Sequence[float],
-        sizes: Sequence[float],
-        cost: Callable[[float], float],
-        aside: float,
-    ) -> _Parts:
-        """Makes them."""
-        up_to = [0.0, *itertools.accumulate(sizes)]
-        latest = _latest(known)
-        shape = (len(sizes), len(sizes))
-        ready, costs = np.zeros(shape), np.full(shape, np.inf)
-        for first, last in itertools.combinations_with_replacement(range(len(sizes)), 2):
-            size = up_to[last + 1] - up_to[first]
-            ready[first, last] = latest[first] + aside * size
-            costs[first, last] = cost(size)
-        return cls(ready, costs)
-
-    def ends(self, first: int | slice, rests: np.ndarray) -> np.ndarray:
-        """Returns when segments from ``first`` on are summed, after the rests behind each."""
-        return np.maximum(rests, self.ready[first]) + self.costs[first]
+def _latest(ready: Sequence[float]) -> np.ndarray:
+    """Returns when each gradient and all of later layers are ready."""
+    return np.maximum.accumulate(np.asarray(ready, float)[::-1])[::-1]
 
 
-def _earliest(parts: _Parts) -> float:
-    """Returns when all gradients are summed with the best cuts."""
-    tensors = len(parts.costs)
-    ends = np.zeros(tensors + 1)
-    for first in reversed(range(tensors)):
-        ends[first] = parts.ends(first, ends[1:]).min()
-    return ends[0]
+def _costs(sizes: Sequence[float], cost: Callable[[float], float]) -> np.ndarray:
+    """Returns the seconds of a segment by its first and last tensor; infinite if last < first."""
+    up_to = [0.0, *itertools.accumulate(sizes)]
+    costs = np.full((len(sizes), len(sizes)), np.inf)
+    for first, last in itertools.combinations_with_replacement(range(len(sizes)), 2):
+        costs[first, last] = cost(up_to[last + 1] - up_to[first])
+    return costs
 
 
-def _by_count(parts: _Parts) -> Iterator[tuple[float, tuple[int, ...]]]:
-    """Yields when all are summed, and with which cuts, in one segment, in two and so on."""
-    tensors = len(parts.costs)
-    # When the tensors from one on are summed, and the last one of the segment that begins with it.
+def _earliest_end(latest: np.ndarray, costs: np.ndarray) -> float:
+    """Returns the earliest end of the last all-reduce, over all segments."""
+    ends = np.zeros(len(costs) + 1)
+    for first in reversed(range(len(costs))):
+        ends[first] = (np.maximum(ends[1:], latest[first]) + costs[first]).min()
+    return float(ends[0])
+
+
+def _by_count(latest: np.ndarray, costs: np.ndarray) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yields the earliest end, and the segments that reach it, for one segment, two and so on."""
+    tensors = len(costs)
+    # By first tensor: when it and all later ones are done, and the last of the segment it begins.
     ends = np.append(np.full(tensors, np.inf), 0.0)
     lasts: list[np.ndarray] = []
     for _ in range(tensors):
-        found = parts.ends(slice(None), ends[1:])
-        lasts.append(found.argmin(axis=1))
-        ends = np.append(found.min(axis=1), np.inf)
-        cuts = [0]
+        choices = np.maximum(ends[1:], latest[:, np.newaxis]) + costs
+        lasts.append(choices.argmin(axis=1))
+        ends = np.append(choices.min(axis=1), np.inf)
+        edges = [0]
         for table in reversed(lasts):
-            cuts.append(int(table[cuts[-1]]) + 1)
-        yield float(ends[0]), tuple(cuts[1:-1])
-
-
-class SumCost(NamedTuple):
-    """What sums take.
-
-    Attributes:
-      start: seconds of each, however small it is.
-      per_byte: seconds for each byte, in which no other sum is on its way.
-      aside: seconds for each byte besides, in which others may be.
-    """
-
-    start: float
-    per_byte: float
-    aside: float
-
-
-def fitted_cost(sizes: Sequence[float], counts: Sequence[int], seconds: Sequence[float]) -> SumCost:
-    """Returns what fits measured sums best.
-
-    By least squares of the relative errors, since large sums take a thousand times as long as small
-    ones.
-
-    Args:
-      sizes: bytes that were summed.
-      counts: in how many equal sums, all asked for at the same time.
-      seconds: until all of these were done.
-    """
-    size, count = np.asarray(sizes, float), np.asarray(counts, float)
-    rows = np.stack([count, size, size / count], axis=1) / np.asarray(seconds, float)[:, np.newaxis]
-    wanted = np.ones(len(rows))
-    fits = []
-    for chosen in itertools.chain(*(itertools.combinations(range(3), n) for n in (1, 2, 3))):
-        found = np.zeros(3)
-        found[list(chosen)] = np.linalg.lstsq(rows[:, chosen], wanted, rcond=None)[0]
-        if found.min() >= 0:
-            fits.append((float(np.sum((rows @ found - wanted) ** 2)), found.tolist()))
-    _, best = min(fits)
-    return SumCost(*best)
-
-
-def _latest(known: Sequence[float]) -> list[float]:
-    """When each gradient and all of later layers are known."""
-    return list(itertools.accumulate(reversed(known), max))[::-1]
+            edges.append(int(table[edges[-1]]) + 1)
+        yield float(ends[0]), tuple(edges[1:-1])

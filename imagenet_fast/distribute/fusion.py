@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 
+# By model, from Jia et al. 2018.
+_PUBLISHED_SEGMENTS = {"alexnet_bn": (20,), "resnet50": (76,)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
@@ -103,6 +106,27 @@ class Fusion:
         """
         _, *others = sorted(bucket[-1] for bucket in self.buckets(shapes, dtypes))
         return tuple(others)
+
+
+def fusion_candidates(
+    model: str, fusion_bytes: int, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]
+) -> list[tuple[int, ...]]:
+    """Returns the segments among which ``fusion=auto`` chooses, each once.
+
+    They are those of ``fusion_bytes``, of a single bucket, of buckets of 4 MiB, and those that Jia
+    et al. published for the model.
+
+    Args:
+      model: its name.
+      fusion_bytes: the configured bucket size.
+      shapes: as in :meth:`Fusion.buckets`.
+      dtypes: all the same.
+    """
+    by_bytes = [Fusion(size).cuts(shapes, dtypes) for size in (fusion_bytes, 0, 4 * 2**20)]
+    published = _PUBLISHED_SEGMENTS.get(model, ())
+    if published and published[-1] < len(shapes):  # Frozen layers have no gradients.
+        by_bytes.append(published)
+    return list(dict.fromkeys(by_bytes))
 
 
 def creation_order(variables: Sequence[tf.Variable]) -> list[int]:

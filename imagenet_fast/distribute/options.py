@@ -63,8 +63,8 @@ class ClusterOptions(SharedOptions):
     fusion: str = option(
         "fixed",
         "how gradients are joined for their all-reduces; fixed: fusion_bytes, or "
-        "fusion_segments; auto: times measured before training, at image_size, by which all would "
-        "be summed earliest; not for TPUs",
+        "fusion_segments; auto: whichever trains fastest of fusion_bytes, 0, 4 MiB and published "
+        "segments, by steps timed before training, at image_size; not for TPUs",
         group="hardware",
         choices=("fixed", "auto"),
     )
@@ -122,7 +122,7 @@ class ClusterOptions(SharedOptions):
             if self.strategy == "tpu":
                 raise UserError(f"gpus={self.gpus} contradicts strategy=tpu")
         if self.fusion == "auto" and self.fusion_segments:
-            raise UserError("fusion=auto finds fusion_segments itself: leave one of them out")
+            raise UserError("fusion=auto chooses fusion_segments itself: leave one of them out")
         if self.fusion == "auto" and self.deterministic:
             raise UserError(
                 "fusion=auto measures times, which are never the same: leave it or deterministic "

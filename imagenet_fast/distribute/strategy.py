@@ -45,7 +45,7 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
         config.tpu,
         config.gpus,
         config.logical_cpus,
-        # A search may find a single sum best, which TensorFlow's own packing must not split.
+        # A single all-reduce may be fastest, which TensorFlow's own packing must not split.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
         config.pipeline_stages > 1,

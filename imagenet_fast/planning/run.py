@@ -30,7 +30,7 @@ from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
-from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.fusion import Fusion, fusion_candidates
 from imagenet_fast.planning.step_costs import count_step, slots_of
 from imagenet_fast.planning.validation.published import STACKS, stack_for
 from imagenet_fast.training.schedule import total_steps
@@ -125,10 +125,15 @@ class RunPlan:
         fusion = Fusion(config.fusion_bytes, config.fusion_segments)
         torus = self.hardware.cluster.accelerator.torus
         by_compiler = torus and config.all_reduce != "torus_2d" and not fusion.segments
-        if by_compiler or config.fusion == "auto":
+        if by_compiler:
             return None
         shapes = [(own.elements,) for own in self.step.gradients]
-        return fusion.cuts(shapes, [tf.float32] * len(shapes))
+        dtypes = [tf.float32] * len(shapes)
+        if config.fusion == "auto":
+            candidates = fusion_candidates(config.model, config.fusion_bytes, shapes, dtypes)
+            cluster = self.hardware.cluster
+            return min(candidates, key=lambda cuts: self._time(cluster, cuts).total)
+        return fusion.cuts(shapes, dtypes)
 
     @property
     def images_per_second(self) -> float:
@@ -463,7 +468,9 @@ def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None
     if config.pipeline_stages > 1:
         raise UserError("a run without pipeline is planned here: see plan --pipeline for others")
     if config.fusion == "auto" and hardware.cluster.accelerator.torus:
-        raise UserError("fusion=auto is not for TPUs, whose programs have no clock: leave it out")
+        raise UserError(
+            "fusion=auto is not for TPUs, whose compiler orders the all-reduces: leave it out"
+        )
     info = read_info(config)
     replicas = hardware.cluster.replicas
     parts = replicas * config.accumulation_steps

@@ -18,6 +18,7 @@ from imagenet_fast.data.pipeline import make_images_on_device, steps_per_epoch
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.fusion import Fusion
+from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import (
     devices_of,
@@ -26,7 +27,6 @@ from imagenet_fast.distribute.strategy import (
     tpu_coordinates,
 )
 from imagenet_fast.distribute.tpu import compiles_all_reduces, is_tpu
-from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
 from imagenet_fast.pipeline_parallel.balance import balance_for
@@ -34,10 +34,10 @@ from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.stage_sums import StageSums
-from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
+from imagenet_fast.training.fusion_trials import choose_fusion
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule
 from imagenet_fast.training.whitening import whiten
@@ -114,7 +114,7 @@ def build_model(
             model.look_ahead(config.lookahead_decay, config.lookahead_every, updates)
         model.compile(optimizer=build_optimizer(config, model))
         if config.fusion == "auto" and fusion is None:
-            fusion = _best_fusion(config, model)
+            fusion = _timed_fusion(config, model)
         model.all_reduce = build_all_reduce(config, model.pipeline, fusion)
         model.all_reduce.fusion.check(len(model.trainable_variables))
     # Images are read last, when nothing else can be wrong.
@@ -272,56 +272,50 @@ def check_pipeline(config: Config) -> None:
             raise UserError(f"pipeline_stages does not work with {name}: drop one of them")
 
 
-def _best_fusion(config: Config, model: Classifier) -> Fusion | None:
-    """Returns how gradients are joined best, by what is measured now; None: nothing is summed."""
-    strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
+def _timed_fusion(config: Config, model: Classifier) -> Fusion | None:
+    """Returns the gradient buckets of the fastest step; None: one replica, nothing to reduce."""
+    if model.distribute_strategy.num_replicas_in_sync == 1:
         return None
     size = config.image_size
-    times = measured_fusion.measure(
+    return choose_fusion(
         model,
-        functools.partial(build_all_reduce, config, None),
-        (per_replica_batch_size(config, strategy), size, size, 3),
+        lambda fusion, name: _all_reduce(config, fusion, name),
+        config.fusion_bytes,
+        (per_replica_batch_size(config, model.distribute_strategy), size, size, 3),
     )
-    found = Fusion(bytes=0, segments=measured_fusion.same_for_all(strategy, times.best()))
-    others = Fusion(config.fusion_bytes).cuts(
-        [(own // 4,) for own in times.sizes], [tf.float32] * len(times.sizes)
-    )
-    if is_chief(strategy):
-        print(times.told(found.segments, others), file=sys.stderr, flush=True)
-    return found
 
 
 def build_all_reduce(
-    config: Config,
-    pipeline: Pipeline | None = None,
-    fusion: Fusion | None = None,
-    name: str = "gradients",
+    options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
 ) -> AllReduce | StageSums:
-    """Returns how gradients are summed, under the strategy in scope.
+    """Returns the gradient all-reduce, under the strategy in scope.
 
     Args:
-      config: of the run.
+      options: of the run.
       pipeline: of the model, if it has one.
-      fusion: how gradients are joined; None: as ``config`` says.
-      name: of the sums; a pipeline's have names of their own.
+      fusion: the gradient buckets; None: those of ``options``.
 
     Raises:
-      UserError: if its replicas cannot sum as configured.
+      UserError: if the replicas do not support the configured algorithm.
     """
-    make = functools.partial(
-        AllReduce,
-        algorithm=config.all_reduce,
-        group_size=config.all_reduce_group,
-        fusion=fusion or Fusion(config.fusion_bytes, config.fusion_segments),
-        dtype=config.all_reduce_dtype,
-        topology=tpu_coordinates(tf.distribute.get_strategy()),
-    )
+    fusion = fusion or Fusion(options.fusion_bytes, options.fusion_segments)
     if pipeline is None:
-        return make(name=name)
+        return _all_reduce(options, fusion, "gradients")
     return StageSums(
         [stage.device for stage in pipeline.stages],
-        lambda place: make(place=place, name=f"stage_{place}"),
+        lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
+    )
+
+
+def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int = 0) -> AllReduce:
+    return AllReduce(
+        algorithm=options.all_reduce,
+        group_size=options.all_reduce_group,
+        fusion=fusion,
+        dtype=options.all_reduce_dtype,
+        topology=tpu_coordinates(tf.distribute.get_strategy()),
+        name=name,
+        place=place,
     )
 
 

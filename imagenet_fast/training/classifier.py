@@ -383,7 +383,7 @@ class Classifier(keras.Model):
             yield
 
     @contextlib.contextmanager
-    def state_kept(self) -> Iterator[None]:
+    def preserved_state(self) -> Iterator[None]:
         """What layers compute inside leaves no trace in batch norm's averages and dropout's counts.
 
         To be used outside of replicas.

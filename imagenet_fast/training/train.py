@@ -26,12 +26,12 @@ from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
 from imagenet_fast.distribute.workers import is_chief, worker_place
-from imagenet_fast.training import measured_fusion
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
 from imagenet_fast.training.failures import errors_explained
+from imagenet_fast.training.fusion_trials import load_fusion, save_fusion
 from imagenet_fast.training.metrics_file import JsonLines, Row, read_rows
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.model_dir import (
@@ -125,15 +125,15 @@ class _Run:
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         searched = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
-        fusion = measured_fusion.kept(strategy, config.model_dir) if searched else None
+        fusion = load_fusion(strategy, config.model_dir) if searched else None
         restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
         self.model = build_model(config, fusion=fusion, restored=restored)
         # Not earlier: options of which no model can be made have no claim.
         claim_model_dir(config, info.labels)
         if searched and fusion is None and self.chief:
             assert self.model.all_reduce is not None
-            found = self.model.all_reduce.fusion
-            measured_fusion.keep(found, strategy.num_replicas_in_sync, config.model_dir)
+            chosen = self.model.all_reduce.fusion
+            save_fusion(chosen, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
         shown = self.chief and config.tensorboard
         self.board = TensorBoard(config.model_dir) if shown else None

@@ -1,4 +1,4 @@
-"""Segments of gradients: when they are summed, and which are best, against all that there are."""
+"""Segments of gradients: their schedule by hand, the best ones against all possible ones."""
 
 import itertools
 
@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.cost_model.fusion import (
-    SumCost,
-    best_segments,
-    few_segments,
-    fitted_cost,
-    transfers,
-)
+from imagenet_fast.cost_model.fusion import best_segments, few_segments, transfers
 
 
 def alpha_beta(alpha, beta):
@@ -62,23 +56,6 @@ def test_none_is_better(seed, alpha):
         )
 
 
-@pytest.mark.parametrize("aside", [0.0, 0.3, 3.0])
-def test_time_aside(aside):
-    """It delays each segment's sum, and none of the others."""
-    known, sizes, cost = [3.0, 2.0, 1.0], [2.0, 1.0, 4.0], alpha_beta(0.5, 0.4)
-    found = transfers(known, sizes, cost, (1, 2), aside)
-    last, middle, first = (own.begin for own in found)
-    assert last == pytest.approx(1 + 4 * aside)
-    assert middle == pytest.approx(max(2 + aside, found[0].end))
-    assert first == pytest.approx(max(3 + 2 * aside, found[1].end))
-
-    def ends(cuts):
-        return transfers(known, sizes, cost, cuts, aside)[-1].end
-
-    best = best_segments(known, sizes, cost, None, aside)
-    assert ends(best) == pytest.approx(min(map(ends, all_cuts(3))))
-
-
 def test_few_segments_waste_little():
     rng = np.random.default_rng(0)
     sizes = rng.exponential(1.0, 20)
@@ -92,25 +69,6 @@ def test_few_segments_waste_little():
     fewer = best_segments(known, sizes, cost, len(found))
     assert finish(known, sizes, cost, fewer) > end + 0.1
     assert finish(known, sizes, cost, few_segments(known, sizes, cost, 0.0)) == end
-
-
-@pytest.mark.parametrize(
-    "cost", [SumCost(2e-3, 8e-9, 5e-9), SumCost(1e-4, 0.0, 3e-9), SumCost(0.0, 1e-8, 0.0)]
-)
-def test_costs_are_found_from_times(cost):
-    sizes, counts = [1e8, 1e8, 1e8, 6e6, 6e6, 4e5], [1, 4, 16, 1, 8, 1]
-    times = [
-        count * cost.start + size * cost.per_byte + size / count * cost.aside
-        for size, count in zip(sizes, counts)
-    ]
-    assert fitted_cost(sizes, counts, times) == pytest.approx(cost, rel=1e-6, abs=1e-15)
-
-
-def test_costs_are_not_negative():
-    """Whatever was measured: here the larger sum was the faster one."""
-    found = fitted_cost([1e6, 1e7], [1, 1], [2.0, 1.0])
-    assert min(found) >= 0
-    assert found.start > 0
 
 
 def test_no_more_segments_than_needed():

@@ -127,7 +127,7 @@ def test_layers_keep_no_trace():
     model = Classifier(images, keras.layers.Dense(3)(x))
     model.compile(keras.optimizers.SGD(0.0))
     before = model.get_weights()
-    with model.state_kept():
+    with model.preserved_state():
         step(model)
         changed = [not np.array_equal(a, b) for a, b in zip(before, model.get_weights())]
         assert sum(changed) == 3
@@ -584,7 +584,7 @@ own = lambda: [part.numpy() for part in model.distribute_strategy.experimental_l
 model.fit(data, epochs=1, verbose=0)
 before = own()
 assert not np.array_equal(*before)
-with model.state_kept():
+with model.preserved_state():
     model.fit(data, epochs=1, verbose=0)
     assert not np.array_equal(own(), before)
 np.testing.assert_array_equal(own(), before)
