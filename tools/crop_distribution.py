@@ -34,7 +34,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.report import STYLE
-from imagenet_fast.data.windows import training_windows
+from imagenet_fast.data.crop_boxes import training_crop_boxes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Heights and widths: ImageNet's most common one, its portrait, and one that most boxes do not fit.
@@ -108,7 +108,7 @@ def draw(train_crop: str, count: int) -> Crops:
     crops = []
     for size in SIZES:
         parts = [
-            training_windows(tf.constant([size] * len(own)), tf.constant(own), config)[:, 2:]
+            training_crop_boxes(tf.constant([size] * len(own)), tf.constant(own), config)[:, 2:]
             for own in np.array_split(identities, -(-count // _AT_ONCE))
         ]
         crops.append(np.concatenate(parts))

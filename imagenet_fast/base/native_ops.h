@@ -1,7 +1,7 @@
-// What ops of our own share: handles of TensorFlow's C API that free what they hold.
+// Owning handles for TensorFlow's C API, for the package's native ops.
 //
-// Nothing but that API is used: the ops need no more than TensorFlow's headers, and do not depend on
-// its compiler.
+// The ops use the C API only, so any C++ compiler can build them: TensorFlow's C++ API would need the
+// compiler and flags that built TensorFlow.
 
 #ifndef IMAGENET_FAST_NATIVE_OPS_H_
 #define IMAGENET_FAST_NATIVE_OPS_H_

@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.data import auto_augment, stateless_random
+from imagenet_fast.data.crop_boxes import first_that_fits, place_boxes
 from imagenet_fast.data.image_operations import change
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.windows import first_that_fits, place_boxes
 
 Changes = dict[str, tf.Tensor]
 

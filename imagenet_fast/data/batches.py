@@ -1,6 +1,6 @@
 """From batches of records to batches of images, of which none is lost that can be read.
 
-Examples are parsed, and windows and changes of colour drawn, for a batch at once. Images are
+Examples are parsed, and boxes and changes of colour drawn, for a batch at once. Images are
 decoded one by one, those of a batch in one thread, and several batches at a time. Where anything
 fails, only its batch is done again with care, image by image, so that good batches cost no more
 than if nothing could fail.
@@ -16,11 +16,11 @@ import tensorflow as tf
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
+from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
 from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 # The label of what fills a batch and does not count.
 PADDING = -1
@@ -32,7 +32,7 @@ _FEATURES = {
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
 }
 
-# What is to be done to each image of a batch: (encoded, label, window, changes).
+# What is to be done to each image of a batch: (encoded, label, box, changes).
 Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
 
@@ -78,8 +78,8 @@ def plan_training(
     """
     examples, labels = parse_examples(records, info)
     sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
-    windows = training_windows(sizes, identities, options)
-    return examples[ENCODED], labels, windows, draw_changes(identities, options)
+    boxes = training_crop_boxes(sizes, identities, options)
+    return examples[ENCODED], labels, boxes, draw_changes(identities, options)
 
 
 def evaluation_batches(
@@ -102,19 +102,19 @@ def evaluation_batches(
             examples[ENCODED],
             fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
         )
-        return encoded, labels, evaluation_windows(sizes, options), {}
+        return encoded, labels, evaluation_crop_boxes(sizes, options), {}
 
     return _batches(records, plan, options, threads, bad_images)
 
 
 def make_image(
-    encoded: tf.Tensor, window: tf.Tensor, changes: Changes, options: DataOptions
+    encoded: tf.Tensor, box: tf.Tensor, changes: Changes, options: DataOptions
 ) -> tf.Tensor:
     """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
     changes = dict(changes)
     # It costs next to nothing to flip while resizing, but a shift comes in between.
     flipped = None if "shift" in changes else changes.pop("flip", None)
-    return augment(decode.window_image(encoded, window, options, flipped), changes, options)
+    return augment(decode.decode_crop_and_resize(encoded, box, options, flipped), changes, options)
 
 
 def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -131,9 +131,9 @@ def _batches(
     bad_images: BadImages | None,
 ) -> tf.data.Dataset:
     def image(
-        encoded: tf.Tensor, label: tf.Tensor, window: tf.Tensor, changes: Changes
+        encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, changes: Changes
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return make_image(encoded, window, changes, options), label, tf.constant(1.0)
+        return make_image(encoded, box, changes, options), label, tf.constant(1.0)
 
     def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))

@@ -1,8 +1,8 @@
-"""From encoded images to uint8 pixels of the size that the model sees, inside a TensorFlow graph.
+"""Decoding, cropping and resizing of JPEGs and PNGs inside a TensorFlow graph.
 
-JPEGs are decoded only where the window lies (``decode_and_crop_jpeg``), PNGs whole; there are no
-other formats. Grey images get three equal channels. Pixels are rounded to uint8 after resizing, as
-PIL does, so that a quarter of the bytes goes to the accelerator.
+Of a JPEG only the crop is decoded (``decode_and_crop_jpeg``); PNGs are decoded whole. Grayscale
+images get three equal channels. Resized pixels are rounded to uint8, as by Pillow, which makes the
+transfer to the accelerator a quarter of float32's.
 """
 
 from __future__ import annotations
@@ -13,94 +13,95 @@ import tensorflow as tf
 
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.augment import flip
+from imagenet_fast.data.crop_boxes import evaluation_crop_boxes
 from imagenet_fast.data.headers import check_header, is_jpeg
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.windows import evaluation_windows
 
 _DCT_METHODS = {"accurate": "INTEGER_ACCURATE", "fast": "INTEGER_FAST"}
-# By which a JPEG can be decoded smaller.
+# The factors by which libjpeg can shrink while decoding.
 _JPEG_RATIOS = (1, 2, 4, 8)
-# Put on white at once, so that a large PNG takes little memory besides its own pixels.
+# Blended with white at a time, so that a large PNG needs little memory beyond its pixels.
 _PIXELS_AT_ONCE = 2**20
 
 
-def window_image(
-    encoded: tf.Tensor, window: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None
+def decode_crop_and_resize(
+    encoded: tf.Tensor, box: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Decodes a window of an image and resizes it.
+    """Decodes a crop of an image and resizes it.
 
     Args:
-      encoded: bytes of the image, a string scalar.
-      window: int32 [4]: top, left, height, width.
-      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``.
-      flipped: bool scalar: whether left and right change places.
+      encoded: bytes of the JPEG or PNG, a string scalar.
+      box: int32 [4]: top, left, height, width.
+      options: gives ``image_size``, ``resize_method``, ``antialias``, ``resize_kernel`` and how to
+        decode JPEGs.
+      flipped: bool scalar, whether to flip the crop left to right.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
-    return resize(decode_window(encoded, window, options), options, flipped)
+    return resize(decode_crop(encoded, box, options), options, flipped)
 
 
 def evaluation_image(encoded: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Decodes an image and takes its centre, as evaluation does, but by TensorFlow's ops alone.
+    """Decodes an image and resizes its central square, as evaluation does, for exported models.
 
-    The image may come from anywhere: what is transparent in a PNG becomes white, as it does in
-    ``imagenet-fast prepare``, for which reason training need not look for it.
+    It uses TensorFlow's ops only, and accepts images that did not go through ``imagenet-fast
+    prepare``: transparent pixels of PNGs become white here, as they do there.
 
     Args:
-      encoded: bytes of the image, a string scalar.
-      options: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method`` and
-        ``antialias``.
+      encoded: bytes of the JPEG or PNG, a string scalar.
+      options: gives ``eval_crop_fraction``, ``image_size``, ``max_pixels``, ``resize_method``,
+        ``antialias`` and how to decode JPEGs.
 
     Returns:
       uint8 [image_size, image_size, 3].
 
     Raises:
-      tf.errors.InvalidArgumentError: in the graph, if it is no whole JPEG or PNG, or too large.
+      tf.errors.InvalidArgumentError: at run time, if it is not a whole JPEG or PNG, or too large.
     """
     encoded, size = check_header(encoded, options.max_pixels)
-    window = evaluation_windows(size[tf.newaxis], options)[0]
+    box = evaluation_crop_boxes(size[tf.newaxis], options)[0]
     image = tf.cond(
         is_jpeg(encoded),
-        lambda: _decode_jpeg(encoded, window, options),
-        lambda: _decode_png_on_white(encoded, window),
+        lambda: _decode_jpeg(encoded, box, options),
+        lambda: _decode_png_on_white(encoded, box),
     )
     return resize(image, options.replace(resize_kernel="tensorflow"))
 
 
-def decode_window(encoded: tf.Tensor, window: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Returns uint8 [height, width, 3] of ``window``, or a fraction of it that is large enough."""
+def decode_crop(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
+    """Returns uint8 [height, width, 3] of ``box``, or fewer pixels with ``jpeg_scaling``."""
 
     def png() -> tf.Tensor:
         checked, _ = check_header(encoded, options.max_pixels)
-        return _decode_png(checked, window, channels=3)
+        return _decode_png(checked, box, channels=3)
 
-    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, window, options), png)
+    return tf.cond(is_jpeg(encoded), lambda: _decode_jpeg(encoded, box, options), png)
 
 
-def _decode_png(encoded: tf.Tensor, window: tf.Tensor, channels: int) -> tf.Tensor:
+def _decode_png(encoded: tf.Tensor, box: tf.Tensor, channels: int) -> tf.Tensor:
     image = tf.io.decode_png(encoded, channels=channels)
-    return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], channels])
+    return tf.slice(image, [box[0], box[1], 0], [box[2], box[3], channels])
 
 
-def _decode_png_on_white(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    pixels = _decode_png(encoded, window, channels=4)
-    # The alpha that TensorFlow adds to pixels of 1, 2 or 4 bits is the greatest of so many bits.
+def _decode_png_on_white(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+    pixels = _decode_png(encoded, box, channels=4)
+    # To opaque pixels of 1, 2 or 4 bits TensorFlow adds an alpha of that depth's largest value.
     bits = tf.io.decode_raw(tf.strings.substr(encoded, 24, 1), tf.uint8)[0]
-    added = tf.where(bits < 8, tf.bitwise.left_shift(tf.constant(1, tf.uint8), bits) - 1, 255)
-    opaque = tf.reduce_all(pixels[..., 3] == added)
+    largest = tf.bitwise.left_shift(tf.constant(1, tf.uint8), bits) - 1
+    opaque = tf.reduce_all(pixels[..., 3] == tf.where(bits < 8, largest, 255))
     return tf.cond(opaque, lambda: pixels[..., :3], lambda: _on_white(pixels))
 
 
 def _on_white(pixels: tf.Tensor) -> tf.Tensor:
-    """Returns uint8 [height, width, 3] of uint8 [height, width, 4], some rows at a time."""
+    """Blends uint8 [height, width, 4] with white, some rows at a time: uint8 [height, width, 3]."""
     height, width = tf.unstack(tf.shape(pixels)[:2])
     rows = tf.maximum(_PIXELS_AT_ONCE // width, 1)
 
     def blend(number: tf.Tensor, blended: tf.TensorArray) -> tuple[tf.Tensor, tf.TensorArray]:
         part = tf.cast(pixels[number * rows : (number + 1) * rows], tf.uint16)
         colours, alpha = part[..., :3], part[..., 3:]
-        # To the nearest, as Pillow does. No sum is above 2**16.
+        # Rounded to the nearest, as by Pillow. No intermediate value exceeds 2**16.
         white = (colours * alpha + 255 * (255 - alpha) + 127) // 255
         return number + 1, blended.write(number, tf.cast(white, tf.uint8))
 
@@ -110,11 +111,11 @@ def _on_white(pixels: tf.Tensor) -> tf.Tensor:
     return blended.concat()
 
 
-def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, options: DataOptions) -> tf.Tensor:
+def _decode_jpeg(encoded: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
     def decode_at(ratio: int) -> tf.Tensor:
         return tf.image.decode_and_crop_jpeg(
             encoded,
-            window if ratio == 1 else _scaled(window, ratio),
+            box if ratio == 1 else _scaled(box, ratio),
             channels=3,
             ratio=ratio,
             fancy_upscaling=options.jpeg_upsampling == "smooth",
@@ -123,42 +124,45 @@ def _decode_jpeg(encoded: tf.Tensor, window: tf.Tensor, options: DataOptions) ->
 
     if not options.jpeg_scaling:
         return decode_at(1)
-    enough = tf.reduce_min(window[2:]) // options.image_size
+    max_ratio = tf.reduce_min(box[2:]) // options.image_size
     branches = [functools.partial(decode_at, ratio) for ratio in _JPEG_RATIOS]
-    largest = tf.reduce_sum(tf.cast(enough >= _JPEG_RATIOS[1:], tf.int32))
-    return tf.switch_case(largest, branches)
+    index = tf.reduce_sum(tf.cast(max_ratio >= _JPEG_RATIOS[1:], tf.int32))
+    return tf.switch_case(index, branches)
 
 
-def _scaled(window: tf.Tensor, ratio: int) -> tf.Tensor:
-    """Returns a window in pixels of a smaller image, its edges rounded to the nearest."""
-    first = (window[:2] + ratio // 2) // ratio
-    last = (window[:2] + window[2:] + ratio // 2) // ratio
+def _scaled(box: tf.Tensor, ratio: int) -> tf.Tensor:
+    """Returns a box in pixels of an image that is ``ratio`` times smaller, its edges rounded."""
+    first = (box[:2] + ratio // 2) // ratio
+    last = (box[:2] + box[2:] + ratio // 2) // ratio
     return tf.concat([first, last - first], 0)
 
 
 def resize(image: tf.Tensor, options: DataOptions, flipped: tf.Tensor | None = None) -> tf.Tensor:
-    """Resizes an image.
+    """Resizes an image to uint8, rounded to the nearest.
 
     Args:
       image: uint8 [height, width, 3].
-      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``, whose
-        ``auto`` is TensorFlow's here: see :func:`resize_op.with_resize_kernel`.
-      flipped: bool scalar: whether left and right change places.
+      options: gives ``image_size``, ``resize_method``, ``antialias`` and ``resize_kernel``
+        (``auto`` means TensorFlow's here: see :func:`resize_op.with_resize_kernel`).
+      flipped: bool scalar, whether to flip the image left to right.
 
     Returns:
       uint8 [image_size, image_size, 3].
     """
     if options.resize_kernel == "native":
-        sides = False if flipped is None else flipped
         return resize_op.resize(
-            image, options.image_size, options.resize_method, sides, options.antialias
+            image,
+            options.image_size,
+            options.resize_method,
+            flipped=False if flipped is None else flipped,
+            antialias=options.antialias,
         )
     size = [options.image_size, options.image_size]
     resized = tf.image.resize(
         image, size, method=options.resize_method, antialias=options.antialias
     )
     resized += 0.5
-    if options.resize_method == "bicubic":  # which overshoots at edges
+    if options.resize_method == "bicubic":  # overshoots at edges
         resized = tf.clip_by_value(resized, 0.0, 255.0)
     resized = tf.ensure_shape(tf.cast(resized, tf.uint8), [*size, 3])
     return resized if flipped is None else flip(resized, flipped)

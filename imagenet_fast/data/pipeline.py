@@ -230,7 +230,7 @@ def _for_tpu_hosts(options: InputOptions) -> InputOptions:
     """
     if options.resize_kernel == "native":
         raise UserError(
-            "resize_kernel=native cannot be had on the hosts of a TPU slice: use "
+            "resize_kernel=native is unavailable on the hosts of a TPU slice: use "
             "--resize_kernel=auto or tensorflow"
         )
     return options.replace(resize_kernel="tensorflow")

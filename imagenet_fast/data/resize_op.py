@@ -1,6 +1,7 @@
-"""Resizing by an op of our own, to the bit as TensorFlow's ops do it, but several times faster.
+"""A native resize op, bit-equal to TensorFlow's resize ops and several times faster.
 
-``resize_op.cc`` is compiled by :mod:`~imagenet_fast.base.native_ops`, which needs a C++ compiler.
+:mod:`~imagenet_fast.base.native_ops` compiles ``resize_op.cc`` on first use, which needs a C++
+compiler.
 """
 
 from __future__ import annotations
@@ -20,13 +21,12 @@ _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
 
 
 def with_resize_kernel(options: _Options) -> _Options:
-    """Returns the options with the ``resize_kernel`` that pipelines of this process take.
+    """Returns the options with ``resize_kernel`` resolved to ``native`` or ``tensorflow``.
 
-    That is the native one, unless TensorFlow's is asked for or ``auto`` cannot have it, which is
-    then told.
+    ``auto`` becomes ``native``, or ``tensorflow`` with a warning if the op cannot be compiled.
 
     Raises:
-      UserError: if the native one is asked for and cannot be had.
+      UserError: if ``resize_kernel=native`` and the op cannot be compiled or loaded.
     """
     if options.resize_kernel == "tensorflow":
         return options
@@ -34,8 +34,8 @@ def with_resize_kernel(options: _Options) -> _Options:
         load_ops(_SOURCE)
     except OSError as error:
         if options.resize_kernel == "native":
-            raise UserError(f"resize_kernel=native cannot be had: {error}") from error
-        warn_once(f"resize_kernel: TensorFlow's, which is slower, since {error}")
+            raise UserError(f"resize_kernel=native is unavailable: {error}") from error
+        warn_once(f"resize_kernel=auto uses TensorFlow's slower resize: {error}")
         return options.replace(resize_kernel="tensorflow")
     return options.replace(resize_kernel="native")
 
@@ -53,14 +53,14 @@ def resize(
       image: uint8 [height, width, 3].
       size: height and width of the result.
       method: ``bilinear`` or ``bicubic``.
-      flipped: whether left and right change places; a bool scalar.
-      antialias: whether the filter becomes wider as the image becomes smaller.
+      flipped: whether to flip the image left to right; a bool scalar.
+      antialias: whether to widen the filter when shrinking.
 
     Returns:
       uint8 [size, size, 3], rounded to the nearest and clipped to 0..255.
 
     Raises:
-      OSError: if there is no such kernel here.
+      OSError: if the op cannot be compiled or loaded.
     """
     resized = load_ops(_SOURCE).imagenet_fast_resize(
         image=image, flipped=flipped, size=size, method=method, antialias=antialias

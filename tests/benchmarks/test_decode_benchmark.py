@@ -69,7 +69,7 @@ def test_the_command_writes_what_it_measured(digits, tmp_path, capsys):
     flags = ["--images=2", "--repeats=2", "--warmup=1", "--image_size=4"]
     flags += ["--resize_method=bicubic", f"--data_dir={digits}", f"--output_dir={output}"]
     main(["decode", *flags])
-    assert "2 windows of JPEGs" in capsys.readouterr().out
+    assert "2 crops of JPEGs" in capsys.readouterr().out
     values = json.loads((output / "4_bicubic.json").read_text())
     assert values["options"]["image_size"] == 4 and values["n"] == 2
     assert (output / "4_bicubic.svg").exists()

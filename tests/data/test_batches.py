@@ -9,17 +9,17 @@ from PIL import Image
 from imagenet_fast import Config
 from imagenet_fast.data.augment import augment, draw_changes
 from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
-from imagenet_fast.data.decode import evaluation_image, window_image
+from imagenet_fast.data.crop_boxes import training_crop_boxes
+from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
 from imagenet_fast.data.examples import ENCODED, HEIGHT, WIDTH, decode_example
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.windows import training_windows
 
 CLASSES = 61
 INFO = DatasetInfo("numbers", tuple(map(str, range(CLASSES))), 0, {})
 # What makes the most of an image's identity.
 RANDOM = Config(image_size=8, color_jitter=0.4, lighting=0.1)
 PLAIN = Config(image_size=8, train_crop="none", flip=False)
-# As random, but all of the image is decoded: a window may lie in what there is of half a JPEG.
+# As random, but all of the image is decoded: a crop may lie in the decodable part of half a JPEG.
 SHIFTED = RANDOM.replace(train_crop="pad")
 
 
@@ -80,12 +80,12 @@ def test_training_images_are_those_of_their_records_and_identities(
     images, labels, weights = train(numbered_examples, RANDOM, batch_size)
     np.testing.assert_array_equal(labels, range(CLASSES))
     assert (weights == 1).all()
-    windows = training_windows(tf.constant([[12, 10]] * CLASSES), identities(CLASSES), RANDOM)
+    boxes = training_crop_boxes(tf.constant([[12, 10]] * CLASSES), identities(CLASSES), RANDOM)
     changes = draw_changes(identities(CLASSES), RANDOM)
     for number, example in enumerate(numbered_examples):
         encoded = decode_example(example)[ENCODED][0]
         own = {name: change[number] for name, change in changes.items()}
-        image = augment(window_image(encoded, windows[number], RANDOM), own, RANDOM)
+        image = augment(decode_crop_and_resize(encoded, boxes[number], RANDOM), own, RANDOM)
         np.testing.assert_array_equal(images[number], image)
     assert len({image.tobytes() for image in images}) == CLASSES
 
@@ -160,7 +160,7 @@ def test_labels_are_counted_from_where_the_data_says(train, numbered_examples):
 
 MISSING = (None, None)
 NOT_TOLD = (MISSING, (12, None), (0, 0), (0, 10), (-12, 10))
-# No window of such an image lies in the one that there is.
+# No box of such an image lies in the one that there is.
 TOO_LARGE = (1200, 1000)
 
 
@@ -180,8 +180,8 @@ def test_where_records_do_not_tell_sizes_images_do(train, trained, numbered_exam
     assert_same(train(examples, RANDOM), trained)
 
 
-def test_windows_are_drawn_from_the_sizes_in_the_records(train, trained, numbered_examples):
-    # Else headers would be read for nothing. All windows of smaller images lie in larger ones.
+def test_crops_are_drawn_from_the_sizes_in_the_records(train, trained, numbered_examples):
+    # Else headers would be read for nothing. All boxes of smaller images lie in larger ones.
     examples = [with_size(example, 6, 5) for example in numbered_examples]
     images, _, weights = train(examples, RANDOM)
     assert (weights == 1).all()
@@ -243,7 +243,7 @@ def test_unreadable_images_keep_their_places_in_training(
     assert_only_bad_are_lost(batches, bad, shifted)
 
 
-def test_unreadable_images_change_no_window_of_their_batch(train, trained, bad_examples):
+def test_unreadable_images_change_no_crop_of_their_batch(train, trained, bad_examples):
     examples, bad = bad_examples
     images, labels, weights = train(examples, RANDOM)
     good = ~np.isin(np.arange(CLASSES), bad)

@@ -6,17 +6,17 @@ import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config
-from imagenet_fast.data.decode import evaluation_image, window_image
+from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
+from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.data.resize_op import with_resize_kernel
-from imagenet_fast.data.windows import evaluation_windows, training_windows
 
 MAX_PIXELS = Config().max_pixels
 
 
 def encode(pixels, format="JPEG", **options):
-    """Returns the bytes of an image file, JPEGs without chroma subsampling unless told."""
+    """Returns the bytes of an image file, JPEGs without chroma subsampling by default."""
     if format == "JPEG":
         options = {"quality": 95, "subsampling": 0, **options}
     image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
@@ -30,33 +30,33 @@ def noise(height, width, seed=0):
 
 
 def smooth(height, width):
-    """Colours that change slowly, which chroma subsampling and JPEG leave nearly as they are."""
+    """Returns gradients, which JPEG with chroma subsampling hardly changes."""
     y, x = np.mgrid[:height, :width]
     red, green = 255 * y / max(height - 1, 1), 255 * x / max(width - 1, 1)
     return np.stack([red, green, 255 - red], -1).astype(np.uint8)
 
 
 def decoded(encoded, **options):
-    """Returns all pixels of a JPEG or PNG, as accurately as Pillow decodes JPEGs."""
+    """Returns all pixels of a JPEG or PNG, with Pillow's accurate DCT."""
     return tf.io.decode_jpeg(encoded, 3, dct_method="INTEGER_ACCURATE", **options).numpy()
 
 
 def rounded(pixels):
-    """Returns what becomes of float32 pixels: the nearest level, the upper one of two."""
+    """Returns float32 pixels rounded to the nearest level, halves up, and clipped to 0..255."""
     return np.clip(np.floor(np.asarray(pixels) + np.float32(0.5)), 0, 255)
 
 
 def training_image(encoded, config, identity=(1, 2, 3)):
-    """Returns the image that training sees, before its colours change."""
+    """Returns a training image before augmentation of its colours."""
     sizes = image_size(encoded, MAX_PIXELS)[tf.newaxis]
-    windows = training_windows(sizes, tf.constant([identity], tf.int64), config)
-    return window_image(encoded, windows[0], config)
+    boxes = training_crop_boxes(sizes, tf.constant([identity], tf.int64), config)
+    return decode_crop_and_resize(encoded, boxes[0], config)
 
 
-def window_images(encoded, windows, config):
-    """Returns the images of windows [count, 4]: uint8 [count, size, size, 3]."""
-    dataset = tf.data.Dataset.from_tensor_slices(windows)
-    dataset = dataset.map(lambda window: window_image(encoded, window, config))
+def decode_crops(encoded, boxes, config):
+    """Returns the resized crops of boxes [count, 4]: uint8 [count, size, size, 3]."""
+    dataset = tf.data.Dataset.from_tensor_slices(boxes)
+    dataset = dataset.map(lambda box: decode_crop_and_resize(encoded, box, config))
     return np.stack(list(dataset.as_numpy_iterator()))
 
 
@@ -78,19 +78,19 @@ def window_images(encoded, windows, config):
     ],
 )
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_evaluation_takes_the_centre_of_the_decoded_image(
+def test_evaluation_crops_the_centre_of_the_decoded_image(
     format, height, width, fraction, side, top, left
 ):
     encoded = encode(noise(height, width), format)
-    # As large as the window, so that resizing changes nothing.
+    # image_size is the crop's size, so that resizing changes nothing.
     config = Config(eval_crop_fraction=fraction, image_size=side)
-    windows = evaluation_windows(tf.constant([[height, width]]), config)
-    np.testing.assert_array_equal(windows, [[top, left, side, side]])
-    window = decoded(encoded)[top : top + side, left : left + side]
-    np.testing.assert_array_equal(evaluation_image(encoded, config), window)
+    boxes = evaluation_crop_boxes(tf.constant([[height, width]]), config)
+    np.testing.assert_array_equal(boxes, [[top, left, side, side]])
+    crop = decoded(encoded)[top : top + side, left : left + side]
+    np.testing.assert_array_equal(evaluation_image(encoded, config), crop)
 
 
-def test_evaluation_of_subsampled_colours_differs_at_the_windows_edge_only():
+def test_chroma_subsampling_changes_only_the_crops_border():
     encoded = encode(noise(64, 80), subsampling=2)
     whole = decoded(encoded)[4:60, 12:68]
     image = evaluation_image(encoded, Config(image_size=56)).numpy()
@@ -99,7 +99,7 @@ def test_evaluation_of_subsampled_colours_differs_at_the_windows_edge_only():
 
 @pytest.mark.parametrize("size", [9, 24, 50])
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
-def test_windows_are_resized_as_tensorflow_does_and_rounded(method, size):
+def test_crops_are_resized_by_tensorflow_and_rounded(method, size):
     encoded = encode(noise(32, 32))
     image = evaluation_image(encoded, Config(image_size=size, resize_method=method)).numpy()
     resized = tf.image.resize(decoded(encoded)[2:30, 2:30], [size, size], method=method)
@@ -109,7 +109,7 @@ def test_windows_are_resized_as_tensorflow_does_and_rounded(method, size):
 
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
 def test_halves_are_rounded_up_as_pillow_does(method):
-    # The one pixel of the new image is the mean of two columns: from 0.5 to 254.5.
+    # The only output pixel is the mean of two columns, 0.5 to 254.5.
     for level in (0, 1, 2, 101, 254):
         pixels = np.repeat(np.array([[[level], [level + 1]]] * 2, np.uint8), 3, axis=2)
         config = Config(image_size=1, eval_crop_fraction=1.0, resize_method=method)
@@ -119,8 +119,8 @@ def test_halves_are_rounded_up_as_pillow_does(method):
 
 
 @pytest.mark.parametrize(("height", "width"), [(128, 160), (160, 128), (128, 128)])
-def test_crop_then_resize_is_resize_then_crop(height, width):
-    """MLPerf's evaluation: the shorter side to 256, then the middle 224; here a quarter of each."""
+def test_crop_then_resize_equals_resize_then_crop(height, width):
+    """MLPerf's evaluation: resize the shorter side to 256, crop the central 224; here a quarter."""
     encoded = encode(noise(height, width))
     config = Config(image_size=56, eval_crop_fraction=0.875, resize_method="bilinear")
     resized = tf.image.resize(decoded(encoded), [height // 2, width // 2]).numpy()
@@ -143,22 +143,22 @@ def test_bicubic_overshoot_is_clipped():
 
 @pytest.mark.parametrize("kernel", ["native", "tensorflow"])
 @pytest.mark.parametrize(("height", "width"), [(300, 300), (97, 211), (224, 96), (20, 30), (50, 5)])
-def test_windows_are_antialiased_as_by_pillow(height, width, kernel):
-    """Pillow rounds after each way, and so may differ by one level; torchvision leaves it to it."""
+def test_antialiased_crops_match_pillow(height, width, kernel):
+    """Pillow, which torchvision uses, rounds after each axis, and so may differ by one level."""
     encoded = encode(noise(320, 340), "PNG")
-    window = [7, 11, height, width]
+    box = [7, 11, height, width]
     config = Config(image_size=50, antialias=True, resize_kernel=kernel)
-    (image,) = window_images(encoded, [window], with_resize_kernel(config))
+    (image,) = decode_crops(encoded, [box], with_resize_kernel(config))
     cropped = Image.open(io.BytesIO(encoded)).crop((11, 7, 11 + width, 7 + height))
     expected = np.asarray(cropped.resize((50, 50), Image.Resampling.BILINEAR))
     difference = np.abs(image.astype(int) - expected)
     assert difference.max() <= 1 and difference.mean() < 0.3
-    if min(height, width) > 60:  # else it is enlarged one way, for which it makes no difference
-        plain = window_images(encoded, [window], config.replace(antialias=False))[0]
+    if min(height, width) > 60:  # else an axis is enlarged, without antialiasing
+        plain = decode_crops(encoded, [box], config.replace(antialias=False))[0]
         assert np.abs(plain.astype(int) - expected).mean() > 5
 
 
-def test_only_what_is_made_smaller_is_antialiased():
+def test_antialiasing_changes_only_smaller_images():
     encoded = encode(noise(30, 40), "PNG")
     config = Config(image_size=50, resize_method="bilinear")
     images = [
@@ -175,7 +175,7 @@ def test_training_and_evaluation_are_antialiased(method):
         image_size=32, train_crop="none", antialias=True, resize_method=method, eval_crop_fraction=1
     )
     whole = Image.open(io.BytesIO(encoded)).crop((15, 0, 105, 90))
-    # Each colour as floats, which Pillow does not round in between.
+    # Pillow does not round floats between the axes.
     colours = [
         colour.convert("F").resize((32, 32), Image.Resampling[method.upper()])
         for colour in whole.split()
@@ -199,14 +199,14 @@ def test_grey_images_get_three_equal_channels(format):
 
 
 def prepared(encoded):
-    """Returns the pixels that are in a shard that ``prepare`` makes of a file."""
+    """Returns a file's pixels in the shards that ``prepare`` writes."""
     image = Image.open(io.BytesIO(normalize_encoding(encoded, "png").data))
     return np.asarray(image.convert("RGB")).astype(int)
 
 
 @pytest.mark.parametrize("train", [False, True])
-def test_other_formats_decode_right_or_not_at_all(train):
-    """Nothing here sees a file's name: ImageNet has a PNG named .JPEG."""
+def test_other_formats_are_refused(train):
+    """The format is that of the bytes: ImageNet has a PNG named .JPEG."""
     palette = np.array([[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 80, 200]], np.uint8)
     pixels = palette[np.random.RandomState(0).randint(0, 4, (16, 16))]
     config = Config(image_size=14, train_crop="none")
@@ -217,7 +217,7 @@ def test_other_formats_decode_right_or_not_at_all(train):
         with pytest.raises(tf.errors.InvalidArgumentError):
             image(encoded, config)
         with pytest.raises(tf.errors.InvalidArgumentError):
-            window_image(encoded, tf.constant([0, 0, 16, 16]), config)
+            decode_crop_and_resize(encoded, tf.constant([0, 0, 16, 16]), config)
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
@@ -227,9 +227,11 @@ def test_images_above_the_limit_are_not_decoded(format):
     assert evaluation_image(encoded, config).shape[0] == 8
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluation_image(encoded, config.replace(max_pixels=599))
-    if format == "PNG":  # Of a JPEG, training decodes the window alone.
+    if format == "PNG":  # Of a JPEG, training decodes the crop only.
         with pytest.raises(tf.errors.InvalidArgumentError):
-            window_image(encoded, tf.constant([0, 0, 8, 8]), config.replace(max_pixels=599))
+            decode_crop_and_resize(
+                encoded, tf.constant([0, 0, 8, 8]), config.replace(max_pixels=599)
+            )
 
 
 def test_transparent_png_and_palette_png_decode():
@@ -242,7 +244,7 @@ def test_transparent_png_and_palette_png_decode():
     np.testing.assert_array_equal(image, np.asarray(palette.convert("RGB")))
 
 
-def test_what_is_transparent_in_a_png_is_white():
+def test_transparent_pixels_of_a_png_become_white():
     colours = np.array([[0, 0, 0], [200, 10, 99], [0, 0, 0], [7, 77, 177]], np.uint8)
     alpha = np.array([0, 255, 128, 1], np.uint8)
     pixels = np.tile(np.column_stack([colours, alpha]), (4, 1, 1))
@@ -266,8 +268,8 @@ def test_palettes_of_few_bits(colours, transparency):
     np.testing.assert_array_equal(evaluation_image(encoded, config), expected)
 
 
-def test_large_transparent_pngs_are_put_on_white_in_parts():
-    """Rows of several parts, the last of which is not full."""
+def test_large_transparent_pngs_are_blended_in_parts():
+    """More rows than one part has; the last part is smaller."""
     pixels = np.random.RandomState(0).randint(0, 256, (1031, 2050, 4)).astype(np.uint8)
     encoded = encode(pixels, "PNG", compress_level=1)
     config = Config(image_size=1031, eval_crop_fraction=1.0)
@@ -287,7 +289,7 @@ def test_cmyk_jpeg_decodes_to_its_colours(adobe, train):
     encoded = encode(Image.fromarray(pixels).convert("CMYK"))
     encoded = encoded if adobe else without_adobe(encoded)
     if train and not adobe:
-        pytest.skip("prepare makes another JPEG of it; training does not look for it")
+        pytest.skip("prepare converts such JPEGs, and training does not check for them")
     config = Config(image_size=28, train_crop="none")
     image = training_image(encoded, config) if train else evaluation_image(encoded, config)
     np.testing.assert_allclose(image, prepared(encoded)[2:30, 2:30], rtol=0, atol=1)
@@ -295,8 +297,8 @@ def test_cmyk_jpeg_decodes_to_its_colours(adobe, train):
         np.testing.assert_allclose(image.numpy().astype(int), pixels[2:30, 2:30], atol=8)
 
 
-def test_ycck_jpeg_decodes_as_by_pillow():
-    """The same coefficients, but of what is called luminance, two chromas and black."""
+def test_ycck_jpeg_matches_pillow():
+    """The CMYK file's coefficients, with the marker that says YCCK."""
     cmyk = encode(Image.fromarray(noise(32, 32)).resize((32, 32)).convert("CMYK"))
     place = cmyk.index(b"Adobe") + 11
     encoded = cmyk[:place] + b"\x02" + cmyk[place + 1 :]
@@ -313,7 +315,7 @@ def with_orientation(image, format, orientation):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_ignored_everywhere(orientation):
-    """Pixels stay as they are stored: in evaluation, serving, training and prepare."""
+    """Evaluation, serving, training and prepare use pixels as they are stored."""
     image = Image.fromarray(smooth(16, 24))
     config = Config(image_size=14, train_crop="none")
     for format in ("JPEG", "PNG"):
@@ -322,7 +324,7 @@ def test_orientation_is_ignored_everywhere(orientation):
         for decode in (evaluation_image, training_image):
             np.testing.assert_array_equal(decode(turned, config), decode(plain, config))
         np.testing.assert_array_equal(prepared(turned), prepared(plain))
-    # A JPEG goes into a shard as it is, its orientation with it.
+    # A JPEG is copied into a shard unchanged, including its orientation.
     assert normalize_encoding(with_orientation(image, "JPEG", orientation)).converted_from is None
 
 
@@ -331,14 +333,14 @@ def test_orientation_is_ignored_everywhere(orientation):
     [b"", b"text", b"\xff\xd8\xff", encode(noise(40, 40))[:700], encode(noise(9, 9), "PNG")[:60]],
     ids=["empty", "text", "JPEG's first bytes", "truncated JPEG", "truncated PNG"],
 )
-def test_what_is_no_whole_image_is_an_error(encoded):
+def test_files_that_are_not_whole_images_raise(encoded):
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluation_image(encoded, Config(image_size=8))
     with pytest.raises(tf.errors.InvalidArgumentError):
         training_image(encoded, Config(image_size=8))
 
 
-def test_jpeg_that_lacks_its_last_rows_is_an_error_where_they_are_seen():
+def test_jpeg_without_its_last_rows_raises_if_the_crop_has_them():
     encoded = encode(noise(64, 64))[:-200]
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluation_image(encoded, Config(image_size=8, eval_crop_fraction=1.0))
@@ -348,7 +350,7 @@ def test_jpeg_that_lacks_its_last_rows_is_an_error_where_they_are_seen():
 # --- Options of JPEGs -----------------------------------------------------------------------------
 
 
-def test_fast_dct_and_plain_upsampling_are_those_of_the_decoder():
+def test_fast_dct_and_plain_upsampling_are_passed_to_the_decoder():
     encoded = encode(noise(64, 80), subsampling=2)
     config = Config(image_size=64, eval_crop_fraction=1.0)
     for changes, options in (
@@ -373,7 +375,7 @@ def test_scaled_jpegs_are_decoded_no_smaller_than_needed(size, ratio):
     np.testing.assert_array_equal(evaluation_image(encoded, config), rounded(resized))
 
 
-def test_what_is_not_twice_as_large_as_needed_is_not_scaled():
+def test_images_less_than_twice_the_size_are_not_scaled():
     encoded = encode(noise(200, 200))
     config = Config(image_size=101, eval_crop_fraction=1.0)
     image = evaluation_image(encoded, config).numpy()
@@ -383,13 +385,13 @@ def test_what_is_not_twice_as_large_as_needed_is_not_scaled():
 
 
 @pytest.mark.parametrize("crop", ["random_resized", "inception"])
-def test_windows_of_scaled_jpegs_are_where_they_are(identities, crop):
+def test_crops_of_scaled_jpegs_are_in_place(identities, crop):
     encoded = encode(smooth(151, 203))
     config = Config(image_size=9, train_crop=crop, jpeg_scaling=True)
-    windows = training_windows(tf.constant([[151, 203]] * 300), identities(300), config)
-    scaled = window_images(encoded, windows, config).astype(int)
-    images = window_images(encoded, windows, config.replace(jpeg_scaling=False)).astype(int)
-    # Where all is decoded at 1/8, the corner and the side may each be seven pixels less.
+    boxes = training_crop_boxes(tf.constant([[151, 203]] * 300), identities(300), config)
+    scaled = decode_crops(encoded, boxes, config).astype(int)
+    images = decode_crops(encoded, boxes, config.replace(jpeg_scaling=False)).astype(int)
+    # At 1/8, the corner and the side may each be off by seven pixels.
     assert np.abs(scaled - images).max() < 255 * 16 / 151
     assert np.abs(scaled - images).max() > 0
 
@@ -398,14 +400,14 @@ def test_windows_of_scaled_jpegs_are_where_they_are(identities, crop):
 
 
 @pytest.mark.parametrize("crop", ["random_resized", "inception"])
-def test_random_window_of_a_jpeg_is_that_of_the_same_png(identities, crop):
+def test_random_crops_of_a_jpeg_equal_those_of_its_png(identities, crop):
     encoded = encode(noise(40, 48))
     png = encode(decoded(encoded), "PNG")
     config = Config(image_size=16, train_crop=crop)
 
     def images(encoded):
         sizes = tf.repeat(image_size(encoded, MAX_PIXELS)[tf.newaxis], 30, axis=0)
-        return window_images(encoded, training_windows(sizes, identities(30), config), config)
+        return decode_crops(encoded, training_crop_boxes(sizes, identities(30), config), config)
 
     np.testing.assert_array_equal(images(encoded), images(png))
     assert len({image.tobytes() for image in images(png)}) == 30
@@ -413,7 +415,7 @@ def test_random_window_of_a_jpeg_is_that_of_the_same_png(identities, crop):
 
 @pytest.mark.parametrize("method", ["bicubic", "bilinear"])
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_window_is_decoded_and_resized(format, method):
+def test_crop_is_decoded_and_resized(format, method):
     encoded = encode(noise(50, 60), format)
     config = Config(image_size=16, resize_method=method)
     for top, left, height, width in (
@@ -422,22 +424,22 @@ def test_window_is_decoded_and_resized(format, method):
         (49, 59, 1, 1),
         (13, 0, 9, 60),
     ):
-        window = decoded(encoded)[top : top + height, left : left + width]
-        image = window_image(encoded, tf.constant([top, left, height, width]), config)
+        crop = decoded(encoded)[top : top + height, left : left + width]
+        image = decode_crop_and_resize(encoded, tf.constant([top, left, height, width]), config)
         assert image.shape == (16, 16, 3) and image.dtype == tf.uint8
-        np.testing.assert_array_equal(image, rounded(tf.image.resize(window, [16, 16], method)))
+        np.testing.assert_array_equal(image, rounded(tf.image.resize(crop, [16, 16], method)))
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-def test_window_outside_the_image_is_an_error(format):
+def test_crop_outside_the_image_raises(format):
     encoded = encode(noise(50, 60), format)
-    for window in ([0, 0, 51, 60], [30, 10, 21, 10], [0, 55, 10, 6]):
+    for box in ([0, 0, 51, 60], [30, 10, 21, 10], [0, 55, 10, 6]):
         with pytest.raises(tf.errors.InvalidArgumentError):
-            window_image(encoded, tf.constant(window), Config(image_size=8))
+            decode_crop_and_resize(encoded, tf.constant(box), Config(image_size=8))
 
 
 @pytest.mark.parametrize("crop", ["none", "pad"])
-def test_crop_that_is_not_random_is_that_of_evaluation(crop):
+def test_crops_that_are_not_random_equal_evaluations(crop):
     encoded = encode(noise(30, 50))
     config = Config(image_size=20, train_crop=crop)
     for place in range(3):
@@ -447,7 +449,7 @@ def test_crop_that_is_not_random_is_that_of_evaluation(crop):
 
 
 @pytest.mark.parametrize("crop", ["random_resized", "inception", "pad", "none"])
-def test_shapes_are_known_before_anything_is_read(crop):
+def test_static_shapes(crop):
     config = Config(image_size=20, train_crop=crop)
     spec = tf.TensorSpec([20, 20, 3], tf.uint8)
     dataset = tf.data.Dataset.from_tensors(b"")
@@ -455,6 +457,6 @@ def test_shapes_are_known_before_anything_is_read(crop):
     assert dataset.map(lambda x: evaluation_image(x, config)).element_spec == spec
     batches = tf.data.Dataset.from_tensors(np.ones([9, 3], np.int64)).unbatch().batch(4)
     batches = batches.map(
-        lambda batch: training_windows(tf.ones([tf.shape(batch)[0], 2], tf.int32), batch, config)
+        lambda batch: training_crop_boxes(tf.ones([tf.shape(batch)[0], 2], tf.int32), batch, config)
     )
     assert batches.element_spec.shape[1] == 4

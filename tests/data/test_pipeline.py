@@ -377,7 +377,7 @@ def test_on_a_tpu_slice_no_more_is_lost_than_here(
         ),
         ({"cache_dir": "/local"}, "cache_dir=/local keeps"),
         ({"cache": "encoded", "input_servers": ["a:1"]}, "cache=encoded .* read on input servers"),
-        ({"resize_kernel": "native"}, "resize_kernel=native cannot be had on the hosts of a TPU"),
+        ({"resize_kernel": "native"}, "resize_kernel=native is unavailable on the hosts of a TPU"),
     ],
 )
 def test_what_only_this_process_has_is_refused_for_a_tpu_slice(

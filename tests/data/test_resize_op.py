@@ -1,6 +1,5 @@
 import os
-import subprocess
-import sys
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ import tensorflow as tf
 
 from imagenet_fast.base import native_ops
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.decode import evaluation_image, resize
@@ -25,9 +25,9 @@ def noise(height, width, seed=0):
 
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
-def test_pixels_are_those_of_tensorflow_to_the_bit(method, antialias):
+def test_pixels_are_bit_equal_to_tensorflows(method, antialias):
     sizes = np.random.RandomState(0).randint(1, 500, (15 if antialias else 60, 2)).tolist()
-    # Without neighbours, of equal size, and of exactly half and double the size.
+    # Single pixels and rows, equal sizes, and exactly half and double the size.
     sizes += [[1, 1], [1, 40], [40, 1], [32, 32], [64, 64], [16, 16], [32, 300]]
     for seed, (height, width) in enumerate(sizes):
         image = noise(height, width, seed)
@@ -41,7 +41,7 @@ def test_pixels_are_those_of_tensorflow_to_the_bit(method, antialias):
 @pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("kernel", ["native", "tensorflow"])
-def test_flipped_image_is_the_flipped_result(method, kernel, antialias):
+def test_flipped_equals_the_plain_result_flipped(method, kernel, antialias):
     config = Config(image_size=24, resize_method=method, resize_kernel=kernel, antialias=antialias)
     image = tf.constant(noise(37, 52))
     plain = resize(image, config).numpy()
@@ -51,22 +51,22 @@ def test_flipped_image_is_the_flipped_result(method, kernel, antialias):
 
 
 @pytest.mark.parametrize("antialias", [False, True])
-def test_bicubic_is_clipped_where_it_overshoots(antialias):
+def test_bicubic_overshoot_is_clipped(antialias):
     stripes = np.zeros([16, 16, 3], np.uint8)
     stripes[:, 5:9] = 255
     resized = resize_op.resize(tf.constant(stripes), 45, "bicubic", False, antialias).numpy()
     assert resized.min() == 0 and resized.max() == 255
-    # Without clipping, values around 255 would have become small ones.
+    # Without clipping, values above 255 would wrap around to small ones.
     assert (resized[:, 19:21] == 255).all()
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 5, 1), (5, 5)])
-def test_what_is_no_image_is_an_error_and_no_crash(shape):
+def test_wrong_shapes_raise(shape):
     with pytest.raises(tf.errors.InvalidArgumentError, match="height, width, 3"):
         resize_op.resize(tf.zeros(shape, tf.uint8), 8, "bilinear", False)
 
 
-def test_exported_image_needs_no_native_op():
+def test_evaluation_image_has_no_native_op():
     config = Config(image_size=8, resize_kernel="native")
     spec = tf.TensorSpec([], tf.string)
     graph = tf.function(lambda one: evaluation_image(one, config)).get_concrete_function(spec).graph
@@ -77,83 +77,64 @@ def test_exported_image_needs_no_native_op():
     assert "ImagenetFastResize" not in names
 
 
-def run(tmp_path, kernel, **environment):
-    code = (
-        "from imagenet_fast.config import Config\n"
-        "from imagenet_fast.data.resize_op import with_resize_kernel\n"
-        f"config = Config(resize_kernel={kernel!r})\n"
-        "print([with_resize_kernel(config).resize_kernel for _ in range(2)])\n"
-    )
-    variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment}
-    return subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, timeout=120
-    )
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    """Makes the next use of the op look for its library in an empty folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native_ops.load_ops.cache_clear()
+    yield tmp_path
+    native_ops.load_ops.cache_clear()
 
 
-def test_it_is_compiled_once(tmp_path):
-    first = run(tmp_path, "auto")
-    assert "native" in first.stdout, first.stderr
-    (library,) = tmp_path.rglob("*.so")
-    made = library.stat().st_mtime_ns
-    # No compiler is needed for what is there.
-    second = run(tmp_path, "native", CXX="no-such-compiler")
-    assert "native" in second.stdout, second.stderr
-    assert [path.stat().st_mtime_ns for path in tmp_path.rglob("*.so")] == [made]
+def test_op_is_compiled_once(empty_cache, monkeypatch):
+    library = native_ops._build(resize_op._SOURCE)
+    compiled_at = library.stat().st_mtime_ns
+    assert list(empty_cache.rglob("*.so")) == [library]
+    # The cached library needs no compiler.
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert native_ops._build(resize_op._SOURCE) == library
+    assert library.stat().st_mtime_ns == compiled_at
 
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        pytest.param(
-            "no-such-compiler",
-            "there is no C++ compiler (no-such-compiler): install one",
-            marks=pytest.mark.long,
-        ),
-        ("false", "false does not compile"),
-        pytest.param("'g++", 'CXX is "\'g++": No closing quotation', marks=pytest.mark.long),
+        ("no-such-compiler", "no C++ compiler found (no-such-compiler): install one"),
+        ("false", "false cannot compile"),
+        ("'g++", 'CXX is "\'g++": No closing quotation'),
     ],
 )
-def test_without_a_compiler_tensorflow_resizes_and_the_reason_is_told_once(
-    tmp_path, compiler, reason
+def test_unavailable_native_kernel_warns_once_or_raises(
+    empty_cache, monkeypatch, capfd, compiler, reason
 ):
-    done = run(tmp_path, "auto", CXX=compiler)
-    assert "['tensorflow', 'tensorflow']" in done.stdout, done.stderr
-    assert done.stderr.count("resize_kernel: TensorFlow's, which is slower, since") == 1
-    assert reason in done.stderr
+    monkeypatch.setenv("CXX", compiler)
+    warn_once.cache_clear()
+    for _ in range(2):
+        config = resize_op.with_resize_kernel(Config(resize_kernel="auto"))
+        assert config.resize_kernel == "tensorflow"
+    printed = capfd.readouterr().err
+    assert printed.count("resize_kernel=auto uses TensorFlow's slower resize:") == 1
+    assert reason in printed
+    with pytest.raises(UserError, match=f"native is unavailable: .*{re.escape(reason)}"):
+        resize_op.with_resize_kernel(Config(resize_kernel="native"))
 
 
-@pytest.mark.long
-def test_the_compilers_command_may_have_arguments(tmp_path):
-    log = tmp_path / "log"
-    # As ccache: it runs what follows.
-    wrapper = tmp_path / "my wrapper"
+def test_compiler_command_may_have_arguments(empty_cache, monkeypatch):
+    log = empty_cache / "log"
+    # Like ccache, it runs its arguments.
+    wrapper = empty_cache / "my wrapper"
     wrapper.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec "$@"\n')
     wrapper.chmod(0o755)
-    done = run(tmp_path, "native", CXX=f"'{wrapper}' g++ -DNOTHING")
-    assert "native" in done.stdout, done.stderr
+    monkeypatch.setenv("CXX", f"'{wrapper}' g++ -DNOTHING")
+    native_ops._build(resize_op._SOURCE)
     assert log.read_text() == "g++\n"
 
 
-def test_without_a_home_tensorflow_resizes(monkeypatch, capfd):
+def test_auto_without_a_home_directory_uses_tensorflow(empty_cache, monkeypatch):
     for name in ("HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(os.path, "expanduser", lambda path: path)  # as of users without a name
-    native_ops.load_ops.cache_clear()
-    try:
-        config = resize_op.with_resize_kernel(Config(resize_kernel="auto"))
-        with pytest.raises(UserError, match="no home directory is known: set HOME"):
-            resize_op.with_resize_kernel(Config(resize_kernel="native"))
-    finally:
-        native_ops.load_ops.cache_clear()
-    assert config.resize_kernel == "tensorflow"
-
-
-def test_native_kernel_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    native_ops.load_ops.cache_clear()
-    try:
-        with pytest.raises(UserError, match=r"resize_kernel=native .* install one"):
-            resize_op.with_resize_kernel(Config(resize_kernel="native"))
-    finally:
-        native_ops.load_ops.cache_clear()
+    # As for users without an entry in passwd.
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert resize_op.with_resize_kernel(Config()).resize_kernel == "tensorflow"
+    with pytest.raises(UserError, match="no home directory is known: set HOME"):
+        resize_op.with_resize_kernel(Config(resize_kernel="native"))

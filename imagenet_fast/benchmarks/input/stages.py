@@ -41,10 +41,10 @@ def make_stages(config: Config) -> dict[str, Iterable]:
         )
 
     def decoded(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return tf.size(decode.decode_window(encoded, window, config))
+        return tf.size(decode.decode_crop(encoded, window, config))
 
     def resized(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return decode.window_image(encoded, window, config)[0, 0, 0]
+        return decode.decode_crop_and_resize(encoded, window, config)[0, 0, 0]
 
     def augmented(
         encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes

@@ -21,9 +21,9 @@ from imagenet_fast.data.pipeline import thread_count, with_threads
 OPTIMIZATIONS = {
     "cache": "encoded images in memory; without: files",
     "prefetch": "two batches ready; without: none, but those that threads work on",
-    "fused": "decoding where the window lies; without: the whole image, then the window",
+    "fused": "decoding only the crop; without: decoding the whole image, then cropping",
     "threads": "a batch in each thread; without: one thread",
-    "batched": "examples parsed and windows drawn for a batch at once; without: one by one",
+    "batched": "examples parsed and crop boxes drawn for a batch at once; without: one by one",
     "native": "resizing by an op of our own; without: by TensorFlow's",
 }
 
@@ -95,7 +95,7 @@ def in_threads(
 def _one_by_one(
     order: tf.data.Dataset, info: DatasetInfo, config: Config, *, fused: bool
 ) -> tf.data.Dataset:
-    """Parses each example and draws its window by itself."""
+    """Parses each example and draws its crop box by itself."""
 
     def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
         planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, config)
@@ -110,17 +110,17 @@ def _one_by_one(
 def _example(
     encoded: tf.Tensor,
     label: tf.Tensor,
-    window: tf.Tensor,
+    box: tf.Tensor,
     changes: Changes,
     *,
     config: Config,
     fused: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if fused:
-        image = make_image(encoded, window, changes, config)
+        image = make_image(encoded, box, changes, config)
     else:
-        window_of_all = tf.concat([[0, 0], image_size(encoded, config.max_pixels)], 0)
-        whole = decode.decode_window(encoded, window_of_all, config.replace(jpeg_scaling=False))
-        image = tf.slice(whole, [window[0], window[1], 0], [window[2], window[3], 3])
+        box_of_all = tf.concat([[0, 0], image_size(encoded, config.max_pixels)], 0)
+        whole = decode.decode_crop(encoded, box_of_all, config.replace(jpeg_scaling=False))
+        image = tf.slice(whole, [box[0], box[1], 0], [box[2], box[3], 3])
         image = augment(decode.resize(image, config), changes, config)
     return image, label, tf.constant(1.0)
