@@ -1,4 +1,4 @@
-"""The README's commands for one's own photographs do what it says, run as they are written."""
+"""Runs the README's commands for your own images as written."""
 
 import os
 import pathlib
@@ -15,27 +15,27 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def commands(title):
-    """Returns the indented lines of a section, of which those that end in a backslash go on."""
+    """Returns the commands (indented lines) of a README section, with continuation lines joined."""
     section = (ROOT / "README.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
     lines = "\n".join(re.findall(r"^    (.*)$", section, re.MULTILINE))
     return lines.replace("\\\n", " ").splitlines()
 
 
 def cut_photographs(folder, images):
-    """Writes windows of scikit-learn's two photographs, a class each, JPEGs and PNGs in turn."""
+    """Writes crops of scikit-learn's two photographs, one class each, alternately JPEG and PNG."""
     random = np.random.default_rng(0)
     for name, photograph in zip(("china", "flower"), load_sample_images().images):
         (folder / name).mkdir(parents=True)
         for number in range(images):
             top, left = random.integers(0, 227), random.integers(0, 320)
-            window = Image.fromarray(photograph[top : top + 200, left : left + 320])
-            window.save(folder / name / f"{number:03d}.{('jpg', 'png')[number % 2]}")
+            crop = Image.fromarray(photograph[top : top + 200, left : left + 320])
+            crop.save(folder / name / f"{number:03d}.{('jpg', 'png')[number % 2]}")
 
 
-# Quick tests: tools/test_docs.py parses each command, commands/test_end_to_end.py runs such a row.
+# Not long: tools/test_docs.py parses each command; commands/test_end_to_end.py runs a similar chain.
 @pytest.mark.slow
 @pytest.mark.long
-def test_three_commands_from_a_folder_of_photographs_to_predictions(tmp_path):
+def test_three_commands_from_a_folder_of_images_to_predictions(tmp_path):
     cut_photographs(tmp_path / "photos", 20)
     (tmp_path / "flags").symlink_to(ROOT / "flags")
     program = tmp_path / "bin" / "imagenet-fast"
@@ -47,7 +47,7 @@ def test_three_commands_from_a_folder_of_photographs_to_predictions(tmp_path):
         "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
     }
-    prepare, train, predict = commands("Your own photographs")
+    prepare, train, predict = commands("Your own images")
     for command in (prepare, train, predict):
         finished = subprocess.run(
             ["bash", "-c", command],
@@ -59,6 +59,6 @@ def test_three_commands_from_a_folder_of_photographs_to_predictions(tmp_path):
             timeout=300,
         )
         assert finished.returncode == 0, finished.stdout + finished.stderr
-    answers = re.findall(r"^photos/(\w+)/\S+ +(\w+)", finished.stdout, re.MULTILINE)
-    assert len(answers) == 40
-    assert sum(folder == label for folder, label in answers) >= 36
+    predictions = re.findall(r"^photos/(\w+)/\S+ +(\w+)", finished.stdout, re.MULTILINE)
+    assert len(predictions) == 40
+    assert sum(folder == label for folder, label in predictions) >= 36
