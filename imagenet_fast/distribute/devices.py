@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
-import itertools
 import json
-import time
 from collections.abc import Sequence
 
 import tensorflow as tf
-from tensorflow.python.eager import context
 
 from imagenet_fast.base.environment import cpu_name
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.distribute.exchange import texts_of_all
 from imagenet_fast.distribute.gpus import gpu_name, own_uuids, same_gpus
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import collective_hint, worker_place, workers_of
-
-# Keys of the coordination service: what each worker has, and that it knows what all have.
-_DEVICES, _TOLD = "imagenet_fast/devices/{}/{}", "imagenet_fast/devices_told/{}/{}"
-_TOLD_MILLISECONDS = 10_000
-# A key is set once only, and all workers make their strategies in the same order.
-_CALLS = itertools.count()
-# A worker that dies after it has connected never sets its key.
-_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,42 +94,29 @@ def describe_gpus(names: Sequence[str]) -> str:
     return f"{len(names)} GPU ({told})"
 
 
-def check_same_devices(cluster: Cluster) -> None:
-    """Checks that all workers have as many GPUs, and that no two use the same one.
+def check_same_devices(cluster: Cluster, strategy: tf.distribute.Strategy) -> None:
+    """Checks that all workers have equally many GPUs, and that no two use the same one.
 
-    To be called by all workers, once TensorFlow has connected them and before any collective,
-    which would wait for ever, or fail in NCCL. They meet in TensorFlow's coordination service.
+    All workers must call it before their first collective, which would otherwise wait forever or
+    fail inside NCCL.
 
     Args:
       cluster: the workers, of which this process is one.
+      strategy: theirs.
 
     Raises:
-      UserError: in all workers, naming those that differ and what they have.
+      UserError: in all workers, naming those that differ and what they have; or naming a worker
+        that stopped after it connected.
     """
-    service, call = context.context(), next(_CALLS)
     own = {"gpus": visible_gpu_names(), "uuids": own_uuids()}
-    service.set_config_key_value(_DEVICES.format(call, cluster.index), json.dumps(own))
-    everyone = range(len(cluster.workers))
-    until = time.monotonic() + _SECONDS
-    found = []
-    for worker in everyone:
-        try:
-            left = max(1, round((until - time.monotonic()) * 1000))
-            told = service.get_config_key_value(_DEVICES.format(call, worker), left)
-        except tf.errors.DeadlineExceededError:
-            raise UserError(
-                f"worker {worker} ({cluster.workers[worker]}) connected, but did not say within "
-                f"{_SECONDS} s which GPUs it has: see its output"
-            ) from None
-        found.append(json.loads(told))
-    wrong = _difference(cluster, found)
+    try:
+        texts = texts_of_all(strategy, json.dumps(own))
+    except tf.errors.UnavailableError as error:
+        raise UserError(
+            f"a worker connected and then stopped: see its output ({error.message})"
+        ) from None
+    wrong = _difference(cluster, [json.loads(text) for text in texts])
     if wrong:
-        # The first worker holds what all have written, so it leaves last.
-        service.set_config_key_value(_TOLD.format(call, cluster.index), "")
-        if cluster.index == 0:
-            with contextlib.suppress(tf.errors.OpError):
-                for worker in everyone:
-                    service.get_config_key_value(_TOLD.format(call, worker), _TOLD_MILLISECONDS)
         raise UserError(wrong)
 
 

@@ -1,86 +1,101 @@
-"""What worker processes tell each other beside their gradients."""
+"""Texts, sums and barriers across worker processes.
+
+Texts go through TensorFlow's coordination service, a key-value store that the first worker hosts.
+All workers must make the same calls in the same order.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+import contextlib
+import itertools
+import json
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from imagenet_fast.distribute.workers import worker_place, workers_of
 
-# Texts come in multiples of so many bytes, so that few programs are made for them.
-_BYTES = 256
-
-
-def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have come here."""
-    if workers_of(strategy) is None:
-        return
-    for count in strategy.experimental_local_results(_meeting(strategy)()):
-        count.numpy()
-
-
-def numbers_of_all(strategy: tf.distribute.Strategy, numbers: Sequence[float]) -> np.ndarray:
-    """Returns each replica's numbers, float32 [replicas, numbers]; all workers must come here.
-
-    Args:
-      strategy: of the workers.
-      numbers: this worker's, as many in all of them.
-    """
-    gathered = _gathering(strategy, len(numbers))(tf.constant([list(numbers)], tf.float32))
-    rows = strategy.experimental_local_results(gathered)[0].numpy()
-    # TensorFlow gathers what is worker 10's before what is worker 9's.
-    return rows[np.argsort(rows[:, 0])][:, 1:]
+# The service accepts each key once; this numbers the exchanges of a process.
+_EXCHANGES = itertools.count()
+# How long to wait for a key before checking that the worker that will set it is alive.
+_POLL_MILLISECONDS = 2_000
+# A stopped process does not answer. TensorFlow gives up after three checks of 10 s.
+_HEALTH_MILLISECONDS = 30_000
+_ACKNOWLEDGE_MILLISECONDS = 10_000
 
 
 def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
-    """Returns each replica's text; all workers must come here.
+    """Returns each worker's text, in worker order; with one process, its text alone.
 
-    Args:
-      strategy: of the workers.
-      text: this worker's.
+    The first worker collects the texts and publishes the list. It returns after all others have
+    read the list, so that it may exit next, and the service with it.
+
+    Raises:
+      tf.errors.UnavailableError: in all workers, if one has stopped.
     """
-    codes = text.encode()
-    longest = int(numbers_of_all(strategy, [len(codes)]).max())
-    width = _BYTES * max(1, -(-longest // _BYTES))
-    rows = numbers_of_all(strategy, list(codes.ljust(width)))
-    return [bytes(row.astype(int).tolist()).decode().rstrip() for row in rows]
+    tasks, index = _tasks(strategy)
+    if len(tasks) < 2:
+        return [text]
+    service, prefix = context.context(), f"imagenet_fast/exchange/{next(_EXCHANGES)}"
+    own_key, all_key, read_key = (f"{prefix}/{name}" for name in ("text/{}", "all", "read/{}"))
+    if index:
+        service.set_config_key_value(own_key.format(index), text)
+        result = json.loads(_wait_for(all_key, tasks[0]))
+        service.set_config_key_value(read_key.format(index), "")
+    else:
+        others = list(range(1, len(tasks)))
+        result = {"texts": [text]}
+        for other in others:
+            try:
+                result["texts"].append(_wait_for(own_key.format(other), tasks[other]))
+            except tf.errors.UnavailableError as error:
+                result["error"] = error.message
+                others.remove(other)
+                break
+        service.set_config_key_value(all_key, json.dumps(result))
+        # One that stops now is reported by the next collective.
+        with contextlib.suppress(tf.errors.OpError):
+            for other in others:
+                service.get_config_key_value(read_key.format(other), _ACKNOWLEDGE_MILLISECONDS)
+    if "error" in result:
+        raise tf.errors.UnavailableError(None, None, result["error"])
+    return result["texts"]
 
 
 def text_of_chief(strategy: tf.distribute.Strategy, text: str) -> str:
-    """Returns the chief's text in all workers, which must come here; one process has its own.
+    """Returns the chief's text in all workers; arguments and errors are :func:`texts_of_all`'s."""
+    return texts_of_all(strategy, text)[0]
 
-    Args:
-      strategy: of the workers.
-      text: this worker's.
-    """
-    return text if workers_of(strategy) is None else texts_of_all(strategy, text)[0]
+
+def wait_for_all(strategy: tf.distribute.Strategy) -> None:
+    """Returns when all workers have called it (a barrier); errors as :func:`texts_of_all`'s."""
+    texts_of_all(strategy, "")
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, *values: np.ndarray) -> Sequence[np.ndarray]:
-    """Returns the sums of each worker's float32 arrays, of the same shapes; all must come here."""
+    """Returns the sum over workers of each float32 array, which has one shape in all of them."""
     if workers_of(strategy) is None:
         return values
     flat = np.concatenate([value.ravel() for value in values])
-    # The first of a worker's replicas has all of it.
+    # A worker's first replica contributes all of it, its others zeros.
     parts = iter([flat])
 
     def part(_: tf.distribute.ValueContext) -> tf.Tensor:
         return tf.constant(next(parts, np.zeros_like(flat)))
 
     per_replica = strategy.experimental_distribute_values_from_function(part)
-    total = tf.function(lambda: strategy.run(_sum_over_replicas, args=(per_replica,)))()
-    sums = strategy.experimental_local_results(total)[0].numpy()
+    # Outside of a tf.function, which would be traced for each new shape.
+    sums = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None).numpy()
     ends = np.cumsum([value.size for value in values])
     return [split.reshape(value.shape) for split, value in zip(np.split(sums, ends[:-1]), values)]
 
 
 def rows_of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
-    """Returns the rows of each worker's integer array, one worker's behind the other's.
+    """Returns the concatenation, in worker order, of each worker's integer array along axis 0.
 
-    Numbers up to 16.7 million, to which float32 is exact, which any device can sum.
+    For integers up to 2**24, which float32, the type of the sum, represents exactly.
     """
     workers, own = worker_place(strategy)
     counts = np.zeros([workers], np.float32)
@@ -92,36 +107,36 @@ def rows_of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> n
     return sum_over_workers(strategy, everything)[0].astype(np.int64)
 
 
-@functools.cache
-def _meeting(strategy: tf.distribute.Strategy) -> Callable[[], tf.Tensor]:
-    """Returns what sums a number over all workers; traced once, however often they meet."""
+def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:
+    """Returns TensorFlow's names of the workers, and the index of this one."""
+    workers = workers_of(strategy)
+    resolver = workers.cluster_resolver if workers else None
+    if resolver is None:
+        return [], 0
+    spec = resolver.cluster_spec()
+    tasks = [
+        (job, task)
+        for job in ("chief", "worker")
+        if job in spec.jobs
+        for task in spec.task_indices(job)
+    ]
+    names = [f"/job:{job}/replica:0/task:{task}" for job, task in tasks]
+    return names, tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
 
-    def own() -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
 
-    return tf.function(lambda: strategy.run(own))
+def _wait_for(key: str, task: str) -> str:
+    """Returns the value of a key that ``task`` sets.
 
-
-@functools.cache
-def _gathering(strategy: tf.distribute.Strategy, width: int) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Returns what makes of each replica's row the rows of all, each behind its replica's number.
-
-    A concrete function, which is not traced anew inside of a strategy's scope.
+    Raises:
+      tf.errors.UnavailableError: if the task has stopped: TensorFlow alone would wait forever.
     """
-
-    def own(row: tf.Tensor) -> tf.Tensor:
-        context = tf.distribute.get_replica_context()
-        replica = tf.fill([1, 1], tf.cast(context.replica_id_in_sync_group, tf.float32))
-        # On the replica's device, which the argument does not know.
-        row = tf.concat([replica, row], axis=1)
-        return context.all_gather(row, axis=0)
-
-    signature = [tf.TensorSpec([1, width], tf.float32)]
-    function = tf.function(lambda row: strategy.run(own, args=(row,)), signature, autograph=False)
-    return function.get_concrete_function()
-
-
-def _sum_over_replicas(value: tf.Tensor) -> tf.Tensor:
-    context = tf.distribute.get_replica_context()
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, value)
+    service = context.context()
+    try:
+        while True:
+            try:
+                return service.get_config_key_value(key, _POLL_MILLISECONDS)
+            except tf.errors.DeadlineExceededError:
+                service.check_collective_ops_peer_health(task, timeout_in_ms=_HEALTH_MILLISECONDS)
+    except tf.errors.OpError as error:
+        # Errors of a cluster blame the task that they name last.
+        raise tf.errors.UnavailableError(None, None, f"{error.message} ({task})") from error

@@ -217,7 +217,7 @@ def _multi_worker_strategy(
                 implementation=implementations.NCCL if gpus else implementations.AUTO,
             ),
         )
-    check_same_devices(cluster)
+    check_same_devices(cluster, strategy)
     return strategy
 
 

@@ -274,13 +274,6 @@ def test_sums_in_float32_are_nearer_than_a_rings_in_16_bits(jobs, algorithm, dty
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", parameters(("4",), ("12",)))
-def test_what_each_tells_is_known_by_its_number(jobs, job):
-    for result in jobs(job):
-        assert result["numbers"].tolist() == list(range(JOBS[job]["workers"]))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("job", "rows"),
     parameters(
@@ -300,10 +293,10 @@ def test_rows_are_in_the_order_in_which_tensorflow_ranks(jobs, job, rows):
         ("group", "replicas cannot be split into groups of 3"),
         ("elsewhere", "this AllReduce was made for a strategy with 1 replica(s), but is called"),
         ("segments", "fusion_segments 4 is out of range: there are 4 gradients, so the last"),
-        ("algorithms", "replica 1 'torus_2d in groups of 2 as float32"),
-        ("algorithms", "replica 0 'flat as float32"),
-        ("groups", "replica 1 'torus_2d in groups of 1"),
-        ("groups", "replica 0 'torus_2d in groups of 2"),
+        ("algorithms", "worker 1 'torus_2d in groups of 2 as float32"),
+        ("algorithms", "worker 0 'flat as float32"),
+        ("groups", "worker 1 'torus_2d in groups of 1"),
+        ("groups", "worker 0 'torus_2d in groups of 2"),
     ],
 )
 def test_mistakes_are_found_by_all_workers(jobs, mistake, message):

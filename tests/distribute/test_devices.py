@@ -1,8 +1,6 @@
 """What a run computes on, in words, and workers whose GPUs do not go together."""
 
-import itertools
 import json
-import threading
 import types
 
 import pytest
@@ -14,49 +12,16 @@ from imagenet_fast.distribute import devices
 from imagenet_fast.distribute.cluster import Cluster
 
 
-class FakeService:
-    """The coordination service: what one worker sets, all read; reading waits."""
-
-    def __init__(self):
-        self._values = {}
-        self._set = threading.Condition()
-
-    def set_config_key_value(self, key, value):
-        with self._set:
-            assert key not in self._values
-            self._values[key] = value
-            self._set.notify_all()
-
-    def get_config_key_value(self, key, timeout_in_ms=0):
-        with self._set:
-            found = self._set.wait_for(lambda: key in self._values, (timeout_in_ms or 10_000) / 1e3)
-            if not found:
-                raise tf.errors.DeadlineExceededError(None, None, key)
-            return self._values[key]
-
-
 def check_all(monkeypatch, workers, gpus):
     """Returns what each of the workers raises, by its number; ``gpus`` has the ids of each."""
-    service, raised = FakeService(), {}
-    own = threading.local()
-    monkeypatch.setattr(devices.context, "context", lambda: service)
-    monkeypatch.setattr(devices, "own_uuids", lambda: gpus[own.index])
-    # Each worker is a process of its own: all count their strategies alike.
-    monkeypatch.setattr(devices, "_CALLS", itertools.repeat(0))
-    monkeypatch.setattr(devices, "visible_gpu_names", lambda: ["NVIDIA L4"] * len(gpus[own.index]))
-
-    def run(index):
-        own.index = index
+    names = [json.dumps({"gpus": ["NVIDIA L4"] * len(own), "uuids": own}) for own in gpus]
+    monkeypatch.setattr(devices, "texts_of_all", lambda strategy, text: names)
+    raised = {}
+    for index in range(len(workers)):
         try:
-            devices.check_same_devices(Cluster(workers, index))
+            devices.check_same_devices(Cluster(workers, index), None)
         except UserError as error:
             raised[index] = str(error)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(workers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=30)
     return raised
 
 
@@ -84,21 +49,24 @@ def test_two_workers_on_the_same_gpu(monkeypatch):
     assert raised[0].startswith("workers 0 (a:1) and 1 (a:2) both use the GPU with UUID bb, but")
 
 
-def test_a_worker_that_dies_before_it_says_anything(monkeypatch):
-    FakeGpus(monkeypatch, 0)
-    monkeypatch.setattr(devices.context, "context", FakeService)
-    monkeypatch.setattr(devices, "_SECONDS", 0.1)
-    with pytest.raises(UserError, match=r"worker 1 \(b:1\) connected, but did not say within"):
-        devices.check_same_devices(Cluster(("a:1", "b:1"), 0))
+def test_each_worker_says_what_it_has(monkeypatch):
+    FakeGpus(monkeypatch, 2)
+    monkeypatch.setattr(devices, "own_uuids", lambda: ["aa", "bb"])
+    said = []
+    monkeypatch.setattr(devices, "texts_of_all", lambda _, text: said.append(text) or [text])
+    devices.check_same_devices(Cluster(("a:1",), 0), None)
+    assert json.loads(said[0]) == {"gpus": ["NVIDIA H100"] * 2, "uuids": ["aa", "bb"]}
 
 
-def test_a_process_may_make_several_strategies(monkeypatch):
-    """The coordination service takes a key once."""
-    service = FakeService()
+def test_a_worker_that_stops_before_it_says_anything(monkeypatch):
     FakeGpus(monkeypatch, 0)
-    monkeypatch.setattr(devices.context, "context", lambda: service)
-    for _ in range(2):
-        devices.check_same_devices(Cluster(("a:1",), 0))
+
+    def stopped(strategy, text):
+        raise tf.errors.UnavailableError(None, None, "Socket closed (/job:worker/task:1)")
+
+    monkeypatch.setattr(devices, "texts_of_all", stopped)
+    with pytest.raises(UserError, match=r"a worker connected and then stopped: .*task:1"):
+        devices.check_same_devices(Cluster(("a:1", "b:1"), 0), None)
 
 
 def test_gpus_in_words():

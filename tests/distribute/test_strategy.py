@@ -116,7 +116,7 @@ def patched(no_cluster, monkeypatch):
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordedStrategy)
         monkeypatch.setattr(strategy, "waiting_told", lambda cluster: contextlib.nullcontext())
-        monkeypatch.setattr(strategy, "check_same_devices", lambda cluster: None)
+        monkeypatch.setattr(strategy, "check_same_devices", lambda *_: None)
         made = make_strategy(Config(strategy="multi_worker", **options))
         strategy._make_strategy.cache_clear()
         return made, devices

@@ -414,7 +414,7 @@ def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monk
     tell = {"beginning anew": "going on from step 20"}
     monkeypatch.setattr(consistency, "texts_of_all", lambda _, own: [tell.get(own, own), own])
     message = (
-        "workers disagree on where to begin: replica 1 'beginning anew', replica 0 'going on from "
+        "workers disagree on where to begin: worker 1 'beginning anew', worker 0 'going on from "
         f"step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
     )
     with pytest.raises(UserError, match=re.escape(message)):

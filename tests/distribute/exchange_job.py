@@ -1,0 +1,53 @@
+"""Each of three workers exchanges texts and arrays; then the last one exits without a word.
+
+Arguments: the path of a JSON file without its end; each other worker writes one.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.distribute.exchange import (
+    rows_of_all_workers,
+    sum_over_workers,
+    text_of_chief,
+    texts_of_all,
+    wait_for_all,
+)
+
+
+def main():
+    strategy = make_strategy(Config(strategy="multi_worker", batch_size=3))
+    worker = strategy.cluster_resolver.task_id
+    time.sleep(worker / 2)  # the others wait
+    found = {
+        "texts": texts_of_all(strategy, f"worker {worker} " + "ä " * 300),
+        "chief": text_of_chief(strategy, f"{worker}"),
+        # Each of another shape, for which a tf.function would be traced again.
+        "sums": [
+            [total.tolist() for total in sum_over_workers(strategy, *arrays)]
+            for arrays in (
+                [np.full([n], worker, np.float32), np.ones([1, n], np.float32)] for n in range(1, 7)
+            )
+        ],
+        "rows": rows_of_all_workers(strategy, np.full([worker, 2], 2**24 - worker)).tolist(),
+    }
+    wait_for_all(strategy)
+    if worker == 2:
+        os._exit(0)
+    try:
+        wait_for_all(strategy)
+    except tf.errors.UnavailableError as error:
+        found["error"] = error.message
+    pathlib.Path(f"{sys.argv[1]}{worker}.json").write_text(json.dumps(found))
+    os._exit(0)  # a cluster that has lost a worker cannot be left in order
+
+
+if __name__ == "__main__":
+    main()

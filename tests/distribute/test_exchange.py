@@ -1,0 +1,59 @@
+"""Texts and sums across worker processes, and a worker that stops."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from imagenet_fast.distribute.exchange import (
+    rows_of_all_workers,
+    sum_over_workers,
+    text_of_chief,
+    texts_of_all,
+    wait_for_all,
+)
+
+JOB = pathlib.Path(__file__).with_name("exchange_job.py")
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory, run_python_session):
+    """Returns what the two workers that stay have written, and the output of all three."""
+    folder = tmp_path_factory.mktemp("exchange")
+    finished = run_python_session([JOB, folder / "worker"], workers=3)
+    found = [json.loads((folder / f"worker{i}.json").read_text()) for i in range(2)]
+    return found, finished.stdout + finished.stderr
+
+
+@pytest.mark.slow
+def test_texts(job):
+    for own in job[0]:
+        assert own["texts"] == [f"worker {worker} " + "ä " * 300 for worker in range(3)]
+        assert own["chief"] == "0"
+
+
+@pytest.mark.slow
+def test_sums_are_not_traced(job):
+    found, output = job
+    for own in found:
+        assert own["sums"] == [[[3.0] * n, [[3.0] * n]] for n in range(1, 7)]
+        assert own["rows"] == [[2**24 - 1] * 2, [2**24 - 2] * 2, [2**24 - 2] * 2]
+    assert "retracing" not in output
+
+
+@pytest.mark.slow
+def test_a_worker_that_stopped_is_named_by_all(job):
+    for own in job[0]:
+        assert own["error"].endswith("(/job:worker/replica:0/task:2)")
+
+
+def test_one_process():
+    alone = tf.distribute.get_strategy()
+    assert texts_of_all(alone, "text") == ["text"]
+    assert text_of_chief(alone, "text") == "text"
+    wait_for_all(alone)
+    rows = np.array([[1, 2]])
+    np.testing.assert_array_equal(rows_of_all_workers(alone, rows), rows)
+    assert sum_over_workers(alone, rows) == (rows,)
