@@ -1,5 +1,6 @@
-"""Times of this package's parts against other ways to do the same, for `imagenet-fast benchmark`.
+"""Benchmarks of the package's parts against other implementations: ``imagenet-fast benchmark``.
 
-Each benchmark returns a :class:`~imagenet_fast.benchmarks.timing.Comparison`;
-``imagenet_fast.benchmarks.report`` prints it, writes it and draws it.
+Each benchmark measures with :mod:`imagenet_fast.benchmarks.timing` and returns its results as a
+:class:`~imagenet_fast.benchmarks.report.Report`, which is printed and written as text, JSON and a
+plot.
 """

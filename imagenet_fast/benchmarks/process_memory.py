@@ -1,4 +1,4 @@
-"""The memory of this process, and a limit to it."""
+"""This process' memory use, and a limit on it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _STATUS = pathlib.Path("/proc/self/status")
 
 
 def memory(field: str) -> int:
-    """Returns bytes of memory of this process, as Linux counts them; 0 where it is not Linux.
+    """Returns bytes of this process' memory as Linux counts them; 0 on other systems.
 
-    ``getrusage`` would count the process that has started this one, too.
+    ``getrusage`` would also count the parent process before ``exec``.
 
     Args:
-      field: ``VmRSS`` for what it takes now, ``VmHWM`` for the most so far, ``VmData`` for what it
-        has asked for and a limit counts.
+      field: ``VmRSS`` for resident memory, ``VmHWM`` for its peak so far, ``VmData`` for what the
+        process has allocated, which a limit applies to.
     """
     if not _STATUS.exists():
         return 0
@@ -24,9 +24,5 @@ def memory(field: str) -> int:
 
 
 def limit_memory(more: int) -> None:
-    """Has the system refuse this process memory beyond what it has asked for so far.
-
-    Args:
-      more: bytes that it may ask for yet.
-    """
+    """Limits this process' allocations to their present size plus ``more`` bytes."""
     resource.setrlimit(resource.RLIMIT_DATA, (memory("VmData") + more,) * 2)

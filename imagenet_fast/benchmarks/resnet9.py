@@ -1,4 +1,4 @@
-"""A training step of Page's ResNet-9 recipe against plain Keras, and against its network alone."""
+"""A benchmark of a step of Page's ResNet-9 recipe against plain Keras, and of its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.benchmarks.step import on_new_iterators, stepper, title
-from imagenet_fast.benchmarks.timing import Comparison, Spread, take_turns, timed
+from imagenet_fast.benchmarks.timing import Comparison, Spread, time_interleaved, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import read_info
@@ -34,27 +34,27 @@ _RANDOM_BATCHES, _RANDOM_CLASSES = 10, 10
 
 
 def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5) -> Comparison:
-    """Times training steps of a recipe and of plain Keras, and parts of a step, in turns.
+    """Times interleaved training steps of a recipe and of plain Keras, and parts of a step.
 
-    In this order, each on one device, with weights in the same network of the same precision:
+    In this order, each on one device, with the same network and precision:
 
     * the recipe's step, as ``fit`` calls it, with the images on the device;
-    * that of a ``keras.Model`` that ``tf.data`` feeds with the same images from memory;
-    * the network's forward and backward pass, of a batch that is normalized already;
+    * the step of a ``keras.Model`` that ``tf.data`` feeds with the same images from memory;
+    * the network's forward and backward pass of a normalized batch;
     * making a batch, and nothing else;
     * the update of the weights and of their moving average, and nothing else.
 
-    What is outside the network is the first one's time less the third one's.
+    The time outside the network is the first time less the third.
 
     Args:
       config: of a recipe of ``resnet9``. Without ``data_dir``, images are random.
-      warmup: untimed samples of each at first.
+      warmup: untimed samples of each at the start.
       repeats: timed samples of each.
-      steps: training steps in a sample, after which the device is waited for. With a multiple of
-        ``ema_every``, all samples have as many updates of the moving average.
+      steps: training steps in a sample, which ends when the device has finished. If it is a
+        multiple of ``ema_every``, all samples have the same number of moving-average updates.
 
     Raises:
-      UserError: if it is no such recipe, or the data cannot be used.
+      UserError: if it is not such a recipe, or the data cannot be used.
     """
     _check(config)
     config = config.replace(strategy="one_device")
@@ -73,7 +73,7 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
     alone = network_gradients(
         network_of(theirs), normalize(images[first]), tf.constant(labels[first]), config.xla
     )
-    times = take_turns(
+    times = time_interleaved(
         [
             timed(stepper(model, ours, steps)),
             on_new_iterators(theirs, batches, steps),
@@ -97,9 +97,9 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
 
 
 def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
-    """Returns the recipe's network, from uint8 pixels to logits, compiled as Keras' users do.
+    """Returns the recipe's network, from uint8 pixels to logits, compiled in Keras' usual way.
 
-    Its rate is Keras' default, which has no part in the time.
+    The learning rate is Keras' default, which does not affect the time.
 
     Args:
       config: of the recipe.
@@ -122,13 +122,13 @@ def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
 def keras_dataset(
     images: np.ndarray, labels: np.ndarray, classes: int, config: Config
 ) -> tf.data.Dataset:
-    """Returns endless batches of cropped and flipped images, as Keras' guides make them.
+    """Returns an infinite dataset of cropped and flipped batches, built as in Keras' guides.
 
     Args:
       images: uint8 [images, size, size, 3].
       labels: int [images].
-      classes: how many there are.
-      config: says how far images are shifted, and how many are in a batch.
+      classes: their number.
+      config: gives the crop padding and the batch size.
 
     Returns:
       uint8 [batch, size, size, 3], and float32 [batch, classes] for a loss with smoothed labels.
@@ -154,7 +154,7 @@ def keras_dataset(
 def network_gradients(
     network: keras.Model, images: tf.Tensor, labels: tf.Tensor, xla: bool
 ) -> Callable[[], list[tf.Tensor]]:
-    """Returns what takes a network forward and backward, and does nothing else.
+    """Returns a function that runs only a network's forward and backward pass.
 
     Args:
       network: from normalized images to logits.
@@ -163,8 +163,8 @@ def network_gradients(
       xla: whether XLA compiles it.
 
     Returns:
-      A function that returns the gradients, by the trainable variables, of the cross-entropy's sum
-      over the images.
+      A function that returns the gradients of the images' summed cross-entropy with respect to the
+      trainable variables.
     """
 
     @tf.function(jit_compile=xla, autograph=False)
@@ -179,12 +179,12 @@ def network_gradients(
 
 
 def write_random_images(directory: str | os.PathLike[str], count: int, config: Config) -> None:
-    """Writes a data set of random images, the same ones each time, as ``prepare`` does.
+    """Prepares a data set of random images, the same ones each time.
 
     Args:
-      directory: where to.
-      count: training images; as few validation images as there can be.
-      config: gives their size.
+      directory: where to write.
+      count: training images; there are 4 validation images.
+      config: gives the image size.
     """
     random = np.random.default_rng(0)
     arrays = {}
@@ -204,7 +204,7 @@ def _check(config: Config) -> None:
     for name, value in needed.items():
         if getattr(config, name) != value:
             raise UserError(
-                f"the benchmark is of recipes with {name}={value}, as myrtle_cifar10.flags, but "
+                f"the benchmark needs a recipe with {name}={value}, like myrtle_cifar10.flags, but "
                 f"this one has {name}={getattr(config, name)}"
             )
 
@@ -213,13 +213,13 @@ def _arrays(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Returns the training images, uint8 [images, size, size, 3], and labels, int32 [images]."""
     split, config = read_info(config).splits["train"], with_resize_kernel(config)
     share = share_of(split, config, pipelines=1, pipeline=0)
-    # As the model has called it, whose images are still held.
+    # The model's arguments, so that its cached images are reused.
     images, labels, _ = images_of(share, "train", config, thread_count(config), None)
     return images.numpy(), labels.numpy()
 
 
 def _batch_maker(model: Classifier, xla: bool) -> Callable[[], object]:
-    """Returns what makes the model's training batches, one after the other."""
+    """Returns a function that makes the model's next training batch."""
     steps, images = itertools.count(), model.training_images
     assert images is not None  # The recipe has data_on_device.
     make = tf.function(lambda step: images.batch(step, 0), jit_compile=xla, autograph=False)
@@ -227,7 +227,7 @@ def _batch_maker(model: Classifier, xla: bool) -> Callable[[], object]:
 
 
 def _updater(model: Classifier, xla: bool) -> Callable[[], object]:
-    """Returns what updates the model as a step does, with gradients of zero."""
+    """Returns a function that updates the model as a step does, with zero gradients."""
     gradients = [tf.zeros_like(variable) for variable in model.trainable_variables]
     update = tf.function(model.update, jit_compile=xla, autograph=False)
     return lambda: model.distribute_strategy.run(update, (gradients,))
@@ -249,10 +249,10 @@ def _title(config: Config, steps: int) -> str:
 
 def _notes(config: Config, images: int) -> tuple[str, ...]:
     return (
-        f"{images:,} images. imagenet_fast: in the device's memory, all of the recipe. plain "
-        "Keras: compile(SGD with momentum, smoothed cross-entropy, accuracy), images from memory "
-        "by tf.data, shuffled, cropped and flipped; no moving average of the weights, no decay, "
-        "no schedule, one rate for all, no cutout, no top-5.",
+        f"{images:,} images. imagenet_fast: the whole recipe, images in the device's memory. plain "
+        "Keras: compile(SGD with momentum, smoothed cross-entropy, accuracy), tf.data reads images "
+        "from memory, shuffles, crops and flips; no weight averaging, weight decay, schedule, "
+        "per-layer learning rates, cutout or top-5 accuracy.",
         "network alone: forward and backward pass of a normalized batch. batch alone: order, "
-        "crops and flips. update alone: of the weights and their moving average.",
+        "crops and flips. update alone: weights and their moving average.",
     )

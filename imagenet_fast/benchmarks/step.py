@@ -1,4 +1,4 @@
-"""One training step against the same network from Keras applications under plain ``fit``."""
+"""A benchmark of one training step against the same Keras applications network under ``fit``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, choices_hint
-from imagenet_fast.benchmarks.timing import Comparison, Timed, take_turns, timed
+from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
@@ -16,23 +16,23 @@ from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build import build_model, precision_policy
 
 NAMES = ("imagenet_fast", "Keras applications")
-# By name: the functions are made for positional arguments that differ between versions.
+# Names: the functions' positional arguments differ between versions.
 _PEERS = {"resnet50": "ResNet50", "resnet101": "ResNet101", "resnet152": "ResNet152"}
 
 
 def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) -> Comparison:
-    """Times training steps of the model that ``config`` names and of its peer, in turns.
+    """Times interleaved training steps of the model in ``config`` and of its Keras counterpart.
 
     Each step is a call of the function that ``fit`` calls for a step, on one device, on the same
-    batch of random images. The peer gets its images as float32 and normalized; this package's model
-    normalizes uint8 ones itself. Ours also counts top-5 answers, and decays weights if ``config``
-    says so.
+    batch of random images. The Keras model gets normalized float32 images; this package's model
+    normalizes uint8 ones itself. Ours also computes top-5 accuracy, and decays weights if
+    ``config`` says so.
 
     Args:
       config: of the model, its precision, the image size and the batch size.
-      warmup: untimed samples of each at first.
+      warmup: untimed samples of each at the start.
       repeats: timed samples of each.
-      steps: training steps in a sample, after which the device is waited for.
+      steps: training steps in a sample, which ends when the device has finished.
 
     Raises:
       UserError: if Keras applications does not have the network.
@@ -42,7 +42,7 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
         synthetic=True,
         num_classes=1000,
         strategy="one_device",
-        # As Keras applications starts; it has no part in the time, but in the values.
+        # Keras applications' initialization; it affects values, not time.
         zero_gamma=False,
     )
     images, labels = _batch(config)
@@ -54,12 +54,12 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
         stepper(build_model(config), iter(make_dataset(config, "train")), steps),
         stepper(theirs, iter(batches.repeat().prefetch(tf.data.AUTOTUNE)), steps),
     )
-    times = take_turns([timed(call) for call in calls], warmup=warmup, repeats=repeats)
+    times = time_interleaved([timed(call) for call in calls], warmup=warmup, repeats=repeats)
     return Comparison(title(config, steps), _notes(config), NAMES, times, steps * images.shape[0])
 
 
 def keras_model(config: Config) -> keras.Model:
-    """Returns the network from Keras applications, compiled as its users do.
+    """Returns the network from Keras applications, compiled in the usual way.
 
     Raises:
       UserError: if Keras applications does not have the network.
@@ -73,7 +73,7 @@ def keras_model(config: Config) -> keras.Model:
             classes=config.num_classes,
             classifier_activation=None,
         )
-        # Keras' guide to mixed precision asks for float32 at the end.
+        # As Keras' guide to mixed precision recommends.
         logits = keras.layers.Activation("linear", dtype="float32")(network.output)
         model = keras.Model(network.input, logits)
     model.compile(
@@ -85,9 +85,9 @@ def keras_model(config: Config) -> keras.Model:
 
 
 def stepper(model: keras.Model, batches: Iterator, steps: int) -> Callable[[], float]:
-    """Returns what takes ``steps`` steps as ``fit`` does and returns when they are done.
+    """Returns a function that takes ``steps`` training steps as ``fit`` does, one batch each.
 
-    It takes a batch for each, and returns the loss.
+    It waits until they are done and returns the last loss.
     """
     with model.distribute_strategy.scope():
         train = model.make_train_function()
@@ -100,15 +100,15 @@ def stepper(model: keras.Model, batches: Iterator, steps: int) -> Callable[[], f
     return take_steps
 
 
-def on_new_iterators(model: keras.Model, batches: Iterable, steps: int) -> Timed:
-    """Returns what takes ``steps`` steps as ``fit`` does, each time on an iterator of its own.
+def on_new_iterators(model: keras.Model, batches: Iterable, steps: int) -> TimedCall:
+    """Returns a timed call of ``steps`` training steps, each time on a new iterator.
 
-    So ``batches`` are not made ahead while others have their turn, for which these would pay.
+    A running iterator would prefetch batches during the other variants' repeats, and slow these.
     """
 
     def sample() -> tuple[float, float]:
         iterator = iter(batches)
-        # Until as many batches are made ahead as will be at the end.
+        # Fills the prefetch buffer, which will be as full after the timed steps.
         stepper(model, iterator, 1)()
         return timed(stepper(model, iterator, steps))()
 
@@ -116,7 +116,7 @@ def on_new_iterators(model: keras.Model, batches: Iterable, steps: int) -> Timed
 
 
 def title(config: Config, steps: int) -> str:
-    """Returns what so many training steps in a sample are steps of."""
+    """Returns the title of a comparison of samples of ``steps`` training steps."""
     count = "training step" if steps == 1 else f"{steps} training steps"
     return (
         f"{config.model}, {count}: batch {config.batch_size}, {config.image_size} px, "
@@ -141,13 +141,13 @@ def _batch(config: Config) -> tuple[tf.Tensor, tf.Tensor]:
 def _notes(config: Config) -> tuple[str, ...]:
     decay = " and weight decay" if config.weight_decay else ""
     network = (
-        "The same network: stride on the 1x1 (ResNet v1), as Keras applications has it."
+        "The same network: stride on the 1x1 (ResNet v1), as in Keras applications."
         if config.stride_on_1x1
-        else "NOT the same network: stride on the 3x3 (v1.5), while Keras applications has it on "
-        "the 1x1 (v1), which is less work."
+        else "NOT the same network: stride on the 3x3 (v1.5); Keras applications has it on the "
+        "1x1 (v1), which is less work."
     )
     return (
         network,
-        "Theirs: compile(SGD with momentum, sparse cross-entropy, accuracy), float32 images that "
-        f"are normalized already. Ours: uint8 images, also top-5{decay}.",
+        "Keras applications: compile(SGD with momentum, sparse cross-entropy, accuracy), "
+        f"normalized float32 images. imagenet_fast: uint8 images, also top-5{decay}.",
     )

@@ -1,4 +1,4 @@
-"""Several ways to do the same, timed in turns."""
+"""Interleaved timing of several ways to do the same work."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-# Does something once; returns how long that took, in seconds by the clock and of CPU time.
-Timed = Callable[[], "tuple[float, float]"]
+# Does the work once; returns the wall-clock seconds and the CPU seconds that it took.
+TimedCall = Callable[[], "tuple[float, float]"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """The median of some measurements, the least and the greatest."""
+    """The median, minimum and maximum of repeated measurements."""
 
     median: float
     min: float
@@ -24,18 +24,18 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Takes at least one measurement."""
+        """Summarizes at least one measurement."""
         return cls(statistics.median(values), min(values), max(values))
 
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """How long something took, each time that it was done.
+    """The duration of every repeat.
 
     Attributes:
-      seconds: by the clock on the wall.
-      cpu_seconds: of the process that did it, on all cores together. What other programs do hardly
-        changes them; what a GPU does is not in them.
+      seconds: wall-clock time.
+      cpu_seconds: CPU time of the process on all cores together. It hardly depends on other
+        programs' load, and does not include a GPU's work.
     """
 
     seconds: tuple[float, ...]
@@ -44,15 +44,15 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How long some ways to do the same took.
+    """Times of several ways to do the same work.
 
     Attributes:
-      title: what was done.
-      notes: what a reader must know to judge the numbers, a sentence each.
-      names: of the ways, at least two: the one of interest, then those that it is compared with.
-      times: of each, in that order; the n-th ones were taken one after the other.
-      images: handled in each of these times; None where speed is not a matter of images.
-      shares: of the first one's time that something takes, in 0 to 1, by what that is.
+      title: the work.
+      notes: what a reader needs to judge the numbers, one sentence each.
+      names: of the variants, at least two; the first one is compared with each other one.
+      times: of each variant. The n-th repeats of all variants followed each other.
+      images: processed in one repeat; None if images are not the unit of speed.
+      fractions: of the first variant's time, in [0, 1], by what takes it.
     """
 
     title: str
@@ -60,25 +60,28 @@ class Comparison:
     names: tuple[str, ...]
     times: tuple[Times, ...]
     images: int | None = None
-    shares: Mapping[str, Spread] = dataclasses.field(default_factory=dict)
+    fractions: Mapping[str, Spread] = dataclasses.field(default_factory=dict)
 
     @property
     def repeats(self) -> int:
-        """Measurements of each."""
+        """Timed repeats of each variant."""
         return len(self.times[0].seconds)
 
     @property
     def ratios(self) -> dict[str, Spread]:
-        """The first one's time by that of each other one, turn by turn; below 1 it is faster."""
+        """The first variant's time divided by each other one's, repeat by repeat.
+
+        Below 1, the first one is faster.
+        """
         return self._ratios([times.seconds for times in self.times])
 
     @property
     def cpu_ratios(self) -> dict[str, Spread]:
-        """The same of the CPU times, fair on a machine that others use too."""
+        """The same ratios of CPU times, which are fair on a shared machine."""
         return self._ratios([times.cpu_seconds for times in self.times])
 
     def images_per_second(self, index: int) -> Spread:
-        """Returns the speed of one of the ways, where ``images`` is given."""
+        """Returns the speed of one variant; ``images`` must be set."""
         assert self.images
         return Spread.of([self.images / seconds for seconds in self.times[index].seconds])
 
@@ -90,8 +93,8 @@ class Comparison:
         }
 
 
-def timed(call: Callable[[], object]) -> Timed:
-    """Returns ``call``, which returns when it is done, with the times that it takes."""
+def timed(call: Callable[[], object]) -> TimedCall:
+    """Wraps a blocking ``call`` so that it returns its wall-clock and CPU seconds."""
 
     def run() -> tuple[float, float]:
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -101,23 +104,23 @@ def timed(call: Callable[[], object]) -> Timed:
     return run
 
 
-def take_turns(calls: Sequence[Timed], *, warmup: int, repeats: int) -> tuple[Times, ...]:
-    """Times what does the same in several ways, in turns.
+def time_interleaved(calls: Sequence[TimedCall], *, warmup: int, repeats: int) -> tuple[Times, ...]:
+    """Times several ways to do the same work, alternating between them.
 
     Args:
-      calls: what does the same, each in another way.
-      warmup: turns that do not count at first, in which functions are traced and compiled.
-      repeats: turns that count.
+      calls: one for each way.
+      warmup: untimed rounds at the start, in which functions are traced and compiled.
+      repeats: timed rounds.
 
     Returns:
-      The times of each, without warm-up.
+      The times of each, without warmup.
     """
-    taken = in_turns(calls, warmup=warmup, repeats=repeats)
-    return tuple(Times(*zip(*times)) for times in taken)
+    measured = interleave(calls, warmup=warmup, repeats=repeats)
+    return tuple(Times(*zip(*times)) for times in measured)
 
 
-def in_turns(
-    measures: Sequence[Callable[[], Any]],
+def interleave(
+    calls: Sequence[Callable[[], Any]],
     *,
     warmup: int,
     repeats: int,
@@ -125,26 +128,26 @@ def in_turns(
     unit: str = " calls",
     silent: bool = False,
 ) -> list[list[Any]]:
-    """Measures ``a, b, c, a, b, c, ...`` so that a change of the machine's speed hits all alike.
+    """Calls ``a, b, c, a, b, c, ...`` so that changes of the machine's speed affect all alike.
 
     Args:
-      measures: each does something once and returns what was measured.
-      warmup: turns that do not count at first.
-      repeats: turns that count.
-      name: of them all, for the progress bar.
-      unit: of the bar: what is done at once.
-      silent: whether there is no bar, as in all processes but one.
+      calls: each runs once and returns its measurement.
+      warmup: rounds at the start whose measurements are dropped.
+      repeats: rounds whose measurements are returned.
+      name: shown before the progress bar.
+      unit: of the progress bar.
+      silent: hides the progress bar, as in all processes but one.
 
     Returns:
-      What each returned, without warm-up.
+      The measurements of each call.
     """
-    taken: list[list[Any]] = [[] for _ in measures]
-    total = len(measures) * (warmup + repeats)
+    results: list[list[Any]] = [[] for _ in calls]
+    total = len(calls) * (warmup + repeats)
     with tqdm(total=total, unit=unit, dynamic_ncols=True, disable=silent) as bar:
-        for turn in range(warmup + repeats):
-            state = "warm-up" if turn < warmup else "timing"
+        for repeat in range(warmup + repeats):
+            state = "warmup" if repeat < warmup else "timing"
             bar.set_description(f"{name}, {state}" if name else state)
-            for measure, own in zip(measures, taken):
-                own.append(measure())
+            for call, measured in zip(calls, results):
+                measured.append(call())
                 bar.update()
-    return [own[warmup:] for own in taken]
+    return [measured[warmup:] for measured in results]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
 
 from imagenet_fast.base.errors import UserError, choices_hint, nearest
 from imagenet_fast.commands.flags import CommandFlags
@@ -12,7 +12,7 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 from imagenet_fast.models.options import MODEL_NAMES
 
 if TYPE_CHECKING:
-    from imagenet_fast.benchmarks.timing import Comparison
+    from imagenet_fast.benchmarks.report import Report
 
 
 def main(arguments: list[str]) -> int:
@@ -52,11 +52,11 @@ def _step(arguments: list[str]) -> None:
     config = Config(**{name: flags[name] for name in options})
 
     import_tensorflow()
+    from imagenet_fast.benchmarks.report import make_report
     from imagenet_fast.benchmarks.step import compare_steps
 
-    comparison = compare_steps(config, **counts)
-    told = {**{name: flags[name] for name in options}, **counts}
-    _report(comparison, told, flags["output_dir"], f"{config.model}_{config.precision}")
+    report = make_report(compare_steps(config, **counts))
+    _print_and_write(report, flags, (*options, *counts), f"{config.model}_{config.precision}")
 
 
 def _resnet9(arguments: list[str]) -> None:
@@ -75,12 +75,12 @@ def _resnet9(arguments: list[str]) -> None:
     config = Config.from_flagfile(flags["recipe"], **changes)
 
     import_tensorflow()
+    from imagenet_fast.benchmarks.report import make_report
     from imagenet_fast.benchmarks.resnet9 import compare_resnet9
 
-    comparison = compare_resnet9(config, **counts)
-    told = {"recipe": flags["recipe"], **changes, **counts}
+    report = make_report(compare_resnet9(config, **counts))
     name = f"width{config.width or 64}_{config.precision}{'_xla' if config.xla else ''}"
-    _report(comparison, told, flags["output_dir"], name)
+    _print_and_write(report, flags, ("recipe", *changes, *counts), name)
 
 
 def _optimizer(arguments: list[str]) -> None:
@@ -98,9 +98,10 @@ def _optimizer(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers
+    from imagenet_fast.benchmarks.report import make_report
 
-    comparison = compare_optimizers(model, model_garden=flags["model_garden"], **counts)
-    _report(comparison, {"model": model, **counts}, flags["output_dir"], model)
+    report = make_report(compare_optimizers(model, model_garden=flags["model_garden"], **counts))
+    _print_and_write(report, flags, ("model", *counts), model)
 
 
 def _decode(arguments: list[str]) -> None:
@@ -117,10 +118,11 @@ def _decode(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.benchmarks.decode import compare_decoding
+    from imagenet_fast.benchmarks.report import make_report
 
-    comparison = compare_decoding(config, **counts)
-    told = {**options, **counts}
-    _report(comparison, told, flags["output_dir"], f"{config.image_size}_{config.resize_method}")
+    report = make_report(compare_decoding(config, **counts))
+    name = f"{config.image_size}_{config.resize_method}"
+    _print_and_write(report, flags, (*options, *counts), name)
 
 
 def _all_reduce(arguments: list[str]) -> None:
@@ -165,7 +167,7 @@ def _all_reduce(arguments: list[str]) -> None:
 
     import_tensorflow()
     from imagenet_fast.benchmarks.all_reduce import compare as all_reduce
-    from imagenet_fast.benchmarks.all_reduce import report as all_reduce_report
+    from imagenet_fast.benchmarks.all_reduce.report import make_report
     from imagenet_fast.cost_model.all_reduce import Network
     from imagenet_fast.distribute.all_reduce import default_group_size
     from imagenet_fast.distribute.strategy import make_strategy
@@ -187,22 +189,16 @@ def _all_reduce(arguments: list[str]) -> None:
     results = all_reduce.compare_all_reduce(
         strategy,
         [*map(all_reduce.sized_case, sizes), *map(all_reduce.gradients_case, named)],
-        [all_reduce.Way(name, pack, flags["dtype"]) for name in algorithms for pack in packs],
+        [all_reduce.Method(name, pack, flags["dtype"]) for name in algorithms for pack in packs],
         group_size=group,
         network=network,
         timeout_seconds=flags["timeout"],
         **counts,
     )
-    if not is_chief(strategy):
-        return
-    replicas = strategy.num_replicas_in_sync
-    print(all_reduce_report.table(results, replicas, group))
-    if flags["output_dir"]:
-        told = {name: flags[name] for name in flags.own_names()}
-        for path in all_reduce_report.write(
-            results, replicas, group, told, flags["output_dir"], f"{replicas}_workers"
-        ):
-            print(path)
+    if is_chief(strategy):
+        replicas = strategy.num_replicas_in_sync
+        report = make_report(results, replicas, group)
+        _print_and_write(report, flags, flags.own_names(), f"{replicas}_workers")
 
 
 def _input(arguments: list[str]) -> None:
@@ -234,19 +230,15 @@ def _input(arguments: list[str]) -> None:
     names = _parts(flags, "compare", _INPUT_PARTS)
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.input import report as input_report
     from imagenet_fast.benchmarks.input.compare import InputBenchmark
+    from imagenet_fast.benchmarks.input.report import make_report
     from imagenet_fast.data.pipeline import thread_count
 
     peers = {name: flags[name] for name in ("model_garden", "pytorch", "simplejpeg") if flags[name]}
     benchmark = InputBenchmark(config, peers, **counts)
     parts = {name: getattr(benchmark, name)() for name in names}
-    host = (thread_count(config), flags["consumes"])
-    print(input_report.table(parts, *host))
-    if flags["output_dir"]:
-        told = {name: flags[name] for name in (*options, *flags.own_names())}
-        for path in input_report.write(parts, *host, told, flags["output_dir"]):
-            print(path)
+    report = make_report(parts, thread_count(config), flags["consumes"])
+    _print_and_write(report, flags, (*options, *flags.own_names()), "input")
 
 
 def _serving(arguments: list[str]) -> None:
@@ -265,19 +257,16 @@ def _serving(arguments: list[str]) -> None:
         raise UserError(f"threads is {flags['threads']}, but must not be negative")
 
     import_tensorflow()
-    from imagenet_fast.benchmarks.serving import report as serving_report
     from imagenet_fast.benchmarks.serving.compare import compare_serving
+    from imagenet_fast.benchmarks.serving.report import make_report
     from imagenet_fast.training.model_dir import read_config
 
     config = read_config(flags["model_dir"])
     if flags["data_dir"]:
         config = config.replace(data_dir=flags["data_dir"])
-    parts = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)
-    print(serving_report.table(parts))
-    if flags["output_dir"]:
-        told = {name: flags[name] for name in ("model_dir", "data_dir", *flags.own_names())}
-        for path in serving_report.write(parts, told, flags["output_dir"]):
-            print(path)
+    results = compare_serving(config, batch_sizes, threads=flags["threads"], **counts)
+    options = ("model_dir", "data_dir", *flags.own_names())
+    _print_and_write(make_report(results), flags, options, "serving")
 
 
 def _pipeline(arguments: list[str]) -> None:
@@ -290,23 +279,19 @@ def _pipeline(arguments: list[str]) -> None:
     )
     flags.define("memory_limit", 512, "MiB that each process may ask for in the part of that name")
     flags.define("repeats", 5, "timed steps of each, in the parts that time them")
-    flags.define("output_dir", "", "where to write tables, a JSON file and a plot; empty: nowhere")
+    flags.define("output_dir", "", "where to write the tables, a JSON file and a plot")
     flags.parse(arguments)
     counts = _counts(flags, "memory_limit", "repeats")
     names = _parts(flags, "parts", _PIPELINE_PARTS)
 
     import_tensorflow()
     from imagenet_fast.benchmarks.pipeline import compare as pipeline
-    from imagenet_fast.benchmarks.pipeline import report as pipeline_report
+    from imagenet_fast.benchmarks.pipeline.report import make_report
 
     given = dict.fromkeys(("emulated", "overlap", "recomputation"), (counts["repeats"],))
     given["memory_limit"] = (counts["memory_limit"] * 2**20,)
     parts = {name: pipeline.PARTS[name](*given.get(name, ())) for name in names}
-    print(pipeline_report.table(parts))
-    if flags["output_dir"]:
-        told = {name: flags[name] for name in flags.own_names()}
-        for path in pipeline_report.write(parts, told, flags["output_dir"]):
-            print(path)
+    _print_and_write(make_report(parts), flags, flags.own_names(), "pipeline")
 
 
 def _parts(flags: CommandFlags, name: str, known: Collection[str]) -> list[str]:
@@ -333,8 +318,8 @@ def _numbers(flags: CommandFlags, name: str) -> list[int]:
 
 def _define_turns(flags: CommandFlags, repeats: int, warmup: int) -> None:
     flags.define("repeats", repeats, "timed samples of each")
-    flags.define("warmup", warmup, "untimed samples of each at first")
-    flags.define("output_dir", "", "where to write a JSON file and a plot; empty: nowhere")
+    flags.define("warmup", warmup, "untimed samples of each at the start")
+    flags.define("output_dir", "", "where to write the table, a JSON file and a plot")
 
 
 def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
@@ -345,13 +330,12 @@ def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
     return counts
 
 
-def _report(comparison: Comparison, options: dict[str, Any], directory: str, name: str) -> None:
-    from imagenet_fast.benchmarks import report
-
-    print(report.table(comparison))
-    if directory:
-        for path in report.write(comparison, options, directory, name):
-            print(path)
+def _print_and_write(report: Report, flags: CommandFlags, names: Iterable[str], name: str) -> None:
+    """Prints a report, and writes it to ``--output_dir`` with the flags of these names."""
+    print(report.text)
+    if flags["output_dir"]:
+        options = {option: flags[option] for option in names}
+        print(*report.write(options, flags["output_dir"], name), sep="\n")
 
 
 # By name: what runs it, and what it does.

@@ -181,7 +181,7 @@ def _exchange_and_gather(what: str, members: int, groups: int) -> tuple[Stage, .
     )
 
 
-def wire_share(algorithm: str, replicas: int, group: int = 1) -> float:
+def wire_fraction(algorithm: str, replicas: int, group: int = 1) -> float:
     """Returns the bytes that the busiest replica sends, or receives, as a fraction of the tensor's.
 
     No algorithm has less than ``2 (replicas - 1) / replicas`` for the sum of all replicas' sends

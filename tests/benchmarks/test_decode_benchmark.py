@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from imagenet_fast import Config, UserError
-from imagenet_fast.benchmarks.decode import WAYS, compare_decoding
+from imagenet_fast.benchmarks.decode import VARIANTS, compare_decoding
 from imagenet_fast.commands.benchmark import main
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import encode_example
@@ -45,13 +45,13 @@ def data(tmp_path):
 def test_options_are_timed_and_their_pixels_compared_with_pillows(data):
     config = Config(data_dir=data, num_classes=1, image_size=16, batch_size=1, crop_min_area=0.9)
     comparison = compare_decoding(config, 3, warmup=1, repeats=2)
-    assert comparison.names == tuple(WAYS) and comparison.images == 3
+    assert comparison.names == tuple(VARIANTS) and comparison.images == 3
     assert all(len(times.seconds) == 2 for times in comparison.times)
     means = {}
     for note in comparison.notes[1:]:
         name, mean = re.match(r"  (.*): ([\d.]+) on average", note).groups()
         means[name] = float(mean)
-    assert means.keys() == WAYS.keys()
+    assert means.keys() == VARIANTS.keys()
     # Only the edges of windows, which have no neighbours from which to take subsampled colours.
     assert means["default"] < 0.2
     for name, mean in means.items():
@@ -59,7 +59,7 @@ def test_options_are_timed_and_their_pixels_compared_with_pillows(data):
 
 
 def test_too_few_jpegs(data):
-    with pytest.raises(UserError, match="has 3 JPEGs to train on, not 4"):
+    with pytest.raises(UserError, match="has 3 training JPEGs, not 4"):
         config = Config(data_dir=data, num_classes=1, batch_size=1)
         compare_decoding(config, 4, warmup=1, repeats=1)
 

@@ -159,7 +159,7 @@ def test_all_take_their_turns(monkeypatch):
     assert all(min(times.seconds) > 0 for times in comparison.times)
     assert comparison.images == 48
     whole, _, network, *_ = (np.array(times.seconds) for times in comparison.times)
-    assert comparison.shares == {"outside the network": Spread.of(1 - network / whole)}
+    assert comparison.fractions == {"outside the network": Spread.of(1 - network / whole)}
     assert comparison.title == "resnet9, 3 training steps: batch 16, 8 px, float32, width 2"
     assert comparison.notes[0].startswith("160 images.")
 
@@ -167,7 +167,7 @@ def test_all_take_their_turns(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "resnet8"}, "recipes with model=resnet9, .* has model=resnet8"),
+        ({"model": "resnet8"}, "recipe with model=resnet9, .* has model=resnet8"),
         ({"train_crop": "none"}, "train_crop=pad, .* train_crop=none"),
         (
             {"data_on_device": False, "augment_in_groups": False},

@@ -29,7 +29,7 @@ def test_turns_alternate_and_warm_up_is_not_counted(names):
         turn = calls.count(name)
         return (100.0 if turn <= 2 else turn + ord(name)), 10.0 * turn
 
-    times = timing.take_turns(
+    times = timing.time_interleaved(
         [functools.partial(call, name) for name in names], warmup=2, repeats=3
     )
     assert "".join(calls) == names * 5

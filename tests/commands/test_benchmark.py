@@ -6,7 +6,7 @@ import pytest
 from imagenet_fast.benchmarks import resnet9, step
 from imagenet_fast.benchmarks.optimizer import compare as optimizer
 from imagenet_fast.benchmarks.pipeline import compare as pipeline
-from imagenet_fast.benchmarks.pipeline.compare import Limited, Timed, simulated
+from imagenet_fast.benchmarks.pipeline.compare import LimitedRun, StepTimes, simulated
 from imagenet_fast.benchmarks.pipeline.worker import Case
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import benchmark, run
@@ -126,11 +126,11 @@ def test_flags_and_files_of_the_pipeline_benchmark(monkeypatch, capsys, tmp_path
     def overlap(repeats):
         asked.append(repeats)
         cases = [Case(64, 2, count) for count in (1, 8)]
-        return [Timed(case, (1.0 / case.micro_batches,), simulated(case)) for case in cases]
+        return [StepTimes(case, (1.0 / case.micro_batches,), simulated(case)) for case in cases]
 
     def limit(limit):
         asked.append(limit)
-        return [Limited(Case(64), limit, (), "it failed")]
+        return [LimitedRun(Case(64), limit, (), "it failed")]
 
     monkeypatch.setitem(pipeline.PARTS, "overlap", overlap)
     monkeypatch.setitem(pipeline.PARTS, "memory_limit", limit)

@@ -9,7 +9,7 @@ from imagenet_fast.cost_model.all_reduce import (
     Network,
     seconds,
     stages,
-    wire_share,
+    wire_fraction,
 )
 
 ALGORITHMS = ("flat", "hierarchical", "torus_2d")
@@ -36,13 +36,15 @@ def test_torus_of_ying_et_al():
 
 @pytest.mark.parametrize("replicas", [2, 8, 1024])
 def test_bytes_of_a_ring(replicas):
-    assert wire_share("flat", replicas) == 2 * (replicas - 1) / replicas
+    assert wire_fraction("flat", replicas) == 2 * (replicas - 1) / replicas
 
 
 @pytest.mark.parametrize(("replicas", "group"), [(8, 4), (8, 2), (64, 8), (16, 1), (16, 16)])
 def test_the_torus_sends_no_more_than_a_ring(replicas, group):
-    assert wire_share("torus_2d", replicas, group) == pytest.approx(wire_share("flat", replicas))
-    assert wire_share("hierarchical", replicas, group) >= wire_share("flat", replicas) - 1e-12
+    assert wire_fraction("torus_2d", replicas, group) == pytest.approx(
+        wire_fraction("flat", replicas)
+    )
+    assert wire_fraction("hierarchical", replicas, group) >= wire_fraction("flat", replicas) - 1e-12
 
 
 def test_steps_between_groups():
@@ -142,10 +144,10 @@ def test_processors_that_all_share():
 def test_the_masters_ports_carry_more_than_a_ring():
     """Why a hierarchical sum loses where all ports are alike, however well it is pipelined."""
     for replicas, group in ((4, 2), (8, 4), (1024, 16)):
-        ring = wire_share("flat", replicas, group)
+        ring = wire_fraction("flat", replicas, group)
         # A master takes in at least its group's sum and its part of the masters' ring.
         assert 1 + 2 * (replicas // group - 1) / (replicas // group) > ring
-        assert wire_share("hierarchical", replicas, group) > ring
+        assert wire_fraction("hierarchical", replicas, group) > ring
 
 
 def test_a_group_of_one_has_no_stages_of_its_own():

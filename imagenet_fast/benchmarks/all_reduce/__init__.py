@@ -1,1 +1,1 @@
-"""Algorithms of the gradient all-reduce against each other."""
+"""Benchmarks of the gradient all-reduce algorithms."""

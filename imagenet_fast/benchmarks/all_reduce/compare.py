@@ -1,8 +1,7 @@
-"""Sums over all workers, by each algorithm: their time, bytes on the wire, and what the model says.
+"""A benchmark of all-reduce algorithms: measured time, predicted time and bytes on the wire.
 
-To be run by all workers of a cluster at once. Algorithms take turns, sum by sum, so that a change
-of the machine's or the network's speed hits all alike. Before each sum that is timed there is one
-that is not.
+All workers of a cluster run it at the same time. The algorithms are interleaved, and an untimed
+all-reduce precedes each timed one.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import tensorflow as tf
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks.timing import Times, in_turns, timed
-from imagenet_fast.cost_model.all_reduce import Network, seconds, wire_share
+from imagenet_fast.benchmarks.timing import Times, interleave, timed
+from imagenet_fast.cost_model.all_reduce import Network, seconds, wire_fraction
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size
 from imagenet_fast.distribute.exchange import wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
@@ -30,11 +29,11 @@ _COUNTERS = pathlib.Path("/sys/class/net")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is summed.
+    """Float32 tensors to all-reduce.
 
     Attributes:
       name: for tables.
-      shapes: of the float32 tensors.
+      shapes: of the tensors.
     """
 
     name: str
@@ -47,13 +46,13 @@ class Case:
 
 
 @dataclasses.dataclass(frozen=True)
-class Way:
-    """How it is summed.
+class Method:
+    """How to all-reduce.
 
     Attributes:
       algorithm: as AllReduce names it.
-      fusion_bytes: of a bucket; 0: one bucket.
-      dtype: in which gradients travel.
+      fusion_bytes: of a pack of gradients; 0: one pack.
+      dtype: of the gradients on the wire.
     """
 
     algorithm: str
@@ -69,33 +68,33 @@ class Way:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """One way of summing one case.
+    """The measurements of one method for one case.
 
     Attributes:
-      case: what.
-      way: how; its algorithm is the one that was used, not ``auto``.
-      times: of each sum.
-      sent_bytes: that each worker sent in a sum, by the counters of its network interfaces, with
-        half of what a meeting of the workers sends; None: there are none.
+      case: the tensors.
+      method: with the algorithm that was used, never ``auto``.
+      times: of each all-reduce.
+      sent_bytes: by each worker in one all-reduce, including half of a barrier's, by the counters
+        of its network interfaces; None: there are no counters.
       predicted_seconds: by the cost model; None: the network was not described, or the model does
-        not have the algorithm.
+        not cover the algorithm.
     """
 
     case: Case
-    way: Way
+    method: Method
     times: Times
     sent_bytes: float | None
     predicted_seconds: float | None
 
 
 def sized_case(size: int) -> Case:
-    """Returns one tensor of ``size`` bytes, in whole numbers of four."""
+    """Returns one tensor of ``size`` bytes, rounded down to a multiple of four."""
     name = f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
     return Case(name, ((max(1, size // 4),),))
 
 
 def gradients_case(model: str) -> Case:
-    """Returns tensors like the gradients of a model, in the order of its variables.
+    """Returns tensors with the shapes of a model's gradients, in the order of its variables.
 
     Raises:
       UserError: if there is no such model.
@@ -109,7 +108,7 @@ def gradients_case(model: str) -> Case:
 def compare_all_reduce(
     strategy: tf.distribute.Strategy,
     cases: Sequence[Case],
-    ways: Sequence[Way],
+    methods: Sequence[Method],
     *,
     group_size: int = 0,
     network: Network | None = None,
@@ -117,24 +116,24 @@ def compare_all_reduce(
     repeats: int,
     timeout_seconds: float = 0,
 ) -> list[Result]:
-    """Times all ways of each case, in turns.
+    """Times interleaved all-reduces of each case by all methods.
 
     Args:
       strategy: of several workers.
-      cases: what to sum.
-      ways: how.
-      group_size: replicas in a group of the algorithms that have groups; 0: chosen.
+      cases: the tensors.
+      methods: the algorithms and their options.
+      group_size: replicas in a group of the algorithms that have groups; 0: the default.
       network: for the cost model; None: predict nothing.
-      warmup: untimed turns at first.
-      repeats: timed sums by each.
-      timeout_seconds: after which a sum gives up; 0: never.
+      warmup: untimed rounds at the start.
+      repeats: timed all-reduces by each method.
+      timeout_seconds: after which an all-reduce fails; 0: never.
 
     Raises:
-      UserError: if there are no workers, or a way does not fit them.
+      UserError: if there are no workers, or a method does not fit their number.
     """
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
         raise UserError(
-            "there is nothing to sum over: start several workers, for example with "
+            "there is only one worker: start several, for example with "
             "tools/launch_local.py --workers=4 -- benchmark all_reduce"
         )
     results = []
@@ -142,30 +141,30 @@ def compare_all_reduce(
     group = group_size or default_group_size(strategy)
     for number, case in enumerate(cases):
         tensors = [tf.random.stateless_normal(s, (0, i)) for i, s in enumerate(case.shapes)]
-        sums = [
-            _all_reduce(strategy, way, group, f"case{number}_way{i}", timeout_seconds)
-            for i, way in enumerate(ways)
+        all_reduces = [
+            _all_reduce(strategy, method, group, f"case{number}_method{i}", timeout_seconds)
+            for i, method in enumerate(methods)
         ]
-        calls = [_summing(strategy, own, tensors) for own in sums]
+        calls = [_blocking_call(strategy, own, tensors) for own in all_reduces]
         wait_for_all(strategy)
-        taken = in_turns(
+        measurements = interleave(
             [functools.partial(_measure, strategy, call) for call in calls],
             warmup=warmup,
             repeats=repeats,
             name=case.name,
-            unit=" sums",
+            unit=" all-reduces",
             silent=not is_chief(strategy),
         )
-        for asked, own, measured in zip(ways, sums, taken):
-            way = dataclasses.replace(asked, algorithm=own.algorithm)
+        for requested, all_reduce, measured in zip(methods, all_reduces, measurements):
+            method = dataclasses.replace(requested, algorithm=all_reduce.algorithm)
             wall, cpu, sent = zip(*measured)
             results.append(
                 Result(
                     case,
-                    way,
+                    method,
                     Times(wall, cpu),
                     None if None in sent else sum(sent) / repeats,
-                    _predicted(way, case, replicas, group, network),
+                    _predicted(method, case, replicas, group, network),
                 )
             )
     return results
@@ -174,18 +173,18 @@ def compare_all_reduce(
 def _measure(
     strategy: tf.distribute.Strategy, call: Callable[[], None]
 ) -> tuple[float, float, float | None]:
-    """Sums twice, the second time on the clock.
+    """All-reduces twice and times the second one.
 
     Returns:
-      The seconds of a sum, its CPU seconds, and the bytes that this worker sends in one.
+      The seconds of an all-reduce, its CPU seconds, and the bytes that this worker sent in one.
     """
     before = _sent()
-    # Workers come out of the meeting at different times; after one sum they are as far apart as
-    # sums of this kind leave them, as in training.
+    # Workers leave the barrier at different times. After an untimed all-reduce they are as far
+    # apart as consecutive all-reduces leave them, as in training.
     call()
     seconds, cpu_seconds = timed(call)()
-    # What a worker sends leaves it when another asks for it, which may be after its own sum: only
-    # when all have met has it sent both sums.
+    # Data leaves a worker when another one requests it, which may be after its own all-reduce has
+    # ended: only after a barrier has it sent everything.
     wait_for_all(strategy)
     after = _sent()
     sent = None if before is None or after is None else (after - before) / 2
@@ -193,32 +192,31 @@ def _measure(
 
 
 def _all_reduce(
-    strategy: tf.distribute.Strategy, way: Way, group: int, name: str, timeout_seconds: float
+    strategy: tf.distribute.Strategy, method: Method, group: int, name: str, timeout_seconds: float
 ) -> AllReduce:
-    """Returns what sums in a way."""
-    staged = way.algorithm in ("hierarchical", "torus_2d")
+    has_groups = method.algorithm in ("hierarchical", "torus_2d")
     return AllReduce(
         strategy,
-        algorithm=way.algorithm,
-        group_size=group if staged else 0,
-        fusion=Fusion(way.fusion_bytes),
-        dtype=way.dtype,
+        algorithm=method.algorithm,
+        group_size=group if has_groups else 0,
+        fusion=Fusion(method.fusion_bytes),
+        dtype=method.dtype,
         timeout_seconds=timeout_seconds,
         name=name,
     )
 
 
-def _summing(
+def _blocking_call(
     strategy: tf.distribute.Strategy, all_reduce: AllReduce, tensors: Sequence[tf.Tensor]
 ) -> Callable[[], None]:
-    """Returns what sums the tensors once and returns when this worker has the sums."""
+    """Returns a function that all-reduces the tensors and waits for this worker's result."""
 
-    def own() -> tf.Tensor:
+    def in_replica() -> tf.Tensor:
         sums = all_reduce(tensors)
-        # Of each sum, so that none is left out; a number of each is enough to wait for.
+        # One element of each: enough to wait for all, and none is pruned.
         return tf.add_n([tf.reshape(tensor, [-1])[0] for tensor in sums])
 
-    run = tf.function(lambda: strategy.run(own), autograph=False)
+    run = tf.function(lambda: strategy.run(in_replica), autograph=False)
 
     def call() -> None:
         for value in strategy.experimental_local_results(run()):
@@ -228,9 +226,9 @@ def _summing(
 
 
 def _sent() -> int | None:
-    """Returns the bytes that all network interfaces of this worker have sent; None: unknown.
+    """Returns the bytes that this worker's network interfaces have sent; None: unknown.
 
-    Workers of one machine share its interfaces, unless each has a network namespace of its own.
+    Workers on one machine share its interfaces, unless each has its own network namespace.
     """
     counters = list(_COUNTERS.glob("*/statistics/tx_bytes"))
     if not counters:
@@ -239,18 +237,18 @@ def _sent() -> int | None:
 
 
 def _predicted(
-    way: Way, case: Case, replicas: int, group: int, network: Network | None
+    method: Method, case: Case, replicas: int, group: int, network: Network | None
 ) -> float | None:
-    if network is None or way.algorithm == "builtin":
+    if network is None or method.algorithm == "builtin":
         return None
-    half = way.dtype != "float32"
+    half = method.dtype != "float32"
     size = case.bytes / 2 if half else case.bytes
-    return seconds(way.algorithm, replicas, size, network, group, exchange=half)
+    return seconds(method.algorithm, replicas, size, network, group, exchange=half)
 
 
 def expected_bytes(result: Result, replicas: int, group: int) -> float | None:
-    """Returns the bytes that the busiest worker must send by the result's algorithm."""
-    if result.way.algorithm == "builtin":
+    """Returns the bytes that the busiest worker sends by the method's algorithm."""
+    if result.method.algorithm == "builtin":
         return None
-    size = result.case.bytes / (1 if result.way.dtype == "float32" else 2)
-    return wire_share(result.way.algorithm, replicas, group) * size
+    size = result.case.bytes / (1 if result.method.dtype == "float32" else 2)
+    return wire_fraction(result.method.algorithm, replicas, group) * size

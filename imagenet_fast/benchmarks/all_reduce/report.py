@@ -1,105 +1,42 @@
-"""The all-reduce benchmark as a table, a JSON file and a picture."""
+"""The report of the all-reduce benchmark: measured and predicted times, and bytes sent."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib.style
 from matplotlib.figure import Figure
 
-from imagenet_fast.base import environment
-from imagenet_fast.base.files import write_results
-from imagenet_fast.base.plotting import svg
 from imagenet_fast.benchmarks.all_reduce.compare import Result, expected_bytes
-from imagenet_fast.benchmarks.report import STYLE
+from imagenet_fast.benchmarks.report import Report, aligned, spread_cells, values_of
 from imagenet_fast.benchmarks.timing import Spread
 
-_HEAD = ("ms: median", "min", "max", "to builtin", "model's ms", "MB sent", "by the algorithm")
+_HEAD = ("", "ms: median", "min", "max", "to builtin", "predicted ms", "MB sent", "MB expected")
 
 
-def table(results: Sequence[Result], replicas: int, group: int) -> str:
-    """Returns the results as text, case by case, each way's time by that of the fastest builtin.
+def make_report(results: Sequence[Result], replicas: int, group: int) -> Report:
+    """Returns the report of one run of the benchmark.
+
+    The table compares each method's time with that of the fastest builtin one.
 
     Args:
-      results: of one run of the benchmark.
-      replicas: that summed.
+      results: of all tensors and methods.
+      replicas: in the all-reduce.
       group: replicas in a group of the algorithms that have groups.
     """
-    width = max(len(str(result.way)) for result in results)
     lines = [f"{replicas} replicas; groups of {group}; n = {len(results[0].times.seconds)}"]
     for case in dict.fromkeys(result.case for result in results):
-        own = [result for result in results if result.case == case]
+        same_case = [result for result in results if result.case == case]
         lines += ["", f"{case.name}: {case.bytes / 1e6:.4g} MB in {len(case.shapes)} tensors"]
-        lines.append(f"{'':{width}}  " + "  ".join(f"{name:>16}" for name in _HEAD))
-        for result in own:
-            cells = _cells(result, own, replicas, group)
-            lines.append(f"{result.way!s:{width}}  " + "  ".join(f"{cell:>16}" for cell in cells))
+        lines += aligned(
+            [_HEAD, *(_cells(result, same_case, replicas, group) for result in same_case)]
+        )
     lines += [
         "",
-        "MB sent: by this worker's network interfaces, all that it sends; no algorithm can do with",
-        f"less than {2 * (replicas - 1) / replicas:.4g} times the data, on average over workers",
+        "MB sent: by all of this worker's network interfaces; MB expected: by the algorithm, of "
+        "the busiest worker.",
+        f"No algorithm sends less than {2 * (replicas - 1) / replicas:.4g} times the data, "
+        "averaged over workers.",
     ]
-    return "\n".join(lines)
-
-
-def _cells(result: Result, own: Sequence[Result], replicas: int, group: int) -> list[str]:
-    time = Spread.of(result.times.seconds)
-    ratio = _ratio_to_builtin(result, own)
-    expected = expected_bytes(result, replicas, group)
-    predicted, sent = result.predicted_seconds, result.sent_bytes
-    return [
-        f"{1e3 * time.median:.1f}",
-        f"{1e3 * time.min:.1f}",
-        f"{1e3 * time.max:.1f}",
-        "" if ratio is None else f"{ratio.median:.3f}",
-        "" if predicted is None else f"{1e3 * predicted:.1f}",
-        "" if sent is None else f"{sent / 1e6:.4g}",
-        "" if expected is None else f"{expected / 1e6:.4g}",
-    ]
-
-
-def _ratio_to_builtin(result: Result, own: Sequence[Result]) -> Spread | None:
-    """Returns the time by that of the fastest builtin way, turn by turn."""
-    builtin = [other for other in own if other.way.algorithm == "builtin"]
-    if not builtin:
-        return None
-    best = min(builtin, key=lambda other: Spread.of(other.times.seconds).median)
-    pairs = zip(result.times.seconds, best.times.seconds)
-    return Spread.of([one / other for one, other in pairs])
-
-
-def write(
-    results: Sequence[Result],
-    replicas: int,
-    group: int,
-    options: dict[str, Any],
-    directory: str,
-    name: str,
-) -> list[str]:
-    """Writes ``NAME.txt``, ``NAME.json`` and ``NAME.svg``; returns their paths.
-
-    Args:
-      results: of one run of the benchmark.
-      replicas: that summed.
-      group: replicas in a group of the algorithms that have groups.
-      options: the benchmark's flags and their values.
-      directory: where to write; made if it does not exist.
-      name: of the files, without suffix.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {
-        f"{name}.txt": table(results, replicas, group) + "\n",
-        f"{name}.json": _to_json(results, replicas, group, options),
-        f"{name}.svg": _picture(results),
-    }
-    return write_results(directory, texts)
-
-
-def _to_json(results: Sequence[Result], replicas: int, group: int, options: dict[str, Any]) -> str:
     values = {
         "replicas": replicas,
         "group": group,
@@ -109,49 +46,72 @@ def _to_json(results: Sequence[Result], replicas: int, group: int, options: dict
                 "case": result.case.name,
                 "bytes": result.case.bytes,
                 "tensors": len(result.case.shapes),
-                "algorithm": result.way.algorithm,
-                "fusion_bytes": result.way.fusion_bytes,
-                "dtype": result.way.dtype,
-                "seconds": vars(Spread.of(result.times.seconds)),
-                "each_seconds": [round(value, 6) for value in result.times.seconds],
+                "algorithm": result.method.algorithm,
+                "fusion_bytes": result.method.fusion_bytes,
+                "dtype": result.method.dtype,
+                "seconds": Spread.of(result.times.seconds),
+                "each_seconds": values_of(result.times.seconds),
                 "predicted_seconds": result.predicted_seconds,
                 "sent_bytes": result.sent_bytes,
                 "expected_bytes": expected_bytes(result, replicas, group),
             }
             for result in results
         ],
-        "options": options,
-        **environment.provenance(),
     }
-    return json.dumps(values, indent=2) + "\n"
+    return Report("\n".join(lines), values, lambda: _figure(results))
 
 
-def _picture(results: Sequence[Result]) -> str:
-    """Draws the median of each way for each case, with its range, and the model's; returns SVG."""
+def _cells(result: Result, same_case: Sequence[Result], replicas: int, group: int) -> list[str]:
+    ratio = _ratio_to_builtin(result, same_case)
+    expected = expected_bytes(result, replicas, group)
+    predicted, sent = result.predicted_seconds, result.sent_bytes
+    return [
+        str(result.method),
+        *spread_cells(_milliseconds(result), ".1f"),
+        "" if ratio is None else f"{ratio.median:.3f}",
+        "" if predicted is None else f"{1e3 * predicted:.1f}",
+        "" if sent is None else f"{sent / 1e6:.4g}",
+        "" if expected is None else f"{expected / 1e6:.4g}",
+    ]
+
+
+def _milliseconds(result: Result) -> Spread:
+    return Spread.of([1e3 * seconds for seconds in result.times.seconds])
+
+
+def _ratio_to_builtin(result: Result, same_case: Sequence[Result]) -> Spread | None:
+    """Returns the time divided by the fastest builtin method's, repeat by repeat."""
+    builtin = [other for other in same_case if other.method.algorithm == "builtin"]
+    if not builtin:
+        return None
+    best = min(builtin, key=lambda other: _milliseconds(other).median)
+    pairs = zip(result.times.seconds, best.times.seconds)
+    return Spread.of([one / other for one, other in pairs])
+
+
+def _figure(results: Sequence[Result]) -> Figure:
+    """Draws each method's median time with its range, and the prediction as a line."""
     cases = list(dict.fromkeys(result.case for result in results))
-    ways = list(dict.fromkeys(result.way for result in results))
-    with matplotlib.style.context(STYLE):
-        figure = Figure(
-            figsize=(1.2 + 2.6 * len(cases), 3.2 + 0.2 * len(ways)), layout="constrained"
-        )
-        panels = figure.subplots(1, len(cases), squeeze=False)[0]
-        for axes, case in zip(panels, cases):
-            own = [result for result in results if result.case == case]
-            for place, result in enumerate(own):
-                time = Spread.of(result.times.seconds)
-                axes.bar(
-                    place,
-                    1e3 * time.median,
-                    yerr=[[1e3 * (time.median - time.min)], [1e3 * (time.max - time.median)]],
-                    color=f"C{ways.index(result.way)}",
-                    label=str(result.way),
-                    capsize=3,
-                )
-                if result.predicted_seconds is not None:
-                    axes.plot(place, 1e3 * result.predicted_seconds, "_k", markersize=14)
-            axes.set_xticks([])
-            axes.set_title(case.name, fontsize=9)
-        panels[0].set_ylabel("milliseconds; line: the model's")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower left", frameon=False)
-        return svg(figure)
+    methods = list(dict.fromkeys(result.method for result in results))
+    size = (1.2 + 2.6 * len(cases), 3.2 + 0.2 * len(methods))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(cases), squeeze=False)[0]
+    for axes, case in zip(panels, cases):
+        for place, result in enumerate(result for result in results if result.case == case):
+            time = _milliseconds(result)
+            axes.bar(
+                place,
+                time.median,
+                yerr=[[time.median - time.min], [time.max - time.median]],
+                color=f"C{methods.index(result.method)}",
+                label=str(result.method),
+                capsize=3,
+            )
+            if result.predicted_seconds is not None:
+                axes.plot(place, 1e3 * result.predicted_seconds, "_k", markersize=14)
+        axes.set_xticks([])
+        axes.set_title(case.name, fontsize=9)
+    panels[0].set_ylabel("milliseconds; line: predicted")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower left", frameon=False)
+    return figure

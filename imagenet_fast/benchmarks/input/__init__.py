@@ -1,1 +1,1 @@
-"""The input pipeline against others, and its stages."""
+"""Benchmarks of the input pipeline, of its stages and of other input pipelines."""

@@ -1,6 +1,6 @@
-"""Input pipelines of others, and this package's, each in a process of its own, on the same files.
+"""This package's and other input pipelines, each in its own process, on the same files.
 
-Model Garden and PyTorch ask for packages that this one neither needs nor imports.
+Model Garden and PyTorch need packages that this one does not depend on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.records import read_records
 
-# By the pipeline's name in worker.py, that for people.
+# The title of each pipeline, by its name in worker.py.
 PEERS = {
     "own": "imagenet_fast",
     "plain": "plain tf.data",
@@ -39,19 +39,19 @@ _WORKER = pathlib.Path(__file__).with_name("worker.py")
 def start_peers(
     config: Config, environments: Mapping[str, str], count: int
 ) -> Iterator[dict[str, Worker]]:
-    """Starts processes that each answer a number of batches with the times that they took.
+    """Starts a process for each pipeline, which answers a number of batches with their times.
 
     Args:
-      config: of the data, the images, the batches, and the threads of those that can be told.
-      environments: by the name of a pipeline, the directory of a virtual environment that has what
-        it needs; empty: this one.
-      count: images that those get that read files of images: the first ones of the training shards.
+      config: of the data, the images, the batches and, where it can be set, the threads.
+      environments: the virtual environment of each pipeline, by the pipeline's name; empty: the
+        present one.
+      count: images for pipelines that read image files: the first ones of the training shards.
 
     Yields:
       The processes, by the pipelines' names.
 
     Raises:
-      UserError: if an environment does not have what is needed.
+      UserError: if a package is missing in an environment.
     """
     info = read_info(config)
     with contextlib.ExitStack() as stack:
@@ -88,15 +88,15 @@ def _start(
     python, advice = sys.executable, ""
     if environment:
         python = str(to_local_path(environment, name) / "bin" / "python")
-        advice = f"`tools/input_peers.sh DIRECTORY {name}` makes an environment in which it works"
+        advice = f"`tools/input_peers.sh DIRECTORY {name}` creates a working environment"
     if name == "own":
         command = ["-m", "imagenet_fast.benchmarks.input.worker"]
     else:
-        # Isolated: the modules beside the worker's file must not stand for packages.
+        # -I: modules beside the worker's file must not shadow packages.
         command = ["-I", str(_WORKER)]
     variables = {
         "PYTHONPATH": str(pathlib.Path(imagenet_fast.__file__).parents[1]),
-        # TensorFlow would take a GPU's memory; batches are made without one.
+        # TensorFlow would allocate a GPU's memory, which input pipelines do not use.
         "CUDA_VISIBLE_DEVICES": "",
     }
     return start_worker(
@@ -105,7 +105,7 @@ def _start(
 
 
 def _write_files(info: DatasetInfo, count: int, directory: pathlib.Path) -> None:
-    """Writes the first training images as files, in a folder for each class."""
+    """Writes the first training images as files, in one folder per class."""
     records = itertools.chain.from_iterable(map(read_records, info.splits["train"].paths))
     for number, record in enumerate(itertools.islice(records, count)):
         example = decode_example(record)

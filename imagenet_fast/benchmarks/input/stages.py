@@ -1,4 +1,4 @@
-"""The input pipeline up to each of its stages, and what no pipeline can be faster than."""
+"""The input pipeline up to each of its stages, and decoding alone as its upper bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from imagenet_fast.benchmarks.input.source import training_records
 from imagenet_fast.benchmarks.input.variants import image_by_image, in_threads
-from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes
 from imagenet_fast.data.batches import (
@@ -18,75 +17,72 @@ from imagenet_fast.data.batches import (
     training_batches,
 )
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.pipeline import make_dataset, thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
 
 
-def make_stages(config: Config) -> dict[str, Iterable]:
-    """Returns by name what each stage makes of all that come before it, batch by batch.
+def make_stages(options: InputOptions) -> dict[str, Iterable]:
+    """Returns the pipeline up to each stage, by the stage's name.
 
-    Stages before ``batch`` give a number of each image instead of its pixels.
+    Stages before ``batch`` return one number per image instead of its pixels.
     """
-    config = with_resize_kernel(config)
-    info = read_info(config)
-    order = training_records(info, config)
-    threads = thread_count(config)
+    options = with_resize_kernel(options)
+    info = read_info(options)
+    order = training_records(info, options)
+    threads = thread_count(options)
 
     def parse(records: tf.Tensor, identities: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info))
 
     def draw(*records: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(records).map(
-            lambda texts, identities: plan_training(texts, identities, info, config)
+            lambda texts, identities: plan_training(texts, identities, info, options)
         )
 
-    def decoded(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return tf.size(decode.decode_crop(encoded, window, config))
+    def decoded(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return tf.size(decode.decode_crop(encoded, box, options))
 
-    def resized(encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return decode.decode_crop_and_resize(encoded, window, config)[0, 0, 0]
+    def resized(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return decode.decode_crop_and_resize(encoded, box, options)[0, 0, 0]
 
-    def augmented(
-        encoded: tf.Tensor, _: tf.Tensor, window: tf.Tensor, changes: Changes
-    ) -> tf.Tensor:
-        return make_image(encoded, window, changes, config)[0, 0, 0]
+    def augmented(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return make_image(encoded, box, changes, options)[0, 0, 0]
 
     datasets = {
         "read": order,
-        "parse": in_threads(order, parse, config),
-        "draw windows": in_threads(order, draw, config),
-        "decode": image_by_image(order, decoded, info, config),
-        "resize": image_by_image(order, resized, info, config),
-        "augment": image_by_image(order, augmented, info, config),
-        "batch": training_batches(order, info, config, threads),
+        "parse": in_threads(order, parse, options),
+        "draw crops": in_threads(order, draw, options),
+        "decode": image_by_image(order, decoded, info, options),
+        "resize": image_by_image(order, resized, info, options),
+        "augment": image_by_image(order, augmented, info, options),
+        "batch": training_batches(order, info, options, threads),
     }
     stages: dict[str, Iterable] = {
         name: with_threads(dataset, threads) for name, dataset in datasets.items()
     }
-    return {**stages, "transfer": make_dataset(config, "train")}
+    return {**stages, "transfer": make_dataset(options, "train")}
 
 
-def make_bounds(config: Config, count: int) -> dict[str, tf.data.Dataset]:
-    """Returns by name what only decodes images that are in memory, each to its number of pixels.
+def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]:
+    """Returns datasets, by name, that only decode images in memory, and return their sizes.
 
     Args:
-      config: of the data and of the decoder.
-      count: batches to hold: the first ones that training sees.
+      options: of the data and of the decoder.
+      count: batches to keep in memory, the first ones of training.
     """
-    info = read_info(config)
-    records = training_records(info, config).take(count)
-    # The encoded images and their windows.
+    info = read_info(options)
+    records = training_records(info, options).take(count)
+    # The encoded images and their boxes.
     planned = records.map(
-        lambda texts, identities: plan_training(texts, identities, info, config)[0:3:2]
+        lambda texts, identities: plan_training(texts, identities, info, options)[0:3:2]
     )
     parts = planned.batch(count).get_single_element()
     held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 
-    def fused(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
+    def fused(encoded: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
         return tf.size(
-            tf.image.decode_and_crop_jpeg(
-                encoded, window, channels=3, dct_method="INTEGER_ACCURATE"
-            )
+            tf.image.decode_and_crop_jpeg(encoded, box, channels=3, dct_method="INTEGER_ACCURATE")
         )
 
     def whole(encoded: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
@@ -95,8 +91,8 @@ def make_bounds(config: Config, count: int) -> dict[str, tf.data.Dataset]:
     def alone(do: Callable[..., tf.Tensor]) -> tf.data.Dataset:
         def batch(*parts: tf.Tensor) -> tf.data.Dataset:
             images = tf.data.Dataset.from_tensor_slices(parts)
-            return images.map(do).batch(config.batch_size)
+            return images.map(do).batch(options.batch_size)
 
-        return with_threads(in_threads(held, batch, config), thread_count(config))
+        return with_threads(in_threads(held, batch, options), thread_count(options))
 
     return {"fused decode and crop alone": alone(fused), "whole decode alone": alone(whole)}

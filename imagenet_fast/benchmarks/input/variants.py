@@ -1,4 +1,4 @@
-"""The input pipeline with some of its optimizations only, to see what each is worth."""
+"""The input pipeline with some of its optimizations, for an ablation."""
 
 from __future__ import annotations
 
@@ -9,102 +9,101 @@ from typing import Any
 import tensorflow as tf
 
 from imagenet_fast.benchmarks.input.source import training_records
-from imagenet_fast.config import Config
 from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment
 from imagenet_fast.data.batches import make_image, plan_training, training_batches
 from imagenet_fast.data.headers import image_size
 from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.pipeline import thread_count, with_threads
 
 # The first four are those of Ying et al. 2018, where parsing is parallel.
 OPTIMIZATIONS = {
     "cache": "encoded images in memory; without: files",
-    "prefetch": "two batches ready; without: none, but those that threads work on",
-    "fused": "decoding only the crop; without: decoding the whole image, then cropping",
-    "threads": "a batch in each thread; without: one thread",
-    "batched": "examples parsed and crop boxes drawn for a batch at once; without: one by one",
-    "native": "resizing by an op of our own; without: by TensorFlow's",
+    "prefetch": "two prefetched batches; without: none",
+    "fused": "decodes only the crop; without: the whole image, then crops",
+    "threads": "a batch per thread; without: one thread",
+    "batched": "parses examples and draws crops for a whole batch; without: one by one",
+    "native": "resizes with this package's op; without: with TensorFlow's",
+}
+# The optimizations of each variant, by its name: all, all but one, one, and none.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "all": tuple(OPTIMIZATIONS),
+    **{
+        f"all but {name}": tuple(other for other in OPTIMIZATIONS if other != name)
+        for name in OPTIMIZATIONS
+    },
+    **{f"{name} alone": (name,) for name in OPTIMIZATIONS},
+    "none": (),
 }
 
 
-def names_of_variants() -> dict[str, tuple[str, ...]]:
-    """Returns by name the optimizations of each variant: all, all but one, one, and none."""
-    everything = tuple(OPTIMIZATIONS)
-    variants = {"all": everything}
-    for name in everything:
-        variants[f"all but {name}"] = tuple(other for other in everything if other != name)
-    for name in everything:
-        variants[f"{name} alone"] = (name,)
-    return {**variants, "none": ()}
-
-
-def make_variant(config: Config, on: Collection[str]) -> tf.data.Dataset:
-    """Returns training batches, made with the optimizations that are on.
+def make_variant(options: InputOptions, enabled: Collection[str]) -> tf.data.Dataset:
+    """Returns training batches, made with the enabled optimizations.
 
     Args:
-      config: of the data; its ``data_threads`` are those of ``threads``.
-      on: some of :data:`OPTIMIZATIONS`.
+      options: of the data; ``data_threads`` applies if ``threads`` is enabled.
+      enabled: some of :data:`OPTIMIZATIONS`.
 
     Returns:
       As ``batches.training_batches``.
     """
-    config = config.replace(
-        cache="encoded" if "cache" in on else "none",
-        data_threads=config.data_threads if "threads" in on else 1,
-        resize_kernel="native" if "native" in on else "tensorflow",
+    options = options.replace(
+        cache="encoded" if "cache" in enabled else "none",
+        data_threads=options.data_threads if "threads" in enabled else 1,
+        resize_kernel="native" if "native" in enabled else "tensorflow",
     )
-    threads = thread_count(config)
-    info = read_info(config)
-    order = training_records(info, config)
-    if "fused" in on and "batched" in on:
-        dataset = training_batches(order, info, config, threads)
-    elif "batched" in on:
-        do = functools.partial(_example, config=config, fused=False)
-        dataset = image_by_image(order, do, info, config)
+    threads = thread_count(options)
+    info = read_info(options)
+    order = training_records(info, options)
+    if "fused" in enabled and "batched" in enabled:
+        dataset = training_batches(order, info, options, threads)
+    elif "batched" in enabled:
+        make = functools.partial(_example, options=options, fused=False)
+        dataset = image_by_image(order, make, info, options)
     else:
-        dataset = _one_by_one(order, info, config, fused="fused" in on)
-    return with_threads(dataset.prefetch(2) if "prefetch" in on else dataset, threads)
+        dataset = _one_by_one(order, info, options, fused="fused" in enabled)
+    return with_threads(dataset.prefetch(2) if "prefetch" in enabled else dataset, threads)
 
 
 def image_by_image(
-    order: tf.data.Dataset, do: Callable[..., Any], info: DatasetInfo, config: Config
+    order: tf.data.Dataset, make: Callable[..., Any], info: DatasetInfo, options: InputOptions
 ) -> tf.data.Dataset:
-    """Returns batches of what ``do`` makes of each image's part of a :data:`batches.Plan`."""
+    """Returns batches of ``make``'s results for each image's part of a :data:`batches.Plan`."""
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(records).map(
-            lambda texts, identities: plan_training(texts, identities, info, config)
+            lambda texts, identities: plan_training(texts, identities, info, options)
         )
         images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
-        return images.map(do).batch(config.batch_size)
+        return images.map(make).batch(options.batch_size)
 
-    return in_threads(order, batch, config)
+    return in_threads(order, batch, options)
 
 
 def in_threads(
-    dataset: tf.data.Dataset, make: Callable[..., tf.data.Dataset], config: Config
+    dataset: tf.data.Dataset, make: Callable[..., tf.data.Dataset], options: InputOptions
 ) -> tf.data.Dataset:
-    """Makes of each element what ``make`` says, in one thread, and several at a time."""
-    threads = thread_count(config)
+    """Maps each element with ``make``, one element in each thread."""
+    threads = thread_count(options)
     return dataset.interleave(
         make, cycle_length=threads, num_parallel_calls=threads, deterministic=True
     )
 
 
 def _one_by_one(
-    order: tf.data.Dataset, info: DatasetInfo, config: Config, *, fused: bool
+    order: tf.data.Dataset, info: DatasetInfo, options: InputOptions, *, fused: bool
 ) -> tf.data.Dataset:
-    """Parses each example and draws its crop box by itself."""
+    """Parses each example and draws its crop separately."""
 
     def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, config)
+        planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, options)
         one = tf.nest.map_structure(lambda part: part[0], planned)
-        return _example(*one, config=config, fused=fused)
+        return _example(*one, options=options, fused=fused)
 
-    threads = thread_count(config)
+    threads = thread_count(options)
     made = order.unbatch().map(example, num_parallel_calls=threads, deterministic=True)
-    return made.batch(config.batch_size)
+    return made.batch(options.batch_size)
 
 
 def _example(
@@ -113,14 +112,14 @@ def _example(
     box: tf.Tensor,
     changes: Changes,
     *,
-    config: Config,
+    options: InputOptions,
     fused: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if fused:
-        image = make_image(encoded, box, changes, config)
+        image = make_image(encoded, box, changes, options)
     else:
-        box_of_all = tf.concat([[0, 0], image_size(encoded, config.max_pixels)], 0)
-        whole = decode.decode_crop(encoded, box_of_all, config.replace(jpeg_scaling=False))
+        whole_box = tf.concat([[0, 0], image_size(encoded, options.max_pixels)], 0)
+        whole = decode.decode_crop(encoded, whole_box, options.replace(jpeg_scaling=False))
         image = tf.slice(whole, [box[0], box[1], 0], [box[2], box[3], 3])
-        image = augment(decode.resize(image, config), changes, config)
+        image = augment(decode.resize(image, options), changes, options)
     return image, label, tf.constant(1.0)

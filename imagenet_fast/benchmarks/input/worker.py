@@ -1,10 +1,10 @@
-"""A program that takes as many batches from an input pipeline as it is told to.
+"""The worker process of the input benchmark, which reads batches from one input pipeline.
 
-It runs under the Python of an environment that has what the pipeline needs; only the pipeline
-``own`` needs this package. Its input and output are lines. The first one in is the job, a JSON
-object: ``pipeline`` names one of :data:`PIPELINES` and the rest are its arguments; the answer is an
-object of packages' versions. Each further line is a number of batches, and the answer is
-``[seconds, CPU seconds]`` that they took.
+It runs under the Python of an environment with the pipeline's packages; only the pipeline ``own``
+needs this package. It answers each line of its input with a line of JSON. The first line is the
+job, a JSON object: ``pipeline`` names one of :data:`PIPELINES`, the rest are its arguments; the
+answer has the packages' versions. Each further line is a number of batches to read; the answer is
+``[seconds, CPU seconds]``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# TensorFlow's and PyTorch's examples all cut windows of this area out of ImageNet's images.
+# The area of ImageNet crops in both TensorFlow's and PyTorch's examples.
 _AREA = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
 _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
@@ -33,7 +33,7 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
 
 def main() -> None:
     """Answers each line of the input."""
-    # So that this process and those that it starts can be made to stand still together.
+    # So that this process and its children can be stopped together.
     os.setpgid(0, 0)
     _end_with_parent()
     job = json.loads(sys.stdin.readline())
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """As ``base.worker_process.end_with_parent``, which other environments do not have."""
+    """``base.worker_process.end_with_parent``, for environments without this package."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -69,7 +69,7 @@ def own(config: str) -> Iterator[Any]:
 def plain(
     paths: list[str], image_size: int, batch_size: int, shuffle_buffer: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Returns batches of a pipeline as the guides of TensorFlow and Keras write it.
+    """Returns batches of a pipeline as in TensorFlow's and Keras' guides.
 
     Args:
       paths: of TFRecord shards with the fields of the ImageNet converters.
@@ -78,7 +78,7 @@ def plain(
       shuffle_buffer: records among which the next one is drawn.
 
     Returns:
-      float32 [batch, image_size, image_size, 3] in 0..255, and int64 [batch], without end.
+      Infinite batches of float32 [batch, image_size, image_size, 3] in 0..255, and int64 [batch].
     """
     import tensorflow as tf
 
@@ -113,22 +113,22 @@ def plain(
 def model_garden(
     paths: list[str], image_size: int, batch_size: int, shuffle_buffer: int, classes: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Returns the batches that Model Garden's image classification trains on.
+    """Returns the batches of Model Garden's image classification.
 
-    The reader, its decoder and its parser are put together as the task's ``build_inputs`` does,
-    with the configuration's defaults.
+    The reader, decoder and parser are combined as in the task's ``build_inputs``, with the default
+    configuration.
 
     Args:
       paths: of TFRecord shards with the fields of the ImageNet converters.
       image_size: height and width of the images.
       batch_size: images in a batch.
       shuffle_buffer: records among which the next one is drawn.
-      classes: that the labels are of.
+      classes: their number.
 
     Returns:
-      float32 [batch, image_size, image_size, 3], normalized, and int32 [batch], without end.
+      Infinite batches of normalized float32 [batch, image_size, image_size, 3], and int32 [batch].
     """
-    # Its package imports all tasks of computer vision, and these need many other packages.
+    # Importing the package would import all vision tasks and their many dependencies.
     spec = importlib.util.find_spec("official")
     assert spec and spec.submodule_search_locations
     root = pathlib.Path(spec.submodule_search_locations[0])
@@ -166,16 +166,16 @@ def model_garden(
 def pytorch(
     directory: str, image_size: int, batch_size: int, threads: int
 ) -> Iterator[tuple[Any, Any]]:
-    """Returns batches of PyTorch's loader, as its ImageNet example sets it up.
+    """Returns batches of PyTorch's DataLoader, set up as in its ImageNet example.
 
     Args:
       directory: with a folder of JPEGs for each class.
       image_size: height and width of the images.
       batch_size: images in a batch.
-      threads: processes that read.
+      threads: worker processes.
 
     Returns:
-      float32 [batch, 3, image_size, image_size], normalized, and int64 [batch], without end.
+      Infinite batches of normalized float32 [batch, 3, image_size, image_size], and int64 [batch].
     """
     import torch
     from torchvision import datasets, transforms
@@ -200,15 +200,15 @@ def pytorch(
 
 
 def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
-    """Decodes whole images with libjpeg-turbo, by PyPI's ``simplejpeg``.
+    """Decodes whole images with libjpeg-turbo through PyPI's ``simplejpeg``.
 
     Args:
-      directory: with a folder of JPEGs for each class; they are read first.
+      directory: with a folder of JPEGs for each class; all are read into memory first.
       batch_size: images that a thread decodes in a row.
-      threads: that decode.
+      threads: their number.
 
     Returns:
-      The pixels in each batch, without end.
+      The number of pixels in each batch, endlessly.
     """
     from simplejpeg import decode_jpeg
 
@@ -222,14 +222,14 @@ def simplejpeg(directory: str, batch_size: int, threads: int) -> Iterator[int]:
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
         start = 0
         while True:
-            # One more than threads, so that none waits for the next batch to be asked for.
+            # One more than threads, so that no thread waits for the next request.
             while len(running) <= threads:
                 running.append(pool.submit(decode, start))
                 start += batch_size
             yield running.popleft().result()
 
 
-# By name: the function, and the packages whose versions matter.
+# The function of each pipeline, and the packages whose versions are reported.
 PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
     "own": (own, ("tensorflow",)),
     "plain": (plain, ("tensorflow",)),
@@ -240,10 +240,10 @@ PIPELINES: dict[str, tuple[Callable[..., Iterator[Any]], tuple[str, ...]]] = {
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU time of this process and of those that it has started."""
+    """Returns the CPU time of this process and its children."""
     seconds = time.process_time()
     for child in multiprocessing.active_children():
-        # Behind the name, which may hold spaces: the 14th and 15th field of all.
+        # utime and stime, fields 14 and 15; the name, field 2, may contain spaces.
         fields = pathlib.Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
         seconds += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return seconds

@@ -1,1 +1,1 @@
-"""Optimizers against each other, and LARS against Model Garden's."""
+"""Benchmarks of the optimizers, including Model Garden's LARS."""

@@ -1,4 +1,4 @@
-"""One update of a model's variables: this package's optimizers against other ones."""
+"""A benchmark of one optimizer update of all of a model's variables."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.benchmarks.optimizer.model_garden import start_lars
-from imagenet_fast.benchmarks.timing import Comparison, take_turns, timed
+from imagenet_fast.benchmarks.timing import Comparison, time_interleaved, timed
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 
-_RATE, _MOMENTUM, _DECAY = 0.1, 0.9, 1e-4
+_LEARNING_RATE, _MOMENTUM, _DECAY = 0.1, 0.9, 1e-4
 
 
 def compare_optimizers(
     model: str, *, warmup: int, repeats: int, model_garden: str = ""
 ) -> Comparison:
-    """Times one update of all trainable variables by each optimizer, in turns.
+    """Times interleaved updates of all trainable variables by each optimizer.
 
-    The variables are float32, on one device, with 1000 classes at 224 px; each optimizer has its
-    own. The gradients are given, and the update is a ``tf.function``. What is compared is the time
-    alone: Keras' SGD decays nothing.
+    The variables are float32, on one device, of a model for 1000 classes at 224 px; each optimizer
+    has its own copy. The gradients are constants, and the update is a ``tf.function``. Only the
+    time is comparable: Keras' SGD does not decay weights.
 
     Args:
       model: a name in ``imagenet_fast.models.MODEL_NAMES``.
-      warmup: untimed updates by each at first.
+      warmup: untimed updates by each at the start.
       repeats: timed updates by each.
-      model_garden: an environment with Model Garden, as ``tools/model_garden.sh`` makes it; empty:
-        leave Model Garden's LARS out.
+      model_garden: an environment with Model Garden, made by ``tools/model_garden.sh``; empty:
+        without Model Garden's LARS.
 
     Raises:
       UserError: if there is no such model, or Model Garden cannot be used.
@@ -44,34 +44,43 @@ def compare_optimizers(
     gradients = _normal(shapes, 0.01)
     optimizers = {
         "imagenet_fast LARS": LARS(
-            _RATE, _MOMENTUM, weight_decay=_DECAY, weight_decay_mask=weights, trust_mask=weights
+            _LEARNING_RATE,
+            _MOMENTUM,
+            weight_decay=_DECAY,
+            weight_decay_mask=weights,
+            trust_mask=weights,
         ),
-        "imagenet_fast SGD": SGD(_RATE, _MOMENTUM, weight_decay=_DECAY, weight_decay_mask=decayed),
-        "Keras legacy SGD": keras.optimizers.legacy.SGD(_RATE, _MOMENTUM),
-        "Keras SGD": keras.optimizers.SGD(_RATE, momentum=_MOMENTUM),
+        "imagenet_fast SGD": SGD(
+            _LEARNING_RATE, _MOMENTUM, weight_decay=_DECAY, weight_decay_mask=decayed
+        ),
+        "Keras legacy SGD": keras.optimizers.legacy.SGD(_LEARNING_RATE, _MOMENTUM),
+        "Keras SGD": keras.optimizers.SGD(_LEARNING_RATE, momentum=_MOMENTUM),
     }
-    calls = {name: timed(_updater(own, variables, gradients)) for name, own in optimizers.items()}
+    calls = {
+        name: timed(_updater(optimizer, variables, gradients))
+        for name, optimizer in optimizers.items()
+    }
     with contextlib.ExitStack() as stack:
         if model_garden:
             options = {
-                "learning_rate": _RATE,
+                "learning_rate": _LEARNING_RATE,
                 "momentum": _MOMENTUM,
                 "weight_decay_rate": _DECAY,
             }
             theirs = stack.enter_context(start_lars(model_garden, shapes, weights, options))
             calls["Model Garden LARS"] = theirs.update
             garden = (
-                f"Model Garden {theirs.versions['tf-models-official']}: in a process of its own, "
-                f"with TensorFlow {theirs.versions['tensorflow']}, that takes its own time."
+                f"Model Garden {theirs.versions['tf-models-official']}: in a separate process with "
+                f"TensorFlow {theirs.versions['tensorflow']}, which measures its own time."
             )
         else:
-            garden = "Model Garden's LARS is left out: --model_garden was not given."
-        times = take_turns(list(calls.values()), warmup=warmup, repeats=repeats)
+            garden = "Without Model Garden's LARS: --model_garden was not given."
+        times = time_interleaved(list(calls.values()), warmup=warmup, repeats=repeats)
     count = sum(map(math.prod, shapes))
     title = f"{model}, one update: {len(shapes)} variables, {count:,} parameters, float32"
     notes = (
-        "LARS: trust and decay on weights alone. imagenet_fast SGD: decay on weights and biases. "
-        "Keras: no decay. All: momentum.",
+        "LARS: trust ratio and weight decay on weights only. imagenet_fast SGD: weight decay on "
+        "weights and biases. Keras: no weight decay. All: momentum.",
         garden,
     )
     return Comparison(title, notes, tuple(calls), times)
@@ -89,7 +98,7 @@ def _updater(
     start: Sequence[tf.Variable],
     gradients: Sequence[tf.Tensor],
 ) -> Callable[[], None]:
-    """Returns what updates copies of the variables and returns when that is done."""
+    """Returns a function that updates copies of the variables and waits until that is done."""
     variables = [tf.Variable(variable) for variable in start]
 
     @tf.function

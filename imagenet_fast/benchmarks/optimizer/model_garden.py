@@ -1,7 +1,7 @@
-"""TensorFlow Model Garden's LARS, in a process and an environment of its own.
+"""TensorFlow Model Garden's LARS, in a separate process and virtual environment.
 
-``tf-models-official`` asks for a certain TensorFlow and 27 other packages, so that this package
-neither needs nor imports it.
+``tf-models-official`` requires a certain TensorFlow version and 27 other packages, so this package
+does not depend on it.
 """
 
 from __future__ import annotations
@@ -25,40 +25,40 @@ def start_lars(
     weights: Sequence[bool],
     options: dict[str, Any],
 ) -> Iterator[ModelGardenLARS]:
-    """Starts a process with variables and Model Garden's LARS, and ends it at the end.
+    """Runs a process with variables and Model Garden's LARS while the context is open.
 
     Args:
-      directory: a virtual environment with ``tf-models-official``, TensorFlow and tf_keras, as
-        ``tools/model_garden.sh`` makes it.
+      directory: a virtual environment with ``tf-models-official``, TensorFlow and tf_keras, made
+        by ``tools/model_garden.sh``.
       shapes: of the variables.
-      weights: for each of them, whether it is decayed and its rate scaled.
+      weights: whether each variable has weight decay and a trust ratio.
       options: other arguments of Model Garden's LARS.
 
     Raises:
-      UserError: if the environment does not have what is needed.
+      UserError: if a package is missing in the environment.
     """
     python = to_local_path(directory, "model_garden") / "bin" / "python"
     if not python.exists():
         raise UserError(
-            f"model_garden={directory!r} is no virtual environment (there is no {python}); make "
-            f"one with tools/model_garden.sh {directory}"
+            f"model_garden={directory!r} is not a virtual environment (there is no {python}); "
+            f"create one with tools/model_garden.sh {directory}"
         )
     job = {"shapes": list(shapes), "weights": list(weights), "options": options}
-    # Isolated: the modules beside the worker's file must not stand for packages.
+    # -I: modules beside the worker's file must not shadow packages.
     command = [str(python), "-I", str(_WORKER)]
-    advice = "tools/model_garden.sh DIRECTORY makes an environment in which it works"
+    advice = "tools/model_garden.sh DIRECTORY creates a working environment"
     with start_worker(command, job, name="Model Garden's LARS", advice=advice) as worker:
         yield ModelGardenLARS(worker)
 
 
 class ModelGardenLARS:
-    """The optimizer in a process that :func:`start_lars` has started.
+    """The optimizer in a process started by :func:`start_lars`.
 
     Args:
       worker: ``model_garden_worker.py``.
 
     Attributes:
-      versions: of ``tensorflow`` and ``tf-models-official`` there.
+      versions: of that process' ``tensorflow`` and ``tf-models-official``.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -66,9 +66,9 @@ class ModelGardenLARS:
         self.versions: dict[str, str] = worker.answer
 
     def update(self) -> tuple[float, float]:
-        """Updates all variables once; returns the seconds, by the clock and of CPU time.
+        """Updates all variables once; returns the wall-clock and CPU seconds.
 
-        They are taken in that process: the time of the messages is not in them.
+        The process measures them itself, without the time of the messages.
 
         Raises:
           UserError: if the process fails.

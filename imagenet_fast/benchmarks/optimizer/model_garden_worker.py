@@ -1,9 +1,9 @@
-"""A program that updates variables with Model Garden's LARS whenever it is told to.
+"""The worker process that runs Model Garden's LARS.
 
-It runs under the Python of an environment that has ``tf-models-official``, and needs nothing of
-this package there. Its input and output are lines. The first one in is the job, a JSON object with
-the arguments of :func:`make_update`; the answer is an object of the packages' versions. After that
-each line in asks for an update, and the answer is ``[seconds, CPU seconds]``.
+It runs under the Python of an environment with ``tf-models-official``, without this package. It
+answers each line of its input with a line of JSON. The first line is the job, a JSON object with
+the arguments of :func:`make_update`; the answer has the packages' versions. Each further line
+requests an update; the answer is ``[seconds, CPU seconds]``.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
 
 def main() -> None:
     """Answers each line of the input."""
-    update = make_update(**json.loads(sys.stdin.readline()))
     packages = ("tensorflow", "tf-models-official")
-    _answer({package: importlib.metadata.version(package) for package in packages})
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    update = make_update(**json.loads(sys.stdin.readline()))
+    _answer(versions)
     for _ in sys.stdin:
         start, cpu_start = time.perf_counter(), time.process_time()
         update()
@@ -31,7 +30,7 @@ def main() -> None:
 
 
 def load_lars() -> type:
-    """Returns Model Garden's LARS without importing its packages, which need many others."""
+    """Imports Model Garden's LARS without its packages, which import many others."""
     distribution = importlib.metadata.distribution("tf-models-official")
     path = str(distribution.locate_file("official/modeling/optimization/lars.py"))
     spec = importlib.util.spec_from_file_location("model_garden_lars", path)
@@ -44,13 +43,15 @@ def load_lars() -> type:
 def make_update(
     shapes: list[list[int]], weights: list[bool], options: dict[str, Any]
 ) -> Callable[[], None]:
-    """Returns what updates variables of these shapes and returns when that is done.
+    """Returns a function that updates variables of these shapes and waits until that is done.
 
     Args:
       shapes: of the variables.
-      weights: for each of them, whether it is decayed and its rate scaled.
+      weights: whether each variable has weight decay and a trust ratio.
       options: other arguments of Model Garden's LARS.
     """
+    import tensorflow as tf  # here: a missing package is reported before this takes seconds
+
     variables, gradients = [], []
     for index, (shape, weight) in enumerate(zip(shapes, weights)):
         # Model Garden excludes variables by name.

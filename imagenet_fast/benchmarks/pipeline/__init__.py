@@ -1,1 +1,1 @@
-"""Pipelines of stages against one device."""
+"""Benchmarks of pipeline parallelism."""

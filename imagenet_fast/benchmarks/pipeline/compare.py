@@ -1,7 +1,7 @@
-"""What pipelines take: time, bubbles, memory, recomputation and graphs.
+"""Benchmarks of pipelines: step time, bubbles, memory, recomputation and graph size.
 
-The devices of stages are emulated, by ops that keep one busy for a given time; or they are cores of
-this machine, each of a process of its own.
+The stages' devices are either emulated, by ops that keep a device busy for a given time, or cores
+of this machine, each used by one process.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.pipeline.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
-from imagenet_fast.benchmarks.timing import Spread, in_turns
+from imagenet_fast.benchmarks.timing import Spread, interleave
 from imagenet_fast.cost_model.pipeline import Simulation, simulate
 from imagenet_fast.pipeline_parallel.orders import tasks
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline.worker"]
 
-# As in the paper's table 2: devices and micro-batches.
+# Devices and micro-batches of Huang et al. 2018, table 2.
 STAGES = (1, 2, 4, 8)
 MICRO_BATCHES = (1, 4, 32)
-# The batch that a device is for where batches grow with the devices.
+# Examples per device where the batch grows with the devices.
 _EXAMPLES = 64
-# The shortest pass, of 8 stages and 32 micro-batches, takes 8 ms forward.
+# The shortest forward pass, with 8 stages and 32 micro-batches, takes 8 ms.
 _EMULATED = Network("emulated", blocks=16, seconds=2 / _EXAMPLES)
 
 _STEP = Network("convolutions", blocks=8, channels=32, image_size=32)
@@ -44,14 +44,14 @@ _SMALL = Network("convolutions", blocks=8, channels=4, image_size=8)
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed:
-    """How long training steps took.
+class StepTimes:
+    """The duration of training steps.
 
     Attributes:
-      case: of what.
-      seconds: of each.
-      simulated: when ``planning.pipeline.simulate`` has stages of equal work do theirs; in seconds
-        for emulated devices, else in parts of the work of a forward pass.
+      case: the pipeline.
+      seconds: of each step.
+      simulated: the schedule by ``cost_model.pipeline.simulate`` with stages of equal work; in
+        seconds for emulated devices, else relative to a forward pass.
     """
 
     case: Case
@@ -60,22 +60,22 @@ class Timed:
 
     @property
     def time(self) -> Spread:
-        """Of a step, in seconds."""
+        """Seconds of a step."""
         return Spread.of(self.seconds)
 
     @property
     def throughput(self) -> float:
-        """Examples a second, of the median step."""
+        """Examples/s of the median step."""
         return self.case.batch / self.time.median
 
 
-class Memory(NamedTuple):
-    """What a training step took at most, in the process that took most.
+class MemoryUse(NamedTuple):
+    """The peak memory of a training step, in the process with the highest.
 
     Attributes:
-      case: of what.
-      blocks: of the network, equal ones.
-      before: bytes after a step on as few examples as can be.
+      case: the pipeline.
+      blocks: equal blocks of the network.
+      before: bytes after a step on the smallest batch.
       peak: bytes after steps on the whole batch.
     """
 
@@ -86,27 +86,27 @@ class Memory(NamedTuple):
 
     @property
     def activations(self) -> int:
-        """The bytes that the batch makes the difference of."""
+        """Bytes that the batch adds."""
         return self.peak - self.before
 
     @property
-    def published_share(self) -> float:
-        """Of the plain network's activations, as Huang et al. 2018 have it.
+    def published_fraction(self) -> float:
+        """The fraction of the plain network's activations by Huang et al. 2018.
 
-        That is ``N + L/K N/M`` to ``N L``: the inputs of a stage, and all of one micro-batch.
+        ``(N + L/K N/M) / (N L)``: the stage's inputs, and all activations of one micro-batch.
         """
         stages, micro_batches = self.case.stages, self.case.micro_batches
         return (1 + self.blocks / stages / micro_batches) / self.blocks
 
 
-class Limited(NamedTuple):
-    """What came of training under a limit of memory.
+class LimitedRun(NamedTuple):
+    """The outcome of training with limited memory.
 
     Attributes:
-      case: of what.
-      limit: bytes that each process might ask for, beyond what it had asked for without a model.
-      peaks: bytes that each process took, of those that it might; empty: it failed.
-      reason: why it failed, in a line.
+      case: the pipeline.
+      limit: bytes that each process may allocate after its start, before it has a model.
+      peaks: bytes of these that each process used; empty: training failed.
+      reason: of the failure, in one line.
     """
 
     case: Case
@@ -115,13 +115,13 @@ class Limited(NamedTuple):
     reason: str
 
 
-class Traced(NamedTuple):
+class GraphSize(NamedTuple):
     """The graph of a training step.
 
     Attributes:
-      case: of what.
-      nodes: with those of all functions.
-      trace_seconds: to make it.
+      case: the pipeline.
+      nodes: including those of all functions.
+      trace_seconds: to build it.
       first_seconds: of the first step.
     """
 
@@ -131,8 +131,8 @@ class Traced(NamedTuple):
     first_seconds: float
 
 
-def emulated(repeats: int) -> list[Timed]:
-    """Times pipelines of emulated devices: each stage an equal part of the work.
+def emulated(repeats: int) -> list[StepTimes]:
+    """Times pipelines on emulated devices, with equal work in all stages.
 
     Raises:
       UserError: if devices cannot be emulated.
@@ -141,41 +141,41 @@ def emulated(repeats: int) -> list[Timed]:
     batch = 2 * max(MICRO_BATCHES)
     cases = [Case(batch, k, m) for k in STAGES for m in MICRO_BATCHES]
     cases += [Case(batch, 8, 32, "never"), *(Case(batch, 8, 32, schedule=s) for s in _OTHERS)]
-    # The batch grows with the devices, as do the micro-batches, of the same size each.
+    # The batch and the number of micro-batches grow with the devices.
     cases += [Case(_EXAMPLES * k, k, 4 * k) for k in STAGES[1:]]
     with _trainer(_EMULATED, devices=max(STAGES)) as worker:
         seconds = _time_steps(worker, cases, repeats)
     return [
-        Timed(case, own, simulated(case, _EMULATED.seconds * case.batch))
-        for case, own in zip(cases, seconds)
+        StepTimes(case, times, simulated(case, _EMULATED.seconds * case.batch))
+        for case, times in zip(cases, seconds)
     ]
 
 
 def simulated(case: Case, forward: float = 1.0) -> Simulation:
-    """Returns when stages of equal work should do theirs.
+    """Returns the schedule of a pipeline with equal work in all stages.
 
     Args:
-      case: with a pipeline.
-      forward: the forward pass of the whole batch through all stages.
+      case: with at least one stage.
+      forward: duration of the whole batch's forward pass through all stages.
     """
     each = [forward / case.stages / case.micro_batches] * case.stages
     return simulate(
         tasks(case.schedule, case.stages, case.micro_batches),
         each,
-        [BACKWARD * own for own in each],
+        [BACKWARD * stage for stage in each],
         rematerialize=case.rematerialize,
     )
 
 
-def overlap(repeats: int) -> list[Timed]:
-    """Times two stages, each a process with a core of its own, by the number of micro-batches.
+def overlap(repeats: int) -> list[StepTimes]:
+    """Times two stages, each in a process on its own core, by the number of micro-batches.
 
     Raises:
       UserError: if there are fewer than two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
-        raise UserError("overlap needs two cores, of which this process has one: leave it out")
+        raise UserError("overlap needs two cores, and this process may use one: leave it out")
     cases = [
         *(Case(_STEP_BATCH, 2, m, kept) for kept in ("always", "never") for m in (1, 2, 4, 8, 16)),
         *(Case(_STEP_BATCH, 2, 8, schedule=schedule) for schedule in _OTHERS),
@@ -185,19 +185,19 @@ def overlap(repeats: int) -> list[Timed]:
         _trainer(_STEP, servers=addresses, cores=cores[:1]) as worker,
     ):
         seconds = _time_steps(worker, cases, repeats)
-    return [Timed(case, own, simulated(case)) for case, own in zip(cases, seconds)]
+    return [StepTimes(case, times, simulated(case)) for case, times in zip(cases, seconds)]
 
 
-def recomputation(repeats: int) -> list[Timed]:
-    """Times four stages on one core, so that the time is that of all that is computed."""
+def recomputation(repeats: int) -> list[StepTimes]:
+    """Times four stages on one core, where the time is proportional to the work."""
     cases = [Case(_STEP_BATCH, 4, 8, kept) for kept in ("always", "except_last", "never")]
     with _trainer(_STEP, devices=4, cores=sorted(os.sched_getaffinity(0))[:1]) as worker:
         seconds = _time_steps(worker, cases, repeats)
-    return [Timed(case, own, simulated(case)) for case, own in zip(cases, seconds)]
+    return [StepTimes(case, times, simulated(case)) for case, times in zip(cases, seconds)]
 
 
-def activation_memory() -> list[Memory]:
-    """Measures a plain network, and the same in pipelines: processes of a stage each."""
+def activation_memory() -> list[MemoryUse]:
+    """Measures a plain network and its pipelines, with one process for each stage."""
     cases = [Case(_DEEP_BATCH), *(Case(_DEEP_BATCH, 1, m) for m in (1, 2, 4, 8, 16, 32))]
     cases += [Case(_DEEP_BATCH, k, 8) for k in (2, 4)]
     cases += [Case(_DEEP_BATCH, 1, 8, "never"), Case(_DEEP_BATCH, 4, 8, "never")]
@@ -208,55 +208,53 @@ def activation_memory() -> list[Memory]:
             few = _ask(worker, case, steps=0, first=case.micro_batches)
             before = [few["peak_memory"], *_peaks(servers)]
             after = [_ask(worker, case, steps=2)["peak_memory"], *_peaks(servers)]
-        results.append(
-            Memory(case, _DEEP.blocks, *max(zip(before, after), key=lambda own: own[1] - own[0]))
-        )
+        most = max(zip(before, after), key=lambda pair: pair[1] - pair[0])
+        results.append(MemoryUse(case, _DEEP.blocks, *most))
     return results
 
 
-def memory_limit(limit: int) -> list[Limited]:
-    """Trains a network under a limit of memory: plain, then over four processes.
+def memory_limit(limit: int) -> list[LimitedRun]:
+    """Trains a network with limited memory: in one process, then in a pipeline of four.
 
     Args:
-      limit: bytes that each process may ask for, beyond what it has without a model.
+      limit: bytes that each process may allocate after its start.
     """
     return [_limited(_DEEP, case, limit) for case in (Case(_DEEP_BATCH), Case(_DEEP_BATCH, 4, 8))]
 
 
-def _limited(network: Network, case: Case, limit: int) -> Limited:
+def _limited(network: Network, case: Case, limit: int) -> LimitedRun:
     try:
         with _processes(network, case, more_memory=limit) as (worker, servers):
-            begun = [process.answer["memory"] for process in (worker, *servers)]
-            ended = [_ask(worker, case, steps=2)["peak_memory"], *_peaks(servers)]
+            before = [process.answer["memory"] for process in (worker, *servers)]
+            after = [_ask(worker, case, steps=2)["peak_memory"], *_peaks(servers)]
     except UserError as error:
-        return Limited(case, limit, (), str(error))
-    taken = tuple(after - before for before, after in zip(begun, ended))
-    return Limited(case, limit, taken, "")
+        return LimitedRun(case, limit, (), str(error))
+    peaks = tuple(peak - start for start, peak in zip(before, after))
+    return LimitedRun(case, limit, peaks, "")
 
 
-def graphs() -> list[Traced]:
-    """Makes the graphs of more and more micro-batches, in each schedule."""
+def graphs() -> list[GraphSize]:
+    """Builds the graphs of growing numbers of micro-batches, with each schedule."""
     cases = [
         Case(64, 4, m, schedule=schedule)
         for schedule in ("unrolled", *_OTHERS)
         for m in (1, 4, 16, 64)
     ]
     with _trainer(_SMALL, devices=4) as worker:
-        # What TensorFlow does once is not the first case's.
+        # TensorFlow's one-time work must not count for the first case.
         _ask(worker, Case(64, 4, 2), steps=1)
         answers = [
             _ask(worker, case, steps=0)
             for case in tqdm(cases, desc="graphs", unit=" cases", dynamic_ncols=True)
         ]
     return [
-        Traced(case, *(own[name] for name in Traced._fields[1:]))
-        for case, own in zip(cases, answers)
+        GraphSize(case, *(answer[name] for name in GraphSize._fields[1:]))
+        for case, answer in zip(cases, answers)
     ]
 
 
-# Besides ``unrolled``.
+# The schedules besides ``unrolled``.
 _OTHERS = ("while", "1f1b")
-# By name.
 PARTS: dict[str, Callable[..., list[Any]]] = {
     "emulated": emulated,
     "overlap": overlap,
@@ -268,14 +266,14 @@ PARTS: dict[str, Callable[..., list[Any]]] = {
 
 
 def _time_steps(worker: Worker, cases: Sequence[Case], repeats: int) -> list[tuple[float, ...]]:
-    """Returns the seconds of steps of each case, taken in turns; the first turn does not count."""
+    """Returns the seconds of each case's interleaved steps, without the first of each."""
 
     def step(case: Case) -> float:
         (seconds,) = _ask(worker, case, steps=1)["seconds"]
         return seconds
 
     steps = [functools.partial(step, case) for case in cases]
-    return [tuple(own) for own in in_turns(steps, warmup=1, repeats=repeats, unit=" steps")]
+    return [tuple(own) for own in interleave(steps, warmup=1, repeats=repeats, unit=" steps")]
 
 
 def _ask(worker: Worker, case: Case, *, steps: int, first: int = 0) -> dict[str, Any]:
@@ -283,14 +281,14 @@ def _ask(worker: Worker, case: Case, *, steps: int, first: int = 0) -> dict[str,
 
 
 def _peaks(servers: Sequence[Worker]) -> list[int]:
-    return [own.ask("{}")["peak_memory"] for own in servers]
+    return [server.ask("{}")["peak_memory"] for server in servers]
 
 
 @contextlib.contextmanager
 def _processes(
     network: Network, case: Case, more_memory: int = 0
 ) -> Iterator[tuple[Worker, list[Worker]]]:
-    """Starts what trains, and a server for each stage but the first."""
+    """Starts a process that trains, and a server for each stage but the first."""
     count = max(0, case.stages - 1)
     with (
         _servers(cores=[[]] * count, more_memory=more_memory) as (servers, addresses),
@@ -303,12 +301,12 @@ def _processes(
 def _servers(
     cores: Sequence[Sequence[int]], more_memory: int = 0
 ) -> Iterator[tuple[list[Worker], list[str]]]:
-    """Starts processes that lend a stage their device; yields them and their addresses."""
+    """Starts servers that each provide a stage's device; yields them and their addresses."""
     with contextlib.ExitStack() as stack:
         servers, addresses = [], []
-        for own in cores:
+        for server_cores in cores:
             port = free_port()
-            job = {"cores": list(own), "more_memory": more_memory, "port": port}
+            job = {"cores": list(server_cores), "more_memory": more_memory, "port": port}
             servers.append(stack.enter_context(_start(job, "a stage")))
             addresses.append(f"localhost:{port}")
         yield servers, addresses
@@ -333,6 +331,6 @@ def _trainer(
 
 
 def _start(job: Mapping[str, Any], name: str) -> contextlib.AbstractContextManager[Worker]:
-    # All is of processors: their cores, their memory.
+    # Everything is measured on CPUs.
     environment = {"CUDA_VISIBLE_DEVICES": ""}
     return start_worker(_MODULE, job, name=name, environment=environment)

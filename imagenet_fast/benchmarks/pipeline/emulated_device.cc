@@ -1,5 +1,5 @@
-// An op that keeps a device busy: it passes a tensor through after a given time, in which no other
-// op of this kind with the same number of a device goes on. Nothing is computed in that time.
+// An op that emulates work on a device: it returns its input after a given time, during which no
+// other op of this kind with the same device number proceeds. It computes nothing.
 
 #include <chrono>
 #include <cstdint>

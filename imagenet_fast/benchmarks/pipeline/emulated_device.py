@@ -1,4 +1,4 @@
-"""Blocks that take a given time of a device that does not exist, whatever this machine can do."""
+"""Keras blocks that keep an emulated device busy for a given time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 
 _SOURCE = pathlib.Path(__file__).with_suffix(".cc")
-# That of common layers: gradients of the inputs, and of the weights.
+# Common layers compute two gradients: of the inputs and of the weights.
 BACKWARD = 2.0
 
 
 def check_emulation() -> None:
-    """Checks that there can be emulated devices.
+    """Checks that the op of emulated devices can be loaded.
 
     Raises:
-      UserError: if their op can be neither found nor compiled.
+      UserError: if it can be neither found nor compiled.
     """
     try:
         load_ops(_SOURCE)
@@ -29,12 +29,12 @@ def check_emulation() -> None:
 
 
 class EmulatedBlock(keras.layers.Layer):
-    """Returns its inputs times a weight, after a time in which its device does nothing else.
+    """Multiplies its inputs by a scalar weight, and keeps its device busy for a given time.
 
     Args:
-      device: its number, in [0, 64). Blocks with the same one wait for each other.
-      seconds: of the forward pass, for an example; the backward pass takes :data:`BACKWARD` times
-        as long.
+      device: its number, in [0, 64). Blocks of one device wait for each other.
+      seconds: of the forward pass for one example; the backward pass takes :data:`BACKWARD` times
+        this.
       name: of the layer.
     """
 
@@ -49,7 +49,7 @@ class EmulatedBlock(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        """Takes float32 [examples, ...]."""
+        """Maps float32 [examples, ...] to the same shape."""
 
         @tf.custom_gradient
         def product(values: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -57,7 +57,7 @@ class EmulatedBlock(keras.layers.Layer):
 
             def gradients(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 upstream = self._work(upstream, BACKWARD)
-                # From the outputs, so that they are computed again where they have not been kept.
+                # It uses the outputs, so that they are recomputed unless they were kept.
                 return upstream * weight, tf.reduce_sum(upstream * outputs) / weight
 
             return outputs, gradients

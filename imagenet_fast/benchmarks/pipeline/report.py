@@ -1,28 +1,20 @@
-"""The benchmark of pipelines as tables, a JSON file and a picture."""
+"""The report of the pipeline benchmark: a table for each part, and plots of most of them."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from imagenet_fast.base import environment
-from imagenet_fast.base.files import write_results
-from imagenet_fast.base.plotting import svg
-from imagenet_fast.benchmarks.pipeline.compare import Limited, Memory, Timed, Traced
+from imagenet_fast.benchmarks.pipeline.compare import GraphSize, LimitedRun, MemoryUse, StepTimes
 from imagenet_fast.benchmarks.pipeline.worker import Case
-from imagenet_fast.benchmarks.report import STYLE
-from imagenet_fast.benchmarks.timing import Spread
+from imagenet_fast.benchmarks.report import Report, aligned, cpu, spread_cells, values_of
 from imagenet_fast.cost_model.pipeline import ideal_bubble
 
-Parts = Mapping[str, Sequence[Any]]
-
-# Huang et al. 2018, table 2: throughput to that of 2 devices and 1 micro-batch, by devices and
+# Huang et al. 2018, table 2: throughput relative to 2 devices and 1 micro-batch, by devices and
 # micro-batches: AmoebaNet-D (18, 256), whose stages are unequal, and Transformer-48.
 PUBLISHED = {
     (2, 1): (1.0, 1.0),
@@ -38,308 +30,273 @@ PUBLISHED = {
 _MIB = 2**20
 
 
-def table(parts: Parts) -> str:
-    """Returns the parts as text.
+def make_report(parts: Mapping[str, Sequence[Any]]) -> Report:
+    """Returns the report of some parts.
 
     Args:
-      parts: what the functions of ``benchmarks.pipeline.PARTS`` returned, by name.
+      parts: the results of functions in ``compare.PARTS``, by their names.
     """
-    hardware = environment.hardware()
     lines = []
     for name, results in parts.items():
-        title, rows = _TABLES[name]
-        lines += [title, *rows(results), ""]
-    return "\n".join([*lines, f"on {hardware['cpu']}, {hardware['cores']} cores"])
+        title, table = _TABLES[name]
+        lines += [title, *table(results), ""]
+    values = {name: [_values(result) for result in results] for name, results in parts.items()}
+    return Report("\n".join([*lines, f"on {cpu()}"]), values, lambda: _figure(parts))
 
 
-def write(parts: Parts, options: dict[str, Any], directory: str) -> list[str]:
-    """Writes ``pipeline.txt``, ``pipeline.json`` and ``pipeline.svg``; returns their paths.
-
-    Args:
-      parts: as of :func:`table`.
-      options: the benchmark's flags and their values.
-      directory: where to write; made if it does not exist.
-
-    Raises:
-      UserError: if they cannot be written.
-    """
-    texts = {
-        "pipeline.txt": table(parts) + "\n",
-        "pipeline.json": _to_json(parts, options),
-        "pipeline.svg": _picture(parts),
-    }
-    return write_results(directory, texts)
-
-
-def _emulated(results: Sequence[Timed]) -> list[str]:
-    base = _of(results, 2, 1).throughput
-    lines = [
-        "throughput to that of 2 devices and 1 micro-batch; the paper's, of AmoebaNet-D (18, 256) "
-        "and Transformer-48, on TPUs",
-        f"{_HEAD} {_SECONDS} {'simulated':>10} {'to it':>6} "
-        f"{'bubble':>7} {'(K-1)/(M+K-1)':>14} {'throughput':>11} {'paper':>11}",
-    ]
-    for own in results:
-        case = own.case
+def _emulated(results: Sequence[StepTimes]) -> list[str]:
+    base = _find(results, 2, 1).throughput
+    rows = [[*_TIME_HEAD, "simulated", "to it", "bubble", "(K-1)/(M+K-1)", "throughput", "paper"]]
+    for result in results:
+        case = result.case
         published = PUBLISHED.get((case.stages, case.micro_batches))
-        paper = "{:>5.2f} {:>5.2f}".format(*published) if published and _is_papers(case) else ""
-        line = (
-            f"{_told(case)} {_seconds(own.time)} "
-            f"{own.simulated.seconds:>10.3f} {own.time.median / own.simulated.seconds:>6.3f} "
-            f"{own.simulated.bubble:>7.1%} {ideal_bubble(case.stages, case.micro_batches):>14.1%} "
-            f"{own.throughput / base:>11.2f} {paper:>11}"
+        rows.append(
+            [
+                *_time_cells(result),
+                f"{result.simulated.seconds:.3f}",
+                f"{result.time.median / result.simulated.seconds:.3f}",
+                f"{result.simulated.bubble:.1%}",
+                f"{ideal_bubble(case.stages, case.micro_batches):.1%}",
+                f"{result.throughput / base:.2f}",
+                "{:.2f} {:>5.2f}".format(*published) if published and _as_in_paper(case) else "",
+            ]
         )
-        lines.append(line.rstrip())
-    return lines
-
-
-def _timed(results: Sequence[Timed]) -> list[str]:
-    lines = [f"{_HEAD} {_SECONDS} {'to 1':>6} {'simulated':>10}"]
-    for own in results:
-        # To one micro-batch of the same kind.
-        base = next(other for other in results if _is_base(other.case, own.case))
-        lines.append(
-            f"{_told(own.case)} {_seconds(own.time)} "
-            f"{own.time.median / base.time.median:>6.3f} "
-            f"{own.simulated.seconds / base.simulated.seconds:>10.3f}"
-        )
-    return ["simulated: stages of equal work, to 1 micro-batch", *lines]
-
-
-def _recomputation(results: Sequence[Timed]) -> list[str]:
-    kept = next(own for own in results if own.case.rematerialize == "never")
-    lines = [f"{_HEAD} {_SECONDS} {'share':>6}"]
-    for own in results:
-        share = 1 - kept.time.median / own.time.median
-        lines.append(f"{_told(own.case)} {_seconds(own.time)} {share:>6.1%}")
-    return lines
-
-
-def _memory(results: Sequence[Memory]) -> list[str]:
-    plain = results[0]
-    lines = [
-        f"{plain.blocks} equal blocks; MiB of the process that takes most; the paper's share is "
-        "(N + L/K N/M) / (N L)",
-        f"{_HEAD} {'before':>7} {'peak':>6} {'activations':>12} {'of plain':>9} {'paper':>7}",
+    return [
+        "throughput: relative to 2 devices and 1 micro-batch; paper: AmoebaNet-D (18, 256) and "
+        "Transformer-48 on TPUs",
+        *aligned(rows, left=()),
     ]
-    for own in results:
-        published = own.case.stages and _is_papers(own.case)
-        paper = f"{own.published_share:.1%}" if published else ""
-        line = (
-            f"{_told(own.case)} {own.before / _MIB:>7.0f} {own.peak / _MIB:>6.0f} "
-            f"{own.activations / _MIB:>12.0f} {own.activations / plain.activations:>9.1%} "
-            f"{paper:>7}"
+
+
+def _overlap(results: Sequence[StepTimes]) -> list[str]:
+    rows = [[*_TIME_HEAD, "to 1", "simulated"]]
+    for result in results:
+        case = result.case._replace(micro_batches=1, schedule="unrolled")
+        base = next(other for other in results if other.case == case)
+        rows.append(
+            [
+                *_time_cells(result),
+                f"{result.time.median / base.time.median:.3f}",
+                f"{result.simulated.seconds / base.simulated.seconds:.3f}",
+            ]
         )
-        lines.append(line.rstrip())
-    return lines
+    return [
+        "to 1: relative to 1 micro-batch; simulated: the same, with stages of equal work",
+        *aligned(rows, left=()),
+    ]
 
 
-def _limit(results: Sequence[Limited]) -> list[str]:
+def _recomputation(results: Sequence[StepTimes]) -> list[str]:
+    kept = next(result for result in results if result.case.rematerialize == "never")
+    rows = [[*_TIME_HEAD, "fraction"]]
+    for result in results:
+        rows.append([*_time_cells(result), f"{1 - kept.time.median / result.time.median:.1%}"])
+    return aligned(rows, left=())
+
+
+def _memory(results: Sequence[MemoryUse]) -> list[str]:
+    plain = results[0]
+    rows = [[*_CASE_HEAD, "before", "peak", "activations", "of plain", "paper"]]
+    for result in results:
+        published = result.case.stages and _as_in_paper(result.case)
+        rows.append(
+            [
+                *_case_cells(result.case),
+                *(f"{size / _MIB:.0f}" for size in (result.before, result.peak)),
+                f"{result.activations / _MIB:.0f}",
+                f"{result.activations / plain.activations:.1%}",
+                f"{result.published_fraction:.1%}" if published else "",
+            ]
+        )
+    return [
+        f"{plain.blocks} equal blocks; MiB of the process with the most; paper: "
+        "(N + L/K N/M) / (N L)",
+        *aligned(rows, left=()),
+    ]
+
+
+def _limit(results: Sequence[LimitedRun]) -> list[str]:
+    rows = [[*_CASE_HEAD, ""]]
+    for result in results:
+        peaks = ", ".join(f"{peak / _MIB:.0f}" for peak in result.peaks)
+        rows.append([*_case_cells(result.case), result.reason or f"trains, with {peaks} MiB"])
     limit = results[0].limit / _MIB
-    lines = [f"each process may ask for {limit:.0f} MiB once it has started", _HEAD]
-    for own in results:
-        peaks = ", ".join(f"{peak / _MIB:.0f}" for peak in own.peaks)
-        lines.append(f"{_told(own.case)}  " + (own.reason or f"trains, with {peaks} MiB"))
-    return lines
+    return [
+        f"each process may allocate {limit:.0f} MiB after its start",
+        *aligned(rows, left=(len(_CASE_HEAD),)),
+    ]
 
 
-def _graphs(results: Sequence[Traced]) -> list[str]:
-    lines = [f"{_HEAD} {'nodes':>7} {'seconds: to trace':>18} {'first step':>11}"]
-    for own in results:
-        lines.append(
-            f"{_told(own.case)} {own.nodes:>7,} {own.trace_seconds:>18.1f} "
-            f"{own.first_seconds:>11.1f}"
-        )
-    return lines
+def _graphs(results: Sequence[GraphSize]) -> list[str]:
+    rows = [[*_CASE_HEAD, "nodes", "seconds to trace", "first step"]]
+    for result in results:
+        seconds = (f"{value:.1f}" for value in (result.trace_seconds, result.first_seconds))
+        rows.append([*_case_cells(result.case), f"{result.nodes:,}", *seconds])
+    return aligned(rows, left=())
 
 
-_SECONDS = f"{'seconds: median':>16} {'min':>6} {'max':>6}"
-_HEAD = f"{'stages':>6} {'micro-batches':>13} {'batch':>6} {'recomputed':>11} {'schedule':>9}"
-# By part.
+_CASE_HEAD = ("stages", "micro-batches", "batch", "recomputed", "schedule")
+_TIME_HEAD = (*_CASE_HEAD, "seconds: median", "min", "max")
+# The title and the function that makes the table of each part.
 _TABLES: dict[str, tuple[str, Callable[[Sequence[Any]], list[str]]]] = {
-    "emulated": ("Emulated devices, each with an equal part of the work", _emulated),
-    "overlap": ("Two stages, each a process on a core of its own", _timed),
+    "emulated": ("Emulated devices with equal work", _emulated),
+    "overlap": ("Two stages, each in a process on its own core", _overlap),
     "recomputation": (
-        "Four stages on one core: the share of what is computed again",
+        "Four stages on one core: the fraction of time that recomputation takes",
         _recomputation,
     ),
     "memory": ("Peak memory", _memory),
-    "memory_limit": ("A network that needs more memory than a process may take", _limit),
+    "memory_limit": ("A network that needs more memory than a process may have", _limit),
     "graphs": ("The graph of a step", _graphs),
 }
 
 
-def _told(case: Case) -> str:
+def _case_cells(case: Case) -> list[str]:
     if not case.stages:
-        return f"{'plain':>6} {'':>13} {case.batch:>6} {'':>11} {'':>9}"
-    return (
-        f"{case.stages:>6} {case.micro_batches:>13} {case.batch:>6} {case.rematerialize:>11} "
-        f"{case.schedule:>9}"
-    )
+        return ["plain", "", str(case.batch), "", ""]
+    return list(map(str, (case[1], case[2], case.batch, case.rematerialize, case.schedule)))
 
 
-def _seconds(time: Spread) -> str:
-    return f"{time.median:>16.3f} {time.min:>6.3f} {time.max:>6.3f}"
+def _time_cells(result: StepTimes) -> list[str]:
+    return [*_case_cells(result.case), *spread_cells(result.time, ".3f")]
 
 
-def _is_papers(case: Case) -> bool:
-    """Whether it is scheduled as in the paper."""
+def _as_in_paper(case: Case) -> bool:
+    """Whether the schedule and recomputation are those of Huang et al. 2018."""
     return case.rematerialize == "always" and case.schedule == "unrolled"
 
 
-def _is_base(other: Case, case: Case) -> bool:
-    """Whether one is the other's case with one micro-batch."""
-    return other == case._replace(micro_batches=1, schedule="unrolled")
-
-
-def _of(results: Sequence[Timed], stages: int, micro_batches: int) -> Timed:
-    """Returns the one of so many, scheduled as in the paper."""
+def _find(results: Sequence[StepTimes], stages: int, micro_batches: int) -> StepTimes:
+    """Returns the result of these numbers with the paper's schedule."""
     return next(
-        own for own in results if own.case[1:3] == (stages, micro_batches) and _is_papers(own.case)
+        result
+        for result in results
+        if result.case[1:3] == (stages, micro_batches) and _as_in_paper(result.case)
     )
 
 
-def _to_json(parts: Parts, options: dict[str, Any]) -> str:
-    values = {
-        **{name: [_values(own) for own in results] for name, results in parts.items()},
-        "options": options,
-        **environment.provenance(),
-    }
-    return json.dumps(values, indent=2) + "\n"
-
-
 def _values(result: Any) -> dict[str, Any]:
-    """Returns a result as JSON has it."""
+    """Returns a result as JSON values, with the case's fields among its own."""
     fields = (
-        {own.name: getattr(result, own.name) for own in dataclasses.fields(result)}
+        {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         if dataclasses.is_dataclass(result)
         else result._asdict()
     )
     values = {**fields.pop("case")._asdict(), **fields}
-    if isinstance(result, Timed):
+    if isinstance(result, StepTimes):
         simulated = values.pop("simulated")
-        values["seconds"] = [round(own, 6) for own in result.seconds]
+        values["seconds"] = values_of(result.seconds)
         values["simulated_seconds"] = round(simulated.seconds, 6)
         values["simulated_bubble"] = round(simulated.bubble, 6)
     return values
 
 
-def _picture(parts: Parts) -> str:
-    """Draws the parts that are numbers; returns SVG."""
+def _figure(parts: Mapping[str, Sequence[Any]]) -> Figure:
     drawn = [name for name in parts if name in _PANELS]
-    with matplotlib.style.context(STYLE):
-        figure = Figure(figsize=(4.6 * max(1, len(drawn)), 3.8), layout="constrained")
-        for place, name in enumerate(drawn):
-            axes = figure.add_subplot(1, len(drawn), place + 1)
-            _PANELS[name](axes, parts[name])
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(frameon=False, fontsize=7)
-        return svg(figure)
+    figure = Figure(figsize=(4.6 * max(1, len(drawn)), 3.8), layout="constrained")
+    for place, name in enumerate(drawn):
+        axes = figure.add_subplot(1, len(drawn), place + 1)
+        _PANELS[name](axes, parts[name])
+        axes.legend(frameon=False, fontsize=7)
+    return figure
 
 
-def _draw_emulated(axes: Axes, results: Sequence[Timed]) -> None:
-    base = _of(results, 2, 1)
-    counts = sorted({micro_batches for _, micro_batches in PUBLISHED})
-    for color, count in enumerate(counts):
-        own = [
+def _draw_emulated(axes: Axes, results: Sequence[StepTimes]) -> None:
+    base = _find(results, 2, 1)
+    for color, count in enumerate(sorted({micro_batches for _, micro_batches in PUBLISHED})):
+        shown = [
             result
             for result in results
             if result.case.micro_batches == count
             and result.case.batch == base.case.batch
-            and _is_papers(result.case)
+            and _as_in_paper(result.case)
         ]
-        stages = [result.case.stages for result in own]
-        axes.plot(
-            stages,
-            [result.throughput / base.throughput for result in own],
-            "o",
-            color=f"C{color}",
-            label=f"{count} micro-batches, measured",
-        )
-        axes.plot(
-            stages,
-            [base.simulated.seconds / result.simulated.seconds for result in own],
-            color=f"C{color}",
-            linewidth=1,
+        _draw_series(
+            axes,
+            color,
+            f"{count} micro-batches, measured",
+            [result.case.stages for result in shown],
+            [result.throughput / base.throughput for result in shown],
+            [base.simulated.seconds / result.simulated.seconds for result in shown],
         )
         paper = [(k, values[1]) for (k, m), values in sorted(PUBLISHED.items()) if m == count]
         axes.plot(*zip(*paper), "x", color=f"C{color}")
-    axes.set_xlabel("devices, emulated")
-    axes.set_title(
-        "throughput to 2 devices and 1 micro-batch\n"
-        "lines: simulated; crosses: the paper's, Transformer-48",
-        fontsize=8,
-        loc="left",
+    axes.set_xlabel("emulated devices")
+    _set_title(
+        axes,
+        "throughput relative to 2 devices and 1 micro-batch\n"
+        "lines: simulated; crosses: paper, Transformer-48",
     )
 
 
-def _draw_overlap(axes: Axes, results: Sequence[Timed]) -> None:
-    for color, kept in enumerate(dict.fromkeys(own.case.rematerialize for own in results)):
-        own = [
+def _draw_overlap(axes: Axes, results: Sequence[StepTimes]) -> None:
+    for color, kept in enumerate(dict.fromkeys(result.case.rematerialize for result in results)):
+        first, *others = [
             result
             for result in results
             if result.case.rematerialize == kept and result.case.schedule == "unrolled"
         ]
-        counts = [result.case.micro_batches for result in own]
-        first = own[0]
-        axes.plot(
-            counts,
-            [result.time.median / first.time.median for result in own],
-            "o",
-            color=f"C{color}",
-            label=f"{kept} recomputed",
+        _draw_series(
+            axes,
+            color,
+            f"{kept} recomputed",
+            [result.case.micro_batches for result in (first, *others)],
+            [result.time.median / first.time.median for result in (first, *others)],
+            [result.simulated.seconds / first.simulated.seconds for result in (first, *others)],
         )
-        axes.plot(
-            counts,
-            [result.simulated.seconds / first.simulated.seconds for result in own],
-            color=f"C{color}",
-            linewidth=1,
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(0, 1.1)
-    axes.set_xlabel("micro-batches")
-    axes.set_title(
-        "time of a step on two cores, to 1 micro-batch\nlines: simulated", fontsize=8, loc="left"
-    )
+    _set_micro_batches_axis(axes, top=1.1)
+    _set_title(axes, "step time on two cores relative to 1 micro-batch\nlines: simulated")
 
 
-def _draw_memory(axes: Axes, results: Sequence[Memory]) -> None:
+def _draw_memory(axes: Axes, results: Sequence[MemoryUse]) -> None:
     plain = results[0]
-    always = [own for own in results if own.case.stages and _is_papers(own.case)]
-    for color, stages in enumerate(sorted({own.case.stages for own in always})):
-        own = [result for result in always if result.case.stages == stages]
-        counts = [result.case.micro_batches for result in own]
-        axes.plot(
-            counts,
-            [result.activations / plain.activations for result in own],
-            "o",
-            color=f"C{color}",
-            label=f"{stages} stage{'s' * (stages > 1)}",
-        )
-        axes.plot(
-            counts, [result.published_share for result in own], "x", color=f"C{color}", markersize=9
-        )
-    axes.set_xscale("log", base=2)
-    axes.set_ylim(0, 1.1)
-    axes.set_xlabel("micro-batches")
-    axes.set_title(
-        "memory of activations to the plain network's\ncrosses: N + L/K N/M", fontsize=8, loc="left"
-    )
+    always = [result for result in results if result.case.stages and _as_in_paper(result.case)]
+    for color, stages in enumerate(sorted({result.case.stages for result in always})):
+        shown = [result for result in always if result.case.stages == stages]
+        counts = [result.case.micro_batches for result in shown]
+        measured = [result.activations / plain.activations for result in shown]
+        label = f"{stages} stage{'s' * (stages > 1)}"
+        axes.plot(counts, measured, "o", color=f"C{color}", label=label)
+        published = [result.published_fraction for result in shown]
+        axes.plot(counts, published, "x", color=f"C{color}", markersize=9)
+    _set_micro_batches_axis(axes, top=1.1)
+    _set_title(axes, "activation memory relative to the plain network\ncrosses: N + L/K N/M")
 
 
-def _draw_graphs(axes: Axes, results: Sequence[Traced]) -> None:
-    for schedule in dict.fromkeys(own.case.schedule for own in results):
-        own = [result for result in results if result.case.schedule == schedule]
+def _draw_graphs(axes: Axes, results: Sequence[GraphSize]) -> None:
+    for schedule in dict.fromkeys(result.case.schedule for result in results):
+        shown = [result for result in results if result.case.schedule == schedule]
         axes.plot(
-            [result.case.micro_batches for result in own],
-            [result.trace_seconds + result.first_seconds for result in own],
+            [result.case.micro_batches for result in shown],
+            [result.trace_seconds + result.first_seconds for result in shown],
             "o-",
             label=schedule,
         )
+    _set_micro_batches_axis(axes)
+    _set_title(axes, "seconds to trace and for the first step")
+
+
+def _draw_series(
+    axes: Axes,
+    color: int,
+    label: str,
+    places: Sequence[int],
+    measured: Sequence[float],
+    simulated: Sequence[float],
+) -> None:
+    """Draws measurements as dots and their simulation as a line."""
+    axes.plot(places, measured, "o", color=f"C{color}", label=label)
+    axes.plot(places, simulated, color=f"C{color}", linewidth=1)
+
+
+def _set_micro_batches_axis(axes: Axes, top: float | None = None) -> None:
     axes.set_xscale("log", base=2)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(bottom=0, top=top)
     axes.set_xlabel("micro-batches")
-    axes.set_title("seconds to trace and for the first step", fontsize=8, loc="left")
+
+
+def _set_title(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=8, loc="left")
 
 
 _PANELS: dict[str, Callable[[Axes, Sequence[Any]], None]] = {

@@ -1,11 +1,11 @@
-"""A process of its own for a pipeline, or for one of its stages: asked by lines, answering in JSON.
+"""The worker process of the pipeline benchmark: it trains a pipeline, or serves one stage's device.
 
-The first line in is the job, an object that :func:`main` describes; its answer has ``memory``, the
-bytes that the process takes before there is a model. A process that lends its devices answers each
-further line with its ``peak_memory``. One that trains takes a :class:`Case` as a JSON object a
-line, makes its model the first time, takes ``steps`` of training steps, and answers with the
-``seconds`` of each, the ``peak_memory`` so far and, of a new model, the ``nodes`` of its graph and
-the seconds to trace it and of its first step.
+It answers each line of its input with a line of JSON. The first line is the job, an object that
+:func:`main` describes; the answer has ``memory``, the process' bytes before it has a model. A
+server answers each further line with its ``peak_memory``. A trainer reads a :class:`Case` from
+each further line, builds its model the first time, takes ``steps`` training steps, and answers with
+their ``seconds``, its ``peak_memory`` so far and, for a new model, the ``nodes`` of the graph, the
+seconds to trace it and those of the first step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Case(NamedTuple):
     """A training step of a pipeline.
 
     Attributes:
-      batch: examples.
-      stages: 0: no pipeline, but the blocks as a plain Keras model.
-      micro_batches: as of ``GPipe``.
-      rematerialize: the same.
-      schedule: the same.
+      batch: examples in a step.
+      stages: of the pipeline; 0: a plain Keras model.
+      micro_batches: of ``GPipe``.
+      rematerialize: of ``GPipe``.
+      schedule: of ``GPipe``.
     """
 
     batch: int
@@ -44,13 +44,13 @@ class Case(NamedTuple):
 
 
 class Network(NamedTuple):
-    """Equal blocks that follow each other.
+    """A sequence of equal blocks.
 
     Attributes:
-      kind: ``emulated``: each takes its part of ``seconds`` for the batch; ``convolutions``: each
-        is a 3x3 convolution with batch norm and ReLU.
-      blocks: how many.
-      seconds: of a forward pass of all blocks for an example.
+      kind: ``emulated``: each block takes an equal part of ``seconds`` per example;
+        ``convolutions``: each is a 3x3 convolution with batch norm and ReLU.
+      blocks: their number.
+      seconds: of one example's forward pass through all blocks.
       channels: of a convolution.
       image_size: height and width of its inputs, in pixels.
     """
@@ -65,30 +65,30 @@ class Network(NamedTuple):
 def main() -> None:
     """Answers each line of the input.
 
-    The job has ``cores`` that the process may use, empty for all; ``more_memory`` that it may ask
-    for once it has come so far as to answer, 0 for any; and either ``port``, at which it lends its
-    device, or ``network``; ``devices``, into how many the CPU is split; and ``servers``,
-    ``host:port`` of the processes that lend theirs.
+    The job has ``cores`` that the process may use, empty for all; ``more_memory``, the bytes that
+    it may allocate after the first answer, 0 for any number; and either ``port``, at which it
+    serves its device, or ``network``; ``devices``, the number of logical CPUs; and ``servers``, the
+    ``host:port`` of the other stages' servers.
     """
     end_with_parent()
     job = json.loads(sys.stdin.readline())
     if job["cores"]:
         os.sched_setaffinity(0, job["cores"])
     import_tensorflow()
-    answer = _serve(job["port"]) if job.get("port") else _train(job)
+    handle = _serve(job["port"]) if job.get("port") else _train(job)
     if job["more_memory"]:
         limit_memory(job["more_memory"])
-    _tell({"memory": memory("VmRSS")})
+    _answer({"memory": memory("VmRSS")})
     for line in sys.stdin:
-        _tell({**answer(json.loads(line)), "peak_memory": memory("VmHWM")})
+        _answer({**handle(json.loads(line)), "peak_memory": memory("VmHWM")})
 
 
 def _serve(port: int) -> Callable[[Any], dict[str, Any]]:
     from imagenet_fast.pipeline_parallel.placement import start_stage_server
 
-    _for_one_core()
+    _use_one_core()
     start_stage_server(port)
-    return lambda asked: {}
+    return lambda request: {}
 
 
 def _train(job: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -98,25 +98,25 @@ def _train(job: dict[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
     network, count = Network(*job["network"]), job["devices"]
     if network.kind == "emulated":
-        # Each op that keeps a device busy has a thread of its own.
+        # Each op that keeps a device busy blocks a thread.
         tf.config.threading.set_inter_op_parallelism_threads(4 * count)
     elif job["cores"]:
-        _for_one_core()
+        _use_one_core()
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * count
     )
     devices = stage_devices(count + len(job["servers"]), job["servers"])
     steps: dict[Case, _Step] = {}
 
-    def answer(asked: dict[str, Any]) -> dict[str, Any]:
-        case = Case(*asked["case"])
+    def handle(request: dict[str, Any]) -> dict[str, Any]:
+        case = Case(*request["case"])
         new = {}
         if case not in steps:
             steps[case] = _Step(case, network, devices)
-            new = steps[case].first(asked["examples_first"] or case.batch)
-        return {**new, "seconds": [steps[case].seconds() for _ in range(asked["steps"])]}
+            new = steps[case].first(request["examples_first"] or case.batch)
+        return {**new, "seconds": [steps[case].seconds() for _ in range(request["steps"])]}
 
-    return answer
+    return handle
 
 
 class _Step:
@@ -130,23 +130,23 @@ class _Step:
         self._model.compile("sgd", "mse")
         size = [4] if network.kind == "emulated" else [network.image_size] * 2 + [network.channels]
         with tf.device("CPU:0"):
-            # Any batch has the same shape for TensorFlow: [None, ...].
+            # TensorFlow sees the same shape for any batch: [None, ...].
             self._inputs = tf.random.stateless_normal([case.batch, *size], seed=(0, 1))
-            aims = self._inputs if network.kind == "emulated" else tf.zeros([case.batch, 1])
-            self._examples = tf.data.Dataset.from_tensor_slices((self._inputs, aims)).cache()
+            targets = self._inputs if network.kind == "emulated" else tf.zeros([case.batch, 1])
+            self._examples = tf.data.Dataset.from_tensor_slices((self._inputs, targets)).cache()
 
     def first(self, examples: int) -> dict[str, Any]:
-        """Traces it, and takes a step on so many examples."""
+        """Traces the step and runs it on the first ``examples``."""
         batches = self._batches(examples)
         begin = time.perf_counter()
         if self._case.stages:
-            # Otherwise its first step does, in which there is no graph of the whole step.
+            # Otherwise the first step would build it, without a graph of the whole step.
             self._model.build_on(self._inputs)
         self._step = self._model.make_train_function()
         graph = self._step.get_concrete_function(batches).graph.as_graph_def()
         traced = time.perf_counter()
         float(self._step(batches)["loss"])
-        nodes = len(graph.node) + sum(len(own.node_def) for own in graph.library.function)
+        nodes = len(graph.node) + sum(len(body.node_def) for body in graph.library.function)
         return {
             "nodes": nodes,
             "trace_seconds": traced - begin,
@@ -154,7 +154,7 @@ class _Step:
         }
 
     def seconds(self) -> float:
-        """Takes a step; returns how long that took."""
+        """Runs a step and returns its duration."""
         batches = self._batches(self._case.batch)
         begin = time.perf_counter()
         loss = float(self._step(batches)["loss"])
@@ -204,15 +204,15 @@ def _convolution(channels: int) -> keras.Model:
     )
 
 
-def _for_one_core() -> None:
+def _use_one_core() -> None:
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
-    # With a single one, sending to another stage would wait for computing.
+    # With a single thread, sending to another stage would wait for computation.
     tf.config.threading.set_inter_op_parallelism_threads(4)
 
 
-def _tell(value: Any) -> None:
+def _answer(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 

@@ -1,1 +1,1 @@
-"""Exported models against each other."""
+"""Benchmarks of exported models in each format."""

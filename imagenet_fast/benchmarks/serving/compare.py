@@ -1,6 +1,6 @@
-"""How fast, and in how much memory, a trained model answers in each format that it is exported to.
+"""A benchmark of a trained model in each export format: speed, latency, memory and accuracy.
 
-Each format is served by a process of its own, in which nothing but its runtime is loaded.
+A separate process serves each format, with only its runtime loaded.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import imagenet_fast
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.base.worker_process import Worker, start_worker
-from imagenet_fast.benchmarks.serving.worker import ENCODED, PIXELS, best_classes
-from imagenet_fast.benchmarks.timing import Comparison, take_turns
+from imagenet_fast.benchmarks.serving.worker import ENCODED, PIXELS, top_classes
+from imagenet_fast.benchmarks.timing import Comparison, time_interleaved
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.examples import ENCODED as ENCODED_FIELD
@@ -37,24 +37,24 @@ from imagenet_fast.serving.export import export
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
 
-# By the runtime's name in worker.py, that for people. The first is the one of interest.
-WAYS = {
+# The title of each format, by the runtime's name in worker.py.
+FORMATS = {
     "tensorflow_encoded": "SavedModel, encoded images",
     "tensorflow_pixels": "SavedModel, pixels",
     "onnx": "ONNX, pixels",
     "tflite": "TFLite, pixels",
 }
-_EVALUATED_AT_ONCE = 100
+_EVALUATION_BATCH = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """How far answers are those of evaluation.
+    """The agreement of predictions with evaluation's.
 
     Attributes:
-      images: that were answered.
-      same: of these, those whose best classes are the same in the same order.
-      difference: of the probabilities of any rank, the largest.
+      images: their number.
+      same: images whose top classes are the same in the same order.
+      difference: the largest between probabilities of the same rank.
     """
 
     images: int
@@ -63,16 +63,16 @@ class Agreement:
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
-    """What was measured at a batch size.
+class ServingResult:
+    """The measurements at one batch size.
 
     Attributes:
       batch_size: images in a call.
-      comparison: of the ways; a turn is several calls, one after the other.
-      latencies: of each way, the seconds of each call in the turns that count.
-      memory: of each way, the bytes of its process before the model was loaded.
-      peak_memory: of each way, the most bytes that its process had.
-      agreements: of each way, with evaluation.
+      comparison: of the formats; a repeat is several calls, one after the other.
+      latencies: seconds of each call in the timed repeats, for each format.
+      memory: bytes of each format's process before it loaded the model.
+      peak_memory: the highest memory of each format's process, in bytes.
+      agreements: of each format's predictions with evaluation's.
       versions: of the runtimes' packages.
     """
 
@@ -94,21 +94,21 @@ def compare_serving(
     threads: int,
     warmup: int,
     repeats: int,
-) -> list[Served]:
-    """Exports a run in each format, and has each answer validation images, in turns, on the CPU.
+) -> list[ServingResult]:
+    """Exports a run in each format, and times their interleaved predictions on the CPU.
 
     Args:
-      config: of a run that holds a checkpoint, whose data has validation images.
+      config: of a run with a checkpoint, whose data has validation images.
       batch_sizes: images in a call.
-      images: the first ones of the validation shards, all of which each format answers once before
-        the turns, to be compared with evaluation's answers.
-      calls: of the model in a turn.
-      threads: that a runtime computes with; 0: as many as there are cores.
-      warmup: untimed turns of each at first.
-      repeats: timed turns of each.
+      images: the first ones of the validation shards. Before timing, each format predicts all of
+        them once, and the predictions are compared with evaluation's.
+      calls: of the model in a repeat.
+      threads: of a runtime; 0: one per core.
+      warmup: untimed repeats of each at the start.
+      repeats: timed repeats of each.
 
     Returns:
-      What was measured at each batch size.
+      The results of each batch size.
 
     Raises:
       UserError: if the run cannot be exported or evaluated, or a runtime is not installed.
@@ -116,24 +116,24 @@ def compare_serving(
     config = config.replace(precision="float32", loss_scale=0.0, strategy="one_device")
     info = read_info(config)
     if config.synthetic or "validation" not in info.splits:
-        raise UserError(f"{info.name} has no validation images to answer: give another --data_dir")
+        raise UserError(f"{info.name} has no validation images: give another --data_dir")
     with tempfile.TemporaryDirectory(prefix="imagenet_fast_") as directory:
-        answers = _prepare(config, info, images, directory)
+        expected = _prepare(config, info, images, directory)
         job = {
             "images": directory,
-            "count": len(answers[0]),
+            "count": len(expected[0]),
             "threads": threads or cpu_cores(),
         }
         paths = _export(config, directory)
-        jobs = {name: {"runtime": name, "path": paths[name], **job} for name in WAYS}
+        jobs = {name: {"runtime": name, "path": paths[name], **job} for name in FORMATS}
         return [
-            _serve(config, jobs, batch_size, calls, answers, warmup=warmup, repeats=repeats)
+            _serve(config, jobs, batch_size, calls, expected, warmup=warmup, repeats=repeats)
             for batch_size in batch_sizes
         ]
 
 
 def _export(config: Config, directory: str) -> dict[str, str]:
-    """Returns the files by the runtimes that they are for."""
+    """Returns each runtime's exported file."""
     saved_model = export(config, pathlib.Path(directory, "saved_model"))
     return {
         "tensorflow_encoded": saved_model,
@@ -146,15 +146,15 @@ def _export(config: Config, directory: str) -> dict[str, str]:
 def _prepare(
     config: Config, info: DatasetInfo, count: int, directory: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Writes images for the workers.
+    """Writes the workers' images.
 
     Returns:
-      Evaluation's answers: the best classes and their probabilities, both [images, 5].
+      Evaluation's predictions: the top classes and their probabilities, both [images, 5].
     """
-    everything = itertools.chain.from_iterable(map(read_records, info.splits["validation"].paths))
-    records = list(itertools.islice(everything, count))
+    validation = itertools.chain.from_iterable(map(read_records, info.splits["validation"].paths))
+    records = list(itertools.islice(validation, count))
     batches = evaluation_batches(
-        tf.data.Dataset.from_tensor_slices(records).batch(_EVALUATED_AT_ONCE),
+        tf.data.Dataset.from_tensor_slices(records).batch(_EVALUATION_BATCH),
         info,
         with_resize_kernel(config),
         thread_count(config),
@@ -171,7 +171,7 @@ def _prepare(
     np.save(pathlib.Path(directory, PIXELS), pixels)
     model = build_for_evaluation(config)
     restore_weights(model, config.model_dir)
-    return best_classes(model.predict(pixels, batch_size=_EVALUATED_AT_ONCE, verbose=0))
+    return top_classes(model.predict(pixels, batch_size=_EVALUATION_BATCH, verbose=0))
 
 
 def _serve(
@@ -179,24 +179,24 @@ def _serve(
     jobs: Mapping[str, Mapping[str, Any]],
     batch_size: int,
     calls: int,
-    answers: tuple[np.ndarray, np.ndarray],
+    expected: tuple[np.ndarray, np.ndarray],
     *,
     warmup: int,
     repeats: int,
-) -> Served:
+) -> ServingResult:
     with contextlib.ExitStack() as stack:
         servers = [
             _Server(stack.enter_context(_start(name, {**job, "batch_size": batch_size})))
             for name, job in jobs.items()
         ]
-        agreements = [server.agreement(*answers) for server in servers]
+        agreements = [server.agreement(*expected) for server in servers]
         images = calls * batch_size
-        turns = [functools.partial(server.turn, images) for server in servers]
-        times = take_turns(turns, warmup=warmup, repeats=repeats)
+        predict = [functools.partial(server.predict, images) for server in servers]
+        times = time_interleaved(predict, warmup=warmup, repeats=repeats)
     title = f"{config.model}, {config.image_size} px, batch {batch_size}"
-    return Served(
+    return ServingResult(
         batch_size,
-        Comparison(title, (), tuple(WAYS[name] for name in jobs), times, images),
+        Comparison(title, (), tuple(FORMATS[name] for name in jobs), times, images),
         tuple(tuple(server.latencies[warmup * calls :]) for server in servers),
         tuple(server.memory for server in servers),
         tuple(server.peak_memory for server in servers),
@@ -208,29 +208,29 @@ def _serve(
 def _start(name: str, job: Mapping[str, Any]) -> contextlib.AbstractContextManager[Worker]:
     environment = {
         "PYTHONPATH": str(pathlib.Path(imagenet_fast.__file__).parents[1]),
-        # Not all of the runtimes could use a GPU.
+        # Not all runtimes support GPUs.
         "CUDA_VISIBLE_DEVICES": "",
     }
     return start_worker(
         [sys.executable, "-m", "imagenet_fast.benchmarks.serving.worker"],
         job,
-        name=WAYS[name],
-        advice=f"{how_to_install('serving')} brings all runtimes",
+        name=FORMATS[name],
+        advice=f"{how_to_install('serving')} installs all runtimes",
         environment=environment,
     )
 
 
 class _Server:
-    """A worker that serves an exported model.
+    """A worker process that serves an exported model.
 
     Args:
-      worker: in which ``worker.py`` runs.
+      worker: runs ``worker.py``.
 
     Attributes:
       versions: of packages.
       memory: bytes before the model was loaded.
-      peak_memory: bytes at most, so far.
-      latencies: seconds of each call in the turns so far.
+      peak_memory: the highest so far, in bytes.
+      latencies: seconds of each call so far, but those of :meth:`agreement`.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -241,15 +241,15 @@ class _Server:
         self.latencies: list[float] = []
 
     def agreement(self, classes: np.ndarray, probabilities: np.ndarray) -> Agreement:
-        """Has each image answered once, and compares with the best classes of each."""
+        """Predicts each image once, and compares with its expected top classes."""
         answer = self._ask(len(classes))
         same = (np.array(answer["classes"]) == classes).all(axis=1)
-        # Of equal ranks: where two change places, their probabilities are almost equal.
+        # Compared by rank: classes that change places have almost equal probabilities.
         differences = np.abs(np.array(answer["probabilities"]) - probabilities)
         return Agreement(len(classes), int(same.sum()), float(differences.max()))
 
-    def turn(self, images: int) -> tuple[float, float]:
-        """Has images answered, and returns the seconds and the CPU seconds of all calls."""
+    def predict(self, images: int) -> tuple[float, float]:
+        """Predicts the first images; returns the wall-clock and CPU seconds of all calls."""
         answer = self._ask(images)
         self.latencies += answer["seconds"]
         return sum(answer["seconds"]), answer["cpu_seconds"]

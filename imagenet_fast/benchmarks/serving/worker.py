@@ -1,12 +1,11 @@
-"""A program that has an exported model answer images, in one format's runtime and nothing else.
+"""The worker process of the serving benchmark, which runs an exported model in one runtime only.
 
-Its input and output are lines of JSON. The first one in is the job, an object that
-:func:`main` describes; the answer has ``versions`` of packages and ``memory``, bytes that the
-program takes before the model is loaded. After that each line in is a number of images to answer,
-in batches: from the first one on, and from the first one again where they end. The answer has
-``seconds`` of each batch, ``cpu_seconds`` of all together, the best ``classes`` of each image and
-their ``probabilities``, and ``peak_memory``, the most bytes that the program has taken so far.
-Reading images from files is not timed.
+It answers each line of its input with a line of JSON. The first line is the job, an object that
+:func:`main` describes; the answer has ``versions`` of packages and ``memory``, the process' bytes
+before it loads the model. Each further line is a number of images to predict in batches, from the
+first one, cycling through them if necessary. The answer has ``seconds`` of each batch,
+``cpu_seconds`` of all together, the top ``classes`` of each image, their ``probabilities``, and
+``peak_memory``, the highest so far in bytes. Reading image files is not timed.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ import numpy as np
 from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.benchmarks.process_memory import memory
 
-BEST = 5
+_TOP = 5
 ENCODED = "encoded"
 PIXELS = "pixels.npy"
 
-# Probabilities of a batch, [batch, classes]; or the best classes and their probabilities.
-Answer = Callable[[Any], "np.ndarray | tuple[np.ndarray, np.ndarray]"]
+# Returns a batch's probabilities, [batch, classes]; or the top classes and their probabilities.
+Predict = Callable[[Any], "np.ndarray | tuple[np.ndarray, np.ndarray]"]
 
 
 def main() -> None:
@@ -41,7 +40,7 @@ def main() -> None:
     with ``pixels.npy`` and the folder ``encoded``; ``count`` of these images; ``batch_size``; and
     ``threads``.
     """
-    # So that this process and its threads can be made to stand still.
+    # So that this process can be stopped with its children.
     os.setpgid(0, 0)
     end_with_parent()
     job = json.loads(sys.stdin.readline())
@@ -49,44 +48,44 @@ def main() -> None:
     importlib.import_module(module)
     versions = {package: importlib.metadata.version(package)}
     before = memory("VmRSS")
-    answer = load(job["path"], job["threads"])
-    _tell({"versions": versions, "memory": before})
+    predict = load(job["path"], job["threads"])
+    _answer({"versions": versions, "memory": before})
     for line in sys.stdin:
         numbers = [number % job["count"] for number in range(json.loads(line))]
-        result = _serve(answer, read, job["images"], numbers, job["batch_size"])
-        _tell({**result, "peak_memory": memory("VmHWM")})
+        result = _serve(predict, read, job["images"], numbers, job["batch_size"])
+        _answer({**result, "peak_memory": memory("VmHWM")})
 
 
 def read_encoded(directory: str, numbers: Sequence[int]) -> list[bytes]:
-    """Returns some of the images as they are in their files."""
+    """Returns some of the image files' contents."""
     return [pathlib.Path(directory, ENCODED, str(number)).read_bytes() for number in numbers]
 
 
 def read_pixels(directory: str, numbers: Sequence[int]) -> np.ndarray:
-    """Returns some of the images prepared, uint8 [count, size, size, 3]."""
+    """Returns some of the preprocessed images, uint8 [count, size, size, 3]."""
     return np.load(pathlib.Path(directory, PIXELS), mmap_mode="r")[np.asarray(numbers)]
 
 
-def tensorflow_encoded(path: str, threads: int) -> Answer:
-    """Loads a SavedModel to answer encoded images."""
+def tensorflow_encoded(path: str, threads: int) -> Predict:
+    """Loads a SavedModel that takes encoded images."""
     tf, signatures = _saved_model(path, threads)
     classify = signatures["serving_default"]
 
-    def answer(images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        answers = classify(images=tf.constant(images))
-        return answers["classes"].numpy(), answers["probabilities"].numpy()
+    def predict(images: list[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        predictions = classify(images=tf.constant(images))
+        return predictions["classes"].numpy(), predictions["probabilities"].numpy()
 
-    return answer
+    return predict
 
 
-def tensorflow_pixels(path: str, threads: int) -> Answer:
-    """Loads a SavedModel to answer prepared images."""
+def tensorflow_pixels(path: str, threads: int) -> Predict:
+    """Loads a SavedModel that takes preprocessed images."""
     tf, signatures = _saved_model(path, threads)
     classify = signatures["pixels"]
     return lambda pixels: classify(pixels=tf.constant(pixels))["probabilities"].numpy()
 
 
-def onnx(path: str, threads: int) -> Answer:
+def onnx(path: str, threads: int) -> Predict:
     """Loads an ONNX file."""
     import onnxruntime
 
@@ -96,7 +95,7 @@ def onnx(path: str, threads: int) -> Answer:
     return lambda pixels: session.run(["probabilities"], {"pixels": pixels})[0]
 
 
-def tflite(path: str, threads: int) -> Answer:
+def tflite(path: str, threads: int) -> Predict:
     """Loads a TFLite file."""
     from ai_edge_litert.interpreter import Interpreter
 
@@ -104,7 +103,7 @@ def tflite(path: str, threads: int) -> Answer:
     return lambda pixels: classify(pixels=pixels)["probabilities"]
 
 
-# By name: the module and the package that are the runtime, what reads images, and what loads.
+# Each runtime's module, package, function that reads images and function that loads a model.
 RUNTIMES = {
     "tensorflow_encoded": ("tensorflow", "tensorflow", read_encoded, tensorflow_encoded),
     "tensorflow_pixels": ("tensorflow", "tensorflow", read_pixels, tensorflow_pixels),
@@ -123,7 +122,7 @@ def _saved_model(path: str, threads: int) -> tuple[Any, Any]:
 
 
 def _serve(
-    answer: Answer,
+    predict: Predict,
     read: Callable[[str, Sequence[int]], Any],
     directory: str,
     numbers: Sequence[int],
@@ -134,12 +133,12 @@ def _serve(
     for begin in range(0, len(numbers), batch_size):
         batch = read(directory, numbers[begin : begin + batch_size])
         start, cpu_start = time.perf_counter(), time.process_time()
-        answers = answer(batch)
+        predictions = predict(batch)
         seconds.append(time.perf_counter() - start)
         cpu_seconds += time.process_time() - cpu_start
-        best, shares = answers if isinstance(answers, tuple) else best_classes(answers)
-        classes += best.tolist()
-        probabilities += shares.tolist()
+        top = predictions if isinstance(predictions, tuple) else top_classes(predictions)
+        classes += top[0].tolist()
+        probabilities += top[1].tolist()
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
@@ -148,17 +147,17 @@ def _serve(
     }
 
 
-def best_classes(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best classes of each image, best first, and their probabilities.
+def top_classes(probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the top classes of each image, best first, and their probabilities.
 
     Args:
       probabilities: float [images, classes].
     """
-    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :BEST]
-    return best, np.take_along_axis(probabilities, best, axis=1)
+    top = np.argsort(-probabilities, axis=1, kind="stable")[:, :_TOP]
+    return top, np.take_along_axis(probabilities, top, axis=1)
 
 
-def _tell(value: Any) -> None:
+def _answer(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Timing sums over workers."""
+"""The benchmark of all-reduce algorithms."""
 
 import json
 import math
@@ -7,20 +7,20 @@ import xml.etree.ElementTree
 import pytest
 
 from imagenet_fast import UserError
-from imagenet_fast.benchmarks.all_reduce import report
 from imagenet_fast.benchmarks.all_reduce.compare import (
+    Method,
     Result,
-    Way,
     compare_all_reduce,
     gradients_case,
     sized_case,
 )
+from imagenet_fast.benchmarks.all_reduce.report import make_report
 from imagenet_fast.benchmarks.timing import Times
 from imagenet_fast.commands.benchmark import main
 
 
-def result(way, seconds, case=None, predicted=None):
-    return Result(case or sized_case(2**20), way, Times(seconds, seconds), 2.0e6, predicted)
+def result(method, seconds, case=None, predicted=None):
+    return Result(case or sized_case(2**20), method, Times(seconds, seconds), 2.0e6, predicted)
 
 
 def test_cases():
@@ -34,11 +34,11 @@ def test_cases():
 
 def test_table_compares_with_the_fastest_builtin():
     results = [
-        result(Way("builtin", 0), (0.4, 0.4, 0.4)),
-        result(Way("builtin", 2**20), (0.2, 0.1, 0.3)),
-        result(Way("flat", 2**20), (0.1, 0.2, 0.15), predicted=0.125),
+        result(Method("builtin", 0), (0.4, 0.4, 0.4)),
+        result(Method("builtin", 2**20), (0.2, 0.1, 0.3)),
+        result(Method("flat", 2**20), (0.1, 0.2, 0.15), predicted=0.125),
     ]
-    lines = report.table(results, replicas=4, group=2).splitlines()
+    lines = make_report(results, replicas=4, group=2).text.splitlines()
     assert lines[0] == "4 replicas; groups of 2; n = 3"
     cells = next(line for line in lines if line.startswith("flat")).split("packs")[1].split()
     # Turn by turn: 0.5, 2, 0.5. A ring of 4 sends 1.5 times the data.
@@ -48,10 +48,10 @@ def test_table_compares_with_the_fastest_builtin():
 
 def test_files(tmp_path):
     results = [
-        result(Way("builtin", 0), (0.2, 0.1)),
-        result(Way("torus_2d", 0, "bfloat16"), (0.1, 0.1), predicted=0.05),
+        result(Method("builtin", 0), (0.2, 0.1)),
+        result(Method("torus_2d", 0, "bfloat16"), (0.1, 0.1), predicted=0.05),
     ]
-    paths = report.write(results, 4, 2, {"sizes": "1048576"}, str(tmp_path), "4_workers")
+    paths = make_report(results, 4, 2).write({"sizes": "1048576"}, str(tmp_path), "4_workers")
     assert [path.rpartition(".")[2] for path in paths] == ["txt", "json", "svg"]
     values = json.loads((tmp_path / "4_workers.json").read_text())
     assert values["results"][1]["expected_bytes"] == 1.5 * 2**19
@@ -66,7 +66,7 @@ def test_files(tmp_path):
         (["--sizes=", "--gradients="], "give at least one of"),
         (["--algorithms="], "give at least one of"),
         (["--repeats=0"], "repeats is 0, but must be positive"),
-        (["--gradients=", "--sizes=8"], "start several workers"),
+        (["--gradients=", "--sizes=8"], "there is only one worker: start several"),
     ],
 )
 def test_bad_input(flags, told, monkeypatch):
@@ -75,16 +75,16 @@ def test_bad_input(flags, told, monkeypatch):
         main(["all_reduce", *flags])
 
 
-def test_one_process_has_nothing_to_sum_over():
+def test_a_single_worker_is_refused():
     import tensorflow as tf
 
-    with pytest.raises(UserError, match="several workers"):
+    with pytest.raises(UserError, match="there is only one worker: start several"):
         compare_all_reduce(tf.distribute.get_strategy(), [], [], warmup=1, repeats=1)
 
 
 @pytest.mark.slow
 def test_two_workers(tmp_path, run_python):
-    """Of which auto is flat, and told as that."""
+    """``auto`` stands for flat, and is reported as flat."""
     flags = [
         "--sizes=1024,65536",
         "--gradients=",
@@ -116,8 +116,8 @@ def test_two_workers(tmp_path, run_python):
         assert (found["predicted_seconds"] is None) == (found["algorithm"] == "builtin")
     flat = values["results"][4]
     assert flat["dtype"] == "bfloat16"
-    # Of two, each sends each byte once; both workers count the same interface.
+    # Each of two workers sends each byte once; both count the same interface.
     assert flat["expected_bytes"] == 32768
-    # An exchange and a gathering of a step each, and none leaves the group.
+    # An exchange and an all-gather of one step each, within the group.
     assert flat["predicted_seconds"] == pytest.approx(2 * (0.005 + 0.01) + 32768 / 125e6)
     assert 2 * 32768 < flat["sent_bytes"] < 4 * 32768

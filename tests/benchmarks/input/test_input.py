@@ -11,14 +11,14 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks.input import report as input_report
 from imagenet_fast.benchmarks.input.compare import InputBenchmark
 from imagenet_fast.benchmarks.input.peers import start_peers
+from imagenet_fast.benchmarks.input.report import make_report
 from imagenet_fast.benchmarks.input.stages import make_bounds, make_stages
 from imagenet_fast.benchmarks.input.variants import (
     OPTIMIZATIONS,
+    VARIANTS,
     make_variant,
-    names_of_variants,
 )
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
@@ -139,12 +139,11 @@ def test_an_unknown_peer_of_the_tool(tmp_path):
 
 
 def test_variants():
-    variants = names_of_variants()
     count = len(OPTIMIZATIONS)
-    assert len(variants) == len(set(variants.values())) == 2 * count + 2
-    assert variants["all but cache"] == ("prefetch", "fused", "threads", "batched", "native")
-    assert variants["cache alone"] == ("cache",)
-    assert variants["none"] == ()
+    assert len(VARIANTS) == len(set(VARIANTS.values())) == 2 * count + 2
+    assert VARIANTS["all but cache"] == ("prefetch", "fused", "threads", "batched", "native")
+    assert VARIANTS["cache alone"] == ("cache",)
+    assert VARIANTS["none"] == ()
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +152,15 @@ def training_batch(config):
 
 
 @pytest.mark.parametrize(
-    "on",
+    "enabled",
     [
-        # All optimizations, and each of them off and on by itself.
-        pytest.param(on, id=name, marks=() if name in ("all", "none") else pytest.mark.long)
-        for name, on in names_of_variants().items()
+        pytest.param(enabled, id=name, marks=() if name in ("all", "none") else pytest.mark.long)
+        for name, enabled in VARIANTS.items()
     ],
 )
-def test_each_variant_makes_training_s_batches(config, training_batch, on):
-    """What differs is how; digits are grey, so that windows decode to the same pixels."""
-    for own, other in zip(training_batch, first(make_variant(config, on))):
+def test_each_variant_returns_the_same_batches(config, training_batch, enabled):
+    """Digits are grey, so that crops decode to the same pixels with any optimization."""
+    for own, other in zip(training_batch, first(make_variant(config, enabled))):
         np.testing.assert_array_equal(own.numpy(), other.numpy())
 
 
@@ -176,7 +174,7 @@ def test_stages(stages):
     images, labels, _ = stages["transfer"]
     assert [len(batch) for batch in (stages["read"][0], stages["parse"][1])] == [16, 16]
     np.testing.assert_array_equal(stages["parse"][1], labels)
-    windows = stages["draw windows"][2].numpy()
+    windows = stages["draw crops"][2].numpy()
     np.testing.assert_array_equal(stages["decode"], 3 * windows[:, 2] * windows[:, 3])
     np.testing.assert_array_equal(stages["augment"], images[:, 0, 0, 0])
     np.testing.assert_array_equal(stages["batch"][0], images)
@@ -192,7 +190,7 @@ def test_resizing_comes_before_augmentation(config, stages):
 def test_bounds(config):
     """They decode the windows that training does, or whole images, again and again."""
     bounds = make_bounds(config, 2)
-    drawn = list(make_stages(config)["draw windows"].take(2))
+    drawn = list(make_stages(config)["draw crops"].take(2))
     fused, whole = (list(bounds[name].take(4)) for name in bounds)
     for index, batch in enumerate(fused):
         windows = drawn[index % 2][2].numpy()
@@ -251,7 +249,7 @@ def test_the_ablation_has_numbers_of_threads(config, monkeypatch):
     comparison = benchmark.ablation()
     assert comparison.names[-2:] == ("all, 2 threads", "all, 4 threads")
     assert made[-2:] == [(2, tuple(OPTIMIZATIONS)), (4, tuple(OPTIMIZATIONS))]
-    assert comparison.notes == ("Threads: 6. What takes the batches does nothing else.",)
+    assert comparison.notes == ("Threads: 6. The batches' consumer does nothing else.",)
 
 
 # --- Reports and the command ------------------------------------------------------------------
@@ -280,27 +278,27 @@ def row(text, name):
 
 
 def test_the_table():
-    text = input_report.table(PARTS, cores=2, consumes=0)
+    text = make_report(PARTS, cores=2, consumes=0).text
     assert row(text, "imagenet_fast") == ["1,000", "1,000", "2,000", "1,000"]
     assert row(text, "other")[:4] == ["500", "250", "500", "3,000"]
-    assert row(text, "other")[4:] == ["4x", "(2", "to", "4),", "3x", "(3", "to", "3)"]
+    assert row(text, "other")[4:] == ["4x", "(2", "to", "4)", "3x", "(3", "to", "3)"]
     assert [row(text, name)[-1] for name in ("read", "parse", "decode")] == ["100", "200", "600"]
     assert "a note" in text
-    assert text.endswith("imagenet_fast makes 1,000 images/s on 2 cores: 500 a core")
+    assert text.endswith("imagenet_fast makes 1,000 images/s on 2 cores: 500 per core")
 
 
 def test_what_accelerators_need():
-    text = input_report.table(PARTS, cores=2, consumes=2600)
+    text = make_report(PARTS, cores=2, consumes=2600).text
     assert text.endswith(
-        "the accelerators take 2,600 images/s, 2.6 times as many: they need 6 such cores, or 3 "
+        "the accelerators consume 2,600 images/s, 2.6 times that: they need 6 such cores, or 3 "
         "such hosts for each of theirs"
     )
-    text = input_report.table({"stages": PARTS["stages"]}, cores=2, consumes=2600)
+    text = make_report({"stages": PARTS["stages"]}, cores=2, consumes=2600).text
     assert "images/s on 2 cores" not in text
 
 
 def test_files(tmp_path):
-    paths = input_report.write(PARTS, 2, 0, {"images": 1000}, str(tmp_path))
+    paths = make_report(PARTS, 2, 0).write({"images": 1000}, str(tmp_path), "input")
     assert [pathlib.Path(path).name for path in paths] == ["input.txt", "input.json", "input.svg"]
     values = json.loads((tmp_path / "input.json").read_text())
     assert values["n"] == 3
@@ -352,7 +350,7 @@ def test_flags_of_the_command(asked, capsys, tmp_path):
     assert environments == {"pytorch": "there"}
     assert counts["images"] == 64
     assert parts == ["cached", "peers"]
-    assert "the accelerators take 5,000 images/s" in capsys.readouterr().out
+    assert "the accelerators consume 5,000 images/s" in capsys.readouterr().out
     told = json.loads((tmp_path / "input.json").read_text())["options"]
     assert told["jpeg_scaling"] is True
     assert told["compare"] == "cached,peers"

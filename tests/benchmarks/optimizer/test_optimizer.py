@@ -40,7 +40,7 @@ def test_all_optimizers_update_all_variables(monkeypatch):
         f"resnet8, one update: {len(network.trainable_variables)} variables, "
         f"{count:,} parameters, float32"
     )
-    assert "left out" in comparison.notes[-1]
+    assert "Without Model Garden" in comparison.notes[-1]
 
 
 def test_what_is_decayed_and_scaled(monkeypatch):

@@ -6,9 +6,15 @@ import pytest
 import tensorflow as tf
 
 from imagenet_fast.benchmarks.pipeline import compare as pipeline
-from imagenet_fast.benchmarks.pipeline import report as pipeline_report
-from imagenet_fast.benchmarks.pipeline.compare import Limited, Memory, Timed, Traced, simulated
+from imagenet_fast.benchmarks.pipeline.compare import (
+    GraphSize,
+    LimitedRun,
+    MemoryUse,
+    StepTimes,
+    simulated,
+)
 from imagenet_fast.benchmarks.pipeline.emulated_device import EmulatedBlock
+from imagenet_fast.benchmarks.pipeline.report import make_report
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 
 SMALL = Network("convolutions", blocks=4, channels=4, image_size=8)
@@ -88,7 +94,7 @@ def test_stages_in_processes_under_a_limit():
 
 
 def timed(case, *seconds):
-    return Timed(case, seconds, simulated(case))
+    return StepTimes(case, seconds, simulated(case))
 
 
 @pytest.fixture
@@ -103,15 +109,15 @@ def parts():
     overlap.append(timed(Case(64, 2, 8, schedule="while"), 0.77))
     kept = [timed(Case(64, 4, 8, kept), s) for kept, s in (("always", 1.25), ("never", 1.0))]
     memory = [
-        Memory(Case(64), 32, 500 << 20, 1500 << 20),
-        Memory(Case(64, 4, 8), 32, 400 << 20, 500 << 20),
-        Memory(Case(64, 4, 8, "never"), 32, 400 << 20, 700 << 20),
+        MemoryUse(Case(64), 32, 500 << 20, 1500 << 20),
+        MemoryUse(Case(64, 4, 8), 32, 400 << 20, 500 << 20),
+        MemoryUse(Case(64, 4, 8, "never"), 32, 400 << 20, 700 << 20),
     ]
     limited = [
-        Limited(Case(64), 512 << 20, (), "training failed: std::bad_alloc"),
-        Limited(Case(64, 2, 8), 512 << 20, (100 << 20, 90 << 20), ""),
+        LimitedRun(Case(64), 512 << 20, (), "training failed: std::bad_alloc"),
+        LimitedRun(Case(64, 2, 8), 512 << 20, (100 << 20, 90 << 20), ""),
     ]
-    graphs = [Traced(Case(64, 4, m), 1000 * m, 1.0 * m, 0.5) for m in (1, 4)]
+    graphs = [GraphSize(Case(64, 4, m), 1000 * m, 1.0 * m, 0.5) for m in (1, 4)]
     return {
         "emulated": emulated,
         "overlap": overlap,
@@ -130,7 +136,7 @@ def rows(text, title):
 
 
 def test_tables(parts):
-    text = pipeline_report.table(parts)
+    text = make_report(parts).text
     first, second, *_, last = rows(text, "Emulated devices")
     # Its own time, to the simulated; the throughput to two devices' with one micro-batch.
     assert first[:2] + first[5:10] == ["1", "1", "3.000", "3.000", "3.000", "3.000", "1.000"]
@@ -155,7 +161,7 @@ def test_tables(parts):
 
 
 def test_files(parts, tmp_path):
-    paths = pipeline_report.write(parts, {"repeats": 2}, str(tmp_path / "new"))
+    paths = make_report(parts).write({"repeats": 2}, str(tmp_path / "new"), "pipeline")
     assert [path.rpartition("/")[2] for path in map(str, paths)] == [
         "pipeline.txt",
         "pipeline.json",
@@ -168,12 +174,12 @@ def test_files(parts, tmp_path):
     assert values["memory"][1]["peak"] == 500 << 20
     assert values["hardware"]["cores"] >= 1
     svg = (tmp_path / "new" / "pipeline.svg").read_text()
-    assert "throughput to 2 devices" in svg
+    assert "throughput relative to 2 devices" in svg
     assert "seconds to trace" in svg
 
 
 def test_one_part_alone(parts):
     for name, results in parts.items():
-        text = pipeline_report.table({name: results})
+        text = make_report({name: results}).text
         assert text.count("\n\n") == 1
-        assert pipeline_report._picture({name: results}).startswith("<?xml")
+        assert make_report({name: results}).svg().startswith("<?xml")

@@ -8,9 +8,9 @@ import pytest
 
 from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.benchmarks.serving import compare as serving
-from imagenet_fast.benchmarks.serving import report as serving_report
 from imagenet_fast.benchmarks.serving import worker as serving_worker
-from imagenet_fast.benchmarks.serving.compare import Agreement, Served, compare_serving
+from imagenet_fast.benchmarks.serving.compare import Agreement, ServingResult, compare_serving
+from imagenet_fast.benchmarks.serving.report import make_report
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 from imagenet_fast.training.checkpoint import Checkpoints
@@ -44,7 +44,7 @@ def config(digits, tmp_path_factory):
 def part():
     """Numbers that are easy to tell apart."""
     times = (Times((0.2, 0.4, 0.8), (0.2, 0.4, 0.8)), Times((0.1, 0.1, 0.1), (0.3, 0.3, 0.3)))
-    return Served(
+    return ServingResult(
         batch_size=4,
         comparison=Comparison("a model, batch 4", (), ("one", "other"), times, images=8),
         latencies=((0.1, 0.1, 0.2, 0.2, 0.4, 0.4), (0.05,) * 6),
@@ -59,7 +59,7 @@ def part():
 def test_each_format_answers_as_evaluation_does(config):
     (served,) = compare_serving(config, [3], **COUNTS)
     assert served.batch_size == 3
-    assert served.comparison.names == tuple(serving.WAYS.values())
+    assert served.comparison.names == tuple(serving.FORMATS.values())
     assert served.comparison.images == 6
     assert set(served.versions) == {"tensorflow", "onnxruntime", "ai-edge-litert"}
     for index, agreement in enumerate(served.agreements):
@@ -99,9 +99,9 @@ def test_answers_that_differ_are_counted():
     assert server.latencies == []
 
 
-def test_best_classes():
+def test_top_classes():
     probabilities = np.array([[0.1, 0.0, 0.3, 0.05, 0.2, 0.3], [0, 0, 0, 0, 0, 1]], np.float32)
-    classes, shares = serving_worker.best_classes(probabilities)
+    classes, shares = serving_worker.top_classes(probabilities)
     assert classes.tolist() == [[2, 5, 4, 0, 3], [5, 0, 1, 2, 3]]
     np.testing.assert_array_equal(shares[0], np.float32([0.3, 0.3, 0.2, 0.1, 0.05]))
 
@@ -135,7 +135,7 @@ def test_a_runtime_that_is_not_installed(config, tmp_path):
 
 def test_no_images_to_answer(config):
     synthetic = config.replace(synthetic=True, data_dir="", num_classes=10)
-    with pytest.raises(UserError, match="has no validation images to answer: give another --data"):
+    with pytest.raises(UserError, match="has no validation images: give another --data"):
         compare_serving(synthetic, [1], **COUNTS)
 
 
@@ -143,19 +143,19 @@ def test_no_images_to_answer(config):
 
 
 def test_table(part):
-    lines = serving_report.table([part]).splitlines()
+    lines = make_report([part]).text.splitlines()
     assert lines[0] == "a model, batch 4"
     one, other = (line.split() for line in lines[2:4])
     assert one[:7] == ["one", "20.0", "10.0", "40.0", "200.00", "400.00", "400.00"]
     assert one[7:] == ["600", "700", "1000", "of", "1000;", "probabilities", "to", "2e-07"]
     assert other[:4] == ["other", "80.0", "80.0", "80.0"]
     assert other[7:12] == ["?", "?", "998", "of", "1000;"]
-    assert "medians of 3 turns; ms: of all 6 calls" in lines[-3]
+    assert "medians of 3 repeats; ms: percentiles of all 6 calls" in lines[-3]
     assert lines[-1].endswith("tensorflow 2.21.0")
 
 
 def test_files(part, tmp_path):
-    paths = serving_report.write([part, part], {"images": 8}, str(tmp_path / "new"))
+    paths = make_report([part, part]).write({"images": 8}, str(tmp_path / "new"), "serving")
     assert [pathlib.Path(path).name for path in paths] == [
         "serving.txt",
         "serving.json",
@@ -169,7 +169,7 @@ def test_files(part, tmp_path):
     assert values["versions"]["tensorflow"] == "2.21.0"
     picture = (tmp_path / "new" / "serving.svg").read_text()
     assert picture.startswith("<?xml")
-    serving_report.write([part, part], {}, str(tmp_path))
+    make_report([part, part]).write({}, str(tmp_path), "serving")
     assert (tmp_path / "serving.svg").read_text() == picture
 
 

@@ -21,7 +21,7 @@ from bag_of_tricks import experiments
 from bag_of_tricks.report import STEP_TIMES
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_file
-from imagenet_fast.benchmarks.timing import Spread, take_turns
+from imagenet_fast.benchmarks.timing import Spread, time_interleaved
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 _OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
@@ -61,7 +61,7 @@ def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
     calls = [
         on_new_iterators(model, make_dataset(model.config, "train"), _STEPS) for model in models
     ]
-    times = take_turns(calls, warmup=_WARMUP, repeats=repeats)
+    times = time_interleaved(calls, warmup=_WARMUP, repeats=repeats)
     return {
         name: dataclasses.asdict(
             Spread.of([own / _STEPS * model.steps_per_epoch for own in found.seconds])
