@@ -32,7 +32,8 @@ def cut_photographs(folder, images):
             crop.save(folder / name / f"{number:03d}.{('jpg', 'png')[number % 2]}")
 
 
-# Not long: tools/test_docs.py parses each command; commands/test_end_to_end.py runs a similar chain.
+# In the default run, tools/test_docs.py parses each command; commands/test_end_to_end.py
+# runs a similar chain.
 @pytest.mark.slow
 @pytest.mark.long
 def test_three_commands_from_a_folder_of_images_to_predictions(tmp_path):

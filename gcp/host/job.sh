@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs on a host: starts training so that it outlives the connection, and tells how it goes.
+# Runs on a host: starts training that outlives the ssh connection, and reports its status.
 #
-#   job.sh start RUN one_host -- ARGUMENT...             this host's TPU
-#   job.sh start RUN pod TPU_NAME -- ARGUMENT...         a whole slice's, from its first host
-#   job.sh start RUN worker TF_CONFIG -- ARGUMENT...     this host as one of several workers
-#   job.sh follow RUN     the log so far and as it grows, until training ends; its status
-#   job.sh status RUN     none, running, died, or "ended STATUS"
+#   job.sh start RUN one_host -- ARGUMENT...             on this host's TPU
+#   job.sh start RUN pod TPU_NAME -- ARGUMENT...         on a whole slice, from its first host
+#   job.sh start RUN worker TF_CONFIG -- ARGUMENT...     on this host as one of several workers
+#   job.sh follow RUN     print the log until training ends, and exit with its status
+#   job.sh status RUN     print none, running, died, or "ended STATUS"
 #   job.sh stop RUN
 #
-# ARGUMENTs are imagenet-fast's. What is running is not started again.
+# ARGUMENTs are those of imagenet-fast. A running job is not started again.
 set -euo pipefail
 verb=$1 run=$2
 shift 2
@@ -22,7 +22,7 @@ main() {
     follow) follow ;;
     status) status ;;
     stop) stop ;;
-    *) echo "job.sh: no such verb: $verb" >&2; return 2 ;;
+    *) echo "job.sh: unknown command $verb" >&2; return 2 ;;
   esac
 }
 
@@ -32,11 +32,11 @@ start() {
     return
   fi
   if [ ! -e "$HOME/imagenet_fast.installed" ]; then
-    echo "nothing is installed on $(hostname): gcp/tpu install" >&2
+    echo "imagenet_fast is not installed on $(hostname): run gcp/tpu install" >&2
     return 3
   fi
   rm -f "$folder/status"
-  # A session of its own: ending the connection sends it nothing, and it can be ended as a whole.
+  # In its own session: it gets no signal when the connection ends, and can be killed as a group.
   setsid bash "$HOME/imagenet_fast/gcp/host/job.sh" run "$run" "$@" \
     >> "$folder/log" 2>&1 < /dev/null &
   echo $! > "$folder/pid"
@@ -48,14 +48,14 @@ run_here() {
   shift
   case $kind in
     one_host)
-      # PJRT, by the libtpu that pip installed.
+      # PJRT, with the libtpu installed by pip.
       TF_PLUGGABLE_DEVICE_LIBRARY_PATH=$("$venv/bin/python" -c \
         'import libtpu; print(libtpu.get_library_path())')
       export TF_PLUGGABLE_DEVICE_LIBRARY_PATH NEXT_PLUGGABLE_DEVICE_USE_C_API=true
       export PJRT_DEVICE=TPU TPU_NAME=local
       ;;
     pod)
-      # The hosts' servers drive the chips, this process drives the servers.
+      # The hosts' servers drive the chips; this process drives the servers.
       export TPU_NAME=$1 TPU_LOAD_LIBRARY=0
       shift
       ;;
@@ -85,16 +85,19 @@ status() {
   fi
 }
 
-# After a restart of the machine the number may be another process'.
+# Not a zombie, and not another process that has the pid after a reboot.
 is_alive() { grep -qsz 'job\.sh' "/proc/$1/cmdline"; }
 
 follow() {
   if [ ! -e "$folder/pid" ]; then
-    echo "no training was started on $(hostname): gcp/tpu train" >&2
+    echo "no training was started on $(hostname): run gcp/tpu train" >&2
     return 3
   fi
-  tail --lines=+1 --follow --pid="$(cat "$folder/pid")" --sleep-interval=0.5 "$folder/log"
-  local ended
+  local pid ended
+  pid=$(cat "$folder/pid")
+  # tail itself would also wait for a zombie, which some containers never reap.
+  while is_alive "$pid"; do sleep 0.2; done &
+  tail --lines=+1 --follow --pid=$! --sleep-interval=0.1 "$folder/log"
   ended=$(status)
   [ "$ended" = "ended ${ended#ended }" ] || { echo "training $ended" >&2; return 1; }
   return "${ended#ended }"
@@ -105,9 +108,9 @@ stop() {
   local pid
   pid=$(cat "$folder/pid")
   kill -TERM -- "-$pid"
-  for _ in {1..60}; do
+  for _ in {1..300}; do
     is_alive "$pid" || break
-    sleep 0.5
+    sleep 0.1
   done
   kill -KILL -- "-$pid" 2> /dev/null || true
   [ -e "$folder/status" ] || echo 143 > "$folder/status"

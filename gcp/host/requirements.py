@@ -1,10 +1,10 @@
-r"""Prints what installed packages require, but for packages that are there already.
+r"""Prints the dependencies of installed packages, for pip, one per line.
 
     python requirements.py imagenet_fast tensorflow-tpu tf_keras
 
-That is what ``pip install --no-deps`` of these left out. Plain ``tensorflow`` and ``libtpu`` are
-not asked for: the stack has them under another name, or does without. One requirement a line, as
-pip takes it.
+These are what ``pip install --no-deps`` of the packages left out, except for the packages
+themselves and plain ``tensorflow`` and ``libtpu``, which the stack has under another name or does
+not need.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def missing(packages: Sequence[str]) -> Iterator[str]:
     Raises:
       importlib.metadata.PackageNotFoundError: if one of them is not installed.
     """
-    there = _WITHOUT | {_normal(package) for package in packages}
+    skipped = _WITHOUT | {_normal(package) for package in packages}
     for package in packages:
         for requirement in requires(package) or ():
             name = re.match(r"[\w.-]+", requirement)
-            if name and _normal(name[0]) not in there and "extra ==" not in requirement:
+            if name and _normal(name[0]) not in skipped and "extra ==" not in requirement:
                 yield requirement
 
 

@@ -1,7 +1,7 @@
-# How the other files talk to the user and to gcloud.
+# Messages to the user, and calls of gcloud.
 # shellcheck shell=bash
 
-# Answers are captured, but what is said goes to the user all the same.
+# File descriptor 3 reaches the user even where standard output is captured.
 exec 3>&1
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -15,19 +15,19 @@ die() {
 confirm() { # QUESTION
   [ -z "$yes" ] && [ -z "$dry_run" ] || return 0
   local answer
-  [ -t 0 ] || die "nobody is there to say yes: add --yes"
+  [ -t 0 ] || die "cannot ask for confirmation without a terminal: add --yes"
   read -r -p "$1 [y/N] " answer
-  [[ $answer == [yY]* ]] || die "not done"
+  [[ $answer == [yY]* ]] || die "cancelled"
 }
 
-# run COMMAND...: shows a command and runs it; under --dry_run it is only shown.
+# run COMMAND...: prints a command and runs it; with --dry_run, only prints it.
 run() {
   _show "$@"
   [ -n "$dry_run" ] || "$@"
 }
 
-# ask DEFAULT COMMAND...: prints a command's answer; nothing if it says that there is no such thing.
-# Any other failure ends the script. Under --dry_run the command is shown and DEFAULT printed.
+# ask DEFAULT COMMAND...: prints a command's output, or nothing if the resource does not exist. Any
+# other failure ends the script. With --dry_run, shows the command and prints DEFAULT.
 ask() {
   local default=$1 answer
   shift
@@ -38,16 +38,17 @@ ask() {
     printf '%s' "$answer"
   elif ! grep -qE 'NOT_FOUND|was not found|not found: 404|matched no objects' "$scratch/error"; then
     cat "$scratch/error" >&2
-    # Errors repeat the names of projects and TPUs, which may hold any word or number.
+    # Match whole phrases: errors contain project and TPU names, which may be any word or number.
     ! grep -qE "PERMISSION_DENIED|HTTPError 403|Permission '.*' denied" "$scratch/error" ||
-      die "not allowed: it is somebody else's, or your account lacks a role; the command was: $*"
-    die "that was the answer to: $*"
+      die "permission denied: the resource belongs to somebody else, or your account lacks a role; the" \
+        "command was: $*"
+    die "the error above is from: $*"
   fi
 }
 
 _show() { say "\$ $(quoted "$@")"; }
 
-# Prints words as a shell reads them.
+# Prints words quoted for a shell.
 quoted() {
   local word line=()
   for word in "$@"; do
@@ -59,12 +60,12 @@ quoted() {
   printf '%s' "${line[*]}"
 }
 
-# The beginnings and the ends of gcloud's commands about the TPU.
+# Prefixes and suffixes of gcloud's TPU commands.
 requests=(gcloud compute tpus queued-resources)
 tpu_vm=(gcloud compute tpus tpu-vm)
 set_place() { place=("--project=$PROJECT" "--zone=$ZONE" --quiet); }
 
-# on_hosts and ask_hosts: run and ask, on the hosts.
+# on_hosts, ask_hosts: like run and ask, on the TPU's hosts.
 on_hosts() { # WORKER|all COMMAND
   run "${tpu_vm[@]}" ssh "$NAME" "--worker=$1" "--command=$2" "${place[@]}"
 }

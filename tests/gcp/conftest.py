@@ -1,4 +1,4 @@
-"""A fake cloud, and gcp/tpu run against it."""
+"""Fixtures that run gcp/tpu against a fake cloud."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import fake_gcloud
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Says what it was asked to do and how; ends as the file status beside the cloud's folders says.
+# Records its arguments and environment; exits with the status in the cloud's file `status`.
 TRAINER = """#!/bin/bash
 cloud=$FAKE_HOST/../../..
 { printf '%s\\n' "$@"; env; } > "$HOME/trained"
@@ -22,11 +22,11 @@ exit "$(cat "$cloud/status" 2>/dev/null || echo 0)"
 
 
 class Bench:
-    """A cloud of a test's own, and a person at a shell.
+    """A fake cloud, and a user at a shell.
 
     Args:
-      folder: where everything lies.
-      checkout: the project's files; the person has a copy.
+      folder: directory for everything.
+      checkout: the project's files, which are copied for the user.
     """
 
     def __init__(self, folder: pathlib.Path, checkout: pathlib.Path) -> None:
@@ -46,7 +46,7 @@ class Bench:
             "DATA_DIR": "gs://my-bucket/digits",
             "RUNS_DIR": "gs://my-bucket/runs",
             "RECIPE": "flags/digits.flags",
-            "POLL_SECONDS": "0.05",
+            "POLL_SECONDS": "0.01",
         }
 
     def environment(self) -> dict[str, str]:
@@ -74,7 +74,7 @@ class Bench:
         )
 
     def run(self, *arguments: str, status: int = 0, timeout: float = 60) -> str:
-        """Runs gcp/tpu to its end and returns what it says; fails unless it ends so."""
+        """Runs gcp/tpu and returns its output; fails unless it exits with ``status``."""
         process = self.start(*arguments)
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -84,7 +84,7 @@ class Bench:
         return output
 
     def refused(self, *arguments: str) -> str:
-        """Runs what must fail without having changed anything in the cloud."""
+        """Runs a command that must fail without changing anything in the cloud."""
         before = len(self.changes())
         output = self.run(*arguments, status=1)
         assert self.changes()[before:] == []
@@ -92,11 +92,11 @@ class Bench:
 
     def changes(self) -> list[list[str]]:
         """Returns the command lines that changed something, successful or not."""
-        asking = {"describe", "get-value", "ls"}
-        return [call for call in self.cloud.calls() if not asking & set(call)]
+        queries = {"describe", "get-value", "ls"}
+        return [call for call in self.cloud.calls() if not queries & set(call)]
 
     def make_data(self) -> None:
-        """A bucket with something that looks like shards."""
+        """Makes a bucket with a fake shard."""
         with self.cloud.state() as state:
             state["buckets"].append("gs://my-bucket")
         folder = self.cloud.folder / "buckets" / "my-bucket" / "digits"
@@ -104,20 +104,20 @@ class Bench:
         (folder / "train-00000-of-00001").write_text("data")
 
     def use_trainer(self) -> None:
-        """Has a stand-in run where TensorFlow would."""
+        """Installs the fake trainer."""
         program = self.cloud.folder / "trainer"
         program.write_text(TRAINER)
         program.chmod(0o755)
 
     def trained(self, worker: int) -> list[str] | None:
-        """Returns the stand-in's arguments and environment on a host; None if it did not run."""
+        """Returns the trainer's arguments and environment on a host; None if it did not run."""
         file = self.cloud.host(self.settings["NAME"], worker) / "trained"
         return file.read_text().splitlines() if file.exists() else None
 
 
 @pytest.fixture
 def bench(tmp_path, checkout):
-    """A cloud whose hosts' processes end with the test, or with pytest if it is killed."""
+    """A fake cloud; its hosts' processes end with the test, or with pytest if it is killed."""
     yield from make_bench(tmp_path, checkout)
 
 
@@ -135,7 +135,7 @@ def make_bench(folder, checkout):
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
-    """A checkout that nothing else changes, with the files that the hosts need."""
+    """A checkout that other tests do not change, with the files that the hosts need."""
     folder = tmp_path_factory.mktemp("checkout")
     for name in ("gcp", "flags", "imagenet_fast"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
@@ -148,7 +148,7 @@ def checkout(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory, checkout):
-    """The folders of two clouds: one with data and a TPU, one where all is installed, too."""
+    """The folders of two clouds: one with data and a TPU, one with everything installed, too."""
     for bench in make_bench(tmp_path_factory.mktemp("prepared"), checkout):
         bench.use_trainer()
         bench.make_data()
@@ -161,7 +161,7 @@ def prepared(tmp_path_factory, checkout):
 
 @pytest.fixture
 def created(bench, prepared):
-    """A bench with data and a TPU of two hosts, which train by a stand-in."""
+    """A bench with data and a TPU of two hosts, which run the fake trainer."""
     shutil.copytree(prepared[0], bench.cloud.folder, dirs_exist_ok=True)
     bench.settings["STRATEGY"] = "multi_worker"
     return bench
@@ -177,7 +177,7 @@ def ready(bench, prepared):
 
 @pytest.fixture
 def port():
-    """The first of two ports, one after the other, that nothing listens on."""
+    """The first of two consecutive free ports."""
     for _ in range(100):
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))

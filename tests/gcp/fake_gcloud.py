@@ -1,18 +1,18 @@
-"""A stand-in for ``gcloud``: knows the commands that ``gcp/`` uses, and has its hosts right here.
+"""A fake ``gcloud`` with the commands that ``gcp/`` uses, whose hosts are local folders.
 
 As a program it takes gcloud's command lines, refuses what gcloud does not document, and keeps its
 state in the folder ``FAKE_GCLOUD``:
 
 * ``state.json``: queued resources, TPUs, buckets, the account
 * ``calls.jsonl``: each command line, as a list
-* ``faults.json``: what shall go wrong, see :class:`Cloud`
-* ``hosts/``: a folder for each host of a TPU, which is its HOME; it goes when the TPU goes
+* ``faults.json``: faults to inject, see :class:`Cloud`
+* ``hosts/``: a folder for each host of a TPU, its HOME; removed with the TPU
 * ``buckets/``: gs://, as folders
 
-``ssh --command`` runs the command in the host's folder, in an environment of its own, where
-``python3 -m venv --clear`` makes an environment that points at this interpreter, and its pip
-records what it is asked for instead of installing it. Processes on hosts carry ``FAKE_HOST`` in
-their environment, by which they are found and killed when their TPU is preempted or deleted.
+``ssh --command`` runs the command in the host's folder with separate environment variables. There,
+``python3 -m venv --clear`` makes a virtual environment that uses this interpreter, whose pip
+records its arguments instead of installing. Processes on hosts have ``FAKE_HOST`` in their
+environment, by which they are found and killed when their TPU is preempted or deleted.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ import time
 
 THIS_FILE = pathlib.Path(__file__).resolve()
 
-# What gcloud's reference lists for each command: positional arguments, flags with a value, flags
-# without one. Flags that must be given end with !.
+# From gcloud's reference, for each command: number of positional arguments, flags with a value,
+# flags without one. Required flags end with !.
 ANYWHERE = "project format account verbosity configuration", "quiet"
 COMMANDS = {
     "compute tpus queued-resources create": (
@@ -80,7 +80,7 @@ COMMANDS = {
 
 
 class GcloudError(Exception):
-    """What gcloud prints as an error before it exits.
+    """An error that gcloud prints before it exits.
 
     Args:
       message: the error.
@@ -96,7 +96,7 @@ def parse(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
     """Returns the command, its positional arguments and its flags.
 
     Raises:
-      GcloudError: if gcloud documents no such command or flag, or needs another one.
+      GcloudError: if gcloud does not document the command or a flag, or a required one is missing.
     """
     words = 0
     while words < len(arguments) and not arguments[words].startswith("-"):
@@ -137,11 +137,11 @@ def parse(arguments: list[str]) -> tuple[str, list[str], dict[str, str]]:
 class Cloud:
     """The state of the cloud, in a folder.
 
-    ``faults.json`` is a list. Each fault has ``on``, a regular expression that a command line must
-    match; perhaps ``worker``, for a command on that host; ``times``, how often (default 1); and
+    ``faults.json`` is a list. Each fault has ``on``, a regular expression that matches command
+    lines; optionally ``worker``, for commands on that host; ``times``, how often (default 1); and
     ``do``: ``fail`` (with ``message`` and ``status``), ``preempt`` (the TPU ``name``, before the
     command runs) or, on create, ``refuse`` (the request becomes FAILED with ``message``) or
-    ``starve`` (it waits for ever).
+    ``starve`` (it waits forever).
     """
 
     def __init__(self, folder: os.PathLike[str] | str) -> None:
@@ -151,7 +151,7 @@ class Cloud:
 
     @contextlib.contextmanager
     def state(self):
-        """Gives the state; what is changed in it is kept."""
+        """Yields the state, and saves changes to it."""
         file = self.folder / "state.json"
         with self._locked():
             state = {"requests": {}, "nodes": {}, "buckets": [], "foreign_buckets": []}
@@ -175,7 +175,7 @@ class Cloud:
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def set_faults(self, *faults: dict) -> None:
-        """Says what shall go wrong from now on."""
+        """Sets the faults to inject."""
         (self.folder / "faults.json").write_text(json.dumps(faults))
 
     def host(self, name: str, worker: int) -> pathlib.Path:
@@ -183,7 +183,7 @@ class Cloud:
         return self.folder / "hosts" / name / str(worker)
 
     def preempt(self, name: str) -> None:
-        """Takes a request's TPU away: its hosts vanish with all that runs and lies on them."""
+        """Preempts a request's TPU: its hosts vanish with their processes and files."""
         with self.state() as state:
             request = state["requests"][name]
             request.update(state="SUSPENDING", then=["SUSPENDING", "SUSPENDED"])
@@ -191,7 +191,7 @@ class Cloud:
         self._remove_hosts(request["node_id"])
 
     def kill_all(self) -> None:
-        """Ends everything that runs on any host."""
+        """Kills the processes of all hosts."""
         _kill(self.folder / "hosts")
 
     def _remove_hosts(self, name: str) -> None:
@@ -199,7 +199,7 @@ class Cloud:
         shutil.rmtree(self.folder / "hosts" / name, ignore_errors=True)
 
     def fault(self, line: str, worker: int | None = None) -> dict | None:
-        """Returns what shall go wrong with a command, once less from now on."""
+        """Returns the fault to inject into a command, if any, and counts it."""
         file = self.folder / "faults.json"
         with self._locked():
             faults = json.loads(file.read_text()) if file.exists() else []
@@ -212,7 +212,7 @@ class Cloud:
         return None
 
     def run(self, arguments: list[str]) -> int:
-        """Does what a command line says; returns the exit status."""
+        """Runs a command line; returns the exit status."""
         command, positional, flags = parse(arguments)
         with (self.folder / "calls.jsonl").open("a") as calls:
             calls.write(json.dumps(arguments) + "\n")
@@ -267,12 +267,12 @@ class Cloud:
                     request["then"] = ["WAITING_FOR_RESOURCES"]
             if request["state"] == "ACTIVE" and not request.get("granted"):
                 self._make_node(state, request)
-            told = {
+            description = {
                 "name": name,
                 "state": {"state": request["state"], "error": request["error"]},
                 "tpu": {"nodeSpec": [{"node": request["node"]}]},
             }
-        print(_formatted(told, flags["format"]))
+        print(_formatted(description, flags["format"]))
 
     def _make_node(self, state, request):
         kind, number = request["node"]["acceleratorType"].rsplit("-", 1)
@@ -319,7 +319,7 @@ class Cloud:
 
     def _tpu_vm_ssh(self, name, flags, fault):
         if "command" not in flags:
-            raise GcloudError("an interactive session: the scripts have no use for it")
+            raise GcloudError("the fake has no interactive sessions")
         workers = self._workers(name, flags)
         with concurrent.futures.ThreadPoolExecutor(len(workers)) as pool:
             statuses = list(pool.map(lambda k: self._execute(name, k, flags["command"]), workers))
@@ -393,7 +393,7 @@ class Cloud:
         shutil.copytree(source, target, dirs_exist_ok=True)
 
     def _local(self, url: str) -> pathlib.Path:
-        """Returns where an address lies: gs:// in ``buckets``, any other as it is."""
+        """Returns the local path of a gs:// address; other paths unchanged."""
         if not url.startswith("gs://"):
             return pathlib.Path(url)
         bucket, _, rest = url[5:].partition("/")
@@ -410,7 +410,7 @@ def _find(table, name, flags, kind):
 
 
 def _formatted(resource, text: str) -> str:
-    """Formats as ``--format=value(...)`` does, the only one that is wanted here."""
+    """Formats like ``--format=value(...)``, the only format supported here."""
     match = re.fullmatch(r'value(?:\[separator="(.)"\])?\(([^()]*)\)', text)
     if not match:
         raise GcloudError(f"the format {text} is not known to the fake", 2)
@@ -440,9 +440,9 @@ if [ "$1 $2 $3" = "-m venv --clear" ]; then exec {sys.executable} {THIS_FILE} ve
 exec {sys.executable} "$@"
 """
 
-# Its pip is this file; whatever else it runs sees the copy of the project on this host. That what
-# was installed can be imported is taken for granted. Where the cloud's folder has a program named
-# trainer, that is run instead of imagenet_fast.
+# Its pip is this file; other commands see the host's copy of the project. Imports of installed
+# packages are assumed to work. If the cloud's folder has a program named trainer, it runs instead
+# of imagenet_fast.
 _VENV_PYTHON = f"""#!/bin/bash
 venv=$(cd "$(dirname "$0")/.." && pwd)
 trainer=$FAKE_HOST/../../../trainer
@@ -470,7 +470,7 @@ def _environment(home: pathlib.Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "TMPDIR": f"{home}/tmp",
         "FAKE_HOST": str(home),
-        # gRPC would ask a proxy to reach the other workers.
+        # Otherwise gRPC would use a proxy to reach the other workers.
         "no_proxy": "127.0.0.1,localhost",
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -489,7 +489,7 @@ def _processes(hosts: pathlib.Path) -> list[int]:
 
 
 def _kill(hosts: pathlib.Path) -> None:
-    """Kills the processes of the hosts below a folder, also those that they start meanwhile."""
+    """Kills the processes of the hosts below a folder, and those that they start meanwhile."""
     deadline = time.monotonic() + 10
     while (found := _processes(hosts)) and time.monotonic() < deadline:
         for pid in found:
@@ -499,7 +499,7 @@ def _kill(hosts: pathlib.Path) -> None:
 
 
 def make_venv(folder: str) -> int:
-    """``python3 -m venv --clear``: an environment that points at this interpreter."""
+    """``python3 -m venv --clear``: an environment that uses this interpreter."""
     path = pathlib.Path(folder)
     shutil.rmtree(path, ignore_errors=True)
     (path / "bin").mkdir(parents=True)
@@ -509,7 +509,7 @@ def make_venv(folder: str) -> int:
 
 
 def pip(folder: str, arguments: list[str]) -> int:
-    """``pip install``: records what would be installed, and gives it metadata."""
+    """``pip install``: records the arguments, and writes the packages' metadata."""
     path = pathlib.Path(folder)
     with (path / "pip.jsonl").open("a") as calls:
         calls.write(json.dumps(arguments) + "\n")

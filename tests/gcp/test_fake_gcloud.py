@@ -1,4 +1,4 @@
-"""The stand-in refuses what gcloud would refuse: else the other tests would show nothing."""
+"""The fake gcloud refuses what gcloud refuses; otherwise the other tests would prove nothing."""
 
 import shlex
 
@@ -17,7 +17,7 @@ def cloud(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("compute tpus tpu-vm destroy x", "Invalid choice"),
         ("compute instances list", "Invalid choice"),
@@ -30,8 +30,8 @@ def cloud(tmp_path):
         ("storage ls gs://b/ --project", "--project: expected one argument"),
     ],
 )
-def test_wrong_command_lines(cloud, line, told):
-    with pytest.raises(fake_gcloud.GcloudError, match=told):
+def test_wrong_command_lines(cloud, line, message):
+    with pytest.raises(fake_gcloud.GcloudError, match=message):
         cloud.run(shlex.split(line))
     assert cloud.calls() == []
 
@@ -51,7 +51,7 @@ def states(cloud, capsys, count):
     return found
 
 
-def test_a_request_is_granted_after_a_while_and_can_be_taken_away(cloud, capsys):
+def test_a_request_is_granted_after_a_while_and_can_be_preempted(cloud, capsys):
     run(cloud, f"{CREATE} --labels=imagenet_fast=me")
     assert states(cloud, capsys, 4) == ["WAITING_FOR_RESOURCES", "PROVISIONING", *["ACTIVE"] * 2]
     assert cloud.host("n", 1).is_dir() and not cloud.host("n", 2).exists()

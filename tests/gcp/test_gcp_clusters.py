@@ -1,4 +1,4 @@
-"""The manifest for Kubernetes and the batch script for Slurm name the workers rightly."""
+"""The Kubernetes manifest and the Slurm batch script pass the right workers."""
 
 import configparser
 import json
@@ -13,13 +13,13 @@ import yaml
 from imagenet_fast.distribute.cluster import Cluster
 
 ROOT = pathlib.Path(__file__).parents[2]
-# Stands in for imagenet-fast: tells its environment, and what it is asked to do.
+# A fake imagenet-fast: prints its environment and arguments.
 PROGRAM = f"""#!{sys.executable}
 import json, os, sys
 print(json.dumps([dict(os.environ), sys.argv[1:]]))
 """
-# What srun does with two tasks on one node: starts them with its variables, waits, and fails as
-# one of them.
+# A fake srun with two tasks on one node: starts them with its variables, waits, and fails if one of
+# them does.
 SRUN = """#!/bin/bash
 [ "$1" = --kill-on-bad-exit=1 ] || exit 9
 shift
@@ -44,7 +44,7 @@ def environment(tmp_path):
 
 
 def seen(line):
-    """Of what the stand-in told, returns the cluster that it is in, and its arguments."""
+    """Returns the cluster and the arguments that the fake imagenet-fast got."""
     environment, arguments = json.loads(line)
     return Cluster.from_environment(environment), arguments
 
@@ -53,7 +53,7 @@ def manifest():
     return yaml.safe_load((ROOT / "gcp" / "gke_jobset.yaml").read_text())
 
 
-def test_the_manifest_agrees_with_itself():
+def test_the_manifest_is_consistent():
     jobset = manifest()
     assert (jobset["apiVersion"], jobset["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
     assert jobset["spec"]["network"]["enableDNSHostnames"] is True
@@ -90,7 +90,7 @@ def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     assert (ROOT / recipe).exists()
 
 
-def test_the_image_holds_the_package_and_no_more():
+def test_the_image_contains_only_the_package():
     lines = (ROOT / "gcp" / "Dockerfile.dockerignore").read_text().splitlines()
     rules = [line for line in lines if not line.startswith("#")]
     assert rules[0] == "*"
@@ -123,7 +123,7 @@ def test_slurm_tasks_find_each_other(environment):
     assert found == [(Cluster(workers, index), given) for index in range(2)]
 
 
-def test_a_slurm_task_that_fails_fails_the_job(environment, tmp_path):
+def test_a_failing_slurm_task_fails_the_job(environment, tmp_path):
     (tmp_path / "imagenet-fast").write_text("#!/bin/bash\nexit $((SLURM_PROCID * 3))\n")
     finished = subprocess.run(["bash", ROOT / "gcp" / "slurm.sbatch"], env=environment, check=False)
     assert finished.returncode == 3

@@ -1,4 +1,4 @@
-"""gcp/tpu against a fake gcloud whose hosts train by a stand-in."""
+"""gcp/tpu against a fake gcloud whose hosts run a fake trainer."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def words(bench, verb):
-    """Returns the command lines with a word."""
+    """Returns the command lines that contain a word."""
     return [call for call in bench.changes() if verb in call]
 
 
@@ -45,18 +45,18 @@ def test_shellcheck_has_no_complaints():
 # The settings.
 
 
-def test_all_that_is_missing_is_told_at_once(bench):
+def test_one_error_lists_all_missing_settings(bench):
     for name in ("ZONE", "NAME", "RUNS_DIR"):
         bench.settings[name] = ""
     output = bench.refused("--yes", "create")
-    assert "does not say ZONE NAME RUNS_DIR" in output
+    assert "does not set ZONE NAME RUNS_DIR" in output
     assert bench.cloud.calls() == []
 
 
 def test_the_example_lacks_what_must_be_filled_in(bench):
     example = ROOT / "gcp" / "env.example"
     output = bench.run(f"--env={example}", "cost", status=1)
-    assert "does not say PROJECT ZONE NAME ACCELERATOR_TYPE PROVISIONING DATA_DIR" in output
+    assert "does not set PROJECT ZONE NAME ACCELERATOR_TYPE PROVISIONING DATA_DIR" in output
 
 
 def test_a_file_that_is_not_there(bench):
@@ -64,24 +64,24 @@ def test_a_file_that_is_not_there(bench):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("ZONE", "us-central2", "a zone, such as us-central2-b"),
-        ("NAME", "My_TPU", "letters a to z"),
-        ("ACCELERATOR_TYPE", "a100-8", "the kinds of TPU are v2 v3 v4 v5litepod v5p v6e"),
+        ("NAME", "My_TPU", "at most 62 of a to z"),
+        ("ACCELERATOR_TYPE", "a100-8", "the known TPU types are v2 v3 v4 v5litepod v5p v6e"),
         ("ACCELERATOR_TYPE", "v6e-16", "not known to work on slices of v6e"),
         ("PROVISIONING", "cheap", "spot or on_demand"),
         ("STRATEGY", "mirrored", "tpu or multi_worker"),
-        ("DATA_DIR", "data/digits", "gs://BUCKET/FOLDER or a path from /"),
+        ("DATA_DIR", "data/digits", "gs://BUCKET/FOLDER or an absolute path"),
         ("RECIPE", "flags/digit.flags", "flags/digits.flags"),
         ("RUNTIME_VERSION", "tpu-vm-tf-2.18.0-pod-pjrt", "gcp/stacks/pod.txt has tensorflow-tpu"),
         ("WAIT_MINUTES", "soon", "a number of minutes"),
-        ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which nothing reads"),
+        ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which does not exist"),
     ],
 )
-def test_a_wrong_setting(bench, name, value, told):
+def test_a_wrong_setting(bench, name, value, message):
     bench.settings[name] = value
-    assert told in bench.refused("--yes", "create")
+    assert message in bench.refused("--yes", "create")
     assert bench.cloud.calls() == []
 
 
@@ -90,11 +90,11 @@ def test_a_flagfile_that_would_not_be_sent(bench, place):
     bench.make_data()
     (bench.checkout / "runs").mkdir()
     (bench.checkout / place).touch()
-    told = f"{place} is there, but git ignores it or it lies outside, so the hosts would not get it"
+    message = f"{place} would not be sent to the hosts, because git ignores it or it is outside"
     bench.settings["TRAIN_FLAGS"] = f"(--seed=3 --flagfile={place})"
-    assert told in bench.refused("--yes", "create")
+    assert message in bench.refused("--yes", "create")
     bench.settings.update(RECIPE=place, TRAIN_FLAGS="()")
-    assert told in bench.refused("--yes", "create")
+    assert message in bench.refused("--yes", "create")
 
 
 def test_flagfiles_that_the_hosts_have(bench):
@@ -109,22 +109,22 @@ def test_flagfiles_that_the_hosts_have(bench):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        ([], "which command?"),
-        (["destroy"], "no such command: destroy"),
-        (["--force", "delete"], "no such option: --force"),
-        (["create", "--yes"], "options come before it"),
+        ([], "no command given"),
+        (["destroy"], "unknown command destroy"),
+        (["--force", "delete"], "unknown option --force"),
+        (["create", "--yes"], "options go before the command"),
     ],
 )
-def test_a_wrong_command_line(bench, arguments, told):
-    assert told in bench.run(*arguments, status=1)
+def test_a_wrong_command_line(bench, arguments, message):
+    assert message in bench.run(*arguments, status=1)
 
 
 def test_the_shells_own_variables_are_not_settings(bench, monkeypatch):
     monkeypatch.setenv("NAME", "from-the-shell")
     del bench.settings["NAME"]
-    assert "does not say NAME" in bench.run("cost", status=1)
+    assert "does not set NAME" in bench.run("cost", status=1)
 
 
 @pytest.mark.parametrize(
@@ -175,10 +175,10 @@ def test_stacks_and_images_belong_together():
         assert len(minors) == 1, file
 
 
-# Making and deleting.
+# Creating and deleting.
 
 
-def test_create_is_asked_for_and_waited_for(bench):
+def test_create_requests_the_tpu_and_waits(bench):
     bench.make_data()
     output = bench.run("--yes", "create")
     assert output.index("an hour for 8 chips") < output.index("queued-resources create")
@@ -198,7 +198,7 @@ def test_create_on_demand_on_one_host(bench):
     assert flags["runtime-version"] == "v2-alpha-tpuv5-lite" and "spot" not in flags
 
 
-def test_nothing_is_created_without_a_yes(bench):
+def test_nothing_is_created_without_confirmation(bench):
     bench.make_data()
     assert "add --yes" in bench.refused("create")
 
@@ -208,7 +208,7 @@ def test_create_again_creates_nothing(created):
     assert len(words(created, "create")) == 1
 
 
-def test_create_goes_on_waiting_for_what_was_requested(bench):
+def test_create_resumes_waiting_for_a_request(bench):
     bench.make_data()
     bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
     process = bench.start("--yes", "create")
@@ -221,13 +221,13 @@ def test_create_goes_on_waiting_for_what_was_requested(bench):
     assert len(words(bench, "create")) == 1
 
 
-def test_a_missing_bucket_is_told_before_anything_costs(bench):
+def test_a_missing_bucket_is_an_error_before_anything_costs(bench):
     assert "there is no bucket gs://my-bucket: gcp/tpu copy_data" in bench.refused(
         "--yes", "create"
     )
 
 
-def test_a_missing_bucket_that_copy_data_does_not_make(bench):
+def test_a_missing_bucket_that_copy_data_does_not_create(bench):
     bench.settings["DATA_DIR"] = "/mnt/digits"
     output = bench.refused("--yes", "create")
     (line,) = [line for line in output.splitlines() if "there is no bucket" in line]
@@ -236,37 +236,40 @@ def test_a_missing_bucket_that_copy_data_does_not_make(bench):
     assert "is ready" in bench.run("--yes", "create")
 
 
-def test_a_name_that_somebody_else_has(created):
+def test_a_name_that_belongs_to_somebody_else(created):
     with created.cloud.state() as state:
         state["account"] = "john@example.com"
     for command in ("create", "install", "train", "delete"):
         output = created.refused("--yes", command)
-        assert "is jane_doe_example_com's, not john_example_com's: choose another NAME" in output
+        assert (
+            "belongs to jane_doe_example_com, not to john_example_com: choose another NAME"
+            in output
+        )
 
 
-def test_a_tpu_of_that_name_made_otherwise(created):
+def test_a_tpu_of_that_name_created_otherwise(created):
     with created.cloud.state() as state:
         state["requests"].clear()
     assert "choose another NAME" in created.refused("--yes", "create")
 
 
-def test_nothing_dead_is_deleted_without_a_yes(created):
+def test_a_preempted_tpu_is_not_deleted_without_confirmation(created):
     created.cloud.preempt("my-tpu")
     output = created.refused("create")
-    assert "is dead (request SUSPENDED, TPU NONE)" in output and "add --yes" in output
+    assert "is no longer usable (request SUSPENDED, TPU NONE)" in output and "add --yes" in output
     assert "is ready" in created.run("--yes", "create")
 
 
-def test_what_was_stopped_is_not_dead(created):
+def test_a_stopped_tpu_is_not_recreated(created):
     with created.cloud.state() as state:
         state["nodes"]["my-tpu"]["state"] = "STOPPED"
     output = created.refused("--yes", "create")
-    assert "start it by gcloud compute tpus tpu-vm start my-tpu" in output
+    assert "start it with gcloud compute tpus tpu-vm start my-tpu" in output
 
 
 def test_another_type_under_the_same_name(created):
     created.settings["ACCELERATOR_TYPE"] = "v4-8"
-    assert "my-tpu is there as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
+    assert "my-tpu exists as v4-16, but ACCELERATOR_TYPE is v4-8" in created.refused(
         "--yes", "create"
     )
 
@@ -275,7 +278,7 @@ def test_other_software_under_the_same_name(created):
     created.settings["STRATEGY"] = "tpu"
     for command in ("create", "install"):
         output = created.refused("--yes", command)
-        assert "there with the software tpu-ubuntu2204-base, but STRATEGY=tpu" in output
+        assert "exists with runtime version tpu-ubuntu2204-base, but STRATEGY=tpu" in output
         assert "need tpu-vm-tf-2.17.0-pod-pjrt" in output
 
 
@@ -302,7 +305,7 @@ def test_a_request_that_is_never_granted_is_withdrawn(bench):
     bench.make_data()
     bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
     bench.settings["WAIT_MINUTES"] = "1"
-    # The clock runs with the looks.
+    # Time advances with each poll.
     script = f"SECONDS=0; sleep() {{ SECONDS=$((SECONDS + 30)); }}; . {ROOT}/gcp/tpu"
     finished = subprocess.run(
         ["bash", "-c", script, *bench.arguments("--yes", "create")],
@@ -313,22 +316,22 @@ def test_a_request_that_is_never_granted_is_withdrawn(bench):
         timeout=60,
     )
     assert finished.returncode == 1
-    assert "no v4-16 in 1 minutes; the request is withdrawn" in finished.stderr
+    assert "no v4-16 within 1 minutes; withdrew the request" in finished.stderr
     with bench.cloud.state() as state:
         assert state["requests"] == {}
 
 
-def test_hosts_that_let_nobody_in_at_first(bench):
+def test_hosts_that_refuse_ssh_at_first(bench):
     bench.make_data()
     fault = {"on": "^true$", "worker": 1, "do": "fail", "message": "Permission denied"}
     bench.cloud.set_faults({**fault, "times": 2})
     assert "is ready" in bench.run("--yes", "create")
     bench.cloud.set_faults({**fault, "times": 99})
     output = bench.run("--yes", "create", status=1)
-    assert "Permission denied" in output and "do not let us in" in output
+    assert "Permission denied" in output and "cannot connect to the hosts" in output
 
 
-def test_a_project_whose_name_holds_the_number_of_an_error(bench):
+def test_a_project_whose_name_contains_an_error_number(bench):
     bench.make_data()
     bench.settings["PROJECT"] = "my-project-403512"
     assert "is ready" in bench.run("--yes", "create")
@@ -347,7 +350,7 @@ def test_a_project_whose_name_holds_the_number_of_an_error(bench):
         "Permission 'storage.buckets.get' denied on resource (or it may not exist).",
     ],
 )
-def test_what_is_not_allowed(bench, message):
+def test_permission_denied(bench, message):
     bench.make_data()
     bench.cloud.set_faults({"on": " describe ", "do": "fail", "message": message})
     output = bench.refused("--yes", "create")
@@ -362,14 +365,15 @@ def test_an_agent_without_gclouds_key(bench, tmp_path, monkeypatch):
     for file in (key, tmp_path / "other"):
         subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", file], check=True)
     program = bench.folder / "bin" / "ssh-add"
-    # An agent that holds one key: this says which.
+    # A fake agent that holds one key.
     for held in (key, tmp_path / "other"):
         program.write_text(f"#!/bin/bash\n[ $1 = -l ] && ssh-keygen -lf {held}\n")
         program.chmod(0o755)
         output = bench.refused("create")
         assert ("add --yes" in output) == (held == key)
     assert (
-        f"the ssh-agent lacks the key by which gcloud copies to the hosts: ssh-add {key}" in output
+        f"the ssh-agent lacks the key that gcloud uses to copy to the hosts: run ssh-add {key}"
+        in output
     )
     bench.settings["ACCELERATOR_TYPE"] = "v4-8"
     assert "add --yes" in bench.refused("create")
@@ -392,7 +396,7 @@ def test_without_gcloud(bench, monkeypatch):
     assert "gcloud is not installed" in bench.run("--yes", "create", status=1)
 
 
-def test_delete_leaves_nothing_running_and_tells_what_stays(ready):
+def test_delete_leaves_nothing_running_and_lists_what_stays(ready):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
@@ -405,7 +409,7 @@ def test_delete_leaves_nothing_running_and_tells_what_stays(ready):
     assert "there is no my-tpu" in ready.run("--yes", "delete")
 
 
-def test_what_is_being_taken_away_is_deleted_once_it_is_gone(created):
+def test_delete_waits_for_a_preemption_to_finish(created):
     created.cloud.preempt("my-tpu")
     created.run("--yes", "delete")
     with created.cloud.state() as state:
@@ -422,7 +426,7 @@ def shards(folder):
     return folder
 
 
-def test_copy_data_makes_the_bucket_beside_the_tpu(bench, tmp_path):
+def test_copy_data_creates_the_bucket_in_the_tpus_region(bench, tmp_path):
     bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
     output = bench.run("--yes", "copy_data")
     assert "3 MB" in output or "4 MB" in output
@@ -437,14 +441,14 @@ def test_copy_data_makes_the_bucket_beside_the_tpu(bench, tmp_path):
     assert len(words(bench, "create")) == 1
 
 
-def test_a_bucket_that_somebody_else_has(bench, tmp_path):
+def test_a_bucket_that_belongs_to_somebody_else(bench, tmp_path):
     bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
     with bench.cloud.state() as state:
         state["foreign_buckets"].append("gs://my-bucket")
-    assert "somebody else's" in bench.refused("--yes", "copy_data")
+    assert "belongs to somebody else" in bench.refused("--yes", "copy_data")
 
 
-def test_a_bucket_that_cannot_be_made(bench, tmp_path):
+def test_a_bucket_that_cannot_be_created(bench, tmp_path):
     bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
     message = "HTTPError 409: The requested bucket name is not available."
     bench.cloud.set_faults({"on": "buckets create", "do": "fail", "message": message})
@@ -453,21 +457,24 @@ def test_a_bucket_that_cannot_be_made(bench, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({}, "LOCAL_DATA is not set"),
-        ({"LOCAL_DATA": "/nowhere"}, "/nowhere holds no train-* shards: imagenet-fast prepare"),
+        (
+            {"LOCAL_DATA": "/nowhere"},
+            "/nowhere has no train-* shards: write them with imagenet-fast prepare",
+        ),
         ({"DATA_DIR": "/mnt/digits"}, "a path on the hosts"),
     ],
 )
-def test_data_that_cannot_be_copied(bench, settings, told):
+def test_data_that_cannot_be_copied(bench, settings, message):
     bench.settings.update(settings)
-    assert told in bench.refused("--yes", "copy_data")
+    assert message in bench.refused("--yes", "copy_data")
 
 
 def test_training_without_data(ready):
     (ready.cloud.folder / "buckets/my-bucket/digits/train-00000-of-00001").unlink()
-    assert "there are no shards in gs://my-bucket/digits: gcp/tpu copy_data" in ready.refused(
+    assert "there are no shards in gs://my-bucket/digits: run gcp/tpu copy_data" in ready.refused(
         "train"
     )
 
@@ -492,14 +499,14 @@ def test_what_is_installed(ready):
         ]
         assert ["--no-deps" in call for call in calls] == [True, True, False]
         assert "gcp/stacks/processors.txt" in calls[0]
-        # What asks for plain tensorflow must not bring it.
-        asked = (home / "imagenet_fast" / "requirements.txt").read_text().split()
-        assert "tqdm>=4.65" in asked
-        assert not [name for name in asked if name.startswith(("tensorflow", "tf_keras"))]
+        # Packages that require plain tensorflow must not install it.
+        required = (home / "imagenet_fast" / "requirements.txt").read_text().split()
+        assert "tqdm>=4.65" in required
+        assert not [name for name in required if name.startswith(("tensorflow", "tf_keras"))]
 
 
 def test_install_again_does_nothing_until_a_file_changes(ready):
-    assert "installed on all 2 hosts already" in ready.run("install")
+    assert "already installed on all 2 hosts" in ready.run("install")
     assert words(ready, "scp")[1:] == []
     (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
     (ready.checkout / "LICENSE").unlink()
@@ -513,7 +520,7 @@ def test_install_again_does_nothing_until_a_file_changes(ready):
 
 
 @pytest.mark.long
-def test_another_stack_gets_an_environment_of_its_own(bench):
+def test_another_stack_gets_a_new_environment(bench):
     bench.make_data()
     bench.settings["ACCELERATOR_TYPE"] = "v4-8"
     bench.run("--yes", "create")
@@ -530,36 +537,38 @@ def test_nothing_is_installed_under_a_running_training(ready):
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
     (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
-    assert "digits is training there: gcp/tpu stop it first" in ready.run("install", status=1)
+    assert "digits is training on the hosts: run gcp/tpu stop first" in ready.run(
+        "install", status=1
+    )
     (ready.cloud.folder / "hold").unlink()
     process.communicate(timeout=20)
     assert process.returncode == 0
 
 
-def test_a_host_that_dies_in_the_install(created):
+def test_install_fails_on_one_host(created):
     created.cloud.set_faults(
         {"on": "install.sh", "worker": 1, "do": "fail", "message": "Connection closed"}
     )
     output = created.run("install", status=1)
-    assert "did not end well on host 1:" in output and "run gcp/tpu install again" in output
+    assert "installation failed on host 1: rerun gcp/tpu install" in output
     assert installed(created, 0) and not installed(created, 1)
     created.run("install")
     assert installed(created, 1)
 
 
 @pytest.mark.long
-def test_an_installation_that_fails_is_none(created):
+def test_a_failed_installation_is_not_marked_as_installed(created):
     python = created.cloud.host("my-tpu", 0) / "bin" / "python3"
     text = python.read_text()
     python.write_text('#!/bin/bash\n[ "$1 $2" != "-m venv" ]\n')
-    assert "did not end well on host 0:" in created.run("install", status=1)
+    assert "installation failed on host 0:" in created.run("install", status=1)
     assert not installed(created, 0)
     python.write_text(text)
     created.run("install")
     assert installed(created, 0)
 
 
-def test_a_python_that_makes_no_environments_gets_the_package(created):
+def test_install_adds_venv_where_python_lacks_it(created):
     home = created.cloud.host("my-tpu", 1)
     python = home / "bin" / "python3"
     text = python.read_text()
@@ -573,19 +582,19 @@ def test_a_python_that_makes_no_environments_gets_the_package(created):
 def test_install_and_train_need_a_tpu(bench):
     bench.make_data()
     for command in ("install", "train", "stop"):
-        assert "is not ready (request NONE, TPU NONE): gcp/tpu create" in bench.refused(command)
+        assert "is not ready (request NONE, TPU NONE): run gcp/tpu create" in bench.refused(command)
 
 
 def test_train_needs_an_installation(created, prepared):
     assert "No such file" in created.run("train", status=1)
     shutil.copytree(prepared[1], created.cloud.folder, dirs_exist_ok=True)
     (created.cloud.host("my-tpu", 0) / "imagenet_fast.installed").unlink()
-    assert "nothing is installed on t1v-my-tpu-w-0: gcp/tpu install" in created.run(
+    assert "imagenet_fast is not installed on t1v-my-tpu-w-0: run gcp/tpu install" in created.run(
         "train", status=1
     )
 
 
-# Training, by the stand-in.
+# Training, with the fake trainer.
 
 
 def test_each_host_is_a_worker(ready):
@@ -647,11 +656,11 @@ def test_a_single_host_drives_its_own_chips(bench):
 def test_training_outlives_the_connection_and_is_not_started_twice(ready, tmp_path):
     hold = ready.cloud.folder / "hold"
     hold.touch()
-    # A file: what runs on the host still has it open.
+    # A file, because the processes on the host keep it open.
     with (tmp_path / "output").open("w") as output:
         process = ready.start("train", output=output)
     wait_for(lambda: "training on" in (tmp_path / "output").read_text())
-    # What the terminal does: gcloud gets it, too.
+    # Like a terminal's: gcloud gets the signal, too.
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(timeout=20)
     again = ready.start("train")
@@ -663,23 +672,23 @@ def test_training_outlives_the_connection_and_is_not_started_twice(ready, tmp_pa
     assert output.count("training on t1v-my-tpu-w-0") == 1
 
 
-def test_a_lost_connection_is_made_again(ready):
+def test_a_lost_connection_is_reopened(ready):
     (ready.cloud.folder / "hold").touch()
-    away = [
+    faults = [
         {"on": f"job.sh {command}", "worker": 0, "do": "fail", "message": "Broken pipe"}
         for command in ("follow", "status", "status", "status")
     ]
-    ready.cloud.set_faults(*away)
+    ready.cloud.set_faults(*faults)
     process = ready.start("train")
     wait_for(lambda: (ready.cloud.folder / "faults.json").read_text() == "[]")
     wait_for(lambda: sum("follow" in call[6] for call in words(ready, "ssh")) == 2)
     (ready.cloud.folder / "hold").unlink()
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
-    assert "training runs on" in output and "trained: " in output
+    assert "training continues" in output and "trained: " in output
 
 
-def test_training_that_ends_while_the_connection_is_away(ready):
+def test_training_that_ends_while_the_connection_is_lost(ready):
     fault = {"on": "job.sh follow", "worker": 0, "do": "fail", "message": "Broken pipe"}
     ready.cloud.set_faults({**fault, "times": 999})
     assert "trained: " in ready.run("train")
@@ -688,17 +697,17 @@ def test_training_that_ends_while_the_connection_is_away(ready):
 @pytest.mark.parametrize("command", [pytest.param("train", marks=pytest.mark.long), "keep_running"])
 def test_an_interruption_leaves_training_running(ready, command, tmp_path):
     (ready.cloud.folder / "hold").touch()
-    # A file: what runs on the host still has it open.
+    # A file, because the processes on the host keep it open.
     with (tmp_path / "output").open("w") as output:
         process = ready.start("--yes", command, output=output)
     wait_for(lambda: "training on" in (tmp_path / "output").read_text())
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=20) == 130
-    assert "the connection was lost" not in (tmp_path / "output").read_text()
+    assert "connection lost" not in (tmp_path / "output").read_text()
     assert "stopped on t1v-my-tpu-w-0" in ready.run("stop")
 
 
-def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
+def test_keep_running_resumes_after_a_reboot_of_the_host(ready):
     hold = ready.cloud.folder / "hold"
     hold.touch()
     process = ready.start("--yes", "keep_running")
@@ -707,7 +716,7 @@ def test_keep_running_goes_on_after_a_restart_of_the_host(ready):
     hold.unlink()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "host 0 was started anew" in output and "trained: " in output
+    assert "host 0 was restarted" in output and "trained: " in output
     assert len(words(ready, "create")) == 1
 
 
@@ -718,15 +727,15 @@ def test_stop(ready):
     output = ready.run("stop")
     assert "stopped on t1v-my-tpu-w-0" in output and "stopped on t1v-my-tpu-w-1" in output
     output, _ = process.communicate(timeout=20)
-    assert process.returncode == 1 and "training did not end well" in output
+    assert process.returncode == 1 and "training failed" in output
     assert "not running" in ready.run("stop")
 
 
 def test_training_that_fails_says_so(ready):
     (ready.cloud.folder / "status").write_text("2")
     output = ready.run("train", status=1)
-    assert "training did not end well" in output
-    # A log may be read again, of any host.
+    assert "training failed" in output
+    # The log of any host can be read again.
     assert "training on t1v-my-tpu-w-1" in ready.run("logs", "1", status=2)
 
 
@@ -740,25 +749,25 @@ def test_fetch_from_the_bucket(ready):
     assert (target / "summary.json").read_text() == "{}"
 
 
-def test_keep_running_does_not_repeat_what_fails_by_itself(ready):
+def test_keep_running_does_not_repeat_failed_training(ready):
     (ready.cloud.folder / "status").write_text("1")
     output = ready.run("--yes", "keep_running", status=1)
-    assert "my-tpu was not taken away" in output
+    assert "my-tpu was not preempted" in output
     assert len(words(ready, "create")) == 1
 
 
 @pytest.mark.long
-def test_keep_running_begins_again_when_taken_away_in_the_install(bench):
+def test_keep_running_restarts_after_a_preemption_during_install(bench):
     bench.use_trainer()
     bench.make_data()
     bench.cloud.set_faults({"on": "tpu-vm scp", "do": "preempt", "name": "my-tpu"})
     output = bench.run("--yes", "keep_running")
-    assert "was taken away: creating it again" in output
+    assert "was preempted: recreating it" in output
     assert len(words(bench, "queued-resources")) == 3  # create, delete, create
     assert bench.trained(0)
 
 
-def test_keep_running_begins_again_when_taken_away_before_it_is_ready(bench):
+def test_keep_running_restarts_after_a_preemption_before_ready(bench):
     bench.use_trainer()
     bench.make_data()
     bench.cloud.set_faults({"on": "queued-resources create", "do": "starve"})
@@ -772,12 +781,12 @@ def test_keep_running_begins_again_when_taken_away_before_it_is_ready(bench):
     bench.cloud.preempt("my-tpu")
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
-    assert "my-tpu was taken away (request SUSPENDED, TPU NONE)" in output
+    assert "my-tpu was preempted (request SUSPENDED, TPU NONE)" in output
     assert len(words(bench, "queued-resources")) == 3 and bench.trained(0)
 
 
 @pytest.mark.long
-def test_keep_running_begins_again_when_taken_away_before_hosts_let_us_in(bench):
+def test_keep_running_restarts_after_a_preemption_before_ssh_works(bench):
     bench.use_trainer()
     bench.make_data()
     bench.cloud.set_faults({"on": "--command=true", "do": "preempt", "name": "my-tpu"})
@@ -785,7 +794,7 @@ def test_keep_running_begins_again_when_taken_away_before_hosts_let_us_in(bench)
     assert len(words(bench, "queued-resources")) == 3
 
 
-def test_keep_running_ends_where_nothing_is_given(bench):
+def test_keep_running_ends_if_no_tpu_is_granted(bench):
     bench.make_data()
     fault = {"on": "queued-resources create", "do": "refuse", "message": "There is no capacity"}
     bench.cloud.set_faults(fault)
@@ -804,7 +813,7 @@ def test_keep_running_ends_where_nothing_is_given(bench):
         *("logs", "stop", "fetch", "delete"),
     ],
 )
-def test_dry_run_prints_what_gcloud_takes_and_runs_nothing(bench, tmp_path, command, accelerator):
+def test_dry_run_prints_valid_commands_and_runs_nothing(bench, tmp_path, command, accelerator):
     bench.settings["ACCELERATOR_TYPE"] = accelerator
     bench.settings["LOCAL_DATA"] = str(shards(tmp_path / "digits"))
     output = bench.run("--dry_run", command)
@@ -826,7 +835,7 @@ def test_dry_run_prints_what_gcloud_takes_and_runs_nothing(bench, tmp_path, comm
     [("v4-8", "tpu", 1), ("v4-32", "tpu", 1), ("v4-32", "multi_worker", 2)],
 )
 def test_how_many_processes_train(bench, accelerator, strategy, processes):
-    """One drives a whole slice, from host 0 (tests/training/test_recipes.py has why)."""
+    """One process drives a whole slice, from host 0; tests/training/test_recipes.py says why."""
     bench.settings.update(ACCELERATOR_TYPE=accelerator, STRATEGY=strategy)
     output = bench.run("--dry_run", "train")
     starts = [line for line in output.splitlines() if "job.sh start" in line]

@@ -1,4 +1,4 @@
-"""A pod of two hosts really trains, is taken away in the middle of an epoch, and comes back."""
+"""Trains on a pod of two hosts that is preempted in the middle of an epoch and recreated."""
 
 import json
 import subprocess
@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from model_weights import weights_in
 
-# That keep_running goes on is tested with a stand-in in test_gcp_tpu.py, and that a resumed run
-# has the same weights in tests/training.
+# In the default run, test_gcp_tpu.py tests keep_running with a fake trainer, and tests/training the
+# weights of resumed runs.
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS, EPOCH = 36, 22
-# The last checkpoint before the step from which on it is taken away.
+# The last checkpoint before the first step at which it may be preempted.
 CHECKPOINT, PREEMPTED_FROM = 24, 27
 OPTIONS = {
     "model": "resnet8",
@@ -25,14 +25,14 @@ OPTIONS = {
     "log_every": "1 step",
     "checkpoint_every": "4 steps",
     "eval_every": f"{STEPS} steps",
-    # Nobody looks at them.
+    # Not needed here.
     "examine": "false",
     "tensorboard": "false",
 }
 
 
 def use(bench, digits, port, name):
-    """Fills in the env file for a run of its own on two hosts that mount one file system."""
+    """Fills in the env file for a run on two hosts that mount the same file system."""
     flags = " ".join(f'"--{option}={value}"' for option, value in OPTIONS.items())
     bench.settings.update(
         NAME=name,
@@ -54,10 +54,10 @@ def rows(bench, name):
         return []
 
 
-def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
+def test_a_run_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
     use(bench, digits, port, "undisturbed")
     output = bench.run("--yes", "keep_running", timeout=300)
-    assert "2 workers x 1 CPU" in output and "taken away" not in output
+    assert "2 workers x 1 CPU" in output and "preempted" not in output
     bench.run("--yes", "delete")
 
     use(bench, digits, port, "preempted")
@@ -65,7 +65,7 @@ def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
         process = bench.start("--yes", "keep_running", output=log)
         try:
             end = time.monotonic() + 300
-            while not (told := rows(bench, "preempted")) or told[-1]["step"] < PREEMPTED_FROM:
+            while not (logged := rows(bench, "preempted")) or logged[-1]["step"] < PREEMPTED_FROM:
                 assert process.poll() is None and time.monotonic() < end, log.read()
                 time.sleep(0.01)
             bench.cloud.preempt("preempted")
@@ -77,11 +77,11 @@ def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
             process.kill()
             log.seek(0)
             output = log.read()
-    assert "preempted was taken away: creating it again" in output
+    assert "preempted was preempted: recreating it" in output
     creations = [call for call in bench.changes() if "create" in call]
     assert [call[4] for call in creations] == ["undisturbed", "preempted", "preempted"]
 
-    # What is fetched is the run, and every bit of it is as if nothing had happened.
+    # The fetched run is bit-identical to the undisturbed one.
     bench.run("fetch")
     found = weights_in(bench.checkout / "runs" / "preempted")
     expected = weights_in(bench.folder / "mounted" / "undisturbed")
@@ -91,7 +91,7 @@ def test_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
         np.testing.assert_array_equal(value, found[name], err_msg=name)
     steps = [[row["step"] for row in rows(bench, name)] for name in ("undisturbed", "preempted")]
     assert steps[0] == steps[1] and steps[0][-1] == STEPS
-    # It went on, and did not begin again: the times of its first steps are the old ones.
+    # It resumed instead of starting over: the times of its first steps are the old ones.
     kept = [row for row in before if row["step"] <= CHECKPOINT]
     assert kept == rows(bench, "preempted")[: len(kept)] and len(kept) >= CHECKPOINT
 
