@@ -1,1 +1,1 @@
-"""What devices and networks can do, and the time that work takes on them; without TensorFlow."""
+"""Models of what devices and networks can do, and of how long work takes; without TensorFlow."""

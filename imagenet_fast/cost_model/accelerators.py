@@ -1,4 +1,4 @@
-"""Accelerators as data: what their makers say of them, and what a public cloud takes for them."""
+"""Specifications and cloud prices of GPUs and TPUs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _TERA, _GIGA, _GIB = 1e12, 1e9, 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Price:
-    """What a chip costs on demand.
+    """The on-demand price of a chip.
 
     Attributes:
-      dollars: for an hour of one chip, in Google's region us-central1 where it says no other.
-      covers: what else is paid with it.
-      source: who says so, and when.
+      dollars: per chip and hour, in Google's region us-central1 unless the source says otherwise.
+      covers: what the price includes.
+      source: where the price was published, and when.
     """
 
     dollars: float
@@ -30,20 +30,21 @@ class Accelerator:
     """A kind of chip.
 
     Attributes:
-      name: as ``--accelerator`` takes it.
+      name: the value of ``--accelerator``.
       title: its name in texts.
-      flops: peak FLOP/s of a chip by the policy of precision, without sparsity.
+      flops: peak FLOP/s of a chip for each precision policy, without sparsity.
       memory: bytes of a chip.
-      bandwidth: bytes a second between chip and memory.
-      replicas: cores of a chip, each of which trains a replica with its share of all of these.
-      torus: axes along which chips have links to two neighbours each; 0: chips of a host are
+      bandwidth: of the chip's memory, in bytes/s.
+      replicas: cores of a chip. Each trains a replica, with an equal part of FLOP/s, memory and
+        bandwidth.
+      torus: axes along which each chip has links to two neighbours; 0: the chips of a host are
         connected with each other, and hosts by a network.
-      link: bytes a second that a chip sends, while it receives as much: through each link of the
-        torus, or to all the other chips of its host.
-      host_chips: chips of a host.
-      most_chips: that can be connected like that; 0: as many as the network has.
-      price: None: no public cloud is known to have it.
-      sources: of all but the price.
+      link: bytes/s that a chip sends while it receives at the same speed: through each link of the
+        torus, or to all other chips of its host together.
+      host_chips: chips in a host.
+      most_chips: the largest torus; 0: no limit.
+      price: None if no public cloud offers it.
+      sources: of everything but the price.
     """
 
     name: str
@@ -61,22 +62,22 @@ class Accelerator:
 
     @property
     def core_memory(self) -> float:
-        """Bytes that a replica has."""
+        """Bytes of a replica."""
         return self.memory / self.replicas
 
     @property
     def core_bandwidth(self) -> float:
-        """Bytes a second between a replica and its memory."""
+        """Memory bandwidth of a replica, in bytes/s."""
         return self.bandwidth / self.replicas
 
     def core_flops(self, precision: str) -> float:
         """Returns a replica's peak FLOP/s in matrix operations.
 
         Args:
-          precision: a policy of mixed precision.
+          precision: a precision policy.
 
         Raises:
-          UserError: if the chip cannot compute in it.
+          UserError: if the chip does not support it.
         """
         if precision not in self.flops:
             raise UserError(
@@ -89,13 +90,13 @@ def accelerator(name: str) -> Accelerator:
     """Returns the accelerator of this name.
 
     Raises:
-      UserError: if there is none, naming those that there are.
+      UserError: if there is none; the message lists all names.
     """
     require_choice("accelerator", name, ACCELERATORS)
     return ACCELERATORS[name]
 
 
-# The catalog is made from Google's price API; the copy bears no date, but has accelerators of 2024.
+# Generated from Google's price API; undated, but includes accelerators of 2024.
 _CATALOG = "skypilot-org/skypilot-catalog gcp/vms.csv at 0129130 (undated, 2024 or later)"
 _BOOK = "jax-ml.github.io/scaling-book/tpus (2025-02)"
 
@@ -114,7 +115,7 @@ def _gpu(
     covers: str = "the GPU; its virtual machine costs extra",
     sources: tuple[str, ...],
 ) -> Accelerator:
-    """A GPU of NVIDIA's, eight of which are in a host; numbers in TFLOP/s, GB and GB/s."""
+    """An NVIDIA GPU in a host of eight; in TFLOP/s, GiB and GB/s."""
     flops = {"float32": float32 * _TERA, "mixed_float16": half * _TERA}
     if bfloat16:
         flops["mixed_bfloat16"] = half * _TERA
@@ -150,7 +151,7 @@ def _tpu(
     price_source: str = _CATALOG,
     sources: tuple[str, ...],
 ) -> Accelerator:
-    """A TPU, whose matrix units multiply in bfloat16 also what is float32; numbers as there."""
+    """A TPU, which multiplies float32 matrices in bfloat16; in TFLOP/s, GiB and GB/s."""
     return Accelerator(
         name=name,
         title=title,
@@ -162,7 +163,7 @@ def _tpu(
         link=link * _GIGA,
         host_chips=host_chips,
         most_chips=most_chips,
-        price=Price(dollars, "the chip and its share of a host", price_source),
+        price=Price(dollars, "the chip and its part of a host", price_source),
         sources=sources,
     )
 
@@ -193,7 +194,7 @@ _ALL = (
     _gpu(
         "p40",
         "NVIDIA P40",
-        # float16 saves memory only: its arithmetic is 64 times slower, so that none is done in it.
+        # float16 saves memory only: arithmetic is done in float32, because float16 is 64x slower.
         float32=11.76,
         half=11.76,
         memory=24,
@@ -205,7 +206,7 @@ _ALL = (
     _gpu(
         "a100",
         "NVIDIA A100 (SXM4, 40 GB)",
-        # float32 is computed as TF32 unless it is switched off.
+        # float32 is computed as TF32 unless that is disabled.
         float32=156,
         half=312,
         bfloat16=True,

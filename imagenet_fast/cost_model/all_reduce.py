@@ -1,13 +1,13 @@
-"""What a sum over all replicas costs: steps, bytes on the wire, and seconds by alpha and beta.
+"""The alpha-beta-gamma cost model of all-reduce algorithms: steps, bytes on the wire, seconds.
 
-The alpha-beta-gamma model: a message of n bytes takes ``alpha + beta * n``, a latency and the
-inverse of a bandwidth, and adding and copying it ``gamma * n``. Here there are two of alpha and
-beta, within a group of replicas and between groups, and processors work while the wire does.
+A message of n bytes takes ``alpha + beta * n``, a latency and an inverse bandwidth, and adding and
+copying it takes ``gamma * n``. Alpha and beta differ within a group of replicas and between groups;
+processors work while data is on the wire.
 
-Steps and bytes are of the algorithms as ``distribute/all_reduce.py`` has them, except for those of
-Goyal et al. 2017 and Jia et al. 2018, which stand beside for comparison. Numbers that travel in 16
-bits and are summed in 32, as by ``distribute/half_precision.py``, are exchanged and gathered where
-others go around a ring; the published systems that summed in 16 bits had rings for these, too.
+Steps and bytes are those of ``distribute/all_reduce.py``; the algorithms of Goyal et al. 2017 and
+Jia et al. 2018 are included for comparison. Numbers that are sent in 16 bits but summed in 32, as
+by ``distribute/half_precision.py``, use an exchange and an all-gather in place of a ring; the
+published systems that summed in 16 bits used rings for these, too.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from imagenet_fast.base.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """What replicas are connected by.
+    """The connections between replicas.
 
     Attributes:
-      latency_within: seconds that a message takes to another replica of the group.
-      latency_between: the same to a replica of another group.
-      bandwidth_within: bytes a second that each replica sends to its group and, at the same time,
-        receives from it.
-      bandwidth_between: the same to and from other groups.
-      start: seconds that a stage takes besides: of the program, not of the wire.
-      gamma: seconds that processors need to send, receive and add a byte; those of all replicas
-        are one machine's. 0: more than enough processors.
-      bandwidth_of_group: bytes a second that all replicas of a group together send to other groups,
-        as through their host's network. Infinite: each has a link of its own.
+      latency_within: seconds of a message to another replica of the group.
+      latency_between: seconds of a message to a replica of another group.
+      bandwidth_within: bytes/s that each replica sends to its group while it receives at the same
+        speed.
+      bandwidth_between: bytes/s that each replica sends to other groups, likewise.
+      start: the program's overhead in each stage, in seconds.
+      gamma: seconds that processors need to send, receive and add a byte, if all replicas share
+        one machine; 0: processors are never the bottleneck.
+      bandwidth_of_group: bytes/s that all replicas of a group together send to other groups, such
+        as through their host's network; infinite: each replica has its own link.
     """
 
     latency_within: float
@@ -46,34 +46,36 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
-    """A part of a sum that must end before the next begins.
+    """A part of an all-reduce that ends before the next one begins.
+
+    Bytes are given as fractions of the tensor's.
 
     Attributes:
-      name: of what it does.
-      steps_within: messages one after the other, on the longest path, within a group.
-      steps_between: the same between groups.
-      share: bytes that the busiest replica sends, or receives, as a fraction of the tensor's.
-      leaving: bytes that all replicas of a group together send to other groups, in the same way.
-      traffic: bytes that all replicas together send, in the same way.
+      name: describes it.
+      steps_within: consecutive messages on the longest path within a group.
+      steps_between: consecutive messages on the longest path between groups.
+      fraction: bytes that the busiest replica sends or receives.
+      leaving: bytes that all replicas of a group together send to other groups.
+      traffic: bytes that all replicas together send.
     """
 
     name: str
     steps_within: int
     steps_between: int
-    share: float
+    fraction: float
     leaving: float
     traffic: float
 
     @property
     def steps(self) -> int:
-        """Messages one after the other."""
+        """Consecutive messages."""
         return self.steps_within + self.steps_between
 
     def seconds(self, size: float, network: Network) -> float:
-        """Returns the time that it takes for a tensor of so many bytes."""
+        """Returns the duration for a tensor of ``size`` bytes."""
         if not self.steps:
             return 0.0
-        # In a ring through several groups all wait for the slowest link.
+        # In a ring through several groups, all wait for the slowest link.
         bandwidths = [network.bandwidth_within] * bool(self.steps_within)
         bandwidths += [network.bandwidth_between] * bool(self.steps_between)
         return (
@@ -81,7 +83,7 @@ class Stage:
             + self.steps_within * network.latency_within
             + self.steps_between * network.latency_between
             + max(
-                self.share * size / min(bandwidths),
+                self.fraction * size / min(bandwidths),
                 self.leaving * size / network.bandwidth_of_group,
                 self.traffic * size * network.gamma,
             )
@@ -91,20 +93,20 @@ class Stage:
 def stages(
     algorithm: str, replicas: int, group: int = 1, *, exchange: bool = False
 ) -> tuple[Stage, ...]:
-    """Returns the stages of a sum over replicas in groups of consecutive ones.
+    """Returns the stages of an all-reduce over groups of consecutive replicas.
 
     Args:
-      algorithm: ``"flat"``: a ring of reduce-scatter and all-gather; ``"hierarchical"``: the sum of
-        a group to its first replica, a ring of these masters, and back; ``"torus_2d"``:
-        reduce-scatter in the group, a ring across groups with each part, all-gather in the group;
+      algorithm: ``"flat"``: a ring of reduce-scatter and all-gather; ``"hierarchical"``: a reduce
+        to each group's first replica, a ring of these masters, and a broadcast; ``"torus_2d"``:
+        reduce-scatter in the group, a ring across groups for each part, all-gather in the group;
         ``"halving_doubling"``: recursive halving and doubling (Goyal et al. 2017).
-      replicas: how many there are.
+      replicas: their number.
       group: replicas in a group.
-      exchange: in place of each ring all send each other their parts, which each sums on its own,
-        and gather the sums, as ``distribute/half_precision.py`` does.
+      exchange: replaces each ring: the members exchange their parts, each sums its own part, and
+        they gather the sums, as in ``distribute/half_precision.py``.
 
     Raises:
-      UserError: if there is no such algorithm, or the groups do not fit.
+      UserError: if there is no such algorithm, or the groups do not divide the replicas.
     """
     if group < 1 or replicas % group:
         raise UserError(f"{replicas} replicas cannot be split into groups of {group}")
@@ -112,15 +114,15 @@ def stages(
     if algorithm == "halving_doubling":
         steps = math.ceil(math.log2(replicas))
         within = min(steps, math.ceil(math.log2(group)))
-        share, leaving = (2 * (own - 1) / own for own in (replicas, groups))
+        fraction, leaving = (2 * (count - 1) / count for count in (replicas, groups))
         return (
             Stage(
                 "halving and doubling",
                 2 * within,
                 2 * (steps - within),
-                share,
+                fraction,
                 leaving,
-                replicas * share,
+                replicas * fraction,
             ),
         )
     whole = _exchange_and_gather if exchange else _ring_alone
@@ -130,10 +132,10 @@ def stages(
     scatter = Stage("reduce-scatter in the group", min(1, group - 1), 0, part, 0.0, replicas * part)
     gather = Stage("all-gather in the group", group - 1, 0, part, 0.0, replicas * part)
     if algorithm == "torus_2d":
-        # One for each replica of a group, with its part.
+        # One ring for each replica of a group, with its part.
         across = [
-            dataclasses.replace(own, share=own.share / group)
-            for own in whole(" across groups", groups, groups)
+            dataclasses.replace(stage, fraction=stage.fraction / group)
+            for stage in whole(" across groups", groups, groups)
         ]
         return scatter, *across, gather
     if algorithm == "hierarchical":
@@ -141,23 +143,23 @@ def stages(
         give = Stage("parts from the master", min(1, group - 1), 0, part, 0.0, groups * part)
         return scatter, collect, *whole(" of the masters", groups, groups), give, gather
     raise UserError(
-        f"there is no cost of all_reduce={algorithm!r}; there is of flat, hierarchical, torus_2d "
+        f"the cost model has no all_reduce={algorithm!r}; choose from flat, hierarchical, torus_2d "
         "and halving_doubling"
     )
 
 
 def ring(name: str, members: int, groups: int) -> Stage:
-    """Returns a ring of all-reduce: each part goes around it twice, less two steps.
+    """Returns a ring all-reduce: each part goes around the ring twice, less two steps.
 
     Args:
       name: of the stage.
       members: replicas in the ring.
-      groups: of neighbours in the ring, alike or not, between which it goes once around.
+      groups: of neighbours in the ring, of equal sizes or not; the ring leaves each group once.
     """
     steps = 2 * (members - 1)
     between = min(steps, 2 * groups) if groups > 1 else 0
-    share = steps / members
-    return Stage(name, steps - between, between, share, share * (groups > 1), steps)
+    fraction = steps / members
+    return Stage(name, steps - between, between, fraction, fraction * (groups > 1), steps)
 
 
 def _ring_alone(what: str, members: int, groups: int) -> tuple[Stage, ...]:
@@ -165,15 +167,15 @@ def _ring_alone(what: str, members: int, groups: int) -> tuple[Stage, ...]:
 
 
 def _exchange_and_gather(what: str, members: int, groups: int) -> tuple[Stage, ...]:
-    """Returns the stages of members in groups of as many, who all send each other a part at once.
+    """Returns an exchange of parts between all members, and an all-gather of the sums in a ring.
 
-    Their sums go once around a ring.
+    The members form groups of equal sizes.
     """
     apart = groups > 1
     once, around = min(1, members - 1), members - 1
     between = min(around, groups) * apart
     part = (members - 1) / members
-    # A group's members all send to others' in an exchange, but only one of them does in a ring.
+    # In an exchange all members of a group send to other groups, in a ring only one does.
     leaving = (members - members // groups) / groups
     return (
         Stage(f"exchange{what}", once * (not apart), once * apart, part, leaving, around),
@@ -182,12 +184,12 @@ def _exchange_and_gather(what: str, members: int, groups: int) -> tuple[Stage, .
 
 
 def wire_fraction(algorithm: str, replicas: int, group: int = 1) -> float:
-    """Returns the bytes that the busiest replica sends, or receives, as a fraction of the tensor's.
+    """Returns the bytes that the busiest replica sends or receives, divided by the tensor's.
 
-    No algorithm has less than ``2 (replicas - 1) / replicas`` for the sum of all replicas' sends
-    over their number. An exchange has as much as a ring.
+    Averaged over replicas, no algorithm sends less than ``2 (replicas - 1) / replicas``. An
+    exchange sends the same as a ring.
     """
-    return sum(stage.share for stage in stages(algorithm, replicas, group))
+    return sum(stage.fraction for stage in stages(algorithm, replicas, group))
 
 
 def seconds(
@@ -199,15 +201,15 @@ def seconds(
     *,
     exchange: bool = False,
 ) -> float:
-    """Returns the time of one sum.
+    """Returns the duration of one all-reduce.
 
     Args:
       algorithm: see :func:`stages`.
-      replicas: how many there are.
+      replicas: their number.
       size: of the tensor, in bytes.
-      network: between them.
+      network: between the replicas.
       group: replicas in a group.
       exchange: see :func:`stages`.
     """
-    found = stages(algorithm, replicas, group, exchange=exchange)
-    return sum(stage.seconds(size, network) for stage in found)
+    all_stages = stages(algorithm, replicas, group, exchange=exchange)
+    return sum(stage.seconds(size, network) for stage in all_stages)

@@ -1,4 +1,4 @@
-"""How long a replica computes on a training step: the roofline of each of its operations."""
+"""A roofline model of a replica's compute time in a training step."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from imagenet_fast.cost_model.accelerators import Accelerator
 
 
 class Operation(NamedTuple):
-    """What one operation of a step computes and moves.
+    """The arithmetic and the memory traffic of one operation of a step.
 
     Attributes:
-      layer: to which it belongs; empty: to none, as the loss.
-      kind: ``"matrix"``: a convolution or a product; ``"normalization"``: batch norm; ``"pool"``;
-        ``"other"``: all that works value by value, or only moves them.
+      layer: that it belongs to; empty: none, such as for the loss.
+      kind: ``"matrix"``: a convolution or a matrix product; ``"normalization"``: batch norm;
+        ``"pool"``; ``"other"``: element-wise operations and copies.
       backward: whether it belongs to the backward pass.
-      flops: that it computes, two for a multiplication and an addition.
-      rows: of the matrix that a matrix operation multiplies its weights with: positions of a filter
-        in all images, or images; 0 of others.
-      bytes: of memory that it reads and writes on its own.
-      fused_bytes: of these, what a compiler leaves that computes value by value on the way from one
-        matrix operation to another.
+      flops: two for each multiply-add.
+      rows: of the matrix that a matrix operation multiplies by its weights: filter positions in all
+        images, or images; 0 for other kinds.
+      bytes: that it reads and writes if it runs alone.
+      fused_bytes: that remain if a compiler fuses element-wise operations with matrix operations.
     """
 
     layer: str
@@ -35,11 +34,11 @@ class Operation(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """The gradient of a trained variable.
+    """The gradient of a trainable variable.
 
     Attributes:
-      layer: to which the variable belongs.
-      elements: how many it has.
+      layer: of the variable.
+      elements: their number.
     """
 
     layer: str
@@ -48,21 +47,21 @@ class Gradient(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StepWork:
-    """A step of a replica, without its sum over replicas.
+    """A replica's work in a step, without the all-reduces.
 
     Attributes:
-      images: in each of its micro-batches.
-      micro_batches: whose gradients it adds up.
-      operations: of a micro-batch, in their order.
-      gradients: in the order in which the variables were made.
+      images: in each micro-batch.
+      micro_batches: whose gradients are accumulated.
+      operations: of a micro-batch, in order.
+      gradients: in the order in which the variables were created.
       statistics: channels of each batch norm.
-      kept_bytes: of a micro-batch, what the backward pass needs of the forward pass.
-      fused_kept_bytes: of these, what is left where values are computed once more that follow from
-        one kept tensor, value by value.
-      unpadded_flops: of both passes of a micro-batch, without multiplications by the zeros around
-        images: as XLA counts.
-      precision: the policy of mixed precision.
-      slots: float32 values that the optimizer keeps of each trained one.
+      kept_bytes: activations of a micro-batch that are kept for the backward pass.
+      fused_kept_bytes: activations that remain if those that follow element-wise from another kept
+        tensor are recomputed.
+      unpadded_flops: of both passes of a micro-batch, without multiplications by zero padding, as
+        XLA counts.
+      precision: the precision policy.
+      slots: float32 optimizer slots per trainable value.
     """
 
     images: int
@@ -78,26 +77,26 @@ class StepWork:
 
     @property
     def all_images(self) -> int:
-        """Of all micro-batches."""
+        """Images of all micro-batches."""
         return self.images * self.micro_batches
 
     @property
     def flops(self) -> float:
-        """Of both passes of all micro-batches."""
-        return self.micro_batches * sum(own.flops for own in self.operations)
+        """FLOPs of both passes of all micro-batches."""
+        return self.micro_batches * sum(operation.flops for operation in self.operations)
 
     @property
     def parameters(self) -> int:
-        """How many are trained."""
-        return sum(own.elements for own in self.gradients)
+        """The number of trainable parameters."""
+        return sum(gradient.elements for gradient in self.gradients)
 
     def memory(self, fuses: bool) -> float:
-        """Returns the bytes of a replica's weights, gradients and slots, and of what passes keep.
+        """Returns the bytes of a replica's weights, gradients, slots and kept activations.
 
-        Not counted is what operations need while they run.
+        The operations' workspace is not included.
 
         Args:
-          fuses: whether values are computed on the way from one matrix operation to another.
+          fuses: whether the compiler fuses element-wise operations with matrix operations.
         """
         kept = self.fused_kept_bytes if fuses else self.kept_bytes
         return 4 * self.parameters * (2 + self.slots) + kept
@@ -105,14 +104,14 @@ class StepWork:
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The shares of what a chip could do that software reaches.
+    """The fraction of a chip's peak performance that software achieves.
 
     Attributes:
-      matrix: of the peak, in convolutions and products of matrices of many rows.
-      half_rows: the number of rows with which they reach half of ``matrix``.
-      memory: of the memory's bandwidth.
-      fuses: whether values are computed on the way from one matrix operation to another.
-      launch_seconds: that an operation takes at least.
+      matrix: the fraction of peak FLOP/s in convolutions and matrix products with many rows.
+      half_rows: the number of rows at which half of ``matrix`` is achieved.
+      memory: the fraction of memory bandwidth.
+      fuses: whether the compiler fuses element-wise operations with matrix operations.
+      launch_seconds: the shortest duration of an operation.
     """
 
     matrix: float
@@ -127,78 +126,81 @@ class ComputeTime:
     """Seconds of a replica's step.
 
     Attributes:
-      forward: of the forward pass, of all micro-batches.
-      backward: the same backward.
-      update: of the optimizer.
-      by_kind: of both passes, by the kinds of operations.
-      known: when each gradient is known, from when the last micro-batch's backward pass began.
+      forward: the forward passes of all micro-batches.
+      backward: the backward passes of all micro-batches.
+      update: the optimizer's update.
+      by_kind: of both passes, for each kind of operation.
+      gradients_ready: when each gradient is ready, after the start of the last backward pass.
     """
 
     forward: float
     backward: float
     update: float
     by_kind: dict[str, float]
-    known: tuple[float, ...]
+    gradients_ready: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Seconds of both passes and the update."""
         return self.forward + self.backward + self.update
 
 
 def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficiency) -> ComputeTime:
-    """Returns how long a replica computes on its step.
+    """Returns the compute time of a replica's step.
 
-    Each operation takes the longer of its arithmetic and its traffic with the memory (Williams et
-    al. 2009, "Roofline"), and operations follow each other.
+    Operations run one after the other. Each takes the longer of its arithmetic and its memory
+    traffic (Williams et al. 2009, "Roofline").
 
     Args:
-      step: what there is to compute.
-      accelerator: of whose cores the replica has one.
-      efficiency: of its software.
+      step: the work.
+      accelerator: the replica uses one of its cores.
+      efficiency: of the software.
 
     Raises:
-      UserError: if the accelerator cannot compute in the step's precision.
+      UserError: if the accelerator does not support the step's precision.
     """
     pairs = [
-        (own, operation_seconds(own, step.precision, accelerator, efficiency))
-        for own in step.operations
+        (operation, operation_seconds(operation, step.precision, accelerator, efficiency))
+        for operation in step.operations
     ]
     by_kind: dict[str, float] = {}
-    for own, seconds in pairs:
-        by_kind[own.kind] = by_kind.get(own.kind, 0.0) + step.micro_batches * seconds
-    backward = [(own.layer, seconds) for own, seconds in pairs if own.backward]
+    for operation, seconds in pairs:
+        by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + step.micro_batches * seconds
+    forward = sum(seconds for operation, seconds in pairs if not operation.backward)
+    backward = [(operation.layer, seconds) for operation, seconds in pairs if operation.backward]
     ends = list(itertools.accumulate(seconds for _, seconds in backward))
-    done = dict(zip((layer for layer, _ in backward), ends))
-    # Each weight and each slot is read and written, and the gradient read.
+    end_of_layer = dict(zip((layer for layer, _ in backward), ends))
+    # Weights and slots are read and written, gradients are read.
     moved = 4 * step.parameters * (2 + 1 + 2 * step.slots)
     return ComputeTime(
-        forward=step.micro_batches * sum(seconds for own, seconds in pairs if not own.backward),
+        forward=step.micro_batches * forward,
         backward=step.micro_batches * ends[-1],
         update=moved / (accelerator.core_bandwidth * efficiency.memory),
         by_kind=by_kind,
-        known=tuple(done.get(own.layer, ends[-1]) for own in step.gradients),
+        gradients_ready=tuple(
+            end_of_layer.get(gradient.layer, ends[-1]) for gradient in step.gradients
+        ),
     )
 
 
 def operation_seconds(
-    own: Operation, precision: str, accelerator: Accelerator, efficiency: Efficiency
+    operation: Operation, precision: str, accelerator: Accelerator, efficiency: Efficiency
 ) -> float:
-    """Returns how long an operation takes on a core.
+    """Returns the duration of an operation on a core.
 
     Args:
-      own: the operation.
-      precision: the policy of mixed precision.
-      accelerator: whose core.
+      operation: the work.
+      precision: the precision policy.
+      accelerator: the kind of chip.
       efficiency: of the software.
 
     Raises:
-      UserError: if the accelerator cannot compute in this precision.
+      UserError: if the accelerator does not support this precision.
     """
-    moved = own.fused_bytes if efficiency.fuses else own.bytes
+    moved = operation.fused_bytes if efficiency.fuses else operation.bytes
     seconds = moved / (efficiency.memory * accelerator.core_bandwidth)
-    if own.kind == "matrix":
-        reached = efficiency.matrix * own.rows / (own.rows + efficiency.half_rows)
-        seconds = max(seconds, own.flops / (reached * accelerator.core_flops(precision)))
-    # What is fused into another operation is not launched.
+    if operation.kind == "matrix":
+        achieved = efficiency.matrix * operation.rows / (operation.rows + efficiency.half_rows)
+        seconds = max(seconds, operation.flops / (achieved * accelerator.core_flops(precision)))
+    # Fused operations are not launched separately.
     return max(seconds, efficiency.launch_seconds) if moved else 0.0

@@ -1,7 +1,7 @@
-"""What the blocks of a pipeline cost, and how long its stages take for a batch.
+"""A cost model of pipelines: the time and memory that the stages need for a batch.
 
-A task is ``(stage, micro-batch, whether it goes back)``, and an order of tasks a list in which each
-comes after those whose results it needs: what the functions of ``pipeline_parallel.orders`` return.
+A task is ``(stage, micro-batch, backward)``. A schedule is a list of tasks in which each task
+follows those that it depends on, as the functions of ``pipeline_parallel.orders`` return it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ Order = Sequence["tuple[int, int, bool]"]
 
 
 class BlockCost(NamedTuple):
-    """What a block, or several together, cost for one micro-batch.
+    """The cost of one block, or of several consecutive ones, for one micro-batch.
 
     Attributes:
-      name: of the block, or of the first and the last.
-      forward: the forward pass, in FLOPs or seconds.
-      backward: the backward pass from kept activations, in the same.
-      parameters: how many are trained.
-      parameter_bytes: of these.
-      other_bytes: of weights that are not trained, as the moving averages of batch norm.
-      input_bytes: what the block before returns.
-      needed_input_bytes: of these, what the backward pass needs.
-      output_bytes: what the block returns.
-      needed_output_bytes: of these, what its own backward pass needs.
-      activation_bytes: all that its backward pass needs of the forward pass but the inputs.
+      name: of the block, or of the first and the last one.
+      forward: of the forward pass, in FLOPs or seconds.
+      backward: of the backward pass from kept activations, in the same unit.
+      parameters: trainable ones.
+      parameter_bytes: of trainable parameters.
+      other_bytes: of weights that are not trained, such as batch norm's moving averages.
+      input_bytes: of the inputs.
+      needed_input_bytes: of the inputs that the backward pass needs.
+      output_bytes: of the outputs.
+      needed_output_bytes: of the outputs that the block's own backward pass needs.
+      activation_bytes: of all activations but the inputs that the backward pass needs.
     """
 
     name: str
@@ -43,12 +43,12 @@ class BlockCost(NamedTuple):
 
     @property
     def work(self) -> float:
-        """Both passes."""
+        """The cost of both passes."""
         return self.forward + self.backward
 
     def followed_by(self, other: BlockCost) -> BlockCost:
-        """Returns the costs of both in one stage."""
-        # What both need of the tensors between is kept once.
+        """Returns the cost of both in one stage."""
+        # Tensors between them that both backward passes need are kept once.
         between = max(0, other.needed_input_bytes - self.needed_output_bytes)
         return BlockCost(
             name=f"{self.name.partition(' .. ')[0]} .. {other.name.rpartition(' .. ')[2]}",
@@ -66,14 +66,14 @@ class BlockCost(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A time in which a device works.
+    """A time interval in which a stage's device works.
 
     Attributes:
-      stage: whose device.
+      stage: its number.
       micro_batch: its number.
-      kind: ``forward``, ``recompute``, which is the forward pass once more, or ``backward``.
-      begin: seconds from the start of the batch, or whatever costs are in.
-      end: the same.
+      kind: ``forward``, ``recompute`` (the forward pass again) or ``backward``.
+      begin: time after the start of the batch, in seconds or in the costs' unit.
+      end: likewise.
     """
 
     stage: int
@@ -84,11 +84,11 @@ class Interval(NamedTuple):
 
 
 class Simulation(NamedTuple):
-    """When the stages of a pipeline work on a batch.
+    """A simulated batch of a pipeline.
 
     Attributes:
-      stages: how many there are.
-      intervals: of all devices.
+      stages: their number.
+      intervals: of all stages.
     """
 
     stages: int
@@ -96,8 +96,8 @@ class Simulation(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The time of a batch, without the update of the weights."""
-        return max(own.end for own in self.intervals)
+        """The duration of the batch, without the weight update."""
+        return max(interval.end for interval in self.intervals)
 
     @property
     def busy(self) -> list[float]:
@@ -106,19 +106,19 @@ class Simulation(NamedTuple):
 
     @property
     def bubble(self) -> float:
-        """The fraction of the devices' time in which they have nothing to do."""
+        """The fraction of the devices' time in which they are idle."""
         return 1 - sum(self.busy) / self.stages
 
     @property
     def recomputed(self) -> float:
-        """The fraction of forward passes that are made once more in the devices' work."""
+        """The fraction of the devices' work that is recomputation."""
         return self._work(kind="recompute") / self._work()
 
     def _work(self, stage: int | None = None, kind: str | None = None) -> float:
         return sum(
-            own.end - own.begin
-            for own in self.intervals
-            if stage in (None, own.stage) and kind in (None, own.kind)
+            interval.end - interval.begin
+            for interval in self.intervals
+            if stage in (None, interval.stage) and kind in (None, interval.kind)
         )
 
 
@@ -130,20 +130,21 @@ def simulate(
     transfer: Sequence[float] | None = None,
     rematerialize: str = "except_last",
 ) -> Simulation:
-    """Returns when each stage works on each micro-batch.
+    """Simulates when each stage works on each micro-batch.
 
-    Each device makes its tasks in their order, as soon as it is free and has what they need.
+    Each device runs its tasks in order, as soon as it is free and the task's inputs have arrived.
 
-    Without kept activations, a task that goes back makes its forward pass once more, when the
-    gradient has come. The last stage, which goes back at once, then makes it there only.
+    If activations are not kept, a backward task recomputes the forward pass when its gradient has
+    arrived. The last stage, whose backward pass follows at once, runs the forward pass only then.
 
     Args:
-      order: of the tasks of all stages.
+      order: the schedule.
       forward: seconds of each stage for a micro-batch.
-      backward: the same, from kept activations.
-      transfer: seconds that outputs, or their gradients, are on the way from each stage but the
-        last to the next, or back; no device waits for that. None: none.
-      rematerialize: whose activations are not kept: ``always``, ``except_last`` or ``never``.
+      backward: seconds of each stage for a micro-batch, from kept activations.
+      transfer: seconds to send outputs from each stage but the last to the next, or gradients back;
+        devices do not wait meanwhile. None: no time.
+      rematerialize: the micro-batches whose activations are recomputed: ``always`` all,
+        ``except_last`` all but the last, ``never`` none.
     """
     last = len(forward) - 1
     transfer = transfer or [0.0] * last
@@ -151,87 +152,87 @@ def simulate(
     free = [0.0] * len(forward)
     done: dict[tuple[int, int, bool], float] = {}
     intervals: list[Interval] = []
-    for stage, number, goes_back in order:
+    for stage, number, is_backward in order:
         kept = keeps_activations(rematerialize, number, count)
-        parts = [("backward", backward[stage])] if goes_back else []
-        if not goes_back and (kept or stage < last):
+        parts = [("backward", backward[stage])] if is_backward else []
+        if not is_backward and (kept or stage < last):
             parts = [("forward", forward[stage])]
-        elif goes_back and not kept:
+        elif is_backward and not kept:
             parts.insert(0, ("recompute" if stage < last else "forward", forward[stage]))
         if not parts:
             continue
         time = free[stage]
-        if goes_back and stage < last:
+        if is_backward and stage < last:
             time = max(time, done[stage + 1, number, True] + transfer[stage])
         elif stage and parts[0][0] == "forward":
             time = max(time, done[stage - 1, number, False] + transfer[stage - 1])
         for kind, seconds in parts:
             intervals.append(Interval(stage, number, kind, time, time + seconds))
             time += seconds
-        free[stage] = done[stage, number, goes_back] = time
+        free[stage] = done[stage, number, is_backward] = time
     return Simulation(len(forward), intervals)
 
 
 def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """Returns the bubble of equal stages that compute nothing twice (Huang et al. 2018)."""
+    """Returns the bubble of equal stages without recomputation (Huang et al. 2018)."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-class Held(NamedTuple):
-    """Of how many micro-batches a stage holds something at a time, at most.
+class MicroBatchesInMemory(NamedTuple):
+    """The largest number of micro-batches in a stage's memory at a time.
 
     Attributes:
-      inputs: what the stage before sent, until the backward pass is done.
-      activations: what a backward pass needs besides.
+      inputs: micro-batches whose inputs are kept until their backward pass.
+      activations: micro-batches whose other activations are kept or recomputed.
     """
 
     inputs: int
     activations: int
 
 
-def held(order: Order, rematerialize: str) -> list[Held]:
-    """Returns what each stage holds.
+def micro_batches_in_memory(order: Order, rematerialize: str) -> list[MicroBatchesInMemory]:
+    """Returns the micro-batches that each stage keeps in memory.
 
-    A stage has the inputs of the micro-batches that it has begun, and of those that the stage
-    before has sent ahead.
+    A stage keeps the inputs of micro-batches that it has begun, and of those that the stage before
+    has already sent.
 
     Args:
-      order: of the tasks of all stages.
-      rematerialize: whose activations are not kept: ``always``, ``except_last`` or ``never``.
+      order: the schedule.
+      rematerialize: see :func:`simulate`.
     """
     count = _micro_batches(order)
-    begun: list[int] = []
+    inputs: list[int] = []
     activations: list[int] = []
     for place in range(1 + max(stage for stage, _, _ in order)):
-        under_way = kept = most = most_kept = 0
-        for stage, number, goes_back in order:
+        in_flight = kept = most = most_kept = 0
+        for stage, number, is_backward in order:
             if stage != place:
                 continue
             keeps = keeps_activations(rematerialize, number, count)
-            if goes_back:
+            if is_backward:
                 most_kept = max(most_kept, kept + (not keeps))
-                under_way -= 1
+                in_flight -= 1
                 kept -= keeps
             else:
-                under_way += 1
+                in_flight += 1
                 kept += keeps
-                most, most_kept = max(most, under_way), max(most_kept, kept)
-        begun.append(most)
+                most, most_kept = max(most, in_flight), max(most_kept, kept)
+        inputs.append(most)
         activations.append(most_kept)
-    return [Held(*own) for own in zip([begun[0], *begun], activations)]
+    return [MicroBatchesInMemory(*pair) for pair in zip([inputs[0], *inputs], activations)]
 
 
 class StageMemory(NamedTuple):
     """The bytes that a stage needs on its device.
 
-    Not counted are gradients of activations, and what operations need while they run.
+    Gradients of activations and the operations' workspace are not included.
 
     Attributes:
-      weights: trained and not.
-      gradients: sums over the micro-batches.
-      slots: what the optimizer keeps of each trained weight.
-      inputs: of the micro-batches that are under way.
-      activations: kept, or computed once more.
+      weights: trainable or not.
+      gradients: accumulated over the micro-batches.
+      slots: of the optimizer.
+      inputs: of the micro-batches in flight.
+      activations: kept or recomputed.
     """
 
     weights: float
@@ -242,24 +243,24 @@ class StageMemory(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All together."""
+        """All of them."""
         return sum(self)
 
 
-def stage_memory(cost: BlockCost, held: Held, slots: float) -> StageMemory:
-    """Returns what a stage needs.
+def stage_memory(cost: BlockCost, micro_batches: MicroBatchesInMemory, slots: float) -> StageMemory:
+    """Returns the memory of a stage.
 
     Args:
       cost: of its blocks together.
-      held: by it.
-      slots: values that the optimizer keeps of each trained weight, in the same dtype.
+      micro_batches: that it keeps in memory.
+      slots: optimizer slots per trainable value, in the same dtype.
     """
     return StageMemory(
         weights=cost.parameter_bytes + cost.other_bytes,
         gradients=cost.parameter_bytes,
         slots=slots * cost.parameter_bytes,
-        inputs=held.inputs * cost.input_bytes,
-        activations=held.activations * cost.activation_bytes,
+        inputs=micro_batches.inputs * cost.input_bytes,
+        activations=micro_batches.activations * cost.activation_bytes,
     )
 
 
@@ -267,9 +268,9 @@ def keeps_activations(rematerialize: str, number: int, count: int) -> bool:
     """Whether the activations of a micro-batch are kept for its backward pass.
 
     Args:
-      rematerialize: whose are not: ``always``, ``except_last`` or ``never``.
+      rematerialize: see :func:`simulate`.
       number: of the micro-batch.
-      count: how many there are.
+      count: of micro-batches.
     """
     return rematerialize == "never" or (rematerialize == "except_last" and number == count - 1)
 

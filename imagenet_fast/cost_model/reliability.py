@@ -1,7 +1,7 @@
-"""How long a synchronous job takes whose devices vary, are slow or fail: a simulation by events.
+"""A discrete-event simulation of synchronous jobs on devices that vary, are slow or fail.
 
-Every step waits for the slowest device. A failure of any device stops all of them; the job starts
-again and goes on from its last checkpoint, so that the steps since then are made once more.
+Every step waits for the slowest device. A failure of any device stops all of them; the job restarts
+and resumes from its last checkpoint, so the steps since then are repeated.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ import numpy as np
 
 from imagenet_fast.base.errors import UserError
 
-# Points of the quantiles of the slowest of many devices, between which they are interpolated.
+# Points at which the quantiles of the slowest device are computed; between them, interpolated.
 _QUANTILES = 4096
-# Mean number of failures in a time that has to pass without one; e^-7 of the attempts succeed.
-_MOST_FAILURES = 7.0
+# Mean number of failures in an interval that must pass without one; e^-7 of the attempts succeed.
+_MAX_FAILURES = 7.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What devices do to a job.
+    """The reliability of devices, and the cost of restarts and checkpoints.
 
     Attributes:
-      jitter: standard deviation of the logarithm of a device's time for a step: the times of all
-        devices and steps are drawn from a log-normal distribution with the median 1.
-      slow_share: share of devices that are slow in all of a job.
-      slow_factor: times the time of the others that these take.
-      hours_between_failures: mean, of one device, exponentially distributed; infinite: never.
-      restart_seconds: from a failure until steps are made again.
+      jitter: standard deviation of the logarithm of step times, which are log-normal with median 1,
+        independently for each device and step.
+      slow_share: fraction of devices that are slow during the whole job.
+      slow_factor: duration of a slow device's step relative to the others'.
+      hours_between_failures: mean time between failures of one device, exponentially distributed;
+        infinite: it never fails.
+      restart_seconds: from a failure until training continues.
       checkpoint_seconds: for which a checkpoint stops the job.
 
     Raises:
-      UserError: if a number is negative, or the share above 1.
+      UserError: if a number is negative, or the fraction above 1.
     """
 
     jitter: float = 0.0
@@ -53,25 +54,25 @@ class Conditions:
                     f"{field.name} is {getattr(self, field.name):g}, but must not be negative"
                 )
         if self.slow_share > 1:
-            raise UserError(f"slow_share is {self.slow_share:g}, but is a share: at most 1")
+            raise UserError(f"slow_share is {self.slow_share:g}, but must be at most 1")
         if not self.hours_between_failures:
-            raise UserError("hours_between_failures is 0: nothing would ever be done")
+            raise UserError("hours_between_failures is 0: the job would never make progress")
 
     def failure_rate(self, devices: int) -> float:
-        """Returns the failures a second of any of so many devices."""
+        """Returns the failures per second of all devices together."""
         return devices / (3600 * self.hours_between_failures)
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What there is to do.
+    """A synchronous job.
 
     Attributes:
-      devices: that each make a part of every step.
-      steps: how many.
-      device_seconds: of a step, that each device computes on its own, and which vary.
-      other_seconds: of a step, that all take together, as for gradient all-reduces.
-      checkpoint_steps: from one checkpoint to the next; the last one is at the end.
+      devices: all of which take part in every step.
+      steps: their number.
+      device_seconds: of a step, computed by each device separately; these vary.
+      other_seconds: of a step, spent by all together, such as in gradient all-reduces.
+      checkpoint_steps: between checkpoints; the last checkpoint is at the end.
     """
 
     devices: int
@@ -82,20 +83,20 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """The time on devices that are all alike and never fail, without checkpoints."""
+        """The duration on identical devices that never fail, without checkpoints."""
         return self.steps * (self.device_seconds + self.other_seconds)
 
 
 class JobTimes(NamedTuple):
-    """Where the seconds of simulated jobs went, float64 [jobs].
+    """The seconds of simulated jobs by cause, float64 [jobs].
 
     Attributes:
-      steps: into steps that counted, on devices that are all alike.
-      waiting: into waiting for the slowest device, in these.
-      checkpoints: into checkpoints that counted.
-      lost: into steps and checkpoints that a failure undid.
-      restarts: from failures until steps were made again.
-      failures: how many there were.
+      steps: in completed steps, if all devices were identical.
+      waiting: for the slowest device in completed steps.
+      checkpoints: in completed checkpoints.
+      lost: in steps and checkpoints that a failure undid.
+      restarts: from failures until training continued.
+      failures: their number.
     """
 
     steps: np.ndarray
@@ -107,35 +108,35 @@ class JobTimes(NamedTuple):
 
     @property
     def total(self) -> np.ndarray:
-        """The seconds from start to end."""
+        """The duration of each job."""
         return self.steps + self.waiting + self.checkpoints + self.lost + self.restarts
 
 
 def simulate_jobs(job: Job, conditions: Conditions, jobs: int = 200, seed: int = 0) -> JobTimes:
-    """Returns how long some jobs of one kind took.
+    """Simulates a job several times.
 
     Args:
-      job: what there is to do.
-      conditions: under which.
-      jobs: how many times it is simulated.
-      seed: of all that is drawn.
+      job: the work.
+      conditions: of the devices.
+      jobs: number of simulations.
+      seed: of the random numbers.
 
     Raises:
-      UserError: if devices fail so often, or are so slow, that a job would hardly ever end.
+      UserError: if devices fail so often, or are so slow, that the job would hardly ever end.
     """
     _check_reached(job, conditions, conditions.restart_seconds, "to start again")
     seeds = np.random.SeedSequence(seed).spawn(jobs)
-    rows = [_simulate(job, conditions, np.random.default_rng(own)) for own in seeds]
+    rows = [_simulate(job, conditions, np.random.default_rng(child)) for child in seeds]
     return JobTimes(*np.array(rows, np.float64).T)
 
 
 def _check_reached(job: Job, conditions: Conditions, seconds: float, what: str) -> None:
-    """Raises UserError if so many seconds hardly ever pass without a failure."""
+    """Raises UserError if ``seconds`` hardly ever pass without a failure."""
     rate = conditions.failure_rate(job.devices)
-    if rate * seconds > _MOST_FAILURES:
+    if rate * seconds > _MAX_FAILURES:
         raise UserError(
             f"one of {job.devices:,} devices fails every {1 / rate:,.0f} s, and it takes "
-            f"{seconds:,.0f} s {what}: hardly ever would that be reached"
+            f"{seconds:,.0f} s {what}: the job would hardly ever get that far"
         )
 
 
@@ -143,7 +144,7 @@ def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tup
     """Returns the fields of :class:`JobTimes` of one job."""
     rate = conditions.failure_rate(job.devices)
     slow = rng.binomial(job.devices, conditions.slow_share)
-    # Of the slowest device, by draws that leave those of the job as they are.
+    # With separate random numbers, so that the job's do not change.
     factor = _slowest_of_all(job, conditions, slow, _QUANTILES, np.random.default_rng(0)).mean()
     interval = min(job.checkpoint_steps, job.steps) * (
         job.device_seconds * float(factor) + job.other_seconds
@@ -152,17 +153,17 @@ def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tup
         job,
         conditions,
         interval + conditions.checkpoint_seconds,
-        "from one checkpoint to the next at the pace of the slowest",
+        "from one checkpoint to the next at the slowest device's speed",
     )
     waiting = checkpoints = lost = restarts = 0.0
     failures = done = 0
     while done < job.steps:
         count = min(job.checkpoint_steps, job.steps - done)
         factors = _slowest_of_all(job, conditions, slow, count, rng)
-        own = job.device_seconds * float(factors.sum()) + job.other_seconds * count
-        # Failures know no past: each attempt may draw the time of the next one anew.
+        seconds = job.device_seconds * float(factors.sum()) + job.other_seconds * count
+        # The distribution is memoryless: each attempt may draw the next failure anew.
         until_failure = rng.exponential(1 / rate) if rate else math.inf
-        if until_failure < own + conditions.checkpoint_seconds:
+        if until_failure < seconds + conditions.checkpoint_seconds:
             failures += 1
             lost += until_failure
             while (until_failure := rng.exponential(1 / rate)) < conditions.restart_seconds:
@@ -179,19 +180,18 @@ def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tup
 def _slowest_of_all(
     job: Job, conditions: Conditions, slow: int, steps: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Returns as :func:`_slowest` of all devices, so many of which are slow throughout."""
+    """Returns the time of the slowest device in each step, if ``slow`` devices are slow."""
     factors = _slowest(job.devices - slow, conditions.jitter, steps, rng)
     if slow:
-        of_slow = _slowest(slow, conditions.jitter, steps, rng)
-        factors = np.maximum(factors, conditions.slow_factor * of_slow)
+        slow_factors = _slowest(slow, conditions.jitter, steps, rng)
+        factors = np.maximum(factors, conditions.slow_factor * slow_factors)
     return factors
 
 
 def _slowest(devices: int, jitter: float, steps: int, rng: np.random.Generator) -> np.ndarray:
-    """Returns the time of the slowest device in each step, float64 [steps].
+    """Returns the time of the slowest of equally fast devices in each step, float64 [steps].
 
-    Not all devices' times are drawn: the slowest of n is below x with the n-th power of the
-    probability that one is.
+    One draw per step suffices: P(slowest of n < x) = P(one < x) ** n.
     """
     if not devices or not jitter:
         return np.full(steps, float(devices > 0))
@@ -201,35 +201,35 @@ def _slowest(devices: int, jitter: float, steps: int, rng: np.random.Generator) 
 
 @functools.lru_cache(maxsize=64)
 def _quantiles_of_slowest(devices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns probabilities, and the standard normal quantiles of the greatest of so many."""
+    """Returns probabilities, and the quantiles of the largest of ``devices`` normal numbers."""
     places = (np.arange(_QUANTILES) + 0.5) / _QUANTILES
     normal = statistics.NormalDist()
     return places, np.array([normal.inv_cdf(place ** (1 / devices)) for place in places])
 
 
 def best_interval(checkpoint_seconds: float, failure_rate: float) -> float:
-    """Returns the seconds of work from checkpoint to checkpoint that lose the least time.
+    """Returns the seconds of work between checkpoints that minimize the job's mean duration.
 
-    About ``sqrt(2 * checkpoint_seconds / failure_rate)`` (Young 1974); exactly, where the mean time
-    of a part with its checkpoint, ``(e^(failure_rate * seconds) - 1) / failure_rate`` as failures
-    undo it as a whole (Daly 2006), is least for each second of work.
+    About ``sqrt(2 * checkpoint_seconds / failure_rate)`` (Young 1974). Exactly, it minimizes the
+    mean duration of an interval with its checkpoint, ``(e^(failure_rate * seconds) - 1) /
+    failure_rate`` (Daly 2006), divided by its work.
 
     Args:
       checkpoint_seconds: for which a checkpoint stops the job.
-      failure_rate: failures a second.
+      failure_rate: failures per second.
     """
     if not failure_rate:
         return math.inf
     if not checkpoint_seconds:
         return 0.0
-    # Where the derivative is 0: (1 - x) e^x = e^(-rate * checkpoint), for x = rate * interval; the
+    # The derivative is 0 where (1 - x) e^x = e^(-rate * checkpoint) for x = rate * interval. The
     # left side falls from 1 at x = 0 to 0 at x = 1.
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
         if middle in (low, high):
             break
-        # log1p(-x) + x: what is left of both sides near 0 is small, and must not be rounded away.
+        # Logarithms of both sides: near 0 their difference would be lost to rounding.
         if math.log1p(-middle) + middle > -failure_rate * checkpoint_seconds:
             low = middle
         else:

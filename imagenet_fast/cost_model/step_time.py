@@ -1,4 +1,4 @@
-"""How long a step of data-parallel training takes, and what bounds it."""
+"""A cost model of a data-parallel training step: its duration and its bottleneck."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from imagenet_fast.cost_model.all_reduce import Network
 from imagenet_fast.cost_model.compute import ComputeTime, Efficiency, StepWork, compute_time
 from imagenet_fast.cost_model.fusion import best_segments, transfers
 
-# Seconds of a message from chip to chip: about 1 us through a link of a TPU (the scaling book
-# reckons with half of that for v5e), some microseconds through NCCL.
+# Seconds of a message between chips: about 1 us over a TPU link (the scaling book assumes half of
+# that for v5e), several microseconds with NCCL.
 _TORUS_LATENCY = 1e-6
 _HOST_LATENCY = 5e-6
 _GIGA = 1e9
-# The strategies' own sums: XLA goes along the axes of a TPU's torus, NCCL around a ring.
+# The builtin all-reduce by whether there is a torus: XLA uses its axes, NCCL a ring.
 _BUILTIN = {True: "torus_2d", False: "flat"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ChipCluster:
-    """ChipCluster that train together, each in replicas.
+    """Chips that train together.
 
     Attributes:
       accelerator: the kind of chip.
-      chips: how many.
-      host_bandwidth: bytes a second that a host sends, and receives, through the network.
-      latency: seconds that a message takes from host to host.
+      chips: their number.
+      host_bandwidth: bytes/s that a host sends over the network while it receives at this speed.
+      latency: seconds of a message between hosts.
 
     Raises:
-      UserError: if so many chips cannot be connected, or not by such a network.
+      UserError: if there are too many chips for a torus, or a number is out of range.
     """
 
     accelerator: Accelerator
@@ -44,7 +44,7 @@ class ChipCluster:
 
     @classmethod
     def of(cls, accelerator_name: str, chips: int, network_gbits: float) -> ChipCluster:
-        """Returns a cluster of a kind of chip that is given by name, and a network in Gbit/s."""
+        """Returns a cluster from an accelerator's name and the hosts' network in Gbit/s."""
         return cls(accelerator(accelerator_name), chips, network_gbits * 1e9 / 8)
 
     def __post_init__(self) -> None:
@@ -56,39 +56,41 @@ class ChipCluster:
             )
         if self.host_bandwidth <= 0 or self.latency < 0:
             raise UserError(
-                f"a network of {8e-9 * self.host_bandwidth:g} Gbit/s and {self.latency:g} s does "
-                "not connect hosts: the first must be positive, the second not negative"
+                f"the network has {8e-9 * self.host_bandwidth:g} Gbit/s and a latency of "
+                f"{self.latency:g} s: the first must be positive, the second not negative"
             )
 
     @property
     def replicas(self) -> int:
-        """How many train."""
+        """The number of replicas."""
         return self.chips * self.accelerator.replicas
 
     @property
     def hosts(self) -> int:
-        """How many machines the chips are in."""
+        """The number of hosts."""
         return math.ceil(self.chips / self.accelerator.host_chips)
 
     @functools.cached_property
-    def rows(self) -> int:
-        """How many chips are summed first, those of a host or along an axis of a torus."""
+    def group_size(self) -> int:
+        """Chips in a group of the all-reduce: those of a host, or of an axis of the torus."""
         if self.accelerator.torus:
-            divisors = [own for own in range(1, self.chips + 1) if self.chips % own == 0]
-            return min(divisors, key=lambda own: abs(math.log(own / math.sqrt(self.chips))))
+            divisors = [size for size in range(1, self.chips + 1) if self.chips % size == 0]
+            return min(divisors, key=lambda size: abs(math.log(size / math.sqrt(self.chips))))
         if self.hosts == 1:
             return self.chips
         return math.gcd(self.chips, self.accelerator.host_chips)
 
-    def sum_seconds(self, algorithm: str, size: float, *, exchange: bool = False) -> float:
-        """Returns the time of a sum over all chips; the cores of one meet in its memory.
+    def all_reduce_seconds(self, algorithm: str, size: float, *, exchange: bool = False) -> float:
+        """Returns the duration of an all-reduce over all chips.
+
+        The cores of one chip share its memory and need no time.
 
         Args:
-          algorithm: ``builtin``, which stands for what the chips' software does, or one of
+          algorithm: ``builtin``, as in the chips' software, or one of
             :func:`~imagenet_fast.cost_model.all_reduce.stages`.
           size: bytes of the tensor.
-          exchange: see there; of no account for ``builtin`` and on a torus, where XLA and NCCL sum
-            in 16 bits as they do in 32.
+          exchange: see there; ignored for ``builtin`` and on a torus, where XLA and NCCL sum 16-bit
+            numbers in the same way as 32-bit ones.
 
         Raises:
           UserError: if there is no such algorithm.
@@ -103,45 +105,50 @@ class ChipCluster:
             self.chips,
             size,
             self._network(algorithm),
-            group=self.rows,
+            group=self.group_size,
             exchange=exchange and not builtin and not torus,
         )
 
-    def sum_cost(self, algorithm: str, *, exchange: bool = False) -> Callable[[float], float]:
-        """Returns what tells :meth:`sum_seconds` of any size, quickly.
+    def all_reduce_cost(
+        self, algorithm: str, *, exchange: bool = False
+    ) -> Callable[[float], float]:
+        """Returns :meth:`all_reduce_seconds` as a fast function of the size.
 
         Args:
-          algorithm: as there.
-          exchange: as there.
+          algorithm: see there.
+          exchange: see there.
 
         Raises:
-          UserError: as there.
+          UserError: see there.
         """
-        latency = self.sum_seconds(algorithm, 0, exchange=exchange)
-        per_byte = (self.sum_seconds(algorithm, _GIGA, exchange=exchange) - latency) / _GIGA
+        latency = self.all_reduce_seconds(algorithm, 0, exchange=exchange)
+        giga = self.all_reduce_seconds(algorithm, _GIGA, exchange=exchange)
+        per_byte = (giga - latency) / _GIGA
         return lambda size: latency + per_byte * size
 
-    def group_seconds(self, replicas: int, size: float) -> float:
-        """Returns the time of sums over neighbouring replicas, in all groups of so many at once.
+    def group_all_reduce_seconds(self, replicas: int, size: float) -> float:
+        """Returns the duration of simultaneous all-reduces in all groups of neighbouring replicas.
 
         Args:
-          replicas: that have a sum together.
+          replicas: in each group.
           size: bytes of the tensor.
         """
         chips = math.ceil(replicas / self.accelerator.replicas)
         if chips == 1:
             return 0.0
-        # Where rows are no multiple of a group, some groups begin within a row, at the latest so
-        # many chips after its first one, and reach into one row more. All wait for these.
-        begin = self.rows - math.gcd(chips, self.rows)
-        rows = math.ceil((begin + chips) / self.rows)
+        # A row is a host or an axis of the torus. If its length is not a multiple of the group's,
+        # some groups begin within a row, at most ``begin`` chips after its first one, and extend
+        # into one more row. All wait for these.
+        row = self.group_size
+        begin = row - math.gcd(chips, row)
+        rows = math.ceil((begin + chips) / row)
         return all_reduce.ring("ring", chips, rows).seconds(size, self._network("flat"))
 
     def _network(self, algorithm: str) -> Network:
-        """Returns what an algorithm has of the links."""
+        """Returns the links that an algorithm uses."""
         chip = self.accelerator
         if chip.torus:
-            # Rings go both ways; parts of a tensor go along the axes in different orders.
+            # Rings use both directions; the 2D algorithm uses all axes at the same time.
             ways = 2 * (chip.torus if algorithm == "torus_2d" else 1)
             bandwidth = ways * chip.link
             return Network(_TORUS_LATENCY, _TORUS_LATENCY, bandwidth, bandwidth)
@@ -154,16 +161,16 @@ class StepTime:
     """Seconds of a step.
 
     Attributes:
-      compute: of a replica on its own.
-      sums: of the gradients, all together.
-      exposed: of these, the part that the backward pass does not hide.
-      batch_norm: of sums for statistics over groups of replicas.
-      input: of a step's images on the hosts, while devices compute.
-      segments: after which gradients a new sum begins.
+      compute: of a replica alone.
+      all_reduce: of the gradients.
+      exposed: the part of ``all_reduce`` that does not overlap with the backward pass.
+      batch_norm: all-reduces of batch-norm statistics.
+      input: preparing a step's images on the hosts, while devices compute.
+      segments: the gradients after which a new all-reduce begins.
     """
 
     compute: ComputeTime
-    sums: float
+    all_reduce: float
     exposed: float
     batch_norm: float
     input: float
@@ -171,21 +178,21 @@ class StepTime:
 
     @property
     def devices(self) -> float:
-        """What devices take."""
+        """Seconds of the devices."""
         return self.compute.total + self.exposed + self.batch_norm
 
     @property
     def total(self) -> float:
-        """What a step takes, in which images are made while devices compute."""
+        """Seconds of a step, in which input and devices overlap."""
         return max(self.devices, self.input)
 
     @property
     def bound(self) -> str:
-        """What takes most, ``input``, ``sums``, ``memory`` or ``matrices``."""
+        """The bottleneck: ``input``, ``all-reduce``, ``memory`` or ``matrices``."""
         if self.input > self.devices:
             return "input"
         if self.exposed + self.batch_norm > self.compute.total:
-            return "sums"
+            return "all-reduce"
         matrix = self.compute.by_kind.get("matrix", 0.0)
         return "matrices" if 2 * matrix > self.compute.total else "memory"
 
@@ -202,40 +209,41 @@ def step_time(
     batch_norm_group: int = 1,
     host_images: float = math.inf,
 ) -> StepTime:
-    """Returns how long a step takes.
+    """Returns the duration of a step.
 
     Args:
       step: of each replica.
-      cluster: of the replicas.
-      efficiency: of their software.
-      algorithm: by which gradients are summed; see :meth:`ChipCluster.sum_seconds`.
-      gradient_bytes: in which each number travels.
-      exchange: whether sums are exchanged and gathered; see there.
-      segments: after which gradients a new sum begins; None: where it is best.
-      batch_norm_group: replicas that take its statistics together.
-      host_images: images a second that a host's processors make of files.
+      cluster: the chips.
+      efficiency: of the software.
+      algorithm: of the gradient all-reduce; see :meth:`ChipCluster.all_reduce_seconds`.
+      gradient_bytes: of each number on the wire.
+      exchange: see there.
+      segments: the gradients after which a new all-reduce begins; None: the best ones.
+      batch_norm_group: replicas that share batch-norm statistics.
+      host_images: images/s that a host's processors prepare.
 
     Raises:
-      UserError: if the chips cannot compute in the step's precision, or there is no such algorithm.
+      UserError: if the chips do not support the step's precision, or there is no such algorithm.
     """
     compute = compute_time(step, cluster.accelerator, efficiency)
-    sizes = [gradient_bytes * own.elements for own in step.gradients]
+    ready = compute.gradients_ready
+    sizes = [gradient_bytes * gradient.elements for gradient in step.gradients]
 
-    cost = cluster.sum_cost(algorithm, exchange=exchange)
+    cost = cluster.all_reduce_cost(algorithm, exchange=exchange)
     cuts = tuple(segments or ())
     if segments is None and cluster.chips > 1:
-        cuts = best_segments(compute.known, sizes, cost)
-    parts = transfers(compute.known, sizes, cost, cuts)
-    # Sums and sums of squares forward; two sums again backward; and the number of images.
+        cuts = best_segments(ready, sizes, cost)
+    parts = transfers(ready, sizes, cost, cuts)
+    # Two sums per channel in each pass, and the number of images.
     statistics = sum(
-        cluster.group_seconds(batch_norm_group, 4 * (2 * channels + 1))
+        cluster.group_all_reduce_seconds(batch_norm_group, 4 * (2 * channels + 1))
         for channels in step.statistics
     )
     images = step.all_images * cluster.replicas / cluster.hosts
     return StepTime(
         compute=compute,
-        sums=sum(own.end - own.begin for own in parts),
-        exposed=max(0.0, parts[-1].end - max(compute.known)),
+        all_reduce=sum(part.end - part.begin for part in parts),
+        exposed=max(0.0, parts[-1].end - max(ready)),
         batch_norm=2 * step.micro_batches * statistics,
         input=images / host_images,
         segments=cuts,

@@ -9,7 +9,7 @@ from typing import Any
 
 import tf_keras as keras
 
-from imagenet_fast.cost_model.pipeline import BlockCost, held, stage_memory
+from imagenet_fast.cost_model.pipeline import BlockCost, micro_batches_in_memory, stage_memory
 from imagenet_fast.pipeline_parallel.orders import Task, tasks
 from imagenet_fast.pipeline_parallel.partition import partition
 from imagenet_fast.pipeline_parallel.profile import estimate
@@ -67,7 +67,7 @@ def best_balance(
     Raises:
       UserError: if there are fewer blocks than stages, or they do not fit.
     """
-    holds = held(order, rematerialize)
+    holds = micro_batches_in_memory(order, rematerialize)
     again = rematerialize != "never" and _in_turn(order)
 
     @functools.cache

@@ -1,4 +1,4 @@
-"""The memory of a step as its compiler found it, read from what ``imagenet-fast compile`` wrote."""
+"""The memory of a compiled step, read from the results of ``imagenet-fast compile``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.planning.run import CompiledMemory, Hardware
 
 _WEIGHTS = ("initial_weights", "freeze_through", "whitening_images")
-# What a step and its memory depend on, besides the images of a replica.
+# The options that a step's memory depends on, besides the images of a replica.
 STEP_OPTIONS = (
     *("image_size", "num_classes", "accumulation_steps", "precision", "optimizer"),
     *("ema_decay", "lookahead_every", "mixup_alpha", "cutmix_alpha"),
@@ -26,15 +26,15 @@ STEP_OPTIONS = (
 def read_compiled_memory(
     path: str | os.PathLike[str], config: Config, hardware: Hardware
 ) -> CompiledMemory:
-    """Returns the memory of a step that was compiled for a replica of the same run.
+    """Reads the memory of a step that was compiled for a replica of the same run.
 
     Args:
-      path: ``compile.json``, or the directory where it is.
-      config: of the run that is planned.
-      hardware: on which it is to be.
+      path: ``compile.json`` or its directory.
+      config: options of the planned run.
+      hardware: on which it runs.
 
     Raises:
-      UserError: if there is no such file, or it is of another step, or of other chips.
+      UserError: if there is no such file, or it is for another step or another kind of chip.
     """
     file = to_local_path(path, "compiled")
     file = file / "compile.json" if file.is_dir() else file
@@ -42,7 +42,7 @@ def read_compiled_memory(
         values = json.loads(file.read_text())
         program, topology, options = (values[key] for key in ("program", "topology", "options"))
         kind, images = topology["name"].partition(":")[0], values["batch"]
-        # Of TPUs, libtpu refuses what does not fit.
+        # It is 0 for TPUs, for which libtpu rejects programs that do not fit.
         usable = int(topology["usable"]) or int(accelerator(hardware.accelerator).core_memory)
         peak = None if program is None else int(program["peak"])
         failure, packages = values["failure"], values["packages"]
@@ -51,27 +51,26 @@ def read_compiled_memory(
         options = dict(options)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"compiled={file}: not what imagenet-fast compile --output_dir writes ({error})"
+            f"compiled={file}: not a result of imagenet-fast compile --output_dir ({error})"
         ) from None
     if peak is None:
         raise UserError(f"compiled={file}: the step did not compile: {failure}")
     planned = config.batch_size // hardware.cluster.replicas
-    # What is compiled is the step of the largest images.
-    own = config.replace(image_size=config.largest_image_size)
+    # compile uses the largest image size of the run.
+    config = config.replace(image_size=config.largest_image_size)
     default = Config()
     differ = []
     for name in STEP_OPTIONS:
-        here = getattr(own, name)
-        told = options.get(name)
-        if told is None:  # Earlier versions wrote only some of them.
+        here, compiled = getattr(config, name), options.get(name)
+        if compiled is None:  # earlier versions wrote only some of the options
             if name != "num_classes" and here != getattr(default, name):
                 differ.append(f"{name}, here {option_text(here)}, is not in it: compile again")
-        elif told != here and (name != "num_classes" or (told and here)):
-            differ.append(f"{name} is {option_text(told)}, here {option_text(here)}")
+        elif compiled != here and (name != "num_classes" or (compiled and here)):
+            differ.append(f"{name} is {option_text(compiled)}, here {option_text(here)}")
     if kind not in (hardware.accelerator, hardware.accelerator.replace("tpu-", "")):
         differ.append(f"it is for {kind}, here for {hardware.accelerator}")
     if images != planned:
         differ.append(f"a replica has {images:,} images, here {planned:,}")
     if differ:
-        raise UserError(f"compiled={file} is of another step: {'; '.join(differ)}")
+        raise UserError(f"compiled={file} is for another step: {'; '.join(differ)}")
     return CompiledMemory(peak, usable, f"{compiler} {version}")

@@ -1,4 +1,4 @@
-"""When the stages of a pipeline work on a batch, as a picture."""
+"""Gantt charts of pipeline schedules."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from matplotlib.patches import Patch
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.cost_model.pipeline import Simulation
 
-# By the kind of an interval, the names of colors.
+# The color of each kind of interval.
 _COLORS = {"forward": "validation", "recompute": "rate", "backward": "train"}
-# A number is written into what takes at least this share of the batch's time.
-_WIDE = 0.018
+# The shortest interval with a label, as a fraction of the batch's time.
+_LABELED = 0.018
 
 
 def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> str:
-    """Returns the work of each device along the time as an SVG file.
+    """Returns a chart of each stage's work over time as an SVG file.
 
     Args:
       simulation: of a batch.
-      title: written above.
-      unit: of the time's axis.
-      scale: of what the simulation counts in, in this unit.
+      title: of the chart.
+      unit: of the time axis.
+      scale: factor from the simulation's unit of time to this one.
     """
     with matplotlib.style.context(FILE_STYLE):
         figure = Figure(figsize=(9.0, 1.3 + 0.3 * simulation.stages), layout="constrained")
@@ -36,7 +36,8 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
         axes.set_ylim(-0.55, simulation.stages - 0.45)
         color = SENTINELS["muted"]
         figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=color)
-        kinds = [kind for kind in _COLORS if any(own.kind == kind for own in simulation.intervals)]
+        drawn = {interval.kind for interval in simulation.intervals}
+        kinds = [kind for kind in _COLORS if kind in drawn]
         figure.legend(
             handles=[Patch(color=SENTINELS[_COLORS[kind]], label=kind) for kind in kinds],
             loc="outside lower left",
@@ -49,15 +50,14 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
 
 
 def _draw(axes: Axes, simulation: Simulation, scale: float) -> None:
-    for own in simulation.intervals:
-        span = (own.begin * scale, (own.end - own.begin) * scale)
-        color = SENTINELS[_COLORS[own.kind]]
-        axes.broken_barh([span], (own.stage - 0.42, 0.84), color=color, edgecolor="white", lw=0.3)
-        if own.end - own.begin >= _WIDE * simulation.seconds:
+    for stage, micro_batch, kind, begin, end in simulation.intervals:
+        span, color = (begin * scale, (end - begin) * scale), SENTINELS[_COLORS[kind]]
+        axes.broken_barh([span], (stage - 0.42, 0.84), color=color, edgecolor="white", lw=0.3)
+        if end - begin >= _LABELED * simulation.seconds:
             axes.text(
                 span[0] + span[1] / 2,
-                own.stage,
-                str(own.micro_batch),
+                stage,
+                str(micro_batch),
                 ha="center",
                 va="center",
                 size=7,

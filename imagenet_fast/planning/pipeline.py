@@ -1,4 +1,4 @@
-"""A pipeline before it starts: its stages, what they need and how long they wait."""
+"""Estimates of a pipeline: its stages, their memory and its schedule."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from imagenet_fast.cost_model.pipeline import (
     BlockCost,
     Simulation,
     StageMemory,
-    held,
     ideal_bubble,
+    micro_batches_in_memory,
     simulate,
     stage_memory,
 )
@@ -37,7 +37,7 @@ from imagenet_fast.training.build import build_classifier, check_pipeline
 
 _GIB = 2**30
 # The options in a plan's file besides the network's.
-_TOLD = (
+_OPTIONS = (
     *("batch_size", "accumulation_steps", "image_size", "precision"),
     *("optimizer", "pipeline_schedule", "rematerialize"),
 )
@@ -45,15 +45,15 @@ _TOLD = (
 
 @dataclasses.dataclass(frozen=True)
 class PipelinePlan:
-    """How a network is cut into stages.
+    """A network's partition into pipeline stages.
 
     Attributes:
       config: the run's options.
       costs: of the blocks, for a micro-batch.
       device: on which they were measured; empty: they are counted in FLOPs.
-      balance: how many blocks each stage gets.
-      slots: values that the optimizer, and averages of weights, keep of each trained weight.
-      limit: bytes that each device has.
+      balance: number of blocks in each stage.
+      slots: optimizer slots and weight averages per trainable value.
+      limit: bytes of each device.
     """
 
     config: Config
@@ -71,22 +71,23 @@ class PipelinePlan:
 
     @functools.cached_property
     def memory(self) -> list[StageMemory]:
-        """What each stage needs."""
-        holds = held(self._order(len(self.balance)), self.config.rematerialize)
-        return [stage_memory(own, hold, self.slots) for own, hold in zip(self.stages, holds)]
+        """The memory of each stage."""
+        order = self._order(len(self.balance))
+        counts = micro_batches_in_memory(order, self.config.rematerialize)
+        return [stage_memory(*pair, self.slots) for pair in zip(self.stages, counts)]
 
     @functools.cached_property
     def simulation(self) -> Simulation:
-        """When each stage works on a batch."""
+        """The schedule of a batch."""
         return self._simulate(self.stages)
 
     @property
     def speed_up(self) -> float:
-        """The time of one device of the same kind, if it had the memory, by that of the stages."""
+        """The time of one such device with enough memory, divided by the pipeline's."""
         return self._alone / self.simulation.seconds
 
     def table(self) -> str:
-        """Returns what there is to know, as text."""
+        """Returns the plan as text."""
         config, busy = self.config, self.simulation.busy
         work = sum(own.work for own in self.costs)
         images, parts = config.batch_size, config.accumulation_steps
@@ -96,26 +97,26 @@ class PipelinePlan:
             f"{sum(own.parameters for own in self.costs):,} parameters",
             f"batch       {images:,} images of {config.image_size} px in {parts:,} micro-batches "
             f"of {images // parts:,}",
-            f"optimizer   {config.optimizer}, {slots} kept of each weight",
+            f"optimizer   {config.optimizer}, {slots} kept per weight",
             f"schedule    {config.pipeline_schedule}, rematerialize={config.rematerialize}",
             f"costs       {self._costs(work * parts / images)}",
             "",
             *self._stage_lines(),
             "",
             f"balance     --pipeline_balance={option_text(self.balance)}",
-            f"busiest     stage {busy.index(max(busy))}, {max(busy):.1%} of the time; the least: "
+            f"busiest     stage {busy.index(max(busy))}, {max(busy):.1%} of the time; least busy: "
             f"stage {busy.index(min(busy))}, {min(busy):.1%}",
             f"bubble      {self.simulation.bubble:.1%} of the devices' time; "
-            f"{ideal_bubble(len(busy), parts):.1%} if stages were equal and computed nothing twice",
+            f"{ideal_bubble(len(busy), parts):.1%} with equal stages and no recomputation",
             f"recomputed  {self.simulation.recomputed:.1%} of the devices' work",
-            f"speed-up    {self.speed_up:.2f} over one device, if sending outputs took no time",
+            f"speed-up    {self.speed_up:.2f} over one device, without communication",
         ]
         if math.isfinite(self.limit):
             lines.append(f"memory      {self._fit()}")
         return "\n".join(lines)
 
     def files(self) -> dict[str, str]:
-        """Returns the text of each file to keep, by its name."""
+        """Returns the contents of the plan's files, by name."""
         return {
             "pipeline.csv": self.csv(),
             "pipeline.json": self.json(),
@@ -124,15 +125,13 @@ class PipelinePlan:
 
     def csv(self) -> str:
         """Returns a line for each block."""
-        names = list(BlockCost._fields)
-        lines = [
-            ",".join([str(stage), *(str(getattr(own, name)) for name in names)])
-            for stage, own in zip(self._stage_numbers(), self.costs)
-        ]
-        return "\n".join([",".join(["stage", *names]), *lines]) + "\n"
+        stages = [stage for stage, count in enumerate(self.balance) for _ in range(count)]
+        rows: list[tuple] = [("stage", *BlockCost._fields)]
+        rows += [(stage, *cost) for stage, cost in zip(stages, self.costs)]
+        return "".join(",".join(map(str, row)) + "\n" for row in rows)
 
     def json(self) -> str:
-        """Returns everything but the blocks."""
+        """Returns everything but the blocks as JSON."""
         values = {
             "network": self._network(),
             "blocks": len(self.costs),
@@ -150,13 +149,13 @@ class PipelinePlan:
                 for own, count, memory in zip(self.stages, self.balance, self.memory)
                 for total in (memory.total,)
             ],
-            "options": {name: getattr(self.config, name) for name in _TOLD},
+            "options": {name: getattr(self.config, name) for name in _OPTIONS},
             **environment.provenance(),
         }
         return json.dumps(values, indent=2) + "\n"
 
     def picture(self) -> str:
-        """Returns the stages' work along the time of a batch as SVG."""
+        """Returns a chart of the stages' schedule as SVG."""
         config = self.config
         title = (
             f"{self._network()}, batch {config.batch_size:,} in {config.accumulation_steps:,}, "
@@ -183,9 +182,6 @@ class PipelinePlan:
             rematerialize=self.config.rematerialize,
         )
 
-    def _stage_numbers(self) -> list[int]:
-        return [stage for stage, count in enumerate(self.balance) for _ in range(count)]
-
     def _network(self) -> str:
         """Returns the network's name, and its options that differ from the defaults."""
         config, default = self.config, Config()
@@ -196,10 +192,10 @@ class PipelinePlan:
         ]
         return ", ".join([config.model, *options])
 
-    def _costs(self, an_image: float) -> str:
+    def _costs(self, per_image: float) -> str:
         if self.device:
-            return f"{an_image:.4g} s an image forward and backward, measured on {self.device}"
-        return f"{an_image / 1e9:.4g} GFLOPs an image forward and backward, counted"
+            return f"{per_image:.4g} s per image forward and backward, measured on {self.device}"
+        return f"{per_image / 1e9:.4g} GFLOPs per image forward and backward, counted"
 
     def _stage_lines(self) -> list[str]:
         """Returns the stages as a table."""
@@ -219,7 +215,7 @@ class PipelinePlan:
         width = max(len(own.name) for own in self.stages)
         lines = [
             f"stage     n  {'blocks':{width}}     parameters   work  weights   inputs  activations"
-            "   in all"
+            "    total"
         ]
         stages = [str(stage) for stage in range(len(numbers))]
         names = [own.name for own in self.stages]
@@ -234,49 +230,49 @@ class PipelinePlan:
             )
         return [
             *lines,
-            f"{unit}; weights: with gradients and what the optimizer keeps; not counted: what "
-            "operations need while they run",
+            f"{unit}; weights include gradients and optimizer slots; not included: the operations' "
+            "workspace",
         ]
 
     def _fit(self) -> str:
-        """Returns whether the stages have room."""
+        """Returns whether the stages fit into the devices' memory."""
         most = max(own.total for own in self.memory)
         text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
         return text if most <= self.limit else f"DOES NOT FIT: {text}"
 
 
 def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf) -> PipelinePlan:
-    """Returns the pipeline that ``config`` describes, without making the network's weights.
+    """Estimates a pipeline without creating the network's weights.
 
     Args:
-      config: of the run.
-      costs: ``flops``, or ``measured``: on this process' first GPU or, without any, its CPU, with
+      config: options of the run.
+      costs: ``flops``, or ``measured`` on this process' first GPU or, without one, its CPU, with
         the weights of one block at a time.
-      limit: bytes that each device has.
+      limit: bytes of each device.
 
     Raises:
       UserError: if the data or the model's options cannot be used, or the blocks cannot be split
-        like that or do not fit.
+        into these stages or do not fit.
     """
     stages = config.pipeline_stages
     if stages > 1:
         check_pipeline(config)
-    # The network as on one device: as a pipeline, it would have its weights made.
+    # As on one device: building a pipeline would create the weights.
     alone = {"pipeline_stages": 1, "ema_decay": 0.0}
     with shape_only():
         model = build_classifier(config.replace(**alone), read_info(config).labels)
         blocks = cut(network_of(model))
     shape = (None, config.image_size, config.image_size, 3)
     inputs = tf.TensorSpec(shape, model.get_layer("normalize").compute_dtype)
-    share = config.batch_size // config.accumulation_steps
+    images = config.batch_size // config.accumulation_steps
     device = default_devices()[0] if costs == "measured" else ""
     cost = functools.partial(measure, device=device) if device else estimate
-    found = cost(blocks, inputs, share)
+    block_costs = cost(blocks, inputs, images)
     slots = slots_of(config)
     balance = config.pipeline_balance
     if not balance:
         order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
-        best = best_balance(found, order, config.rematerialize, slots=slots, limit=limit)
+        best = best_balance(block_costs, order, config.rematerialize, slots=slots, limit=limit)
         balance = tuple(best)
-    bounds(balance, len(found), stages)
-    return PipelinePlan(config, tuple(found), device, balance, slots, limit)
+    bounds(balance, len(block_costs), stages)
+    return PipelinePlan(config, tuple(block_costs), device, balance, slots, limit)

@@ -1,4 +1,4 @@
-"""A run before it is paid for: its step, what bounds it, how it scales, its time and its price."""
+"""Estimates of a training run: step time, bottleneck, scaling, memory, duration and price."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ from imagenet_fast.training.schedule import total_steps
 
 _GIB = 2**30
 _GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-# Fewer segments are told if they cost no more of a step than this.
-_AS_GOOD = 0.002
+# The smallest fraction of a step that is worth advice.
+_NEGLIGIBLE = 0.002
 _JOBS = 200
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    """What a run is to be on.
+    """The hardware of a run.
 
     Attributes:
-      accelerator: the kind of chip; see ``planning.accelerators``.
-      chips: how many.
-      network_gbits: of each host, 10^9 bits a second; of GPUs only.
-      host_images: images a second that a host's processors make of files; 0: enough.
-      conditions: what devices do to a job.
+      accelerator: the kind of chip; see ``cost_model.accelerators``.
+      chips: their number.
+      network_gbits: network bandwidth of each host in Gbit/s, for GPUs only.
+      host_images: images/s that a host's processors prepare; 0: always enough.
+      conditions: reliability of the devices.
 
     Raises:
-      UserError: if a number of images is negative.
+      UserError: if the number of images is negative.
     """
 
     accelerator: str
@@ -69,18 +69,18 @@ class Hardware:
 
     @functools.cached_property
     def cluster(self) -> ChipCluster:
-        """The chips together."""
+        """All the chips."""
         return ChipCluster.of(self.accelerator, self.chips, self.network_gbits)
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledMemory:
-    """What ``imagenet-fast compile`` found for the same step on the same kind of chip.
+    """The memory of the compiled step, as ``imagenet-fast compile`` reports it.
 
     Attributes:
       peak: bytes that a replica needs.
-      usable: bytes that its step can have.
-      compiler: its name and version.
+      usable: bytes that are available to a replica's step.
+      compiler: name and version.
     """
 
     peak: int
@@ -90,15 +90,15 @@ class CompiledMemory:
 
 @dataclasses.dataclass(frozen=True)
 class RunPlan:
-    """What a run would take.
+    """The estimates for a run.
 
     Attributes:
-      config: its options.
-      hardware: on which it would be.
-      examples: its training images.
-      steps: weight updates.
-      step: of a replica, counted.
-      compiled: what the step needs of memory by its compiler; None: it is estimated.
+      config: options of the run.
+      hardware: on which it runs.
+      examples: number of training images.
+      steps: number of weight updates.
+      step: the work of a replica in a step.
+      compiled: the step's memory by its compiler; None: it is estimated.
     """
 
     config: Config
@@ -110,12 +110,12 @@ class RunPlan:
 
     @property
     def stack(self) -> str:
-        """The software whose constants are used."""
+        """The software stack whose constants are used."""
         return stack_for(self.hardware.accelerator, self.config.precision)
 
     @functools.cached_property
     def time(self) -> StepTime:
-        """How long a step takes."""
+        """The duration of a step."""
         return self._time(self.hardware.cluster, self.cuts)
 
     @functools.cached_property
@@ -137,23 +137,23 @@ class RunPlan:
 
     @property
     def images_per_second(self) -> float:
-        """Of all replicas."""
+        """The throughput of all replicas."""
         return self.config.batch_size / self.time.total
 
     @property
     def seconds(self) -> float:
-        """Of all steps."""
+        """The duration of all steps."""
         return self.steps * self.time.total
 
     @property
     def scaling(self) -> float:
-        """Images a second to those of as many chips on their own, with as many images each."""
+        """The throughput relative to the same number of independent chips."""
         alone = self._time(dataclasses.replace(self.hardware.cluster, chips=1), ())
         return alone.total / self.time.total
 
     @property
     def fits(self) -> bool:
-        """Whether the memory is enough."""
+        """Whether a replica has enough memory."""
         return self.memory <= self.memory_limit
 
     @property
@@ -170,12 +170,12 @@ class RunPlan:
 
     @property
     def estimated_memory(self) -> float:
-        """Bytes of what a replica keeps, without what its operations need while they run."""
+        """Estimated bytes that a replica needs, without the operations' workspace."""
         return self.step.memory(STACKS[self.stack].fuses)
 
     @property
     def dollars(self) -> float | None:
-        """The price of all steps, or None if it is not known."""
+        """The price of all steps; None if it is unknown."""
         price = self.hardware.cluster.accelerator.price
         if price is None:
             return None
@@ -183,24 +183,23 @@ class RunPlan:
 
     @functools.cached_property
     def segments(self) -> tuple[int, ...]:
-        """The fewest cuts of gradients that are as good as any."""
-        sizes = [self._gradient_bytes * own.elements for own in self.step.gradients]
-        cost = self.hardware.cluster.sum_cost(self._algorithm, exchange=self._exchange)
-        return few_segments(
-            self.time.compute.known, sizes, cost, _AS_GOOD * self.time.compute.total
-        )
+        """The fewest segments of gradients that are about as fast as the best ones."""
+        sizes = [self._gradient_bytes * gradient.elements for gradient in self.step.gradients]
+        cost = self.hardware.cluster.all_reduce_cost(self._algorithm, exchange=self._exchange)
+        compute = self.time.compute
+        return few_segments(compute.gradients_ready, sizes, cost, _NEGLIGIBLE * compute.total)
 
     @functools.cached_property
     def times(self) -> JobTimes:
-        """How long simulated runs take, with all that can happen to them."""
+        """The duration of simulated runs under the hardware's conditions."""
         return simulate_jobs(self._job(), self.hardware.conditions, _JOBS, self.config.seed)
 
     def table(self) -> str:
-        """Returns what there is to know, as text."""
+        """Returns the plan as text."""
         config, cluster, time, ms = self.config, self.hardware.cluster, self.time, milliseconds
         chip, compute = cluster.accelerator, time.compute
         epochs = self.steps * config.batch_size / self.examples
-        parts = f" in {self.step.micro_batches} parts" * (self.step.micro_batches > 1)
+        parts = f" in {self.step.micro_batches} micro-batches" * (self.step.micro_batches > 1)
         need = self.images_per_second / cluster.hosts
         lines = [
             f"run         {config.model}, {self.step.parameters:,} parameters, {config.precision}, "
@@ -209,35 +208,34 @@ class RunPlan:
             f"hardware    {self.hardware.chips:,} {chip.title}, {cluster.hosts:,} hosts: "
             f"{cluster.replicas:,} replicas of {self.step.all_images:,} images{parts}",
             f"memory      {self._memory_line()}",
-            f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs an image, "
-            f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without those of padding, as "
-            "XLA counts",
+            f"work        {self.step.flops / self.step.all_images / 1e9:.4g} GFLOPs per image, "
+            f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without padding, as XLA "
+            "counts",
             f"step        {ms(time.total)}: forward {ms(compute.forward)}, backward "
             f"{ms(compute.backward)}, update {ms(compute.update)}",
-            f"sums        {ms(time.sums)} of gradients, {ms(time.exposed)} of them after the "
-            f"backward pass; {ms(time.batch_norm)} of batch norm",
+            f"all-reduce  {ms(time.all_reduce)} for gradients, {ms(time.exposed)} of it after the "
+            f"backward pass; {ms(time.batch_norm)} for batch norm",
             f"bound by    {_BOUNDS[time.bound]}",
             f"input       {need:,.0f} images/s from each host",
-            f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of what the "
-            "chips do alone",
+            f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of linear "
+            "scaling",
             f"time        {_duration(self.seconds)} of training{self._distribution()}",
             f"price       {self._price()}",
             "",
-            "sums by     together   after the backward pass",
+            "algorithm   all-reduce   after the backward pass",
             *(
-                f"{name:11} {ms(own.sums):>8}   {ms(own.exposed)}"
-                for name, own in self._by_algorithm().items()
+                f"{name:12}{ms(step.all_reduce):>10}   {ms(step.exposed)}"
+                for name, step in self._by_algorithm().items()
             ),
             "",
             *self._advice(),
-            f"constants   of {self.stack}; see plan --validate. Evaluation, start and compilation "
-            "are not counted"
-            + (", nor Muon's products of matrices." if self.config.optimizer == "muon" else "."),
+            f"constants   of {self.stack}; see plan --validate. Not included: evaluation, startup, "
+            "compilation" + (", Muon's matrix products" if self.config.optimizer == "muon" else ""),
         ]
         return "\n".join(lines)
 
     def files(self) -> dict[str, str]:
-        """Returns the text of each file to keep, by its name."""
+        """Returns the contents of the plan's files, by name."""
         return {
             "plan.txt": self.table() + "\n",
             "plan.json": self.json(),
@@ -245,7 +243,7 @@ class RunPlan:
         }
 
     def json(self) -> str:
-        """Returns all of it for machines."""
+        """Returns the plan as JSON."""
         time = self.time
         values = {
             "accelerator": self.hardware.accelerator,
@@ -257,7 +255,7 @@ class RunPlan:
             "forward": time.compute.forward,
             "backward": time.compute.backward,
             "update": time.compute.update,
-            "sums": time.sums,
+            "sums": time.all_reduce,
             "exposed": time.exposed,
             "batch_norm": time.batch_norm,
             "bound": time.bound,
@@ -265,8 +263,8 @@ class RunPlan:
             "scaling": self.scaling,
             "seconds": self.seconds,
             "seconds_quantiles": {
-                f"{share:g}": float(np.quantile(self.times.total, share))
-                for share in (0.05, 0.5, 0.95)
+                f"{quantile:g}": float(np.quantile(self.times.total, quantile))
+                for quantile in (0.05, 0.5, 0.95)
             },
             "memory_bytes": self.memory,
             "estimated_memory_bytes": self.estimated_memory,
@@ -284,9 +282,9 @@ class RunPlan:
         return json.dumps(values, indent=2) + "\n"
 
     def picture(self) -> str:
-        """Returns throughput by the number of chips, each with as many images, as SVG."""
+        """Returns a plot of weak scaling, throughput by the number of chips, as SVG."""
         most = self.hardware.cluster.accelerator.most_chips or 4 * self.hardware.chips
-        chips = [2**own for own in range(13) if 2**own <= most]
+        chips = [2**power for power in range(13) if 2**power <= most]
         speeds = []
         for count in chips:
             cluster = dataclasses.replace(self.hardware.cluster, chips=count)
@@ -305,9 +303,9 @@ class RunPlan:
             axes.set_yscale("log")
             axes.set_xlabel(
                 f"{self.hardware.cluster.accelerator.title}, "
-                f"{self.step.all_images} images a replica"
+                f"{self.step.all_images} images per replica"
             )
-            axes.set_ylabel("images/s; dotted: ideal")
+            axes.set_ylabel("images/s; dotted: linear")
             axes.grid(axis="y")
             return svg(figure)
 
@@ -317,7 +315,7 @@ class RunPlan:
 
     @property
     def _exchange(self) -> bool:
-        """Whether training sums as ``distribute/half_precision.py`` does."""
+        """Whether training uses the all-reduce of ``distribute/half_precision.py``."""
         return self.config.all_reduce_dtype != "float32"
 
     def _time(
@@ -345,16 +343,17 @@ class RunPlan:
     def _by_algorithm(self) -> dict[str, StepTime]:
         cluster = self.hardware.cluster
         names = _algorithms(cluster)
-        # Else flat is the same ring.
+        # Otherwise builtin is the same ring as flat.
         if self._exchange and "flat" in names:
             names = ("builtin", *names)
         return {name: self._time(cluster, self.cuts, name) for name in names}
 
     @property
     def _algorithm(self) -> str:
-        """By which the run sums: TPUs take their own way instead of those that they have not."""
-        asked, torus = self.config.all_reduce, self.hardware.cluster.accelerator.torus
-        return "builtin" if torus and asked not in _algorithms(self.hardware.cluster) else asked
+        """The run's all-reduce; TPUs use the builtin one in place of those that they lack."""
+        requested, torus = self.config.all_reduce, self.hardware.cluster.accelerator.torus
+        missing = requested not in _algorithms(self.hardware.cluster)
+        return "builtin" if torus and missing else requested
 
     def _job(self) -> Job:
         time = self.time
@@ -369,29 +368,29 @@ class RunPlan:
         )
 
     def _distribution(self) -> str:
-        """Returns what devices make of the time, if they do anything."""
+        """Returns the simulated duration's distribution, if conditions are given."""
         if self.hardware.conditions == Conditions():
             return ""
-        shares = np.quantile(self.times.total, [0.5, 0.05, 0.95])
-        median, low, high = (_duration(float(own)) for own in shares)
+        quantiles = np.quantile(self.times.total, [0.5, 0.05, 0.95])
+        median, low, high = (_duration(float(seconds)) for seconds in quantiles)
         return f"; with waiting and failures {median} ({low} to {high} in 90% of cases)"
 
     def _memory_line(self) -> str:
-        told = f"{self.memory / _GIB:.2f} GiB of {self.memory_limit / _GIB:.3g} GiB of a replica"
+        line = f"{self.memory / _GIB:.2f} of {self.memory_limit / _GIB:.3g} GiB per replica"
         if self.compiled:
             estimate = f"{self.estimated_memory / _GIB:.2f} GiB by the cost model"
-            told += f", by {self.compiled.compiler} ({estimate})"
-        return told if self.fits else f"{told}: DOES NOT FIT"
+            line += f", by {self.compiled.compiler} ({estimate})"
+        return line if self.fits else f"{line}: DOES NOT FIT"
 
     def _parts_that_fit(self) -> str:
-        """Returns the fewest micro-batches that fit, if activations grow with their images."""
+        """Returns the fewest accumulation steps that fit, if memory is linear in the images."""
         images = self.step.all_images
         fixed = self.estimated_memory - self._kept
         each = (self.memory - fixed) / self.step.images
         for parts in range(self.step.micro_batches + 1, images + 1):
             if images % parts == 0 and fixed + each * images / parts <= self.memory_limit:
                 return f"it may fit with --accumulation_steps={parts}"
-        return "it fits with no --accumulation_steps: use a smaller batch_size or more chips"
+        return "no --accumulation_steps makes it fit: use a smaller batch_size or more chips"
 
     @property
     def _kept(self) -> float:
@@ -402,7 +401,7 @@ class RunPlan:
     def _price(self) -> str:
         price = self.hardware.cluster.accelerator.price
         if price is None:
-            return "not known"
+            return "unknown"
         return (
             f"${self.dollars:,.2f}: ${price.dollars:g} an hour for {price.covers}; {price.source}"
         )
@@ -413,60 +412,60 @@ class RunPlan:
             lines.append(f"advice      {self._parts_that_fit()}")
         if self.time.bound == "input":
             lines.append(
-                "advice      hosts give too few images: cache them (--cache), or let other "
-                "machines help (--input_servers)"
+                "advice      the hosts prepare too few images: cache them (--cache), or add input "
+                "servers (--input_servers)"
             )
         by_algorithm = self._by_algorithm()
         best = min(by_algorithm, key=lambda name: by_algorithm[name].total)
         gain = 1 - by_algorithm[best].total / self.time.total
-        if gain > _AS_GOOD:
+        if gain > _NEGLIGIBLE:
             lines.append(f"advice      --all_reduce={best} saves {gain:.1%} of a step")
         gain = 1 - self._time(self.hardware.cluster, self.segments).total / self.time.total
         cuts = ",".join(map(str, self.segments))
         flag = f"--fusion_segments={cuts}" if cuts else "--fusion_bytes=0"
         if self.cuts is None:
             lines.append(f"segments    {flag} is as good as any")
-        elif gain > _AS_GOOD:
+        elif gain > _NEGLIGIBLE:
             lines.append(f"advice      {flag} saves {gain:.1%} of a step")
         rate = self.hardware.conditions.failure_rate(self.hardware.chips)
         pause = self.hardware.conditions.checkpoint_seconds
         if rate and pause:
             steps = best_interval(pause, rate) / self.time.total
-            told = f"every {steps:,.0f} steps" if steps < self.steps else "at the end only"
-            lines.append(f"checkpoints {told} lose the least time")
+            when = f"every {steps:,.0f} steps" if steps < self.steps else "at the end only"
+            lines.append(f"checkpoints {when} lose the least time")
         return lines
 
 
 def _algorithms(cluster: ChipCluster) -> tuple[str, ...]:
-    """Returns the algorithms that training has for a cluster."""
+    """Returns the all-reduce algorithms that training supports on a cluster."""
     if cluster.accelerator.torus:
         return ("builtin", "torus_2d")
-    # One host's GPUs are one process', which has no network to sum over.
+    # The GPUs of one host belong to one process, which uses no network.
     return ("builtin",) if cluster.hosts == 1 else ("flat", "hierarchical", "torus_2d")
 
 
 _BOUNDS = {
-    "input": "the images that hosts give",
-    "sums": "sums over replicas",
+    "input": "input: the images that hosts prepare",
+    "all-reduce": "all-reduces over replicas",
     "matrices": "arithmetic of convolutions and dense layers",
-    "memory": "traffic with the memory",
+    "memory": "memory traffic",
 }
 
 
 def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None = None) -> RunPlan:
-    """Returns what the run that ``config`` describes would take.
+    """Estimates a run.
 
     Args:
-      config: of the run; whatever hardware it names is of no account.
-      hardware: on which it would be.
-      compiled: what its step needs of memory, if it was compiled.
+      config: options of the run; its cluster options are ignored.
+      hardware: on which it runs.
+      compiled: memory of the compiled step, if there is one.
 
     Raises:
       UserError: if the data, the hardware or the model's options cannot be used, or the batch
-        cannot be split over the replicas.
+        cannot be split evenly over the replicas.
     """
     if config.pipeline_stages > 1:
-        raise UserError("a run without pipeline is planned here: see plan --pipeline for others")
+        raise UserError("this plan is for runs without a pipeline: use plan --pipeline")
     if config.fusion == "auto" and hardware.cluster.accelerator.torus:
         raise UserError(
             "fusion=auto is not for TPUs, whose compiler orders the all-reduces: leave it out"
@@ -490,30 +489,30 @@ def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None
         step,
         compiled,
     )
-    _ = plan.time  # Now, and not in the middle of a table, is told what cannot be.
+    _ = plan.time  # raises errors here, not in the middle of a table
     return plan
 
 
 def comparison(plans: Sequence[RunPlan], labels: Sequence[str]) -> str:
-    """Returns plans beside each other, as text.
+    """Returns a table of plans, one in each row.
 
     Args:
-      plans: to be compared.
-      labels: what each is called.
+      plans: to compare.
+      labels: of the rows.
     """
     width = max(map(len, labels))
     lines = [
-        f"{'':{width}}  images each      step  after backward  bound by      images/s  scaling"
+        f"{'':{width}}  images each      step  after backward  bound by        images/s  scaling"
         "        time       price"
     ]
-    for label, own in zip(labels, plans):
-        price = "" if own.dollars is None else f"${own.dollars:,.2f}"
-        fits = "" if own.fits else "  DOES NOT FIT"
+    for label, plan in zip(labels, plans):
+        price = "" if plan.dollars is None else f"${plan.dollars:,.2f}"
+        fits = "" if plan.fits else "  DOES NOT FIT"
         lines.append(
-            f"{label:{width}}  {own.step.all_images:>11,} {milliseconds(own.time.total):>9}  "
-            f"{milliseconds(own.time.exposed + own.time.batch_norm):>14}  {own.time.bound:8}  "
-            f"{own.images_per_second:>12,.0f}  {own.scaling:>7.1%}  "
-            f"{_duration(own.seconds):>10}  {price:>10}{fits}"
+            f"{label:{width}}  {plan.step.all_images:>11,} {milliseconds(plan.time.total):>9}  "
+            f"{milliseconds(plan.time.exposed + plan.time.batch_norm):>14}  {plan.time.bound:10}  "
+            f"{plan.images_per_second:>12,.0f}  {plan.scaling:>7.1%}  "
+            f"{_duration(plan.seconds):>10}  {price:>10}{fits}"
         )
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""A run's learning rates before it starts: as a table, a CSV file and a picture."""
+"""A run's learning-rate schedule as a table, a CSV file and a plot."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_fast.training.schedule import (
     warmup_steps,
 )
 
-# Lines of the CSV file, and points of the picture: a run of 100,000 steps need not list them all.
+# Rows of the CSV file and points of the plot.
 _MAX_ROWS = 2000
 
 
@@ -32,11 +32,11 @@ class SchedulePlan:
 
     Attributes:
       config: the run's options.
-      examples: its training images.
+      examples: number of training images.
       steps_per_epoch: weight updates in an epoch.
       total_steps: weight updates in the run.
-      warmup_steps: those of the warmup, not always a whole number; 0: there is none.
-      schedule: the learning rate by the step.
+      warmup_steps: weight updates of the warmup, not always an integer; 0: no warmup.
+      schedule: maps a step to its learning rate.
     """
 
     config: Config
@@ -47,12 +47,11 @@ class SchedulePlan:
     schedule: Schedule
 
     def table(self) -> str:
-        """Returns what there is to know, as text."""
+        """Rechanges the schedule as text."""
         config = self.config
         epochs = self.total_steps / self.steps_per_epoch
-        warmup = (
-            f"{config.warmup_kind}, {round(self.warmup_steps, 2):,} steps from {self._rate(0):g}"
-        )
+        start = f"{self._learning_rate(0):g}"
+        warmup = f"{config.warmup_kind}, {round(self.warmup_steps, 2):,} steps from {start}"
         lines = [
             f"images     {self.examples:,}",
             f"batch      {config.batch_size:,} images",
@@ -63,50 +62,46 @@ class SchedulePlan:
         ]
         if config.batch_table:
             lines.append(f"values     {describe(config.batch_table, config.batch_size)}")
-        lines += ["", f"{'step':>10} {'epoch':>10} {'rate':>12}"]
-        lines += [
-            f"{step:>10,} {step / self.steps_per_epoch:>10.4f} {self._rate(step):>12.7g}  {label}"
-            for step, label in self.milestones.items()
-        ]
-        return "\n".join([*lines, "", "Step n is the weight update that follows n others."])
+        lines += ["", f"{'step':>10} {'epoch':>10} {'learning rate':>13}"]
+        for step, label in self.milestones.items():
+            epoch, rate = step / self.steps_per_epoch, self._learning_rate(step)
+            lines.append(f"{step:>10,} {epoch:>10.4f} {rate:>13.7g}  {label}")
+        return "\n".join([*lines, "", "Step n is the weight update after n others."])
 
     @functools.cached_property
     def milestones(self) -> dict[int, str]:
-        """The steps at which something happens, in order, and what."""
+        """The steps at which the schedule changes, in order, and their labels."""
         named = [(0, "start"), (self.total_steps, "end of the run")]
         if self.warmup_steps:
             after = math.ceil(self.warmup_steps)
             named += [(after - 1, "last of the warmup"), (after, "after the warmup")]
-        named += self._turns()
+        named += self._changes()
         labels: dict[int, list[str]] = {}
         for step, label in sorted(named, key=lambda pair: pair[0]):
             labels.setdefault(step, []).append(label)
-        return {step: ", ".join(found) for step, found in labels.items()}
+        return {step: ", ".join(names) for step, names in labels.items()}
 
     def files(self) -> dict[str, str]:
-        """Returns the text of each file to keep, by its name."""
-        return {
-            "schedule.csv": self.csv(),
-            "schedule.svg": self.picture(),
-        }
+        """Rechanges the contents of the plan's files, by name."""
+        return {"schedule.csv": self.csv(), "schedule.svg": self.picture()}
 
     def csv(self) -> str:
-        """Returns lines of step, epoch and rate: of all steps, or of 2000 with the milestones."""
+        """Rechanges step, epoch and learning rate of all steps, or of 2000 with the milestones."""
         lines = [
             f"{row['step']},{row['epoch']:.6f},{row['learning_rate']:.9g}" for row in self.rows
         ]
         return "\n".join(["step,epoch,learning_rate", *lines]) + "\n"
 
     def picture(self) -> str:
-        """Returns the learning rates by the epoch as SVG."""
+        """Rechanges a plot of learning rate over epochs as SVG."""
         config = self.config
         title = f"{config.schedule} schedule, batch {config.batch_size:,}, {config.duration}"
         return LEARNING_RATE.picture(self.rows, title)
 
     @functools.cached_property
     def rows(self) -> list[Row]:
-        """The learning rates as rows like those of a run, at most 2000."""
-        # Both sides of what may be a jump.
+        """The learning rates as rows of a run's metrics, at most 2000."""
+        # Both sides of possible jumps.
         sides = {step - offset for step in self.milestones for offset in (0, 1) if step >= offset}
         others = np.linspace(0, self.total_steps, min(_MAX_ROWS - len(sides), self.total_steps + 1))
         return [
@@ -114,13 +109,13 @@ class SchedulePlan:
                 "kind": "train",
                 "step": step,
                 "epoch": step / self.steps_per_epoch,
-                "learning_rate": self._rate(step),
+                "learning_rate": self._learning_rate(step),
             }
             for step in sorted(sides | set(np.rint(others).astype(int).tolist()))
         ]
 
-    def _turns(self) -> list[tuple[int, str]]:
-        """Returns where the schedule turns, or quarters of a run where it goes in a curve."""
+    def _changes(self) -> list[tuple[int, str]]:
+        """Rechanges where the schedule changes; for smooth schedules, quarters of the run."""
         config, total = self.config, self.total_steps
         often = config.schedule == "steps" and config.decay_every.amount
         if config.schedule in ("polynomial", "cosine") or often:
@@ -128,19 +123,19 @@ class SchedulePlan:
             return [(round(total * part), f"{name} of the run") for name, part in parts.items()]
         if config.schedule == "steps":
             steps = decay_boundaries(config, self.steps_per_epoch)
-            turns = [(step, f"times {config.decay_factor:g}") for step in steps]
+            changes = [(step, f"times {config.decay_factor:g}") for step in steps]
         elif config.schedule == "piecewise_linear":
-            turns = [(step, "knot") for step in self.schedule.steps]
+            changes = [(step, "knot") for step in self.schedule.steps]
         else:
-            turns = []
-        return [(step, label) for step, label in turns if 0 <= step <= total]
+            changes = []
+        return [(step, label) for step, label in changes if 0 <= step <= total]
 
-    def _rate(self, step: int) -> float:
+    def _learning_rate(self, step: int) -> float:
         return float(self.schedule(step))
 
 
 def plan_schedule(config: Config) -> SchedulePlan:
-    """Returns the learning rates of the run that ``config`` describes.
+    """Computes the learning rates of a run.
 
     Raises:
       UserError: if the data cannot be used, or the schedule does not fit the run.

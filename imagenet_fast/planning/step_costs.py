@@ -1,4 +1,4 @@
-"""What a replica's training step computes and moves, counted in its graph."""
+"""The FLOPs, memory traffic and activations of a replica's training step, counted in its graph."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from imagenet_fast.training.classifier import Classifier
 
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
 _WEIGHTS = ("ReadVariableOp", "Const")
-_SUMS = ("Sum", "Mean", "Max", "BiasAddGrad")
-# They give another name to memory, or are computed before the program runs.
-_NOTHING = {
+_REDUCTIONS = ("Sum", "Mean", "Max", "BiasAddGrad")
+# Operations without cost: they alias memory, or are evaluated before the program runs.
+_FREE = {
     *("Const", "ExpandDims", "Identity", "IdentityN", "NoOp", "Placeholder", "PreventGradient"),
     *("Rank", "ReadVariableOp", "Reshape", "Shape", "ShapeN", "Size", "Squeeze", "StopGradient"),
 }
 
 
 def count_step(config: Config, images: int, micro_batches: int, slots: float) -> StepWork:
-    """Returns what a replica does in each step of the run that ``config`` describes.
+    """Counts a replica's work in a step, without creating weights.
 
-    It makes no weights. To be called outside of a strategy's scope.
+    Call it outside of a strategy's scope.
 
     Args:
-      config: of the run, without pipeline. What mixes images and sums over replicas is left out.
+      config: options of a run without pipeline; mixup, cutmix and all-reduces are not counted.
       images: in each micro-batch of the replica.
-      micro_batches: in its share of a step.
-      slots: values that the optimizer keeps of each trained weight.
+      micro_batches: in a step.
+      slots: optimizer slots per trainable value.
 
     Raises:
       UserError: if the model's options cannot be used.
@@ -65,7 +65,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
         operations=tuple(
             _operation(own, own not in forward, layers)
             for own in operations
-            if own.type not in _NOTHING
+            if own.type not in _FREE
         ),
         gradients=_gradients(model, layers.values()),
         statistics=tuple(
@@ -82,7 +82,7 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
 
 
 def slots_of(config: Config) -> float:
-    """Returns how many values a run keeps of each weight, besides the weight and its gradient.
+    """Returns the number of optimizer slots and weight averages per trainable value.
 
     Raises:
       UserError: if there is no such optimizer.
@@ -105,9 +105,9 @@ class Block(NamedTuple):
     """A block of a network in a pipeline.
 
     Attributes:
-      cost: in bytes; what is said of its passes is of no use.
-      forward: the operations of a forward pass.
-      backward: of a backward pass.
+      cost: only the bytes are meaningful.
+      forward: operations of the forward pass.
+      backward: operations of the backward pass.
     """
 
     cost: BlockCost
@@ -116,14 +116,14 @@ class Block(NamedTuple):
 
 
 def count_blocks(config: Config, images: int) -> list[Block]:
-    """Returns what the blocks of a network do in a pipeline.
+    """Counts the work of a network's blocks in a pipeline.
 
     Args:
-      config: of the network.
+      config: options of the network.
       images: in a micro-batch.
 
     Raises:
-      UserError: if the model's options cannot be used, or it cannot be cut.
+      UserError: if the model's options cannot be used, or it cannot be split into blocks.
     """
     model = _model(config, images)
     size = config.image_size
@@ -131,9 +131,9 @@ def count_blocks(config: Config, images: int) -> list[Block]:
     passes: list[tuple[Operation, ...]] = []
 
     def number(operations: Sequence[tf.Operation]) -> float:
-        """Keeps them, under the number that it returns as their cost."""
+        """Appends them to ``passes``, and returns their index in place of a cost."""
         passes.append(
-            tuple(_operation(own, False, ()) for own in operations if own.type not in _NOTHING)
+            tuple(_operation(own, False, ()) for own in operations if own.type not in _FREE)
         )
         return len(passes) - 1
 
@@ -144,16 +144,16 @@ def count_blocks(config: Config, images: int) -> list[Block]:
 def block_seconds(
     blocks: Iterable[Block], precision: str, accelerator: Accelerator, efficiency: Efficiency
 ) -> list[BlockCost]:
-    """Returns what blocks cost, in seconds of an accelerator's core.
+    """Returns the costs of blocks, in seconds of an accelerator's core.
 
     Args:
       blocks: for a micro-batch.
-      precision: the policy of mixed precision.
-      accelerator: on which each stage is.
-      efficiency: of its software.
+      precision: the precision policy.
+      accelerator: of each stage.
+      efficiency: of the software.
 
     Raises:
-      UserError: if the accelerator cannot compute in this precision.
+      UserError: if the accelerator does not support this precision.
     """
 
     def seconds(operations: Iterable[Operation]) -> float:
@@ -166,7 +166,7 @@ def block_seconds(
 
 
 def _model(config: Config, images: int) -> Classifier:
-    """Returns the model as on one device with so many images."""
+    """Returns the model as on one device with a batch of ``images``."""
     alone = {
         "batch_size": images,
         "accumulation_steps": 1,
@@ -184,10 +184,10 @@ def _model(config: Config, images: int) -> Classifier:
 def _operations(
     model: Classifier, config: Config, images: int
 ) -> tuple[list[tf.Operation], set[tf.Operation]]:
-    """Returns the operations of both passes that gradients need, and those of the forward pass."""
+    """Returns the operations that the gradients depend on, and those of the forward pass."""
     counts: list[int] = []
 
-    def both(pixels: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+    def gradients(pixels: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
         with tf.GradientTape() as tape:
             logits = model(pixels, training=True)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -197,15 +197,15 @@ def _operations(
 
     size = config.image_size
     specs = tf.TensorSpec([images, size, size, 3], tf.uint8), tf.TensorSpec([images], tf.int32)
-    graph = tf.function(both, autograph=False).get_concrete_function(*specs).graph
-    everything = graph.get_operations()
+    graph = tf.function(gradients, autograph=False).get_concrete_function(*specs).graph
+    operations = graph.get_operations()
     needed = set(operations_behind(graph.outputs))
-    forward = set(everything[: counts[-1]])
-    return [own for own in everything if own in needed], forward
+    forward = set(operations[: counts[-1]])
+    return [operation for operation in operations if operation in needed], forward
 
 
 def _leaves(model: keras.Model) -> list[keras.layers.Layer]:
-    """Returns the layers that hold no others."""
+    """Returns the layers that contain no other layers."""
     layers = [own for own in model.submodules if isinstance(own, keras.layers.Layer)]
     return [
         own for own in layers if not any(isinstance(e, keras.layers.Layer) for e in own.submodules)
@@ -218,19 +218,19 @@ def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -
     if is_matrix(operation):
         kind = "matrix"
     elif operation.type == "FusedBatchNormV3":
-        # Reads the values for their statistics, and once more to normalize them, which can be done
-        # on the way into the next operation.
+        # Reads the values for their statistics, and again to normalize them; the latter can be
+        # fused with the next operation.
         kind, value = "normalization", _bytes(operation.inputs[:1])
         moved, fused = 3 * value, value
     elif operation.type == "FusedBatchNormGradV3":
-        # Reads values and gradients for sums, then for the gradient of the values, which can be
-        # made on the way into the convolution before, twice: of its filter and of its input.
+        # Reads values and gradients for sums, then again for the values' gradient. The latter can
+        # be fused with both gradients of the preceding convolution: its filter's and its input's.
         kind, value = "normalization", _bytes(operation.inputs[:1])
         moved, fused = 5 * value, 4 * value
     elif operation.type in _POOLS:
         kind = "pool"
     else:
-        kind, fused = "other", read if operation.type in _SUMS else 0.0
+        kind, fused = "other", read if operation.type in _REDUCTIONS else 0.0
     names = operation.name.split("/")
     return Operation(
         layer=next((name for name in reversed(names[:-1]) if name in layers), ""),
@@ -244,7 +244,7 @@ def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -
 
 
 def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tuple[Gradient, ...]:
-    """Returns the gradients in the order in which the variables were made."""
+    """Returns the gradients in the order in which the variables were created."""
     owners = {own.ref(): layer.name for layer in layers for own in layer.trainable_variables}
     variables = model.trainable_variables
     return tuple(
@@ -254,39 +254,39 @@ def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tupl
 
 
 def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> list[tf.Tensor]:
-    """Returns what the backward pass needs of the forward pass, without weights."""
+    """Returns the forward pass' tensors that the backward pass needs, without weights."""
     weights: set[tf.Operation] = set()
-    for own in operations:  # also those in another precision or shape
+    for own in operations:  # including casts and reshapes of weights
         if own.type in _WEIGHTS or (own.inputs and all(end.op in weights for end in own.inputs)):
             weights.add(own)
     kept = {
         value.ref(): value
         for own in operations
         if own not in forward
-        for value in map(_named_once, own.inputs)
+        for value in map(_without_aliases, own.inputs)
         if value.op in forward and value.op not in weights
     }
     return list(kept.values())
 
 
 def _origin(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor of which this one is computed value by value, if it is of a single one."""
+    """Returns the tensor from which this one is computed element by element, if only from one."""
     while True:
-        tensor = _named_once(tensor)
+        tensor = _without_aliases(tensor)
         operation = tensor.op
         if operation.type == "FusedBatchNormV3":
             tensor = operation.inputs[0]
             continue
         wide = [own for own in operation.inputs if own.shape.rank == tensor.shape.rank]
         values = [own for own in wide if own.shape == tensor.shape]
-        by_value = not is_matrix(operation) and operation.type not in _POOLS
-        if not by_value or len(values) != 1 or len(wide) != 1:
+        elementwise = not is_matrix(operation) and operation.type not in _POOLS
+        if not elementwise or len(values) != 1 or len(wide) != 1:
             return tensor
         (tensor,) = values
 
 
-def _named_once(tensor: tf.Tensor) -> tf.Tensor:
-    """Returns the tensor whose memory this one gives another name to."""
+def _without_aliases(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor whose memory this one aliases."""
     while tensor.op.type in ("Identity", "IdentityN", "Reshape", "Squeeze", "ExpandDims"):
         tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
     return tensor

@@ -62,9 +62,11 @@ def test_an_exchange_sends_as_much_as_a_ring_in_fewer_steps(algorithm, replicas,
     """Once to all at the same time, and once around for the sums."""
     rings = stages(algorithm, replicas, group)
     exchanged = stages(algorithm, replicas, group, exchange=True)
-    for what in ("share", "traffic"):
-        found, expected = (sum(getattr(own, what) for own in all_) for all_ in (exchanged, rings))
-        assert found == pytest.approx(expected)
+    for quantity in ("fraction", "traffic"):
+        sent, expected = (
+            sum(getattr(stage, quantity) for stage in each) for each in (exchanged, rings)
+        )
+        assert sent == pytest.approx(expected)
     members = replicas if algorithm == "flat" else replicas // group
     saved = max(0, 2 * (members - 1) - (1 + members - 1))
     assert sum(own.steps for own in rings) - sum(own.steps for own in exchanged) == saved
@@ -157,9 +159,9 @@ def test_a_group_of_one_has_no_stages_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "group", "told"),
+    ("algorithm", "group", "message"),
     [("flat", 3, "8 replicas cannot be split into groups of 3"), ("tree", 2, "all_reduce='tree'")],
 )
-def test_bad_input(algorithm, group, told):
-    with pytest.raises(UserError, match=told):
+def test_bad_input(algorithm, group, message):
+    with pytest.raises(UserError, match=message):
         stages(algorithm, 8, group)

@@ -83,7 +83,7 @@ def test_a_step():
     own = step()
     time = compute_time(own, CHIP, ALL)
     assert (time.forward, time.backward) == pytest.approx((4, 7))
-    assert time.known == pytest.approx((7, 4, 4))
+    assert time.gradients_ready == pytest.approx((7, 4, 4))
     assert time.by_kind == pytest.approx({"matrix": 9, "other": 2})
     # Weight and momentum are read and written, the gradient read.
     assert time.update == pytest.approx(60 * 4 * 5 / 1e9)
@@ -99,6 +99,6 @@ def test_micro_batches():
     four = compute_time(step(micro_batches=4), CHIP, ALL)
     assert four.forward == pytest.approx(4 * one.forward)
     assert four.backward == pytest.approx(4 * one.backward)
-    assert four.known == one.known
+    assert four.gradients_ready == one.gradients_ready
     assert four.update == one.update
     assert step(micro_batches=4).all_images == 32

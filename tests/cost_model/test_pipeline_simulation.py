@@ -4,10 +4,10 @@ import pytest
 
 from imagenet_fast.cost_model.pipeline import (
     BlockCost,
-    Held,
     Interval,
-    held,
+    MicroBatchesInMemory,
     ideal_bubble,
+    micro_batches_in_memory,
     simulate,
     stage_memory,
 )
@@ -105,14 +105,19 @@ def test_passes_in_turn_wait_for_each_other():
     ],
 )
 def test_what_stages_hold(order, rematerialize, first, second, last):
-    found = held(ORDERS[order](4, 32), rematerialize)
-    assert found == [Held(*first), Held(*second), found[2], Held(*last)]
+    found = micro_batches_in_memory(ORDERS[order](4, 32), rematerialize)
+    assert found == [
+        MicroBatchesInMemory(*first),
+        MicroBatchesInMemory(*second),
+        found[2],
+        MicroBatchesInMemory(*last),
+    ]
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_no_stage_holds_more_than_there_is(order):
-    assert held(ORDERS[order](4, 1), "never") == [Held(1, 1)] * 4
-    assert held(ORDERS[order](1, 1), "always") == [Held(1, 1)]
+    assert micro_batches_in_memory(ORDERS[order](4, 1), "never") == [MicroBatchesInMemory(1, 1)] * 4
+    assert micro_batches_in_memory(ORDERS[order](1, 1), "always") == [MicroBatchesInMemory(1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -122,14 +127,14 @@ def test_no_stage_holds_more_than_there_is(order):
 def test_published_memory_of_weights(parameters, gib):
     """12 bytes a parameter with RMSProp, as torchgpipe reports it for the paper's networks."""
     own = cost(parameters=parameters, parameter_bytes=4 * parameters)
-    memory = stage_memory(own, Held(1, 1), 2)
+    memory = stage_memory(own, MicroBatchesInMemory(1, 1), 2)
     assert (memory.weights + memory.slots) / 2**30 == pytest.approx(gib, abs=0.005)
     assert memory.gradients == 4 * parameters
 
 
 def test_memory_of_a_stage():
     own = cost(parameter_bytes=1000, other_bytes=10, input_bytes=7, activation_bytes=300)
-    memory = stage_memory(own, Held(5, 2), 1.5)
+    memory = stage_memory(own, MicroBatchesInMemory(5, 2), 1.5)
     assert memory == (1010, 1000, 1500, 35, 600)
     assert memory.total == 4145
 

@@ -37,26 +37,26 @@ def time_of(chips, kind=GPU, host_bandwidth=5e9, **options):
 def test_one_replica_only_computes():
     time = time_of(1)
     assert time.total == compute_time(STEP, GPU, EFFICIENCY).total
-    assert (time.sums, time.exposed, time.batch_norm) == (0, 0, 0)
+    assert (time.all_reduce, time.exposed, time.batch_norm) == (0, 0, 0)
 
 
 def test_sums_hide_behind_the_pass_backward():
     """All but the first layers', of which there are never less than one tensor."""
     time = time_of(256)
-    assert 0 < time.exposed < 0.25 * time.sums
-    assert time.sums >= 2 * 40e6 * 31 / 32 / 5e9
+    assert 0 < time.exposed < 0.25 * time.all_reduce
+    assert time.all_reduce >= 2 * 40e6 * 31 / 32 / 5e9
     whole = time_of(256, segments=())
-    assert whole.exposed == pytest.approx(whole.sums)
+    assert whole.exposed == pytest.approx(whole.all_reduce)
     assert whole.total > time.total
 
 
 def test_slow_networks_bound_the_step():
     slow = time_of(256, host_bandwidth=0.05e9)
-    assert slow.bound == "sums"
-    assert slow.total == pytest.approx(slow.sums, rel=0.2)
+    assert slow.bound == "all-reduce"
+    assert slow.total == pytest.approx(slow.all_reduce, rel=0.2)
     assert time_of(256).bound == "matrices"
     halved = time_of(256, host_bandwidth=0.05e9, gradient_bytes=2)
-    assert halved.sums == pytest.approx(slow.sums / 2, rel=0.05)
+    assert halved.all_reduce == pytest.approx(slow.all_reduce / 2, rel=0.05)
 
 
 def test_input_bounds_the_step():
@@ -91,27 +91,30 @@ def test_groups_need_not_fit_rows(kind, chips, group, within, between):
     # The same on a torus.
     far = 1e-6 if kind.torus else 1e-3
     near = 1e-6 if kind.torus else 5e-6
-    assert cluster.group_seconds(group, 0) == pytest.approx(within * near + between * far)
+    assert cluster.group_all_reduce_seconds(group, 0) == pytest.approx(
+        within * near + between * far
+    )
 
 
 def test_a_torus_sums_as_fast_at_any_size():
     """Its bandwidth grows with it; only the steps along its axes grow."""
     times = [
-        ChipCluster(TPU, chips).sum_seconds("torus_2d", 100e6) for chips in (16, 64, 256, 1024)
+        ChipCluster(TPU, chips).all_reduce_seconds("torus_2d", 100e6)
+        for chips in (16, 64, 256, 1024)
     ]
     assert max(times) < 1.3 * min(times)
     # Each chip sends nearly twice the tensor through four links.
     assert times[-1] == pytest.approx(200e6 / (4 * TPU.link), rel=0.2)
-    flat = ChipCluster(TPU, 1024).sum_seconds("flat", 100e6)
+    flat = ChipCluster(TPU, 1024).all_reduce_seconds("flat", 100e6)
     assert flat > 3 * times[-1]
 
 
 def test_hosts_share_their_network():
     """All of a host's chips carry a part across, or one of them the whole."""
     cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
-    whole = cluster.sum_seconds("hierarchical", 80e6)
-    parts = cluster.sum_seconds("torus_2d", 80e6)
-    ring = cluster.sum_seconds("flat", 80e6)
+    whole = cluster.all_reduce_seconds("hierarchical", 80e6)
+    parts = cluster.all_reduce_seconds("torus_2d", 80e6)
+    ring = cluster.all_reduce_seconds("flat", 80e6)
     across = 2 * 7 / 8 * 80e6 / 5e9
     assert parts == pytest.approx(across, rel=0.15)
     assert whole == pytest.approx(across + 4 * 7 / 8 * 80e6 / GPU.link, rel=0.05)
@@ -121,25 +124,25 @@ def test_hosts_share_their_network():
 def test_sums_of_exchanged_halves():
     """By this package's algorithms; XLA's and NCCL's own sums are the same in any type."""
     for own, name in ((ChipCluster(GPU, 64), "builtin"), (ChipCluster(TPU, 64), "torus_2d")):
-        assert own.sum_seconds(name, 1e6, exchange=True) == own.sum_seconds(name, 1e6)
+        assert own.all_reduce_seconds(name, 1e6, exchange=True) == own.all_reduce_seconds(name, 1e6)
     cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
     # Each of a host's 8 chips sends 56 of 64 parts out; then the sums go around once.
-    assert cluster.sum_cost("flat", exchange=True)(80e6) == pytest.approx(
+    assert cluster.all_reduce_cost("flat", exchange=True)(80e6) == pytest.approx(
         (8 * 56 / 64 + 63 / 64) * 80e6 / 5e9, rel=0.02
     )
     ring, exchanged = (
-        time_of(64, algorithm="hierarchical", gradient_bytes=2, exchange=exchange).sums
+        time_of(64, algorithm="hierarchical", gradient_bytes=2, exchange=exchange).all_reduce
         for exchange in (False, True)
     )
     assert exchanged < ring  # fewer steps, as many bytes
 
 
 def test_rows():
-    assert ChipCluster(TPU, 1024).rows == 32
-    assert ChipCluster(TPU, 512).rows in (16, 32)
-    assert ChipCluster(GPU, 64).rows == 8
-    assert ChipCluster(GPU, 6).rows == 6
-    assert ChipCluster(GPU, 12).rows == 4
+    assert ChipCluster(TPU, 1024).group_size == 32
+    assert ChipCluster(TPU, 512).group_size in (16, 32)
+    assert ChipCluster(GPU, 64).group_size == 8
+    assert ChipCluster(GPU, 6).group_size == 6
+    assert ChipCluster(GPU, 12).group_size == 4
     assert ChipCluster(GPU, 20).hosts == 3
     assert ChipCluster(TPU, 4).replicas == 8
 

@@ -8,7 +8,12 @@ import pytest
 import tf_keras as keras
 
 from imagenet_fast import UserError
-from imagenet_fast.cost_model.pipeline import BlockCost, held, simulate, stage_memory
+from imagenet_fast.cost_model.pipeline import (
+    BlockCost,
+    micro_batches_in_memory,
+    simulate,
+    stage_memory,
+)
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.orders import tasks
@@ -72,7 +77,7 @@ def test_stages_fit(seed):
         for _ in range(9)
     ]
     order = tasks("1f1b", 3, 4)
-    holds = held(order, "except_last")
+    holds = micro_batches_in_memory(order, "except_last")
 
     def most(balance):
         stages = stages_of(costs, balance)

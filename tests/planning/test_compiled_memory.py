@@ -56,7 +56,7 @@ def test_memory_of_a_tpu(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "hardware", "told"),
+    ("config", "hardware", "message"),
     [
         (CONFIG.replace(batch_size=1024), None, "a replica has 256 images, here 128"),
         (CONFIG, Hardware("h100", 8), "it is for v100, here for h100"),
@@ -70,8 +70,8 @@ def test_memory_of_a_tpu(tmp_path):
         (CONFIG.replace(ema_decay=0.9), None, "ema_decay, here 0.9, is not in it"),
     ],
 )
-def test_other_steps(tmp_path, config, hardware, told):
-    with pytest.raises(UserError, match=f"is of another step: {told}"):
+def test_other_steps(tmp_path, config, hardware, message):
+    with pytest.raises(UserError, match=f"is for another step: {message}"):
         read(tmp_path, config, hardware)
 
 
@@ -90,7 +90,7 @@ def test_another_number_of_classes(tmp_path):
     "changes", [{"packages": {}}, {"topology": {"name": "v100:1x8"}}, {"program": {"peak": "much"}}]
 )
 def test_damaged_files(tmp_path, changes):
-    with pytest.raises(UserError, match="not what imagenet-fast compile --output_dir writes"):
+    with pytest.raises(UserError, match="not a result of imagenet-fast compile --output_dir"):
         read(tmp_path, **changes)
 
 
@@ -98,10 +98,10 @@ def test_damaged_files(tmp_path, changes):
 def test_other_files(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(UserError, match="not what imagenet-fast compile --output_dir writes"):
+    with pytest.raises(UserError, match="not a result of imagenet-fast compile --output_dir"):
         read_compiled_memory(path, CONFIG, Hardware("v100", 8))
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(UserError, match="not what imagenet-fast compile"):
+    with pytest.raises(UserError, match="not a result of imagenet-fast compile"):
         read_compiled_memory(tmp_path / "none", CONFIG, Hardware("v100", 8))

@@ -67,7 +67,7 @@ def test_stages_fit(plan):
         plan_pipeline(CONFIG, limit=0.1 * most)
 
 
-def test_a_balance_that_does_not_fit_is_told(plan):
+def test_a_balance_that_does_not_fit_is_reported(plan):
     config = CONFIG.replace(pipeline_balance=plan.balance)
     assert "DOES NOT FIT" in plan_pipeline(config, limit=1000.0).table()
 
@@ -77,7 +77,7 @@ def test_seconds_of_this_machine(plan):
     own = plan_pipeline(CONFIG, "measured")
     assert "CPU:0" in own.device
     assert 0 < own.simulation.seconds < 60
-    assert "s an image forward and backward, measured on" in own.table()
+    assert "s per image forward and backward, measured on" in own.table()
     assert [(c.name, c.activation_bytes) for c in own.costs] == [
         (c.name, c.activation_bytes) for c in plan.costs
     ]
@@ -101,10 +101,10 @@ def test_table():
     lines = made_up().table().splitlines()
     assert "batch       64 images of 16 px in 32 micro-batches of 2" in lines
     # For two images.
-    assert "costs       6000 GFLOPs an image forward and backward, counted" in lines
+    assert "costs       6000 GFLOPs per image forward and backward, counted" in lines
     assert "balance     --pipeline_balance=1,1,1,1" in lines
-    assert "busiest     stage 0, 91.4% of the time; the least: stage 0, 91.4%" in lines
-    assert any(re.match(r"bubble +8\.6% .*; 8\.6% if stages were equal", line) for line in lines)
+    assert "busiest     stage 0, 91.4% of the time; least busy: stage 0, 91.4%" in lines
+    assert any(re.match(r"bubble +8\.6% .*; 8\.6% with equal stages", line) for line in lines)
     assert any(line.startswith("speed-up    3.66 over one device") for line in lines)
     # weights and others, gradients, slots; 32 inputs; activations of 32.
     (row,) = (line.split() for line in lines if line.strip().startswith("2 "))
@@ -136,20 +136,20 @@ def texts(svg):
 
 def test_picture(plan):
     svg = plan.picture()
-    told = texts(svg)
-    assert {"stage", "0", "1", "2", "time; one device would need 1"} <= set(told)
-    assert {"forward", "recompute", "backward"} <= set(told)
-    assert any(own.startswith("resnet8, batch 32 in 4, unrolled") for own in told)
+    labels = texts(svg)
+    assert {"stage", "0", "1", "2", "time; one device would need 1"} <= set(labels)
+    assert {"forward", "recompute", "backward"} <= set(labels)
+    assert any(own.startswith("resnet8, batch 32 in 4, unrolled") for own in labels)
     assert plan.picture() == svg
 
 
 def test_picture_of_what_is_not_computed_twice():
     order = [(0, 0, False), (0, 0, True)]
     svg = gantt(simulate(order, [1.0], [2.0], rematerialize="never"), "one stage", "hours", 10)
-    told = texts(svg)
-    assert {"one stage", "hours", "forward", "backward", "30"} <= set(told)
-    assert "recompute" not in told
-    assert "#0000a" not in svg  # colors that stand for others
+    labels = texts(svg)
+    assert {"one stage", "hours", "forward", "backward", "30"} <= set(labels)
+    assert "recompute" not in labels
+    assert "#0000a" not in svg  # placeholder colors
 
 
 def test_limit_is_none_by_default():

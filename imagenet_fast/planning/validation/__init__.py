@@ -1,1 +1,1 @@
-"""Published times beside those that the cost model predicts."""
+"""Published training times and the cost model's predictions of them."""

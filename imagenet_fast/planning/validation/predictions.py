@@ -34,18 +34,18 @@ from imagenet_fast.planning.validation.published import (
     PublishedResult,
 )
 
-# Momentum alone.
+# Momentum only.
 _SLOTS = 1
-# An error above it is told with its reason.
-_TOO_MUCH = 0.25
+# Larger relative errors are listed with their reasons.
+_LARGE_ERROR = 0.25
 
 
 class Prediction(NamedTuple):
-    """What our model says of a published number.
+    """The cost model's prediction of a published number.
 
     Attributes:
-      row: the number.
-      value: in its unit.
+      row: the published number.
+      value: the prediction, in the same unit.
     """
 
     row: PublishedResult
@@ -53,20 +53,20 @@ class Prediction(NamedTuple):
 
     @property
     def error(self) -> float:
-        """By how much of the published number it is too much."""
+        """The relative error."""
         return self.value / self.row.value - 1
 
 
 class Cut(NamedTuple):
-    """Where gradients are cut into segments, and how long is waited for their sums.
+    """The published and the best segments of a run's gradients.
 
     Attributes:
       name: of the run.
-      published: after which gradients a new segment began.
-      best: what our model finds best of as many segments.
-      waited: seconds with the published ones, after the backward pass.
-      waited_best: with the best ones.
-      step: seconds of the step with the published ones.
+      published: the gradients after which a new segment began.
+      best: the same for the cost model's best segments, of the same number.
+      waited: seconds of all-reduce after the backward pass, with the published segments.
+      waited_best: the same with the best segments.
+      step: seconds of the step with the published segments.
     """
 
     name: str
@@ -79,23 +79,23 @@ class Cut(NamedTuple):
     def __str__(self) -> str:
         cuts = ["|".join(map(str, own)) for own in (self.published, self.best)]
         return (
-            f"{self.name}: published after {cuts[0]}, waits {1e3 * self.waited:.1f} ms; best after "
-            f"{cuts[1]}, {1e3 * self.waited_best:.1f} ms: "
+            f"{self.name}: published after {cuts[0]}, {1e3 * self.waited:.1f} ms exposed; best "
+            f"after {cuts[1]}, {1e3 * self.waited_best:.1f} ms: "
             f"{(self.waited - self.waited_best) / self.step:.2%} of the step's "
-            f"{1e3 * self.step:.0f} ms are lost"
+            f"{1e3 * self.step:.0f} ms"
         )
 
 
 class Scaling(NamedTuple):
-    """How a run scales, and would with less done for its sums.
+    """The scaling efficiency of a run with and without its communication optimizations.
 
     Attributes:
       name: of the run.
-      published: images a second of each chip, to those of one that trains alone.
-      predicted: the same by our model.
-      flat: with one ring over all chips instead of hierarchical sums.
-      unfused: with a sum for each gradient instead of segments.
-      neither: without both.
+      published: throughput per chip, relative to one chip alone.
+      predicted: the cost model's prediction.
+      flat: with one ring over all chips instead of a hierarchical all-reduce.
+      unfused: with one all-reduce per gradient instead of segments.
+      neither: without both optimizations.
     """
 
     name: str
@@ -107,20 +107,20 @@ class Scaling(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.name}: published {self.published:.2f}, predicted {self.predicted:.3f}; in a "
-            f"flat ring {self.flat:.3f}, each gradient alone {self.unfused:.3f}, both "
+            f"{self.name}: published {self.published:.2f}, predicted {self.predicted:.3f}; flat "
+            f"ring {self.flat:.3f}, one all-reduce per gradient {self.unfused:.3f}, both "
             f"{self.neither:.3f}"
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Validation:
-    """What our model says of all published numbers.
+    """The predictions of all published numbers.
 
     Attributes:
-      predictions: of them.
-      cuts: of gradients, in runs that were published with theirs.
-      scalings: of those of them that were published with how they scale.
+      predictions: one for each number.
+      cuts: for runs with published segments.
+      scalings: for those of them with a published scaling.
     """
 
     predictions: tuple[Prediction, ...]
@@ -129,44 +129,44 @@ class Validation:
 
     @property
     def tested(self) -> list[Prediction]:
-        """Those to which no constant was fitted."""
+        """The predictions to which no constant was fitted."""
         return [own for own in self.predictions if not own.row.fits]
 
     @property
     def median_error(self) -> float:
-        """Of the size of the errors of those."""
+        """The median absolute relative error of tested predictions."""
         return statistics.median(abs(own.error) for own in self.tested)
 
     @property
     def missed(self) -> list[Prediction]:
-        """Those with too great an error."""
-        return [own for own in self.tested if abs(own.error) > _TOO_MUCH]
+        """Tested predictions with a large error."""
+        return [own for own in self.tested if abs(own.error) > _LARGE_ERROR]
 
     def table(self) -> str:
-        """Returns all of it as text."""
+        """Returns the validation as text."""
         width = max(len(own.row.name) for own in self.predictions)
         lines = []
         for source, group in itertools.groupby(self.predictions, lambda own: own.row.source):
             lines += [source, *(f"  {_line(own, width)}" for own in group), ""]
         lines += [
-            f"{len(self.tested)} numbers to which nothing was fitted: median error "
-            f"{self.median_error:.1%}, {len(self.missed)} over {_TOO_MUCH:.0%}:",
+            f"{len(self.tested)} numbers that no constant was fitted to: median error "
+            f"{self.median_error:.1%}, {len(self.missed)} over {_LARGE_ERROR:.0%}:",
             *(f"  {own.row.name} ({own.error:+.0%}): {own.row.why}" for own in self.missed),
             "",
             "segments of gradients",
             *(f"  {own}" for own in self.cuts),
             "",
-            "scaling with less done for sums",
+            "scaling without communication optimizations",
             *(f"  {own}" for own in self.scalings),
             "",
-            f"constants, each fitted to the rows marked so; of the memory's bandwidth, all reach "
-            f"{next(iter(STACKS.values())).memory:.0%}",
+            "constants, fitted to the rows marked so; all stacks reach "
+            f"{next(iter(STACKS.values())).memory:.0%} of memory bandwidth",
         ]
         lines += [f"  {name:25} {_constants(own)}" for name, own in STACKS.items()]
         return "\n".join(lines)
 
     def files(self) -> dict[str, str]:
-        """Returns the text of each file to keep, by its name."""
+        """Returns the contents of the files to write, by name."""
         return {
             "validation.txt": self.table() + "\n",
             "validation.json": self.json(),
@@ -174,7 +174,7 @@ class Validation:
         }
 
     def json(self) -> str:
-        """Returns all of it for machines."""
+        """Returns the validation as JSON."""
         rows = [
             {
                 "name": own.row.name,
@@ -202,7 +202,7 @@ class Validation:
         return json.dumps(values, indent=2) + "\n"
 
     def picture(self) -> str:
-        """Returns the ratios of predicted to published as SVG."""
+        """Returns a plot of the ratios of predicted to published numbers as SVG."""
         with matplotlib.style.context(FILE_STYLE):
             figure = Figure(figsize=(8.0, 0.6 + 0.17 * len(self.predictions)), layout="constrained")
             axes = figure.add_subplot()
@@ -210,50 +210,50 @@ class Validation:
                 kind = "muted" if own.row.fits else "validation"
                 axes.plot(1 + own.error, place, "o", color=SENTINELS[kind], ms=4)
             axes.axvline(1, color=SENTINELS["muted"], lw=0.9)
-            axes.axvspan(1 - _TOO_MUCH, 1 + _TOO_MUCH, color=SENTINELS["grid"], alpha=0.5)
+            axes.axvspan(1 - _LARGE_ERROR, 1 + _LARGE_ERROR, color=SENTINELS["grid"], alpha=0.5)
             names = [own.row.name for own in reversed(self.predictions)]
             axes.set_yticks(range(len(names)), names, fontsize=7)
             axes.set_ylim(-0.7, len(names) - 0.3)
-            axes.set_xlabel("predicted to published; grey: what a constant was fitted to")
+            axes.set_xlabel("predicted / published; grey: a constant was fitted to it")
             return svg(figure)
 
 
-def _line(own: Prediction, width: int) -> str:
-    row = own.row
-    told = "fitted" if row.fits else f"{own.error:+.1%}"
-    return f"{row.name:{width}} {row.value:>12,.5g} {own.value:>12,.5g} {row.unit:9} {told:>7}"
+def _line(prediction: Prediction, width: int) -> str:
+    row, value = prediction
+    error = "fitted" if row.fits else f"{prediction.error:+.1%}"
+    return f"{row.name:{width}} {row.value:>12,.5g} {value:>12,.5g} {row.unit:9} {error:>7}"
 
 
-def _constants(own: Efficiency) -> str:
-    rows = f", half of it with {own.half_rows:,.0f} rows" if own.half_rows else ""
-    fused = "; fused" if own.fuses else ""
-    return f"{own.matrix:.1%} of the peak in matrices{rows}{fused}"
+def _constants(stack: Efficiency) -> str:
+    rows = f", half of that with {stack.half_rows:,.0f} rows" if stack.half_rows else ""
+    fused = "; fused" if stack.fuses else ""
+    return f"{stack.matrix:.1%} of peak in matrix operations{rows}{fused}"
 
 
 def validate(
     rows: Sequence[PublishedResult] = ROWS, stacks: Mapping[str, Efficiency] = STACKS
 ) -> Validation:
-    """Returns the predictions of published numbers.
+    """Predicts published numbers.
 
     Args:
-      rows: which.
-      stacks: the constants of each software.
+      rows: the published numbers.
+      stacks: the constants of each software stack.
     """
-    found = []
+    predictions = []
     for row in tqdm(rows, "predicting", unit=" rows", dynamic_ncols=True, disable=None):
-        own, to = (
+        speed, to = (
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
-        found.append(Prediction(row, row.told(own, to)))
-    segmented = [own for own in found if _has_segments(own.row)]
-    # Segments were published of 1,024 GPUs.
-    cuts = [
-        cut_of(own.row, stacks[own.row.stack]) for own in segmented if own.row.run.chips == 1024
-    ]
+        predictions.append(Prediction(row, row.in_unit(speed, to)))
+    segmented = [prediction for prediction in predictions if _has_segments(prediction.row)]
+    # The published segments are those of 1,024 GPUs.
+    cuts = [cut_of(row, stacks[row.stack]) for row, _ in segmented if row.run.chips == 1024]
     scalings = [
-        scaling_of(own, stacks[own.row.stack]) for own in segmented if own.row.unit == "scaling"
+        scaling_of(prediction, stacks[prediction.row.stack])
+        for prediction in segmented
+        if prediction.row.unit == "scaling"
     ]
-    return Validation(tuple(found), tuple(cuts), tuple(scalings))
+    return Validation(tuple(predictions), tuple(cuts), tuple(scalings))
 
 
 def _has_segments(row: PublishedResult) -> bool:
@@ -261,29 +261,28 @@ def _has_segments(row: PublishedResult) -> bool:
 
 
 def cut_of(row: PublishedResult, efficiency: Efficiency) -> Cut:
-    """Returns how good a run's segments of gradients are.
+    """Compares a run's segments of gradients with the best ones.
 
     Args:
-      row: of the run.
+      row: with the run.
       efficiency: of its software.
     """
     run = row.run
     assert isinstance(run, DataParallel) and run.segments
     cluster, step = _cluster(run), _counted(_key(run.network), _images(run))
     published = _step_time(run, efficiency)
-    sizes = [run.gradient_bytes * own.elements for own in step.gradients]
-    count = len(run.segments) + 1
-    known, cost = published.compute.known, cluster.sum_cost(run.all_reduce)
-    best = best_segments(known, sizes, cost, count)
-    found = _step_time(dataclasses.replace(run, segments=best), efficiency)
-    return Cut(row.name, run.segments, best, published.exposed, found.exposed, published.total)
+    sizes = [run.gradient_bytes * gradient.elements for gradient in step.gradients]
+    ready, cost = published.compute.gradients_ready, cluster.all_reduce_cost(run.all_reduce)
+    best = best_segments(ready, sizes, cost, len(run.segments) + 1)
+    exposed = _step_time(dataclasses.replace(run, segments=best), efficiency).exposed
+    return Cut(row.name, run.segments, best, published.exposed, exposed, published.total)
 
 
 def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
-    """Returns how a run would scale with less done for its sums.
+    """Predicts a run's scaling without its communication optimizations.
 
     Args:
-      prediction: of how it scales.
+      prediction: of its scaling with them.
       efficiency: of its software.
     """
     row = prediction.row
@@ -294,7 +293,7 @@ def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
     alone = tuple(range(1, gradients))
 
     def scaled(**changes: Any) -> float:
-        return row.told(images_per_second(dataclasses.replace(run, **changes), efficiency), to)
+        return row.in_unit(images_per_second(dataclasses.replace(run, **changes), efficiency), to)
 
     return Scaling(
         name=row.name,
@@ -307,38 +306,37 @@ def scaling_of(prediction: Prediction, efficiency: Efficiency) -> Scaling:
 
 
 def fitted(stack: str, rows: Sequence[PublishedResult] = ROWS) -> Efficiency:
-    """Returns a software's constants with which its rows that say so are met.
+    """Fits a software stack's constants to its rows with ``fits``.
 
-    The fraction of the peak that matrix operations reach is fitted to the first of them, and the
-    rows with which they reach half of that to the second, if there are two.
+    ``matrix`` is fitted to the first of these rows, and ``half_rows`` to the second, if there is
+    one.
 
     Args:
-      stack: its name.
-      rows: among which its own are.
+      stack: a key of ``STACKS``.
+      rows: the published numbers, of any stack.
     """
     first, *second = [own for own in rows if own.stack == stack and own.fits]
     start = dataclasses.replace(STACKS[stack], half_rows=0.0)
 
     def with_half_rows(half_rows: float) -> Efficiency:
-        own = dataclasses.replace(start, half_rows=half_rows)
-
         def too_slow(matrix: float) -> bool:
-            found = dataclasses.replace(own, matrix=matrix)
-            return images_per_second(first.run, found) < first.images_per_second
+            efficiency = dataclasses.replace(start, half_rows=half_rows, matrix=matrix)
+            return images_per_second(first.run, efficiency) < first.images_per_second
 
-        return dataclasses.replace(own, matrix=_bisected(too_slow, 0.01, 3.0))
+        matrix = _bisect(too_slow, 0.01, 3.0)
+        return dataclasses.replace(start, half_rows=half_rows, matrix=matrix)
 
     if not second:
         return with_half_rows(STACKS[stack].half_rows)
 
     def too_fast(half_rows: float) -> bool:
-        found = images_per_second(second[0].run, with_half_rows(half_rows))
-        return found > second[0].images_per_second
+        speed = images_per_second(second[0].run, with_half_rows(half_rows))
+        return speed > second[0].images_per_second
 
-    return with_half_rows(_bisected(too_fast, 0.0, 1e5))
+    return with_half_rows(_bisect(too_fast, 0.0, 1e5))
 
 
-def _bisected(below: Callable[[float], bool], low: float, high: float) -> float:
+def _bisect(below: Callable[[float], bool], low: float, high: float) -> float:
     """Returns where ``below`` becomes false, to four digits."""
     while high - low > 1e-4 * high:
         middle = (low + high) / 2
@@ -347,14 +345,14 @@ def _bisected(below: Callable[[float], bool], low: float, high: float) -> float:
 
 
 def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> float:
-    """Returns the throughput of a run.
+    """Predicts the throughput of a run.
 
     Args:
-      run: of what, and where.
+      run: the configuration.
       efficiency: of its software.
     """
     if isinstance(run, Pipelined):
-        return _through_pipeline(run, efficiency)
+        return _pipeline_throughput(run, efficiency)
     return run.batch / _step_time(run, efficiency).total
 
 
@@ -379,8 +377,8 @@ def _step_time(run: DataParallel, efficiency: Efficiency) -> StepTime:
     )
 
 
-def _through_pipeline(run: Pipelined, efficiency: Efficiency) -> float:
-    """The throughput of one pipeline, whose stages send each other what a link takes."""
+def _pipeline_throughput(run: Pipelined, efficiency: Efficiency) -> float:
+    """Predicts the throughput of one pipeline, including the transfers between stages."""
     chip = accelerator(run.accelerator)
     counted = _counted_blocks(_key(run.network), run.batch // run.micro_batches)
     blocks = block_seconds(counted, _config(run.network).precision, chip, efficiency)
@@ -401,21 +399,21 @@ def _through_pipeline(run: Pipelined, efficiency: Efficiency) -> float:
 
 
 def by_cumulative_work(blocks: Sequence[BlockCost], stages: int) -> list[int]:
-    """Returns the balance of lingvo's GPipe: a block's stage is where the work before it ends.
+    """Returns the balance of lingvo's GPipe, which assigns blocks by their cumulative work.
 
-    Its code gives block i to stage ``min(int(K * share), K - 1)``, of the fraction of the work that
-    is done after it.
+    Its code assigns a block to stage ``min(int(K * fraction), K - 1)``, where ``fraction`` is the
+    fraction of all work up to and including the block.
 
     Args:
-      blocks: with their costs.
-      stages: how many.
+      blocks: the costs of each.
+      stages: their number, K.
     """
-    whole = sum(own.work for own in blocks)
+    total = sum(block.work for block in blocks)
     counts = [0] * stages
     done = 0.0
-    for own in blocks:
-        done += own.work
-        counts[min(int(stages * done / whole), stages - 1)] += 1
+    for block in blocks:
+        done += block.work
+        counts[min(int(stages * done / total), stages - 1)] += 1
     return counts
 
 

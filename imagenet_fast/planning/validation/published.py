@@ -1,4 +1,4 @@
-"""Published training times as data, and the constants of the cost model that fit some of them."""
+"""Published training times, and the cost model's constants, which are fitted to some of them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ Options = Mapping[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class DataParallel:
-    """A run in which each replica trains the whole network.
+    """A data-parallel run.
 
     Attributes:
-      network: options of ``Config`` that say which, and in which precision.
+      network: options of ``Config`` for the model and its precision.
       accelerator: the kind of chip.
-      chips: how many.
+      chips: their number.
       batch: images of all replicas together in a step.
-      all_reduce: by which algorithm gradients are summed.
-      gradient_bytes: in which each of their numbers travels.
-      segments: after which gradients a new sum begins; None: where our model finds it best.
-      batch_norm_batch: images whose statistics batch norm takes; 0: those of a replica.
-      network_gbits: bits a second of a host's network, in 10^9.
+      all_reduce: algorithm of the gradient all-reduce.
+      gradient_bytes: of each gradient value on the wire.
+      segments: the gradients after which a new all-reduce begins; None: the best ones by the cost
+        model.
+      batch_norm_batch: images that share batch-norm statistics; 0: those of a replica.
+      network_gbits: bandwidth of a host's network in Gbit/s.
     """
 
     network: Options
@@ -46,17 +47,17 @@ class DataParallel:
 
 @dataclasses.dataclass(frozen=True)
 class Pipelined:
-    """A run in which each chip has a stage of the network.
+    """A pipeline with one stage on each chip.
 
     Attributes:
-      network: as of :class:`DataParallel`.
+      network: see :class:`DataParallel`.
       accelerator: the kind of chip.
       batch: images in a step.
-      micro_batches: into which it is cut.
-      stages: how many there are.
-      balance: blocks of each stage, of which the last one has all that are left, too; empty: as
-        lingvo cuts.
-      rematerialize: whose activations are computed once more.
+      micro_batches: into which the batch is split.
+      stages: their number.
+      balance: blocks in each stage; the last stage also gets all remaining ones. Empty: lingvo's
+        balance.
+      rematerialize: micro-batches whose activations are recomputed.
     """
 
     network: Options
@@ -69,7 +70,7 @@ class Pipelined:
 
     @property
     def chips(self) -> int:
-        """How many there are."""
+        """The number of chips."""
         return self.stages
 
 
@@ -78,18 +79,18 @@ class PublishedResult:
     """A published number.
 
     Attributes:
-      name: of what it is.
-      source: who published it, and where it was read.
-      stack: the name of the software, whose constants are in ``STACKS``.
-      run: what was run.
+      name: describes the run.
+      source: who published it, and where.
+      stack: the software, a key of ``STACKS``.
+      run: the configuration.
       value: the number.
       unit: ``"images/s"``; ``"hours"``, ``"minutes"`` or ``"seconds"`` for ``epochs``; ``"times"``:
-        images/s to those of the run ``to``; ``"scaling"``: the same, for each chip.
+        the throughput relative to the run ``to``; ``"scaling"``: the same per chip.
       epochs: of the run.
       examples: in an epoch.
-      to: another run.
-      fits: whether constants of the stack were fitted to it.
-      why: what our model does not know of it, where it misses it.
+      to: the run that the number is relative to.
+      fits: whether the stack's constants were fitted to it.
+      why: why the model's prediction is wrong, where it is.
     """
 
     name: str
@@ -106,17 +107,17 @@ class PublishedResult:
 
     @property
     def images_per_second(self) -> float:
-        """What was published, as a throughput; not of rows relative to others."""
+        """The published throughput; not for rows that are relative to others."""
         if self.unit == "images/s":
             return self.value
         return self.epochs * self.examples / (self.value * _SECONDS[self.unit])
 
-    def told(self, images_per_second: float, to: float = 1.0) -> float:
-        """Returns what a throughput comes to in the row's unit.
+    def in_unit(self, images_per_second: float, to: float = 1.0) -> float:
+        """Converts a throughput into the row's unit.
 
         Args:
           images_per_second: of the run.
-          to: of the run that it is relative to.
+          to: images/s of the run that the number is relative to.
         """
         if self.unit == "images/s":
             return images_per_second
@@ -128,13 +129,13 @@ class PublishedResult:
         return self.epochs * self.examples / images_per_second / _SECONDS[self.unit]
 
 
-# Shares and seconds that are not fitted: of the memory's bandwidth, and to launch an operation.
+# Not fitted: the achieved fraction of memory bandwidth, and the seconds to launch an operation.
 _MEMORY = 0.8
 _LAUNCH = 5e-6
 
 
 def _eager(matrix: float, half_rows: float = 0.0) -> Efficiency:
-    """Software that runs each operation on its own."""
+    """Software that runs each operation separately."""
     return Efficiency(matrix, half_rows, _MEMORY, fuses=False, launch_seconds=_LAUNCH)
 
 
@@ -143,8 +144,8 @@ def _fused(matrix: float, half_rows: float = 0.0) -> Efficiency:
     return Efficiency(matrix, half_rows, _MEMORY, fuses=True, launch_seconds=0.0)
 
 
-# By the name of a software: its constants. The first one is fitted to the first row that says so,
-# the second to the second, if there are two.
+# The constants of each software stack: ``matrix`` is fitted to the stack's first row with ``fits``,
+# ``half_rows`` to its second, if there is one.
 STACKS: Mapping[str, Efficiency] = MappingProxyType(
     {
         "Caffe2, P100": _eager(0.3837),
@@ -373,7 +374,7 @@ _TORCHGPIPE_ROWS = (
 )
 
 
-# By stages and micro-batches. The paper gives none; these are torchgpipe's.
+# By stages and micro-batches. The paper does not give batch sizes; these are torchgpipe's.
 _BATCHES = {
     **{(2, 1): 96, (2, 4): 256, (2, 32): 1280},
     **{(4, 1): 160, (4, 4): 360, (4, 32): 1152},
@@ -398,7 +399,7 @@ _GPIPE_ROWS = tuple(
         "times",
         to=_on_tpus(2, 1),
         why=(
-            f"the paper does not give the batch; torchgpipe, of which ours is, found {reproduced}"
+            f"the paper does not give the batch; we use torchgpipe's, which got {reproduced}"
             if (reproduced := _REPRODUCED.get((stages, micro_batches)))
             else ""
         ),
@@ -509,7 +510,7 @@ ROWS: tuple[PublishedResult, ...] = (
     *_PAGE_ROWS,
 )
 
-# By accelerator, and precision where there are two: the software whose constants are nearest.
+# The most similar software stack by accelerator, and by precision where there are two.
 _NEAREST = {
     "p100": "TensorFlow 2017, P100",
     "v100": "MXNet, V100, float16",
@@ -522,11 +523,11 @@ _NEAREST = {
 
 
 def stack_for(accelerator: str, precision: str) -> str:
-    """Returns the name of the software in ``STACKS`` by which runs are planned.
+    """Returns the software stack, a key of ``STACKS``, that plans assume.
 
     Args:
       accelerator: the kind of chip.
-      precision: the policy of mixed precision.
+      precision: the precision policy.
     """
-    one_of_two = f"{accelerator} {precision}"
-    return _NEAREST.get(one_of_two) or _NEAREST.get(accelerator, "TensorFlow, TPU")
+    with_precision = f"{accelerator} {precision}"
+    return _NEAREST.get(with_precision) or _NEAREST.get(accelerator, "TensorFlow, TPU")

@@ -79,11 +79,11 @@ def test_published_segments_of_alexnet():
     assert cut.published == (20,)
     assert len(cut.best) == 1
     assert 0 <= cut.waited - cut.waited_best < 0.02 * cut.step
-    assert "published after 20, waits" in str(cut)
+    assert "published after 20, " in str(cut)
 
 
 def test_less_done_for_sums():
-    """Without fusion each of 26 sums waits for its own latency, and in a flat ring for 2,046."""
+    """Without fusion each of 26 sums waits for its own latency, and flat ring for 2,046."""
     (row,) = (own for own in ROWS if own.name.startswith("AlexNet"))
     alone = dataclasses.replace(row.run, chips=1, batch=row.run.batch // 1024)
     scaled = dataclasses.replace(row, unit="scaling", value=0.9, to=alone)
@@ -91,7 +91,7 @@ def test_less_done_for_sums():
     assert own.predicted == prediction.value
     assert own.neither < own.unfused < own.predicted < 1
     assert own.neither < own.flat < own.predicted
-    assert "in a flat ring" in str(own)
+    assert "flat ring" in str(own)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_less_done_for_sums():
 )
 def test_units(unit, expected):
     row = PublishedResult("a", "b", "c", RUN, 1.0, unit, 2, 1000, dataclasses.replace(RUN, chips=4))
-    assert row.told(200.0, 400.0) == pytest.approx(expected)
+    assert row.in_unit(200.0, 400.0) == pytest.approx(expected)
 
 
 def test_table_and_files():
@@ -111,7 +111,7 @@ def test_table_and_files():
     assert found.median_error == pytest.approx((0.05 + 0.4) / 2)
     assert [own.row.name for own in found.missed] == ["two"]
     table = found.table()
-    assert "2 numbers to which nothing was fitted: median error 22.5%, 1 over 25%:" in table
+    assert "2 numbers that no constant was fitted to: median error 22.5%, 1 over 25%:" in table
     assert "two (-40%): nobody knows" in table
     files = found.files()
     assert files["validation.txt"] == table + "\n"
