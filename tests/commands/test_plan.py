@@ -344,7 +344,7 @@ def test_runs_beside_each_other(capsys, tmp_path):
         (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
         (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
         (["--compare=chips=1,two"], "compare: chips=two is no number"),
-        (["--network_gbits=0"], "a network of 0 Gbit/s"),
+        (["--network_gbits=0"], "the network has 0 Gbit/s"),
         (["--host_images=-1"], "host_images is -1, but must not be negative"),
         (["--compare=chips"], "give values, as in --compare=chips=1,2"),
         (["--jitter=-1"], "jitter is -1, but must not be negative"),
