@@ -334,7 +334,7 @@ class Cloud:
         finished = subprocess.run(
             ["bash", "-c", command],
             cwd=home,
-            env=_environment(home),
+            env=environment(home),
             stdin=subprocess.DEVNULL,
             check=False,
             start_new_session=True,
@@ -463,7 +463,8 @@ def _write_program(path: pathlib.Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def _environment(home: pathlib.Path) -> dict[str, str]:
+def environment(home: pathlib.Path) -> dict[str, str]:
+    """Returns the environment variables of a host's processes."""
     return {
         "HOME": str(home),
         "PATH": f"{home}/bin:/usr/local/bin:/usr/bin:/bin",

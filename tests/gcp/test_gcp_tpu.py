@@ -739,6 +739,31 @@ def test_training_that_fails_says_so(ready):
     assert "training on t1v-my-tpu-w-1" in ready.run("logs", "1", status=2)
 
 
+# An orphan becomes a zombie of this process, as in a container whose first process reaps nothing.
+WITHOUT_REAPER = """
+import ctypes, subprocess, sys
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+job = ["bash", "imagenet_fast/gcp/host/job.sh"]
+subprocess.run([*job, "start", "digits", "worker", "{}", "--", "train"], check=True)
+sys.exit(subprocess.run([*job, "follow", "digits"], timeout=20).returncode)
+"""
+
+
+def test_following_the_log_ends_although_the_job_is_a_zombie(ready):
+    home = ready.cloud.host("my-tpu", 0)
+    finished = subprocess.run(
+        [sys.executable, "-c", WITHOUT_REAPER],
+        cwd=home,
+        env=fake_gcloud.environment(home),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "training on t1v-my-tpu-w-0" in finished.stdout
+
+
 def test_fetch_from_the_bucket(ready):
     folder = ready.cloud.folder / "buckets/my-bucket/runs/mine"
     folder.mkdir(parents=True)
