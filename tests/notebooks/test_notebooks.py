@@ -1,3 +1,5 @@
+"""The notebooks: cleared outputs, working links, and the results that their text describes."""
+
 import ast
 import dataclasses
 import functools
@@ -34,7 +36,7 @@ def execute(name):
     notebook = read(name)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    # Users have not set it.
+    # Users do not set it.
     environment.pop("TF_USE_LEGACY_KERAS", None)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(FOLDER)}})
     client.execute(env=environment)
@@ -45,7 +47,7 @@ def outputs(name):
     return [output for cell in code_cells(execute(name)) for output in cell.outputs]
 
 
-def told(name, stream="stdout"):
+def printed(name, stream="stdout"):
     return "".join(output.text for output in outputs(name) if output.get("name") == stream)
 
 
@@ -61,15 +63,15 @@ def test_outputs_are_cleared(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_links_lead_somewhere(name):
+def test_links_resolve(name):
     text = "\n".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
     links = re.findall(r"\]\(([^)]+)\)", text)
     assert [link for link in links if not (FOLDER / link).exists()] == []
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_what_it_imports_and_configures_exists(name):
-    """The long tests run the whole."""
+def test_its_imports_and_options_exist(name):
+    """In the default run; the long tests execute the notebooks."""
     options = {field.name for field in dataclasses.fields(Config)}
     imported = []
     for cell in code_cells(read(name)):
@@ -93,43 +95,43 @@ def test_it_runs_and_leaves_nothing_behind(name):
 
 @pytest.mark.long
 def test_the_quickstart_learns_and_shows_it():
-    accuracies = re.findall(r"val_top1: (\S+)", told("quickstart"))
+    accuracies = re.findall(r"val_top1: (\S+)", printed("quickstart"))
     assert len(accuracies) == 12
     assert float(accuracies[-1]) > 0.95
     assert pictures("quickstart") == 2
 
 
 @pytest.mark.long
-def test_large_batches_need_the_scaled_rate_and_warmup():
-    found = re.findall(r"^(.+?) +val_top1: (\S+)$", told("large_batch"), re.MULTILINE)
+def test_large_batches_need_the_scaled_learning_rate_and_warmup():
+    found = re.findall(r"^(.+?) +val_top1: (\S+)$", printed("large_batch"), re.MULTILINE)
     accuracies = {name: float(accuracy) for name, accuracy in found}
     small, unscaled, unwarmed, warmed, lars = accuracies.values()
     assert small > 0.95
     assert warmed > max(unscaled, unwarmed) + 0.02
     assert lars > 0.3  # three times guessing
-    assert "batch 256: rate 0.8" in told("large_batch")
-    assert re.search(r"x 8 micro-batch\(es\) x \d+ images", told("large_batch"))
+    assert "batch 256: rate 0.8" in printed("large_batch")
+    assert re.search(r"x 8 micro-batch\(es\) x \d+ images", printed("large_batch"))
     assert pictures("large_batch") == 2
 
 
 @pytest.mark.long
-def test_images_of_ones_own_become_a_model_that_predicts():
-    text = told("own_images")
+def test_own_images_train_a_model_that_predicts():
+    text = printed("own_images")
     assert "{'train': 120, 'validation': 40}" in text
     assert "{'PNG': 54}" in text
     assert float(re.search(r"top-1 (\S+) of 40 images", text)[1]) > 0.8
-    answers = re.findall(r"^(\w+)/\d+\.(?:jpg|png): (\w+) \(", text, re.MULTILINE)
-    assert len(answers) == 5
-    assert sum(label == answer for label, answer in answers) >= 4
+    predictions = re.findall(r"^(\w+)/\d+\.(?:jpg|png): (\w+) \(", text, re.MULTILINE)
+    assert len(predictions) == 5
+    assert sum(label == predicted for label, predicted in predictions) >= 4
     assert pictures("own_images") == 1
 
 
 @pytest.mark.long
-def test_broken_images_of_ones_own_are_named():
-    text = told("own_images")
-    assert "broken.jpg: no answer: not a whole JPEG or PNG image" in text
-    assert "left out china/cut_off.jpg" in text
-    assert "left out flower/a_note.jpg" in text
+def test_own_images_that_are_broken_are_named():
+    text = printed("own_images")
+    assert "broken.jpg: error: not a whole JPEG or PNG image" in text
+    assert "skipped china/cut_off.jpg" in text
+    assert "skipped flower/a_note.jpg" in text
     assert "more than 1 images (max_bad_images)" in text
     assert re.search(r"palm: no image .* in it", text)
 
@@ -143,7 +145,7 @@ def test_tricks_have_their_published_seconds():
     found = re.findall(r'^    "(.+)": \((\d+), (\d+)\),$', cell.source, re.MULTILINE)
     published = {name: (int(epochs), int(seconds)) for name, epochs, seconds in found}
     steps = {step.name: (step.epochs, step.seconds) for step in bag_of_tricks.STEPS}
-    # The study has them apart; Page gives the seconds of both together.
+    # Separate in the study; Page gives the seconds of both together.
     steps["flip in evaluation, no cutout"] = steps.pop("no cutout")
     del steps["flip in evaluation"]
     assert published == steps
@@ -154,8 +156,8 @@ def test_tricks_have_their_published_seconds():
 
 
 @pytest.mark.long
-def test_tricks_do_what_is_said_of_them():
-    text = told("bag_of_tricks")
+def test_tricks_do_what_the_notebook_says():
+    text = printed("bag_of_tricks")
     differences = re.findall(r"^(conv_\w+): .+ by (\S+)$", text, re.MULTILINE)
     first, second, third = (float(difference) for _, difference in differences)
     assert first <= second < 1e-4 < 1e-2 < third
@@ -168,12 +170,12 @@ def test_tricks_do_what_is_said_of_them():
 
 @pytest.mark.long
 def test_tricks_train():
-    lines = re.findall(r"^(\w.*?) +top-1 (\d.+)$", told("bag_of_tricks"), re.MULTILINE)
+    lines = re.findall(r"^(\w.*?) +top-1 (\d.+)$", printed("bag_of_tricks"), re.MULTILINE)
     found = {name: numbers(line) for name, line in lines}
-    averaged, own = found["their average"], found["weights"]
-    # It still begins at the initial weights, and is then ahead of weights that jump around.
-    assert averaged[0] < own[0]
-    assert sum(averaged[2:]) > sum(own[2:])
+    averaged, current = found["their average"], found["weights"]
+    # The average starts at the initial weights, and is then better than weights that jump around.
+    assert averaged[0] < current[0]
+    assert sum(averaged[2:]) > sum(current[2:])
     assert found["both"] == found["all tricks"][-1:]
     assert min(found["image"] + found["mirror image"]) > 0.8
     assert found["all tricks"][-1] > 0.9
@@ -181,8 +183,8 @@ def test_tricks_train():
 
 
 @pytest.mark.long
-def test_all_recipes_are_told_of():
-    text = told("recipes")
+def test_all_recipes_are_listed():
+    text = printed("recipes")
     for path in (ROOT / "flags").glob("*.flags"):
         batch = Config.from_flagfile(path).batch_size
         assert re.search(rf"^{path.stem} +\w+ +{batch} ", text, re.MULTILINE)
@@ -201,19 +203,19 @@ def test_accuracies_of_recipes_are_those_of_the_readme():
 
 
 @pytest.mark.long
-def test_fine_tuning_beats_starting_from_nothing():
-    found = re.findall(r"^top-1 (\S+) after", told("fine_tuning"), re.MULTILINE)
+def test_fine_tuning_beats_training_from_scratch():
+    found = re.findall(r"^top-1 (\S+) after", printed("fine_tuning"), re.MULTILINE)
     old, scratch, head, all_layers, last_layers = map(float, found)
     assert old > 0.9
     assert head > 0.6
     assert min(all_layers, last_layers) > scratch + 0.03
     assert all_layers > head + 0.03
-    assert "130 of 75,250 parameters were trained" in told("fine_tuning")
+    assert "130 of 75,250 parameters were trained" in printed("fine_tuning")
     assert pictures("fine_tuning") == 2
 
 
 @pytest.mark.long
-def test_fine_tuning_says_what_becomes_of_the_last_layer():
-    lines = re.findall(r"weights begin as those of .+", told("fine_tuning", "stderr"))
+def test_fine_tuning_reports_whether_the_head_is_kept():
+    lines = re.findall(r"weights begin as those of .+", printed("fine_tuning", "stderr"))
     kept = [", with the last layer" in line for line in lines]
     assert kept == [False, True, False]
