@@ -1,6 +1,6 @@
-"""How Sphinx builds the site; ``tools/docs.sh`` runs it.
+"""Sphinx configuration; ``tools/docs.sh`` builds the site.
 
-The pages' root is the repository's, so that relative links mean the same here and on GitHub.
+The source directory is the repository, so that relative links work both here and on GitHub.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ extensions = [
 ]
 
 myst_heading_anchors = 3
-smartquotes_action = "D"  # dashes; quotes stay as they are
+smartquotes_action = "D"  # dashes only
 
 autodoc_default_options = {"members": True}
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True  # os.environ is one
 napoleon_use_ivar = True
-napoleon_use_rtype = False  # the signature has it
+napoleon_use_rtype = False  # it is in the signature
 python_maximum_signature_line_length = 88
 
 nitpick_ignore_regex = [
-    # Names of other projects, whose pages are not here.
+    # Names of other projects.
     (
         r"py:.*",
         r"(collections|contextlib|keras|np|numpy|os|pathlib|subprocess|tensorflow|tf|tf_keras)\..*",
@@ -51,7 +51,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),
     (r"py:class", r"imagenet_fast\..*\._\w+"),  # type variables
-    # Of these a user sees what Source says.
+    # Private classes; users see Source.
     (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),
 ]
 

@@ -1,4 +1,4 @@
-"""The picture of the imports between the package's folders, drawn from the code."""
+"""Sphinx extension: a table of the imports between the package's folders, drawn from the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    import tomli as tomllib  # which Sphinx needs there
+    import tomli as tomllib  # a dependency of Sphinx there
 
 from imagenet_fast.base.plotting import COLORS, PLOT_STYLE, svg
 
@@ -25,7 +25,7 @@ _MARK = "<!-- imports -->"
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Has the page changed when it is read."""
+    """Connects the extension to Sphinx."""
     app.connect("source-read", _write_picture)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -33,7 +33,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
 def _write_picture(app: Sphinx, page: str, source: list[str]) -> None:
     if _MARK in source[0]:
         picture = svg(draw(layers(), count_imports()))
-        # Matplotlib's comments repeat the labels, which are marks of other parts.
+        # Matplotlib's comments repeat the labels, which are marks of from_code.py.
         picture = re.sub(r"<!--.*?-->", "", picture)
         source[0] = source[0].replace(
             _MARK, f"```{{raw}} html\n{picture[picture.index('<svg') :]}\n```"
@@ -41,13 +41,13 @@ def _write_picture(app: Sphinx, page: str, source: list[str]) -> None:
 
 
 def layers() -> list[str]:
-    """Returns the folders from the top down, as import-linter's contract has them."""
+    """Returns the folders from the top down, from import-linter's contract."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     return project["tool"]["importlinter"]["contracts"][0]["layers"]
 
 
 def count_imports() -> collections.Counter[tuple[str, str]]:
-    """Returns how many modules of a folder import something of another, by (folder, other)."""
+    """Returns how many modules of a folder import from another one, by (folder, other)."""
     package = _ROOT / _PACKAGE
     pairs = set()
     for path in package.rglob("*.py"):
@@ -59,7 +59,7 @@ def count_imports() -> collections.Counter[tuple[str, str]]:
 
 
 def draw(names: list[str], counts: collections.Counter[tuple[str, str]]) -> Figure:
-    """Returns a table: a row for each folder, with the modules of it that import each other one."""
+    """Returns a table of how many modules of a row's folder import from a column's."""
     with matplotlib.style.context(PLOT_STYLE):
         figure = Figure(figsize=(7.6, 5.6), layout="constrained")
         axes = figure.add_subplot()
@@ -82,7 +82,7 @@ def draw(names: list[str], counts: collections.Counter[tuple[str, str]]) -> Figu
         axes.xaxis.tick_top()
         axes.set_xlim(-0.6, len(names) - 0.4)
         axes.set_ylim(len(names) - 0.4, -0.6)
-        axes.set_title("modules of a row's folder that import a column's")
+        axes.set_title("modules in the row's folder that import from the column's")
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
     return figure

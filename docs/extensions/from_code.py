@@ -1,4 +1,4 @@
-"""Parts of pages that are written from the package itself: its flags, commands and recipes."""
+"""Sphinx extension: the flags, commands and recipes, generated from the package."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _VALUES = {int: "INTEGER", float: "NUMBER", str: "TEXT", Duration: "DURATION"}
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Has pages changed when they are read."""
+    """Connects the extension to Sphinx."""
     app.connect("source-read", _write_parts)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
 def _write_parts(app: Sphinx, page: str, source: list[str]) -> None:
-    """Puts a part in the place of its mark, which is all that GitHub has there."""
+    """Replaces the marks in a page by the generated parts."""
     for mark, part in (("flags", flags), ("commands", command_help), ("recipes", recipes)):
         if f"<!-- {mark} -->" in source[0]:
             source[0] = source[0].replace(f"<!-- {mark} -->", part())
@@ -40,18 +40,20 @@ def flags() -> str:
     fields = {field.name: field for field in dataclasses.fields(Config)}
     for name in option_names():
         groups.setdefault(fields[name].metadata["group"], []).append(_flag(fields[name]))
-    return "\n".join(f"## {name.capitalize()}\n\n{''.join(own)}" for name, own in groups.items())
+    return "\n".join(
+        f"## {name.capitalize()}\n\n{''.join(entries)}" for name, entries in groups.items()
+    )
 
 
 def _flag(field: dataclasses.Field) -> str:
     kind = option_type(field.name)
     if kind is bool:
-        written = f"--{field.name}, --no{field.name}"
+        usage = f"--{field.name}, --no{field.name}"
     else:
-        written = f"--{field.name}={_value(kind, field.metadata['choices'])}"
+        usage = f"--{field.name}={_value(kind, field.metadata['choices'])}"
     default = option_text(field.default)
-    told = f" (default: `{default}`)" if default else ""
-    return f"```{{option}} {written}\n{field.metadata['help']}{told}\n```\n\n"
+    suffix = f" (default: `{default}`)" if default else ""
+    return f"```{{option}} {usage}\n{field.metadata['help']}{suffix}\n```\n\n"
 
 
 def _value(kind: Any, choices: tuple[str, ...]) -> str:
@@ -63,12 +65,12 @@ def _value(kind: Any, choices: tuple[str, ...]) -> str:
 
 
 def command_help() -> str:
-    """Returns what each command but ``train`` prints for ``--help``, in Markdown."""
+    """Returns the ``--help`` of each command but ``train``, in Markdown."""
     sections = []
     for name, text in commands.COMMANDS.items():
         sections.append(f"## {name}\n\n`imagenet-fast {name}`: {text}.\n")
         if name == "train":
-            sections.append("It takes all of [these flags](flags.md).\n")
+            sections.append("It takes all [flags](flags.md).\n")
             continue
         sections.append(_help(name))
         if name == "benchmark":
@@ -84,7 +86,7 @@ def _help(*command: str) -> str:
 
 
 def recipes() -> str:
-    """Returns a table of flags/*.flags and each of these files, in Markdown."""
+    """Returns a table of flags/*.flags, and each file, in Markdown."""
     rows, files = [], []
     for path in sorted((_ROOT / "flags").glob("*.flags")):
         config = Config.from_flagfile(path)

@@ -1,4 +1,4 @@
-"""Signatures and members that autodoc would show otherwise, and has no option for."""
+"""Sphinx extension: changes to autodoc's signatures and members that it has no option for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sphinx.util import inspect
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Connects what follows to autodoc's events."""
+    """Connects the extension to Sphinx."""
     app.connect("autodoc-process-signature", _sign)
     app.connect("autodoc-skip-member", _skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
@@ -25,17 +25,17 @@ def _sign(
     returns: str | None,
 ) -> tuple[str | None, str | None]:
     if kind == "class" and signature == "(*args, **kwargs)":
-        # Of __new__, which layers and models inherit from Keras.
-        own = inspect.signature(member.__init__, bound_method=True)
+        # That of __new__, which layers and models inherit from Keras; show __init__'s.
+        init = inspect.signature(member.__init__, bound_method=True)
         signature = inspect.stringify_signature(
-            own, show_return_annotation=False, unqualified_typehints=True
+            init, show_return_annotation=False, unqualified_typehints=True
         )
     if signature:
-        # A default that a dataclass makes anew each time, and Sphinx cannot read.
+        # A dataclass's default_factory, which Sphinx cannot parse.
         signature = signature.replace("<factory>", "...")
     return signature, returns
 
 
 def _skip(app: Sphinx, kind: str, name: str, member: Any, skip: bool, options: Any) -> bool | None:
-    """Leaves out the fields of named tuples: the classes' docstrings describe them."""
+    """Skips the fields of named tuples, which the classes' docstrings describe."""
     return True if str(member.__doc__).startswith("Alias for field number") else None
