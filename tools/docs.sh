@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the documentation from docs/, the other pages and the docstrings, as a site of HTML files:
+# Builds the documentation, from docs/, other pages and docstrings, as an HTML site:
 #
-#   tools/docs.sh [OUTPUT]    default: docs/_build; open its index.html
+#   tools/docs.sh [OUTPUT]    default: docs/_build; open index.html there
 #
-# Installs what it needs into .venv. A warning, such as a link to what is not there, is an error.
+# Installs its requirements into .venv. Warnings, such as for broken links, are errors.
 set -euo pipefail
 unset CDPATH
 output=${1:-$(dirname "$0")/../docs/_build}

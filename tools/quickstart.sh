@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Trains a real classifier on real JPEG images, from nothing to a served model:
+# Trains an image classifier, from installation to predictions of the exported model:
 #
 #   tools/quickstart.sh [--data=fashion_mnist|digits] [--out=DIRECTORY]
 #
-# Makes a virtual environment in .venv, installs this package, writes JPEG shards in ImageNet's
-# layout, trains with two worker processes, evaluates, exports a SavedModel and predicts a few test
-# images with it. Uses Fashion-MNIST where Debian's package dataset-fashion-mnist has put it, else
-# scikit-learn's digits. Run again, it goes on where it stopped.
+# Installs this package into .venv, writes JPEG shards, trains with two worker processes, evaluates,
+# exports a SavedModel and classifies a few test images with it. Uses Fashion-MNIST if Debian's
+# package dataset-fashion-mnist is installed, otherwise scikit-learn's digits. Rerun it to resume.
 set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
@@ -20,12 +19,12 @@ for argument in "$@"; do
     --data=fashion_mnist | --data=digits) data=${argument#*=} ;;
     --out=?*) out=${argument#*=} ;;
     --help | -h) sed -n '2,/^set/{/^set/!s/^# \{0,1\}//p}' "$0"; exit 0 ;;
-    *) echo "tools/quickstart.sh: no such option: $argument; see --help" >&2; exit 2 ;;
+    *) echo "tools/quickstart.sh: unknown option $argument; see --help" >&2; exit 2 ;;
   esac
 done
 if [ "$data" = fashion_mnist ] && [ ! -d "$fashion_mnist" ]; then
   echo "tools/quickstart.sh: Fashion-MNIST is not in $fashion_mnist:" \
-    "apt-get install dataset-fashion-mnist, or --data=digits" >&2
+    "apt-get install dataset-fashion-mnist, or use --data=digits" >&2
   exit 2
 fi
 
@@ -44,7 +43,7 @@ else
 fi
 
 step "Training with two worker processes"
-# On the processor, where no GPUs are chosen: it may be that there is one, which two cannot share.
+# On the CPU, unless CUDA_VISIBLE_DEVICES is set: two workers cannot share one GPU.
 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-} python tools/launch_local.py --workers 2 -- \
   train --flagfile="flags/$data.flags" --data_dir="$shards" --model_dir="$run"
 
@@ -54,7 +53,7 @@ imagenet-fast evaluate --model_dir="$run"
 step "Exporting a SavedModel to $model"
 [ -d "$model" ] || imagenet-fast export --model_dir="$run" --saved_model="$model"
 
-step "Predicting some test images"
+step "Classifying test images"
 python tools/extract_images.py --data_dir="$shards" --out="$images" --count=8
 imagenet-fast predict --saved_model="$model" "$images"/*.jpg
 
@@ -64,7 +63,7 @@ shards      $shards
 report      $run/report.html
 metrics     $run/metrics.jsonl, $run/summary.json; tensorboard --logdir $run/tensorboard
 SavedModel  $model
-images      $images (each file's name begins with its class)
+images      $images (file names begin with the true class)
 
-Next: open report.html, then \`source .venv/bin/activate\` and try the commands of README.md.
+Next: open report.html, run \`source .venv/bin/activate\`, and try the commands in README.md.
 END
