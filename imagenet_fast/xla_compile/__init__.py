@@ -1,1 +1,1 @@
-"""Training steps compiled for accelerators that are not there: lowered, checked, compared."""
+"""Training steps compiled, checked and compared for TPUs and GPUs that are not present."""

@@ -1,4 +1,4 @@
-"""Whether a training step, as it was lowered, is what its recipe says: shapes and types."""
+"""Checks of a lowered training step's shapes and types against its options."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import collections
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from imagenet_fast.config import Config
+from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.xla_compile.lower import LoweredStep
 from imagenet_fast.xla_compile.module import Instruction, Module
 
-# Names in messages; the number of all is told with them.
+# Names that a message lists before it counts the rest.
 _NAMED = 3
 COMPUTE = {"float32": "f32", "mixed_bfloat16": "bf16", "mixed_float16": "f16"}
-# As all networks name it; operations have the names of their layers in theirs.
+# All networks use this name; operations' names contain their layers'.
 _LAST_LAYER = "logits"
 _FLOATS = ("f64", "f32", "f16", "bf16")
 
 
 class Check(NamedTuple):
-    """What was found of one kind.
+    """The result of one check.
 
     Attributes:
-      name: of the kind.
-      found: what there is.
-      wrong: what is not as the recipe says; empty: nothing.
+      name: what is checked.
+      found: what the step contains.
+      wrong: how it differs from the options; empty: it does not.
     """
 
     name: str
@@ -32,31 +32,33 @@ class Check(NamedTuple):
     wrong: str = ""
 
 
-def check_types(step: LoweredStep, config: Config, batch: int, classes: int) -> list[Check]:
-    """Returns what there is of shapes and types, and whether it is as it should be.
+def check_types(
+    step: LoweredStep, options: OptimizerOptions, batch: int, classes: int
+) -> list[Check]:
+    """Checks the shapes and types of a step.
 
     Args:
-      step: the training step.
-      config: of the run.
-      batch: images that a replica computes with at once.
-      classes: that the network tells apart.
+      step: the lowered training step.
+      options: of the model.
+      batch: images of a replica's micro-batch.
+      classes: of the network.
     """
-    module, compute = step.module, COMPUTE[config.precision]
-    # Muon multiplies matrices in bfloat16, whatever the network computes in.
-    further = {"bf16"} if config.optimizer == "muon" else set()
+    module, compute = step.module, COMPUTE[options.precision]
+    # Muon always multiplies matrices in bfloat16.
+    also = {"bf16"} if options.optimizer == "muon" else set()
     return [
         _shapes(module),
         _inputs(
             "convolutions",
             module.of("convolution"),
-            lambda own, dtype: dtype == compute or dtype in further,
+            lambda own, dtype: dtype == compute or dtype in also,
             f"take other inputs than {compute}",
         ),
         _inputs(
             "matrix products",
             module.of("dot"),
             lambda own, dtype: (
-                dtype == ("f32" if _is_last_layer(own) else compute) or dtype in further
+                dtype == ("f32" if _is_last_layer(own) else compute) or dtype in also
             ),
             f"take other inputs than {compute}, or f32 in the last layer",
         ),
@@ -78,26 +80,26 @@ def _inputs(
     allowed: Callable[[Instruction, str], bool],
     otherwise: str,
 ) -> Check:
-    """Returns the types of what instructions take."""
+    """Checks the types of instructions' inputs."""
     wrong = [
         own for own in instructions if not all(allowed(own, each.dtype) for each in own.operands)
     ]
-    found = _counts(own.operands[0].dtype for own in instructions)
+    found = type_counts(own.operands[0].dtype for own in instructions)
     return Check(name, found, f"{_names(wrong)} {otherwise}" if wrong else "")
 
 
 def _loss(module: Module, shape: tuple[int, ...]) -> Check:
-    """Returns the types of the softmax."""
+    """Checks the types of the softmax."""
     exponentials = [own for own in module.of("exponential") if own.arrays[0].shape == shape]
     other = [own for own in exponentials if own.arrays[0].dtype != "f32"]
     wrong = "" if exponentials else f"no softmax of {shape[0]} images and {shape[1]} classes"
     if other:
         wrong = f"{_names(other)} is not in f32"
-    return Check("loss", _counts(own.arrays[0].dtype for own in exponentials), wrong)
+    return Check("loss", type_counts(own.arrays[0].dtype for own in exponentials), wrong)
 
 
 def _updates(step: LoweredStep) -> Check:
-    """Returns the types of the variables that the step changes."""
+    """Checks the types of the variables that the step updates."""
     changed = [
         (step.module.results[result], step.arguments[parameter])
         for result, parameter in step.module.updates.items()
@@ -107,7 +109,7 @@ def _updates(step: LoweredStep) -> Check:
     wrong = f"{_some(other)} not in f32" if other else ""
     if not floats:
         wrong = "no variable changes"
-    return Check("variables changed", _counts(array.dtype for array, _ in changed), wrong)
+    return Check("variables changed", type_counts(array.dtype for array, _ in changed), wrong)
 
 
 def _doubles(module: Module) -> Check:
@@ -119,13 +121,14 @@ def _doubles(module: Module) -> Check:
 
 
 def _is_last_layer(own: Instruction) -> bool:
-    """Whether it is made for the last layer, forward or backward: shapes may be others', too."""
+    """Whether it belongs to the last layer, forward or backward; its shape would not be unique."""
     return _LAST_LAYER in own.source.split("/")
 
 
-def _counts(kinds: Iterable[str]) -> str:
-    counts = collections.Counter(kinds)
-    return ", ".join(f"{count:,} of {kind}" for kind, count in counts.most_common()) or "none"
+def type_counts(dtypes: Iterable[str]) -> str:
+    """Returns how often each type occurs, as text."""
+    counts = collections.Counter(dtypes)
+    return ", ".join(f"{count:,} of {dtype}" for dtype, count in counts.most_common()) or "none"
 
 
 def _names(instructions: list[Instruction]) -> str:

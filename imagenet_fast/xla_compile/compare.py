@@ -1,4 +1,4 @@
-"""Whether replicas that run a lowered step end with the weights of one device with all images."""
+"""Comparison of replicas that run a lowered step with one device that gets all their images."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.lower import LoweredStep, variables_of
 
-# Each has a thread of its own here, and waits for the others.
-MOST_REPLICAS = 64
-# The most that may come between the two, as a fraction of the way that the weights went.
+# Each replica has a thread here, and waits for the others.
+MAX_REPLICAS = 64
+# The largest difference, relative to the change of the weights.
 _TOLERANCES = {"float32": 1e-4, "mixed_bfloat16": 0.05, "mixed_float16": 0.05}
-# Rounding of float32, as a fraction of the weights: what they moved may be little beside it.
+# Rounding error of float32, relative to the weights.
 _ROUNDING = 1e-6
-# The most of the weights' way that this may be: of less way there is nothing to compare.
-_MOST_ROUNDING = 0.1
+# The largest rounding error relative to the change of the weights: a smaller change says nothing.
+_MAX_ROUNDING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far the replicas' variables of one kind are from the reference's.
+    """The difference between the replicas' variables of one kind and the reference's.
 
     Attributes:
       kind: ``weights``, ``optimizer`` or ``metrics``.
-      most: greatest difference of a number, over all replicas.
-      share: length of the difference, of the replica farthest off, by the length of the way that
-        the reference went.
-      allowed: the greatest such share that rounding explains.
-      spread: greatest difference of a number between two replicas.
-      moved: length of the reference's way, by the length of what it began with.
+      most: largest difference of a number, over all replicas.
+      share: norm of the difference, of the worst replica, divided by the norm of the reference's
+        change.
+      allowed: the largest ``share`` that rounding explains.
+      spread: largest difference of a number between two replicas.
+      moved: norm of the reference's change, divided by the norm of its initial values.
     """
 
     kind: str
@@ -52,35 +52,35 @@ class Difference:
 
     @property
     def wrong(self) -> str:
-        """What is more than rounding explains, or why nothing can be told; else nothing."""
-        if self.kind == "weights" and self.moved * _MOST_ROUNDING < _ROUNDING:
+        """Why the comparison failed or is meaningless; empty if it succeeded."""
+        if self.kind == "weights" and self.moved * _MAX_ROUNDING < _ROUNDING:
             return (
-                f"the reference moved by only {self.moved:.1g} of its length, so that nothing is "
-                "compared; take more steps, or a higher learning rate from the first step on "
+                f"the reference's weights changed by only {self.moved:.1g} of their norm, too "
+                "little to compare; take more steps, or use a higher initial learning rate "
                 "(--warmup, --warmup_start)"
             )
         return "" if self.share <= self.allowed else f"more than rounding, {self.allowed:.1g}"
 
 
 def require_comparable(config: Config, model: Classifier, replicas: int) -> None:
-    """Checks that one device can take the same steps.
+    """Checks that one device can run the same steps.
 
     Raises:
       UserError: if it cannot.
     """
-    if replicas > MOST_REPLICAS:
+    if replicas > MAX_REPLICAS:
         raise UserError(
-            f"run_on_cpu is for up to {MOST_REPLICAS} replicas, not for {replicas:,}: use a "
-            "smaller topology"
+            f"run_on_cpu supports up to {MAX_REPLICAS} replicas, not {replicas:,}: use a smaller "
+            "topology"
         )
     if any(isinstance(layer, Dropout) and layer.rate for layer in model.submodules):
         raise UserError(
-            "run_on_cpu compares with one device, whose dropout draws other noise: use --dropout=0"
+            "run_on_cpu compares with one device, whose dropout masks differ: use --dropout=0"
         )
     if model.mixer is not None:
         raise UserError(
-            "run_on_cpu compares with one device, which mixes each image with another one: leave "
-            "out mixup_alpha and cutmix_alpha"
+            "run_on_cpu compares with one device, which mixes other pairs of images: leave out "
+            "mixup_alpha and cutmix_alpha"
         )
 
 
@@ -110,11 +110,11 @@ class Batches:
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """One device after the same steps, with the images of all replicas in each.
+    """The variables of one device after the same steps with the images of all replicas.
 
     Attributes:
-      values: of its variables, by those of the replicas' model that they belong to.
-      kinds: what each of these is: ``weights``, ``optimizer`` or ``metrics``.
+      values: of the variables, by references to those of the replicas' model.
+      kinds: ``weights``, ``optimizer`` or ``metrics``, by the same references.
     """
 
     values: Mapping[object, np.ndarray]
@@ -124,14 +124,14 @@ class Reference:
 def write_inputs(
     path: pathlib.Path, step: LoweredStep, batches: Batches, reference: Reference
 ) -> None:
-    """Writes what the replicas start with, and what they are compared with, for the worker.
+    """Writes the replicas' inputs and the expected results for the worker.
 
     Args:
-      path: of a NumPy archive. ``batch_N`` is what parameter N is in each step and replica,
-        ``value_N`` what it is at first, and ``expected_N`` what it should be at last.
-      step: that they take.
-      batches: that they take it on.
-      reference: with which they are compared.
+      path: of a NumPy archive. ``batch_N`` has the values of parameter N in each step and replica,
+        ``value_N`` its initial value, and ``expected_N`` its expected final value.
+      step: that the replicas run.
+      batches: of the steps.
+      reference: the expected results.
     """
     given = {
         "images": batches.images,
@@ -152,11 +152,11 @@ def write_inputs(
 
 
 def take_reference_steps(config: Config, model: Classifier, batches: Batches) -> Reference:
-    """Takes the steps on one device, by TensorFlow's own operations.
+    """Runs the steps on one device, with TensorFlow's operations.
 
     Args:
-      config: of the replicas.
-      model: theirs, with whose weights it begins.
+      config: options of the replicas' run.
+      model: of the replicas; gives the initial weights.
       batches: of the steps.
     """
     steps, replicas, images = batches.labels.shape
@@ -167,7 +167,7 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
     alone = build_model(
         config.replace(
             strategy="one_device",
-            # Statistics over the same images, in parts of one device's.
+            # Statistics over the same images, as groups of one device's images.
             batch_norm_batch_size=group * micro // parts,
             all_reduce="auto",
             all_reduce_group=0,
@@ -208,20 +208,20 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
 def reference_order(
     replicas: int, images: int, accumulation_steps: int, group: int, parts: int
 ) -> np.ndarray:
-    """Returns in which order one device gets the images of all replicas.
+    """Returns the order in which one device gets the images of all replicas.
 
-    Each of its micro-batches has those that the replicas have in theirs. Of these, ghost batch norm
-    takes image n for group n modulo their number.
+    Each of its micro-batches has the images of the replicas' micro-batches. Ghost batch norm puts
+    image n of them into group n modulo the number of groups.
 
     Args:
-      replicas: in all.
+      replicas: their number.
       images: of a replica.
       accumulation_steps: micro-batches of a step.
-      group: replicas whose batch norm takes statistics together.
-      parts: into which batch norm splits a micro-batch of a replica; 1 where it takes several.
+      group: replicas that share batch-norm statistics.
+      parts: batch-norm groups in a replica's micro-batch; 1 if replicas share statistics.
 
     Returns:
-      The places of the images among all, replica by replica.
+      The indices of the images, which are numbered replica by replica.
     """
     micro = images // accumulation_steps
     places = np.arange(replicas * images).reshape(replicas, accumulation_steps, micro)
@@ -241,14 +241,14 @@ def differences(
     reference: Reference,
     found: Mapping[str, Mapping[str, float]],
 ) -> list[Difference]:
-    """Returns how far the replicas are from the reference.
+    """Returns the differences between the replicas and the reference.
 
     Args:
-      config: of the run.
-      step: that was taken.
-      reference: with which the worker compared.
-      found: its answer: by the number of each parameter ``most``, ``spread`` and the squared
-        lengths ``difference``, ``way`` and ``start``.
+      config: options of the run.
+      step: that the replicas ran.
+      reference: the expected results.
+      found: the worker's answer: by parameter number, ``most``, ``spread`` and the squared norms
+        ``difference``, ``way`` (of the reference's change) and ``start``.
     """
     by_kind: dict[str, list[Mapping[str, float]]] = {}
     for number, own in found.items():

@@ -1,4 +1,4 @@
-"""XLA's compilers for TPUs (libtpu) and GPUs (jax's CUDA plugin), in a process of their own."""
+"""XLA's compilers for TPUs (libtpu) and GPUs (jax's CUDA plugin), in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagenet_fast.xla_compile.gpus import GpuTopology, gpu_topology, no_topolog
 from imagenet_fast.xla_compile.module import Module, read_module
 
 _GIB = 2**30
-# By the kind that libtpu tells: which of our accelerators it is.
+# Names of accelerators by libtpu's device kind.
 _ACCELERATORS = {
     "TPU v2": "tpu-v2",
     "TPU v3": "tpu-v3",
@@ -31,13 +31,13 @@ _ACCELERATORS = {
     "TPU v6 lite": "tpu-v6e",
 }
 _EXAMPLES = "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
-# In what libtpu says of a program that is too big: either at the end, or before it has tried.
+# libtpu's messages for a program that is too large, after and before compilation.
 _NEEDS = (
     re.compile(r"Used ([\d.]+[KMGT]?) of ([\d.]+[KMGT]?) hbm"),
     re.compile(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)"),
 )
-# The kind of error, the compiler's pass, the place in its source, the whole instruction.
-_FOR_AUTHORS = (
+# Parts of messages for the compiler's developers: error kind, pass, source location, instruction.
+_INTERNAL = (
     re.compile(r"^[A-Z_]+: "),
     re.compile(r"^during context \[[^]]*\]: "),
     re.compile(r"^RET_CHECK failure \(\S+\) [^A-Z%]*"),
@@ -47,19 +47,19 @@ _PACKAGES = {
     "TPU": ("jax", "jaxlib", "libtpu"),
     "GPU": ("jax", "jaxlib", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12"),
 }
-# Of the last of these: folder with what XLA takes of CUDA, and the files that it must have.
+# In the last of these packages: the folder that XLA uses, and the files that it needs.
 _CUDA = "nvidia/cuda_nvcc"
 _CUDA_FILES = ("bin/ptxas", "nvvm/libdevice/libdevice.10.bc")
 
 
 @dataclasses.dataclass(frozen=True)
 class TpuTopology:
-    """The cores of a TPU.
+    """The cores of a TPU slice.
 
     Attributes:
-      name: as libtpu knows it, ``v3:2x2``.
-      kind: of its chips, ``TPU v3``.
-      coordinates: (x, y, z, core) of each replica's core; where a chip is one device, of the chip.
+      name: libtpu's name, such as ``v3:2x2``.
+      kind: of the chips, such as ``TPU v3``.
+      coordinates: (x, y, z, core) of each replica's core, or of its chip if that is one device.
     """
 
     name: str
@@ -67,17 +67,17 @@ class TpuTopology:
     coordinates: tuple[tuple[int, ...], ...]
 
     platform = "TPU"
-    # libtpu itself refuses what does not fit.
+    # libtpu itself rejects programs that do not fit.
     usable = 0
 
     @property
     def chips(self) -> int:
-        """How many chips it has."""
+        """The number of chips."""
         return len({place[:3] for place in self.coordinates})
 
     @property
     def memory(self) -> int:
-        """Bytes that each replica has, or 0 if that is not known."""
+        """Bytes of each replica; 0 if unknown."""
         name = _ACCELERATORS.get(self.kind)
         return int(accelerator(name).core_memory) if name else 0
 
@@ -92,15 +92,15 @@ Topology = Union[TpuTopology, GpuTopology]
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What the compiler says of a program of one replica.
+    """The compiled program of one replica.
 
     Attributes:
-      seconds: that it took to compile.
-      memory: bytes of ``arguments``, ``outputs``, what of these is ``shared`` with arguments,
+      seconds: of compilation.
+      memory: bytes of ``arguments``, ``outputs``, outputs that are ``shared`` with arguments,
         ``temporary`` arrays and ``code``.
-      flops: of a step, as XLA counts them: of accumulated micro-batches, those of one.
-      bytes: that a step reads and writes, as XLA counts them, likewise; of TPUs only.
-      optimized: what XLA made of the module; of GPUs only.
+      flops: of a step, or of one micro-batch with gradient accumulation, as XLA counts.
+      bytes: that a step or micro-batch reads and writes, as XLA counts; for TPUs only.
+      optimized: the optimized module; for GPUs only.
     """
 
     seconds: float
@@ -111,16 +111,16 @@ class Program:
 
     @property
     def peak(self) -> int:
-        """Bytes that it needs at once."""
+        """Peak memory in bytes."""
         parts = ("arguments", "outputs", "temporary", "code")
         return sum(self.memory[part] for part in parts) - self.memory["shared"]
 
 
 class RefusedError(Exception):
-    """The compiler does not take a program: its reason, in a line.
+    """The compiler rejected a program; the text is its reason, in one line.
 
     Args:
-      message: all that it says.
+      message: the compiler's whole message.
 
     Attributes:
       message: the same.
@@ -132,11 +132,11 @@ class RefusedError(Exception):
 
 
 class Compiler:
-    """What compiles, started by :func:`start_compiler`.
+    """A compiler process started by :func:`start_compiler`.
 
     Args:
-      worker: the process, as ``start_worker`` gives it.
-      folder: for files that pass between the two.
+      worker: the process.
+      folder: for files that are exchanged with it.
     """
 
     def __init__(self, worker: Worker, folder: pathlib.Path) -> None:
@@ -158,10 +158,10 @@ class Compiler:
         return TpuTopology(name, found["kind"], tuple(map(tuple, found["coordinates"])))
 
     def compile(self, topology: Topology, module: bytes) -> Program:
-        """Returns what a serialized HLO module is for a replica on each of the devices.
+        """Compiles a serialized HLO module for one replica on each device.
 
         Raises:
-          RefusedError: if it needs too much memory, or has what such a device does not have.
+          RefusedError: if it needs too much memory, or something that the devices do not support.
         """
         if isinstance(topology, GpuTopology):
             return self._compile_for_gpus(topology, module)
@@ -188,13 +188,13 @@ class Compiler:
     def run(
         self, module: bytes, inputs: pathlib.Path, updates: Mapping[int, int], steps: int
     ) -> dict[str, dict[str, float]]:
-        """Returns what ``worker.run_steps`` finds on this machine's processor.
+        """Runs ``worker.run_steps`` on this machine's CPU.
 
         Args:
-          module: serialized HLO module, for as many replicas as there are virtual CPUs.
-          inputs: NumPy archive of what it takes.
-          updates: the parameter that each of its results takes the place of.
-          steps: how many.
+          module: serialized HLO module, for one replica on each virtual CPU.
+          inputs: NumPy archive of the inputs.
+          updates: maps the module's results to the parameters that they replace.
+          steps: their number.
         """
         return self._ask(
             "run_steps",
@@ -214,11 +214,11 @@ class Compiler:
 
 
 def platform_of(topology: str) -> str:
-    """Returns ``TPU`` or ``GPU``, before a compiler is started.
+    """Returns ``TPU`` or ``GPU`` without starting a compiler.
 
     Raises:
-      UserError: if it is neither's, or has more chips than there are anywhere, for which libtpu
-        would work for minutes.
+      UserError: if the topology is neither's, or larger than any pod, which would keep libtpu busy
+        for minutes.
     """
     if gpu_topology(topology) is not None:
         return "GPU"
@@ -227,7 +227,7 @@ def platform_of(topology: str) -> str:
         raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
     own = ACCELERATORS.get(f"tpu-{kind}")
     chips = math.prod(map(int, re.findall(r"\d+", size)))
-    if not chips:  # which would end libtpu by a signal
+    if not chips:  # would crash libtpu
         raise no_topology(topology, "an axis has 0 chips", _EXAMPLES)
     if own is not None and chips > own.most_chips:
         reason = f"a {own.title} has at most {own.most_chips:,} chips"
@@ -237,14 +237,14 @@ def platform_of(topology: str) -> str:
 
 @contextlib.contextmanager
 def start_compiler(platform: str, virtual_cpus: int = 1) -> Iterator[Compiler]:
-    """Starts the compiler, and ends it at the end.
+    """Runs the compiler process while the context is open.
 
     Args:
       platform: ``TPU`` or ``GPU``.
-      virtual_cpus: devices that its own processor is to be.
+      virtual_cpus: the number of devices that its CPU provides.
 
     Raises:
-      UserError: if it is not installed or cannot be started; inside, if it fails.
+      UserError: if it is not installed or cannot be started; in the context, if it fails.
     """
     require_packages(platform)
     command = [sys.executable, "-m", "imagenet_fast.xla_compile.worker"]
@@ -262,14 +262,14 @@ def require_packages(platform: str) -> dict[str, str]:
     """Returns the versions of the packages that compile for a platform, ``TPU`` or ``GPU``.
 
     Raises:
-      UserError: if they are not installed, or not whole.
+      UserError: if one is missing or incomplete.
     """
     try:
         versions = {name: importlib.metadata.version(name) for name in _PACKAGES[platform]}
     except importlib.metadata.PackageNotFoundError as error:
         raise UserError(
-            f"compiling for {platform}s needs {error.name}, which is not installed here: "
-            f"{how_to_install('compile')} installs it, best into an environment of its own "
+            f"compiling for {platform}s needs {error.name}, which is not installed: "
+            f"{how_to_install('compile')} installs it, preferably into a separate environment "
             "(tools/install.sh DIRECTORY compile)"
         ) from None
     if platform == "GPU":
@@ -278,19 +278,18 @@ def require_packages(platform: str) -> dict[str, str]:
 
 
 def find_cuda() -> pathlib.Path:
-    """Returns the folder of the ptxas and libdevice that this package's extra installs.
+    """Returns the folder of ptxas and libdevice that this package's extra installs.
 
     Raises:
-      UserError: if one of them is missing. XLA would then look for another CUDA on this machine,
-        of any version, and use it without a word.
+      UserError: if one of them is missing. XLA would silently use any other CUDA of this machine.
     """
     package = _PACKAGES["GPU"][-1]
     folder = pathlib.Path(str(importlib.metadata.distribution(package).locate_file(_CUDA)))
     for name in _CUDA_FILES:
         if not (folder / name).is_file():
             raise UserError(
-                f"{package} is installed without {folder / name}, in whose place XLA would use "
-                f"any other CUDA of this machine: install it again (pip install --force-reinstall "
+                f"{package} is installed without {folder / name}, and XLA would use any other CUDA "
+                "of this machine instead: reinstall it (pip install --force-reinstall "
                 f"{package}=={importlib.metadata.version(package)})"
             )
     return folder
@@ -305,8 +304,8 @@ def _refusal(message: str) -> str:
 
 
 def _line(message: str) -> str:
-    """Returns the first line of a message, without what is for the compiler's authors alone."""
-    line = next((line for line in message.splitlines() if line.strip()), "no reason told")
-    for part in _FOR_AUTHORS:
+    """Returns the first line of a message, without the parts for the compiler's developers."""
+    line = next((line for line in message.splitlines() if line.strip()), "no reason given")
+    for part in _INTERNAL:
         line = part.sub("", line)
     return line.strip()

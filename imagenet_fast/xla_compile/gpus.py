@@ -1,4 +1,4 @@
-"""GPUs to compile for: their kinds, how many there are, and the memory that a step can have."""
+"""The GPUs to compile for, and the memory that is available to a training step on them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Mapping
 
 from imagenet_fast.base.errors import UserError
 
-# Text of GpuTargetConfigProto, a file for each kind.
+# A GpuTargetConfigProto as text for each kind.
 _TARGETS = pathlib.Path(__file__).parent / "gpu_targets"
-_MOST_OF_A_HOST = 8
+_MAX_PER_HOST = 8
 _MIB = 2**20
-# What TensorFlow leaves free on a GPU for CUDA's and cuDNN's own use, by the first number of the
-# compute capability (MinSystemMemory of tensorflow/core/common_runtime/gpu/gpu_device.cc).
+# Bytes that TensorFlow leaves free for CUDA and cuDNN, by the major compute capability
+# (MinSystemMemory of tensorflow/core/common_runtime/gpu/gpu_device.cc).
 _LEFT_FREE = {6: 500 * _MIB, 7: 1050 * _MIB, 8: 1536 * _MIB}
 _LEFT_FREE_BY_NEWER = 1800 * _MIB
-# The CUDA context: on an L4 of 22,518 MiB TensorFlow reports 20,795 MB, 187 less than it leaves.
+# The CUDA context: on an L4 with 22,518 MiB TensorFlow reports 20,795 MB, 187 less than expected.
 _CONTEXT = 256 * _MIB
-# Ours, for the workspaces of cuDNN's and cuBLAS' algorithms, which are chosen on the GPU.
+# Our assumption for cuDNN's and cuBLAS' workspaces, whose algorithms are chosen on the GPU.
 _WORKSPACES = 1024 * _MIB
 
 
@@ -29,11 +29,11 @@ class Gpu:
     """A kind of GPU.
 
     Attributes:
-      name: as ``--topology`` takes it.
-      title: as its driver names it.
-      memory: bytes that it has.
+      name: in ``--topology``.
+      title: the driver's name.
+      memory: in bytes.
       capability: CUDA's compute capability.
-      target: all of it, as XLA's compiler takes it.
+      target: all properties as text of a ``GpuTargetConfigProto``.
     """
 
     name: str
@@ -44,13 +44,13 @@ class Gpu:
 
     @property
     def margin(self) -> int:
-        """Bytes kept for TensorFlow's reserve, CUDA's context and workspaces."""
+        """Bytes for TensorFlow's reserve, the CUDA context and workspaces."""
         return _LEFT_FREE.get(self.capability[0], _LEFT_FREE_BY_NEWER) + _CONTEXT + _WORKSPACES
 
 
 @functools.cache
 def gpus() -> Mapping[str, Gpu]:
-    """Returns the kinds that there are, by name, from the oldest to the newest."""
+    """Returns all kinds by name, from the oldest to the newest."""
     found = [_read(path) for path in _TARGETS.glob("*.txtpb")]
     found.sort(key=lambda own: (own.capability, own.memory))
     return {own.name: own for own in found}
@@ -62,8 +62,8 @@ class GpuTopology:
 
     Attributes:
       gpu: the kind.
-      hosts: how many.
-      gpus: of each host.
+      hosts: their number.
+      gpus: in each host.
     """
 
     gpu: Gpu
@@ -74,22 +74,22 @@ class GpuTopology:
 
     @property
     def name(self) -> str:
-        """As ``--topology`` has it, ``h100:4x8``."""
+        """The value of ``--topology``, such as ``h100:4x8``."""
         return f"{self.gpu.name}:{self.hosts}x{self.gpus}"
 
     @property
     def kind(self) -> str:
-        """Of the devices."""
+        """The devices' name."""
         return self.gpu.title
 
     @property
     def coordinates(self) -> tuple[tuple[int, int], ...]:
-        """The place of each replica, as (GPU of its host, host); rows are hosts."""
+        """The coordinates of each replica: (GPU in its host, host)."""
         return tuple((gpu, host) for host in range(self.hosts) for gpu in range(self.gpus))
 
     @property
     def chips(self) -> int:
-        """How many GPUs there are."""
+        """The number of GPUs."""
         return self.hosts * self.gpus
 
     @property
@@ -99,7 +99,7 @@ class GpuTopology:
 
     @property
     def usable(self) -> int:
-        """Bytes of each GPU that a step can have."""
+        """Bytes of each GPU that are available to a step."""
         return self.gpu.memory - self.gpu.margin
 
     def __str__(self) -> str:
@@ -111,17 +111,17 @@ def gpu_topology(name: str) -> GpuTopology | None:
     """Returns the topology of this name; None if it is not a GPU's.
 
     Raises:
-      UserError: if it is a GPU's, but there is none with so many hosts or GPUs.
+      UserError: if the number of hosts or GPUs is missing or out of range.
     """
     kind, _, size = name.partition(":")
     if kind not in gpus():
         return None
     found = re.fullmatch(r"(\d+)x(\d+)", size)
     hosts, each = map(int, found.groups()) if found else (0, 0)
-    if hosts < 1 or not 1 <= each <= _MOST_OF_A_HOST:
+    if hosts < 1 or not 1 <= each <= _MAX_PER_HOST:
         raise UserError(
-            f"there is no topology {name!r}: after {kind}: say how many hosts there are and how "
-            f"many GPUs, 1 to {_MOST_OF_A_HOST}, each has, as {kind}:1x8 or {kind}:4x8"
+            f"there is no topology {name!r}: give the number of hosts and of GPUs per host, 1 to "
+            f"{_MAX_PER_HOST}, as in {kind}:1x8 or {kind}:4x8"
         )
     return GpuTopology(gpus()[kind], hosts, each)
 
@@ -131,12 +131,12 @@ def no_topology(name: str, reason: str, tpus: str) -> UserError:
 
     Args:
       name: of the topology.
-      reason: what the compiler for TPUs says.
-      tpus: examples of those of TPUs.
+      reason: the TPU compiler's message.
+      tpus: examples of TPU topologies.
     """
     return UserError(
-        f"there is no topology {name!r} ({reason}); choose hosts and their GPUs, as h100:1x8 or "
-        f"h100:4x8, of {', '.join(gpus())}, or a TPU's, like {tpus}"
+        f"there is no topology {name!r} ({reason}); choose hosts and GPUs per host, as in h100:1x8 "
+        f"or h100:4x8, of {', '.join(gpus())}, or a TPU's, like {tpus}"
     )
 
 

@@ -1,4 +1,4 @@
-"""The training step of a model as a program of XLA's, the same for all replicas."""
+"""Lowering a model's training step to XLA's HLO, one program for all replicas."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.module import Module, read_module
 
-# As TensorFlow tells what XLA has no kernel for.
+# TensorFlow's message if XLA has no kernel for an operation.
 _WITHOUT_KERNEL = re.compile(r"No registered '(\w+)' OpKernel for \w+ devices.*?{{node (\S+?)}}")
 _ANY_NODE = re.compile(r"{{node (\S+?)}}")
 
 
 class LoweredStep(NamedTuple):
-    """A training step, lowered.
+    """A lowered training step.
 
     Attributes:
       serialized: the ``HloModuleProto``.
-      module: what is in it.
-      arguments: what each parameter of the module is: ``images``, ``labels`` or ``weights`` of a
-        replica's batch, a variable of the model or its optimizer, or a constant.
+      module: its contents.
+      arguments: each parameter of the module: ``images``, ``labels`` or ``weights`` of a replica's
+        batch, a variable of the model or its optimizer, or a constant.
     """
 
     serialized: bytes
@@ -32,18 +32,18 @@ class LoweredStep(NamedTuple):
 
 
 def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
-    """Returns the step that ``model.train_step`` takes in each replica, as XLA gets it.
+    """Lowers ``model.train_step`` for one replica.
 
     Args:
-      model: made in the scope of a ``VirtualTPUStrategy``, and compiled.
+      model: compiled, in the scope of a ``VirtualTPUStrategy``.
       batch: images of a replica.
       image_size: their height and width.
 
     Raises:
-      UserError: if XLA has no kernel for an operation, or cannot make a program of it.
+      UserError: if XLA has no kernel for an operation, or cannot lower the step.
     """
     strategy = model.distribute_strategy
-    # Else TensorFlow would make them while it traces, where XLA does not follow.
+    # Otherwise they would be created during tracing, which XLA does not support.
     model.make_slots()
     specs = (
         tf.TensorSpec([batch, image_size, image_size, 3], tf.uint8, name="images"),
@@ -56,7 +56,7 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
         return strategy.run(model.train_step, args=(batch,))
 
     concrete = step.get_concrete_function(*specs)
-    # Either list lacks some: Keras' of its present rate, TensorFlow's of what has no reads.
+    # Keras' list lacks the present learning rate, TensorFlow's lacks variables without reads.
     known = [*concrete.variables, *variables_of(model)]
     variables = {id(variable.handle): variable for variable in known}
     captured = [
@@ -64,9 +64,9 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
         for tensor in concrete.captured_inputs
     ]
     try:
-        with tf.device("CPU:0"):  # for which it is lowered, whatever other devices there are
+        with tf.device("CPU:0"):  # so that other devices make no difference
             serialized = step.experimental_get_compiler_ir(*specs)(stage="hlo_serialized")
-    except (tf.errors.OpError, ValueError) as error:  # by the version
+    except (tf.errors.OpError, ValueError) as error:  # depends on the version
         raise UserError(_refusal(str(error))) from error
     return LoweredStep(
         serialized, read_module(serialized), (*(spec.name for spec in specs), *captured)
@@ -74,7 +74,7 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
 
 
 def variables_of(model: Classifier) -> list[tf.Variable]:
-    """Returns what a step reads and changes, in the order in which any model of its kind has it."""
+    """Returns the variables of a training step, in an order that depends only on the options."""
     copies = [own for own in (model.weight_average, model.lookahead) if own is not None]
     return [
         *model.variables,
@@ -85,7 +85,7 @@ def variables_of(model: Classifier) -> list[tf.Variable]:
 
 
 def _refusal(message: str) -> str:
-    """Returns which operations XLA does not take, and where they come from."""
+    """Returns the operations that XLA does not support, and their sources."""
     found = dict.fromkeys(f"{kind} (of {node})" for kind, node in _WITHOUT_KERNEL.findall(message))
     if found:
         return f"XLA cannot compile the training step: it has no kernel for {', '.join(found)}"

@@ -1,7 +1,8 @@
-"""What an HLO module, as TensorFlow makes it of a function, is made of."""
+"""The contents of HLO modules: instructions, parameters and results."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 from tensorflow.compiler.xla import xla_data_pb2
@@ -9,14 +10,14 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 Groups = tuple[tuple[int, ...], ...]
 
-# Operations whose shapes are known only when the program runs.
+# Operations whose shapes are known only at run time.
 _DYNAMIC = ("set-dimension-size", "get-dimension-size", "dynamic-reshape")
-# Around the names in messages.
-_MARKS = "%'\".,:;()"
-_MOST_SOURCES = 3
-# What hands a tensor on, perhaps as another type or in another form.
+# Punctuation around names in messages.
+_PUNCTUATION = "%'\".,:;()"
+_MAX_SOURCES = 3
+# Operations that only change a tensor's type, layout or shape.
 _PASSING = ("bitcast", "convert", "copy", "reshape")
-# The second is what compilers for GPUs make of the first: another instruction waits for its end.
+# GPU compilers use the asynchronous form, for whose end another instruction waits.
 ALL_REDUCES = ("all-reduce", "all-reduce-start")
 
 
@@ -26,7 +27,7 @@ class Array(NamedTuple):
     Attributes:
       dtype: as XLA writes it: ``f32``, ``bf16``, ``s64``, ``u8``, ``pred``, ...
       shape: its dimensions.
-      dynamic: whether one of them is only a bound.
+      dynamic: whether a dimension is only an upper bound.
     """
 
     dtype: str
@@ -35,25 +36,22 @@ class Array(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        """The number of elements."""
+        return math.prod(self.shape)
 
 
 class Instruction(NamedTuple):
     """One instruction of a module.
 
     Attributes:
-      name: its own, in the module.
-      opcode: as ``convolution``.
-      arrays: what it returns: one array, or those of a tuple.
-      operands: what it takes, likewise.
-      source: the operation of TensorFlow's that it is a part of, behind its layer's name.
-      groups: of replicas, of an all-reduce; none: all in one, or no all-reduce.
-      before: the groups of the sum that an ``all-reduce`` goes on with, if its operand is one.
-      target: what a ``custom-call`` calls.
+      name: unique in the module.
+      opcode: such as ``convolution``.
+      arrays: the result: one array, or those of a tuple.
+      operands: the arrays of all operands.
+      source: name of the TensorFlow operation that it belongs to, including the layer's name.
+      groups: of replicas in an all-reduce; empty: all replicas, or not an all-reduce.
+      before: the groups of the all-reduce that is an all-reduce's operand, if there is one.
+      target: of a ``custom-call``.
     """
 
     name: str
@@ -67,19 +65,19 @@ class Instruction(NamedTuple):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether the shape of what it returns may change from run to run."""
+        """Whether the result's shape is known only at run time."""
         return self.opcode in _DYNAMIC or any(array.dynamic for array in self.arrays)
 
 
 class Module(NamedTuple):
-    """A program, the same for all replicas.
+    """A program that all replicas run.
 
     Attributes:
-      instructions: all of them, of all its computations.
-      parameters: what it takes.
-      results: what it returns.
-      updates: for results that take the place of a parameter, as those of variables do, by their
-        number: that parameter's.
+      instructions: of all its computations.
+      parameters: their arrays.
+      results: their arrays.
+      updates: maps results that replace a parameter, such as a variable's new value, to that
+        parameter, both by number.
     """
 
     instructions: tuple[Instruction, ...]
@@ -88,25 +86,25 @@ class Module(NamedTuple):
     updates: dict[int, int]
 
     def of(self, *opcodes: str) -> list[Instruction]:
-        """Returns the instructions of these kinds."""
+        """Returns the instructions with these opcodes."""
         return [own for own in self.instructions if own.opcode in opcodes]
 
     def sources_in(self, message: str) -> list[str]:
-        """Returns the sources of the instructions that a compiler's message is about, if it is."""
-        words = {word.strip(_MARKS) for word in message.split()}
+        """Returns the sources of the instructions that a compiler's message mentions."""
+        words = {word.strip(_PUNCTUATION) for word in message.split()}
         known = [own for own in self.instructions if own.source]
-        # From the most telling to the least; opcodes, many of which are words, as messages have
-        # them: in capitals.
-        found = (
+        # From the most to the least specific. Messages write opcodes in capitals, which tells them
+        # from ordinary words.
+        sources = (
             [own.source for own in known if own.name in words]
             or [own.source for own in known if own.target in words]
             or [own.source for own in known if own.opcode.upper() in words]
         )
-        return found[:_MOST_SOURCES]
+        return sources[:_MAX_SOURCES]
 
 
 def read_module(serialized: bytes) -> Module:
-    """Returns what is in a serialized ``HloModuleProto``."""
+    """Parses a serialized ``HloModuleProto``."""
     proto = hlo_pb2.HloModuleProto.FromString(serialized)
     instructions = []
     for computation in proto.computations:
@@ -126,29 +124,29 @@ def read_module(serialized: bytes) -> Module:
 
 def _instruction(own: Any, by_number: dict[int, Any]) -> Instruction:
     operands = [by_number[number] for number in own.operand_ids]
-    is_sum = own.opcode in ALL_REDUCES
+    is_all_reduce = own.opcode in ALL_REDUCES
     return Instruction(
         own.name,
         own.opcode,
         _arrays(own.shape),
         tuple(array for operand in operands for array in _arrays(operand.shape)),
         own.metadata.op_name,
-        _groups(own) if is_sum else (),
-        _sum_before(operands[0], by_number) if is_sum else (),
+        _groups(own) if is_all_reduce else (),
+        _groups_before(operands[0], by_number) if is_all_reduce else (),
         own.custom_call_target,
     )
 
 
-def _sum_before(operand: Any, by_number: dict[int, Any]) -> Groups:
-    """Returns the groups of the sum that an operand is, or that it is a form of."""
+def _groups_before(operand: Any, by_number: dict[int, Any]) -> Groups:
+    """Returns the groups of the all-reduce whose result an operand is, if it is one."""
     while operand.opcode in _PASSING:
         operand = by_number[operand.operand_ids[0]]
     return _groups(operand) if operand.opcode in ALL_REDUCES else ()
 
 
 def _groups(own: Any) -> Groups:
-    """Returns the groups of replicas of a sum."""
-    # Newer versions of TensorFlow have them one level deeper.
+    """Returns the groups of replicas of an all-reduce."""
+    # Newer versions of TensorFlow nest them one level deeper.
     listed = own.replica_groups or getattr(own, "collective_device_list", own).replica_groups
     return tuple(tuple(group.replica_ids) for group in listed)
 

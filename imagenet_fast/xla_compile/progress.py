@@ -1,4 +1,4 @@
-"""What is being done, and for how long: compiling takes minutes in which nothing else is seen."""
+"""Progress messages with elapsed time, for compilations that take minutes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ _EVERY_SECONDS = 1.0
 
 @contextlib.contextmanager
 def doing(text: str) -> Iterator[None]:
-    """Shows on stderr what is done inside, and at its end how long it took.
+    """Prints ``text`` on stderr, and at the end the duration of the context.
 
-    On a terminal the seconds are counted while they pass; elsewhere the line is written at the
-    beginning, and the seconds are added to it.
+    A terminal shows the elapsed seconds meanwhile.
     """
     start = time.monotonic()
     print(f"{text} ...", end="", file=sys.stderr, flush=True)
@@ -28,11 +27,11 @@ def doing(text: str) -> Iterator[None]:
         yield
     finally:
         done.set()
-        told = f" {time.monotonic() - start:.0f} s"
+        end = f" {time.monotonic() - start:.0f} s"
         if clock.ident is not None:
             clock.join()
-            told = f"\r{text} ...{told}"
-        print(told, file=sys.stderr, flush=True)
+            end = f"\r{text} ...{end}"
+        print(end, file=sys.stderr, flush=True)
 
 
 def _count(text: str, start: float, done: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""A recipe's training step for TPUs or GPUs: lowered, checked, compiled, compared."""
+"""Lowers, checks, compiles and compares the training step of a recipe."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from imagenet_fast.distribute.virtual import (
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.check import Check, check_types
+from imagenet_fast.xla_compile.check_all_reduces import check_all_reduces
 from imagenet_fast.xla_compile.check_compiled import check_compiled, computed_twice
-from imagenet_fast.xla_compile.check_sums import check_sums
 from imagenet_fast.xla_compile.compare import (
     Batches,
     Difference,
@@ -49,18 +49,18 @@ from imagenet_fast.xla_compile.progress import doing
 from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that_fits
 
 _GIB = 2**30
-# Images of a device that --find_batch goes up to.
-_MOST_IMAGES = 65_536
+# The most images per device that --find_batch tries.
+_MAX_IMAGES = 65_536
 
 
-class Try(NamedTuple):
-    """A variant of a recipe that was compiled on the way to one that fits.
+class Trial(NamedTuple):
+    """A variant of a recipe that was compiled during a search for one that fits.
 
     Attributes:
       size: images of a GPU in a step, or accumulation steps.
-      peak: bytes of a GPU; None: it cannot be used.
-      computed_twice: operations that XLA computes a second time to save memory.
-      refusal: why it cannot be used.
+      peak: memory of a GPU in bytes; None: the variant is invalid.
+      computed_twice: operations that XLA recomputes to save memory.
+      refusal: why the variant is invalid.
     """
 
     size: int
@@ -71,23 +71,22 @@ class Try(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Compilation:
-    """What became of a recipe's training step.
+    """The result of compiling a recipe's training step.
 
     Attributes:
-      config: of the recipe.
-      topology: for which it was compiled.
-      packages: the versions of those that compiled.
-      parameters: numbers that are trained.
-      checks: what the lowered step is made of.
-      program: what the compiler made of it; None: it refused.
-      refusal: why.
-      compiled: what the compiled step is made of; of GPUs only.
-      computed_twice: operations that XLA computes a second time to save memory.
-      batches: images of a GPU that were compiled to find its batch, ascending.
-      accumulations: accumulation steps that were compiled because the recipe's own do not fit,
-        ascending.
-      steps: that were taken on this machine's processor.
-      differences: of the replicas from one device after these.
+      config: options of the recipe.
+      topology: that it was compiled for.
+      packages: versions of the compiler's packages.
+      parameters: number of trainable parameters.
+      checks: of the lowered step.
+      program: the compiled step; None: the compiler rejected it.
+      refusal: the compiler's reason.
+      compiled: checks of the compiled step; for GPUs only.
+      computed_twice: operations that XLA recomputes to save memory.
+      batches: trials of ``find_batch``, by ascending images of a GPU.
+      accumulations: trials of accumulation steps if the recipe does not fit, ascending.
+      steps: that were run on this machine's CPU.
+      differences: between the replicas and one device after these steps.
     """
 
     config: Config
@@ -99,8 +98,8 @@ class Compilation:
     refusal: str = ""
     compiled: tuple[Check, ...] = ()
     computed_twice: int = 0
-    batches: tuple[Try, ...] = ()
-    accumulations: tuple[Try, ...] = ()
+    batches: tuple[Trial, ...] = ()
+    accumulations: tuple[Trial, ...] = ()
     steps: int = 0
     differences: tuple[Difference, ...] = ()
 
@@ -111,13 +110,13 @@ class Compilation:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory is enough, as far as that is known."""
+        """Whether the program fits into memory, as far as that is known."""
         usable = self.topology.usable
         return self.program is None or not usable or self.program.peak <= usable
 
     @property
     def failure(self) -> str:
-        """What is wrong, in a line, or nothing."""
+        """Everything that is wrong, in one line; empty: nothing."""
         wrong = [f"{own.name}: {own.wrong}" for own in self.checks if own.wrong]
         reasons = []
         if wrong:
@@ -133,7 +132,7 @@ class Compilation:
         return "; ".join(reasons)
 
     def _does_not_fit(self, program: Program) -> str:
-        told = (
+        message = (
             f"it does not fit: {self.batch:,} images a GPU need {program.peak / _GIB:.2f} "
             f"GiB, and a step can have {self.topology.usable / _GIB:.2f} GiB of the "
             f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
@@ -144,33 +143,33 @@ class Compilation:
             if own.peak is not None and own.peak <= self.topology.usable
         ]
         if fitting:
-            return f"{told}; the smallest --accumulation_steps that fits is {min(fitting)}"
+            return f"{message}; the smallest --accumulation_steps that fits is {min(fitting)}"
         if self.accumulations:
-            return f"{told}, and no --accumulation_steps makes it fit: use a smaller batch_size"
-        return told
+            return f"{message}, and no --accumulation_steps makes it fit: use a smaller batch_size"
+        return message
 
 
 def compile_recipe(
     config: Config, topology: str, steps_on_cpu: int = 0, find_batch: bool = False
 ) -> Compilation:
-    """Compiles the training step that ``config`` describes.
+    """Compiles the training step of a recipe.
 
-    With ``train_sizes`` it is the step of the largest images, which needs the most memory. What is
-    wrong with the step, and what the compiler refuses, is in what it returns.
+    With ``train_sizes`` it compiles the step of the largest images, which needs the most memory.
+    The result reports errors of the step and of the compiler.
 
     Args:
-      config: of the recipe; its strategy does not count. Without data it is for as many classes as
-        it says, or 1,000.
-      topology: as ``v3:2x2`` or ``h100:1x8``.
-      steps_on_cpu: steps to take on this machine's processor, and to compare; 0: none.
-      find_batch: whether to look for the largest batch of a GPU that fits, and return that.
+      config: options of the recipe; ``strategy`` is ignored. Without data, ``num_classes`` is 1,000
+        unless given.
+      topology: such as ``v3:2x2`` or ``h100:1x8``.
+      steps_on_cpu: steps to run on this machine's CPU and to compare with one device; 0: none.
+      find_batch: whether to search for the largest batch per GPU that fits, and to return that.
 
     Raises:
-      UserError: if there is no such topology, no compiler, or an option cannot be used.
+      UserError: if the topology does not exist, no compiler is installed, or an option is invalid.
     """
     platform = platform_of(topology)
     if find_batch and platform == "TPU":
-        raise UserError("find_batch is for GPUs: XLA's compiler for TPUs refuses what is too large")
+        raise UserError("find_batch is for GPUs: XLA's TPU compiler rejects what is too large")
     packages = require_packages(platform)
     _require_compilable(config)
     config = config.replace(strategy="tpu", xla=False, image_size=config.largest_image_size)
@@ -179,7 +178,7 @@ def compile_recipe(
     with start_compiler(platform) as compiler:
         recipe = _Recipe(config, compiler, compiler.topology(topology), packages)
         if config.all_reduce == "hierarchical" and config.all_reduce_group:
-            # As training checks it; compiled is the all-reduce over all, which needs no groups.
+            # Training checks this, too. The compiled all-reduce is over all replicas.
             consecutive(len(recipe.topology.coordinates), config.all_reduce_group)
         if find_batch:
             found = recipe.with_largest_batch()
@@ -191,14 +190,14 @@ def compile_recipe(
             if not found.fits:
                 found = dataclasses.replace(found, accumulations=recipe.accumulations(found))
     if steps_on_cpu:
-        with doing(f"taking {steps_on_cpu} steps of {recipe.replicas} replicas, and of one device"):
-            far = _compare(config, model, step, steps_on_cpu)
-        found = dataclasses.replace(found, steps=steps_on_cpu, differences=tuple(far))
+        with doing(f"running {steps_on_cpu} steps on {recipe.replicas} replicas and on one device"):
+            differ = _compare(config, model, step, steps_on_cpu)
+        found = dataclasses.replace(found, steps=steps_on_cpu, differences=tuple(differ))
     return found
 
 
 class _Recipe:
-    """A recipe and what it is compiled with, in as many variants as are asked for."""
+    """Compiles variants of a recipe for a topology."""
 
     def __init__(
         self, config: Config, compiler: Compiler, topology: Topology, packages: dict[str, str]
@@ -210,7 +209,7 @@ class _Recipe:
         self._packages = packages
 
     def lowered(self, config: Config) -> tuple[Classifier, LoweredStep]:
-        """Returns the model of a variant, and its step."""
+        """Returns the model of a variant and its lowered step."""
         strategy = _strategy(self.topology)
         batch = per_replica_batch_size(config, strategy)
         with doing(
@@ -221,11 +220,11 @@ class _Recipe:
             return model, lower_step(model, batch, config.image_size)
 
     def compiled(self, config: Config, model: Classifier, step: LoweredStep) -> Compilation:
-        """Returns what becomes of a variant's step."""
+        """Checks and compiles a variant's step."""
         images, classes = config.batch_size // self.replicas, len(model.labels)
         checks = (
             *check_types(step, config, images // config.accumulation_steps, classes),
-            *check_sums(step.module, config, model),
+            *check_all_reduces(step.module, config, model),
         )
         with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):
             program, refusal = _compile(self._compiler, self.topology, step)
@@ -235,7 +234,7 @@ class _Recipe:
             assert optimized is not None
             found = check_compiled(optimized, step.module, config, gpu, self.replicas)
             twice = computed_twice(optimized)
-            # Of many variants, these would fill the memory.
+            # The modules of many variants would fill this process' memory.
             program = dataclasses.replace(program, optimized=None)
         return Compilation(
             config,
@@ -250,28 +249,28 @@ class _Recipe:
         )
 
     def with_largest_batch(self) -> Compilation:
-        """Returns the variant of the largest batch that fits; if none does, of the smallest."""
+        """Returns the variant with the largest batch that fits; if none does, the smallest one."""
         parts = self._config.accumulation_steps
         done: dict[int, Compilation] = {}
-        tried: dict[int, Try] = {}
+        tried: dict[int, Trial] = {}
 
         def compiled(images: int) -> int | None:
             config = self._config.replace(batch_size=images * parts * self.replicas)
             try:
                 model, step = self.lowered(config)
             except UserError as error:
-                # Of larger batches than the recipe's, as there are fewer images: the others count.
+                # A larger batch may be invalid, such as if there are fewer images.
                 if not done:
                     raise
-                tried[images] = Try(images * parts, None, 0, str(error))
+                tried[images] = Trial(images * parts, None, 0, str(error))
             else:
                 done[images] = self.compiled(config, model, step)
-                tried[images] = _try(images * parts, done[images])
+                tried[images] = _trial(images * parts, done[images])
             return tried[images].peak
 
-        candidates = [size for size in batch_sizes(_MOST_IMAGES) if self._can_normalize(size)]
-        asked = self._config.batch_size // parts // self.replicas
-        first = max((size for size in candidates if size <= asked), default=candidates[0])
+        candidates = [size for size in batch_sizes(_MAX_IMAGES) if self._can_normalize(size)]
+        requested = self._config.batch_size // parts // self.replicas
+        first = max((size for size in candidates if size <= requested), default=candidates[0])
         known = {first: compiled(first)}
         largest = largest_that_fits(candidates, self.topology.usable, compiled, known)
         return dataclasses.replace(
@@ -280,29 +279,29 @@ class _Recipe:
         )
 
     def _can_normalize(self, images: int) -> bool:
-        """Whether batch norm's groups can be made of a replica's images."""
+        """Whether a replica's images can be split into batch-norm groups."""
         try:
             images_together(self._config.batch_norm_batch_size, images, self.replicas)
         except UserError:
             return False
         return True
 
-    def accumulations(self, found: Compilation) -> tuple[Try, ...]:
-        """Returns the accumulation steps that tell which ones are the fewest that fit.
+    def accumulations(self, found: Compilation) -> tuple[Trial, ...]:
+        """Returns the trials of a search for the fewest accumulation steps that fit.
 
         Args:
-          found: the recipe as it is, which does not fit.
+          found: the unchanged recipe, which does not fit.
         """
         images, own = found.batch, found.config.accumulation_steps
-        tried = {own: _try(own, found)}
+        tried = {own: _trial(own, found)}
 
         def compiled(part: int) -> int | None:
             steps = images // part
             config = found.config.replace(accumulation_steps=steps)
             try:
-                tried[steps] = _try(steps, self.compiled(config, *self.lowered(config)))
-            except UserError as error:  # as batch norm's or the mixing's images cannot be made
-                tried[steps] = Try(steps, None, 0, str(error))
+                tried[steps] = _trial(steps, self.compiled(config, *self.lowered(config)))
+            except UserError as error:  # such as for batch-norm groups or mixup
+                tried[steps] = Trial(steps, None, 0, str(error))
             return tried[steps].peak
 
         parts = [part for part in divisors(images) if part <= images // own]
@@ -311,9 +310,9 @@ class _Recipe:
         return tuple(tried[steps] for steps in sorted(tried))
 
 
-def _try(size: int, found: Compilation) -> Try:
+def _trial(size: int, found: Compilation) -> Trial:
     peak = found.program.peak if found.program else None
-    return Try(size, peak, found.computed_twice, found.refusal)
+    return Trial(size, peak, found.computed_twice, found.refusal)
 
 
 def _strategy(topology: Topology) -> VirtualStrategy:
@@ -323,7 +322,7 @@ def _strategy(topology: Topology) -> VirtualStrategy:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Keeps Keras from warning that this machine has no GPU for float16."""
+    """Hides Keras' warning that this machine has no GPU for float16."""
     logger = tf.get_logger()
     level = logger.level
     logger.setLevel("ERROR")
@@ -334,21 +333,21 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _require_compilable(config: Config) -> None:
-    """Raises a UserError if the options are not for XLA, or need what is not here."""
+    """Raises a UserError if an option cannot be compiled without the devices or the data."""
     if config.pipeline_stages > 1:
         raise UserError(
-            "pipeline_stages: a pipeline is many programs on devices of their own, none of which "
-            "is the same for all replicas; leave it out"
+            "pipeline_stages: the stages of a pipeline are different programs, not one for all "
+            "replicas; leave it out"
         )
     if config.fusion == "auto":
         raise UserError(
-            "fusion=auto measures on the devices that are to train, which are not here: give "
-            "--fusion_segments in its place, as `imagenet-fast plan --accelerator` tells them"
+            "fusion=auto measures on the devices that train, which are not here: give "
+            "--fusion_segments instead; `imagenet-fast plan --accelerator` suggests them"
         )
     if config.data_on_device:
         raise UserError(
-            "data_on_device: the device would make its batches of all images, which are not here; "
-            "what it does with a batch is compiled with --nodata_on_device --noalternating_flip "
+            "data_on_device: the device would make batches from all images, which are not here; "
+            "compile the rest of the step with --nodata_on_device --noalternating_flip "
             "--noaugment_in_groups"
         )
 

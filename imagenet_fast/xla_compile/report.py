@@ -1,4 +1,4 @@
-"""What became of a recipe's training step, for people and for programs."""
+"""The report of a compiled training step, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cor
 from imagenet_fast.planning.compiled_memory import STEP_OPTIONS
 from imagenet_fast.xla_compile.compiler import Program
 from imagenet_fast.xla_compile.gpus import GpuTopology
-from imagenet_fast.xla_compile.recipe import Compilation, Try
+from imagenet_fast.xla_compile.recipe import Compilation, Trial
 
-_NEXT_UNIT = 2**10
-# More would be written with an exponent.
-_MOST = 999.5
+# Larger numbers would be written with an exponent.
+_MAX_DIGITS = 999.5
 _NAME_WIDTH = 24
 NOT_PROVED = {
     "TPU": "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
@@ -27,7 +26,7 @@ NOT_PROVED = {
 
 
 def table(found: Compilation) -> str:
-    """Returns what was found, as text."""
+    """Returns the report as text."""
     config = found.config
     lines = [
         _line("topology", f"{found.topology.name}: {found.topology}"),
@@ -51,8 +50,8 @@ def table(found: Compilation) -> str:
         lines += ["", f"{_steps(found.steps)} of the replicas, and of one device with all images:"]
     for own in found.differences:
         differ = (
-            f"differ by at most {own.most:.2g}, {own.share:.2g} of the way that they went; "
-            f"between replicas by {own.spread:.2g}"
+            f"differ by at most {own.most:.2g}, {own.share:.2g} of their change; between replicas "
+            f"by {own.spread:.2g}"
         )
         lines.append(_verdict(own.kind, differ, own.wrong))
     if not found.failure:
@@ -61,7 +60,7 @@ def table(found: Compilation) -> str:
 
 
 def as_json(found: Compilation) -> str:
-    """Returns what was found as JSON."""
+    """Returns the report as JSON."""
     program = found.program
     values = {
         "topology": {
@@ -96,8 +95,8 @@ def write(found: Compilation, directory: str) -> list[str]:
     """Writes ``compile.json`` and ``compile.txt``, and returns their paths.
 
     Args:
-      found: what to write.
-      directory: where; made if it does not exist.
+      found: the result.
+      directory: where to write; created if it does not exist.
 
     Raises:
       UserError: if they cannot be written.
@@ -154,18 +153,18 @@ def _program_lines(found: Compilation) -> list[str]:
 
 
 def _slow_float16(found: Compilation) -> list[str]:
-    """Returns a line where a GPU takes float16, but computes in it more slowly than in float32."""
+    """Returns a line if the GPU computes in float16 more slowly than in float32."""
     topology = found.topology
     if found.config.precision != "mixed_float16" or not isinstance(topology, GpuTopology):
         return []
     rate = float16_rate(topology.gpu.capability)
     if has_tensor_cores("float16", topology.gpu.capability) or rate >= 1:
         return []
-    told = (
-        f"{topology.kind} computes in it at 1/{1 / rate:.0f} of float32's rate, so that only "
-        "kernels which compute in float32 are fast: try --precision=float32, too"
+    text = (
+        f"{topology.kind} computes in it at 1/{1 / rate:.0f} of float32's speed, so only kernels "
+        "that compute in float32 are fast: try --precision=float32, too"
     )
-    return [_line("float16", told)]
+    return [_line("float16", text)]
 
 
 def _memory_line(found: Compilation, program: Program) -> str:
@@ -177,14 +176,14 @@ def _memory_line(found: Compilation, program: Program) -> str:
         "temporary": memory["temporary"],
         "code": memory["code"],
     }
-    told = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
+    sizes = ", ".join(f"{name} {_size(size)}" for name, size in parts.items() if size)
     limit = f" of {_size(topology.memory)}" if topology.memory else ""
     if not topology.usable:
-        return _line("memory", f"{_size(program.peak)}{limit} of a replica: {told}")
+        return _line("memory", f"{_size(program.peak)}{limit} of a replica: {sizes}")
     kept = topology.memory - topology.usable
     text = (
         f"{_size(program.peak)}{limit}, of which {_size(kept)} are kept for TensorFlow, CUDA and "
-        f"workspaces: {told}"
+        f"workspaces: {sizes}"
     )
     if found.computed_twice:
         text += f"; to save it, {found.computed_twice:,} operations are computed twice"
@@ -205,28 +204,28 @@ def _tried_lines(found: Compilation) -> list[str]:
     return lines
 
 
-def _tried(own: Try, usable: int) -> str:
+def _tried(own: Trial, usable: int) -> str:
     if own.peak is None:
-        return f"cannot be used: {own.refusal}"
-    told = f"{_size(own.peak):11}{own.computed_twice:<5}"
-    return (told if _fits(own, usable) else f"{told}does not fit").rstrip()
+        return f"invalid: {own.refusal}"
+    text = f"{_size(own.peak):11}{own.computed_twice:<5}"
+    return (text if _fits(own, usable) else f"{text}does not fit").rstrip()
 
 
-def _fits(own: Try, usable: int) -> bool:
+def _fits(own: Trial, usable: int) -> bool:
     return own.peak is not None and own.peak <= usable
 
 
 def _size(number: float) -> str:
-    """Returns bytes in the unit that makes the shortest number of it."""
+    """Returns bytes in the largest unit in which they are at least about 1."""
     for unit in ("bytes", "KiB", "MiB"):
-        if number < _MOST:
+        if number < _MAX_DIGITS:
             return f"{number:.3g} {unit}"
-        number /= _NEXT_UNIT
+        number /= 2**10
     return f"{number:.3g} GiB"
 
 
 def _per_image(found: Compilation, program: Program) -> float:
-    """Returns FLOPs. XLA counts what is in a loop once: of accumulated micro-batches, one."""
+    """Returns FLOPs per image. XLA counts the loop over accumulated micro-batches once."""
     return program.flops * found.config.accumulation_steps / found.batch
 
 

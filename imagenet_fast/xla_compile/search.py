@@ -1,13 +1,13 @@
-"""The largest size whose program fits a memory, found with few compilations."""
+"""A search for the largest program that fits into memory, with few compilations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# The most that the size grows at once where several are known: beyond some size XLA computes
-# activations twice, and memory grows otherwise.
-_MOST_GROWTH = 1.5
-# Predictions in a row that do not halve the range.
+# The largest factor between tries once several sizes are known: beyond some size XLA recomputes
+# activations, and memory grows differently.
+_MAX_GROWTH = 1.5
+# Consecutive predictions that may fail to halve the range.
 _PATIENCE = 2
 
 
@@ -17,18 +17,18 @@ def largest_that_fits(
     memory_of: Callable[[int], int | None],
     known: dict[int, int | None],
 ) -> int:
-    """Returns the largest of some sizes whose memory is at most a limit; 0: none fits.
+    """Returns the largest size whose memory is at most a limit; 0: none fits.
 
-    Memory grows almost linearly with the size: a line through what is known predicts the next try.
-    Where that halves the range too seldom, the next try does. At the end two neighbours are known,
-    of which the smaller one fits and the larger one does not.
+    Memory is almost linear in the size, so a line through known sizes predicts the next try. If
+    predictions do not halve the range, the search bisects it. At the end two neighbours are known:
+    the smaller one fits and the larger one does not.
 
     Args:
       candidates: sizes, ascending.
       limit: bytes.
-      memory_of: compiles a size and returns its bytes; None: this size cannot be used, which counts
-        as not fitting.
-      known: what is known before, by size; at least one.
+      memory_of: compiles a size and returns its bytes; None: this size is invalid, which counts as
+        not fitting.
+      known: results of sizes that were compiled before, at least one.
     """
     tried = dict(known)
     slow = 0
@@ -46,7 +46,7 @@ def largest_that_fits(
 
 
 def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None]) -> tuple[int, int]:
-    """Returns the places of the largest size that fits, and of the smallest above that does not."""
+    """Returns the indices of the largest size that fits and the next one that does not."""
     fits = {
         number: (own := tried[size]) is not None and own <= limit
         for number, size in enumerate(candidates)
@@ -60,7 +60,7 @@ def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None])
 def _predict(
     candidates: Sequence[int], limit: int, tried: dict[int, int | None], low: int, high: int
 ) -> int:
-    """Returns the place of the largest candidate that a line through two known sizes lets fit."""
+    """Returns the index of the largest size that fits by a line through two known sizes."""
     points = [(0, 0), *sorted((size, own) for size, own in tried.items() if own is not None)]
     smaller = [point for point in points if point[0] <= (candidates[low] if low >= 0 else 0)]
     larger = [point for point in points if point not in smaller]
@@ -70,22 +70,22 @@ def _predict(
         one, other = smaller[-2:]
     else:
         return (low + high) // 2
-    aim = float("inf")
+    target = float("inf")
     if one[1] < other[1]:
-        aim = one[0] + (limit - one[1]) * (other[0] - one[0]) / (other[1] - one[1])
+        target = one[0] + (limit - one[1]) * (other[0] - one[0]) / (other[1] - one[1])
     if len(smaller) > 2 and not larger:
-        aim = min(aim, _MOST_GROWTH * other[0])
-    fitting = [number for number, candidate in enumerate(candidates) if candidate <= aim]
+        target = min(target, _MAX_GROWTH * other[0])
+    fitting = [number for number, candidate in enumerate(candidates) if candidate <= target]
     return fitting[-1] if fitting else 0
 
 
 def divisors(number: int) -> list[int]:
-    """Returns what divides a number, ascending."""
+    """Returns the divisors of a number, ascending."""
     return [own for own in range(1, number + 1) if number % own == 0]
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Returns multiples of 8 up to ``most``, from 256 on 1/16 to 1/32 of themselves apart."""
+    """Returns multiples of 8 up to ``most``; from 256 on, steps are 1/32 to 1/16 of the size."""
     sizes, size = [], 8
     while size <= most:
         sizes.append(size)

@@ -1,7 +1,7 @@
-"""A process of its own for jax, libtpu and the CUDA plugin, which share none with TensorFlow.
+"""The worker process for jax, libtpu and the CUDA plugin, which cannot share one with TensorFlow.
 
-Asked by lines, answering each in JSON. A line is an object with ``do``, the name of one of the
-functions of ``_WORK``, and its arguments. What the compiler refuses is an answer, too:
+It answers each line of its input with a line of JSON. A line is an object with ``do``, the name of
+a function of ``_WORK``, and its arguments. If the compiler rejects a program, the answer is
 ``{"error": ...}``.
 """
 
@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-# Before jax is imported. Compiling for a TPU needs no accelerator, and no machine around one; and
-# several processes may do it at the same time.
+# Set before jax is imported. Compiling for a TPU needs neither a TPU nor its host, and several
+# processes may do it at the same time.
 os.environ.update(
     ALLOW_MULTIPLE_LIBTPU_LOAD="1",
     JAX_PLATFORMS="cpu",
-    JAX_ENABLE_X64="1",  # numbers of steps are int64
+    JAX_ENABLE_X64="1",  # step counters are int64
     TPU_SKIP_MDS_QUERY="1",
     TPU_WORKER_HOSTNAMES="localhost",
     TPU_ACCELERATOR_TYPE="v4-8",
-    # Where XLA looks for CUDA's tools if it misses one: no other CUDA is to be used unnoticed.
+    # Where XLA looks for missing CUDA tools: it must not silently use another CUDA.
     PATH="",
 )
 os.environ.pop("CUDA_ROOT", None)
@@ -37,14 +37,14 @@ from jax._src.lib import hlo, xla_client
 from jax._src.lib.mlir import ir
 from jax.experimental import topologies
 
-# Autotuning runs kernels, for which there is no GPU.
+# Autotuning would run kernels on a GPU.
 _GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
 
 
 def main() -> None:
-    """Answers until there are no more lines."""
+    """Answers each line of the input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # What libraries print is no answer.
+    os.dup2(2, 1)  # keeps the libraries' output out of the answers
     for line in sys.stdin:
         job = json.loads(line)
         print(json.dumps(_WORK[job.pop("do")](**job)), file=answers, flush=True)
@@ -54,7 +54,7 @@ def topology(name: str) -> dict[str, Any]:
     """Returns the ``kind`` of a TPU's chips and the ``coordinates`` of its cores."""
     try:
         devices = _tpu_devices(name)
-    except Exception as error:  # of libtpu, which has no type of its own for it
+    except Exception as error:  # libtpu raises no specific type
         return {"error": str(error)}
     return {
         "kind": devices[0].device_kind,
@@ -92,11 +92,11 @@ def compile_for_gpus(
 
     Args:
       target: the kind of GPU, as text of a ``GpuTargetConfigProto``.
-      hosts: how many.
-      gpus: of each host.
+      hosts: their number.
+      gpus: in each host.
       cuda: folder with ``bin/ptxas`` and ``nvvm/libdevice``.
       module: file of a serialized HLO module.
-      optimized: file for the module that XLA makes of it.
+      optimized: file for the optimized module.
     """
     devices = topologies.get_topology_desc(
         platform="cuda", topology_name="", topology=f"{hosts}x{gpus}x1", target_config=target
@@ -105,12 +105,12 @@ def compile_for_gpus(
     start = time.perf_counter()
     try:
         program = _compile(content, devices, cuda)
-    except Exception as error:  # of XLA's, as above
+    except Exception as error:  # as above
         return {"error": str(error)}
     seconds = time.perf_counter() - start
     (own,) = program.hlo_modules()
     pathlib.Path(optimized).write_bytes(own.as_serialized_hlo_module_proto())
-    # The executable tells none.
+    # The executable has no cost analysis.
     lowered = hlo.HloModule.from_serialized_hlo_module_proto(content)
     costs = xla_client._xla.hlo_module_cost_analysis(jax.devices("cpu")[0].client, lowered)
     return {"seconds": seconds, "memory": _memory(program), "flops": costs["flops"], "bytes": 0}
@@ -119,18 +119,18 @@ def compile_for_gpus(
 def run_steps(
     module: str, inputs: str, updates: dict[str, int], steps: int
 ) -> dict[str, dict[str, float]]:
-    """Takes steps on this machine's processor, each of whose virtual devices is a replica.
+    """Runs steps on this machine's CPU, with a replica on each virtual device.
 
     Args:
       module: file of a serialized HLO module.
-      inputs: NumPy archive, as ``compare.write_inputs`` has it.
-      updates: the parameter that each result of the module takes the place of in the next step.
-      steps: how many.
+      inputs: NumPy archive written by ``compare.write_inputs``.
+      updates: maps the module's results to the parameters that they replace in the next step.
+      steps: their number.
 
     Returns:
-      By the number of each parameter for which there is something expected: ``most``, the greatest
-      difference of a number from that; ``spread``, between replicas; and squared lengths: of the
-      ``difference``, of the ``way`` to what is expected, and of the ``start``.
+      For each parameter with an expected value, by its number: ``most``, the largest difference of
+      an element; ``spread``, the largest difference between replicas; and squared norms: of the
+      ``difference``, of the ``way`` from start to expected value, and of the ``start``.
     """
     devices = jax.devices("cpu")
     program = _compile(pathlib.Path(module).read_bytes(), devices)
@@ -149,22 +149,22 @@ def run_steps(
         for result, number in updates.items():
             values[number] = _joined(results[int(result)], devices)
     return {
-        str(number): _distance(start[number], _parts(values[number]), aim)
-        for number, aim in expected.items()
+        str(number): _distance(start[number], _parts(values[number]), target)
+        for number, target in expected.items()
     }
 
 
 def _on_each(parts: Sequence[np.ndarray], devices: list[Any]) -> jax.Array:
-    """Returns an array of which each device has its own part."""
-    # Copies: the program may write into what it is given.
+    """Returns an array with a different part on each device."""
+    # Copies, because the program may overwrite its inputs.
     copies = [jax.device_put(np.array(own), device) for own, device in zip(parts, devices)]
     return _joined(copies, devices)
 
 
 def _joined(parts: list[jax.Array], devices: list[Any]) -> jax.Array:
-    """Returns arrays of several devices as one, as programs take them.
+    """Combines the devices' arrays into one, which is the form that programs accept.
 
-    jax is told that they are the same, of which it makes no use here.
+    It is declared as replicated, although the parts may differ: jax does not check that.
     """
     everywhere = jax.sharding.NamedSharding(
         jax.sharding.Mesh(np.array(devices), ("replica",)), jax.sharding.PartitionSpec()
@@ -173,12 +173,12 @@ def _joined(parts: list[jax.Array], devices: list[Any]) -> jax.Array:
 
 
 def _parts(whole: jax.Array) -> np.ndarray:
-    """Returns what each device has, [devices, ...]."""
+    """Returns the arrays of all devices, [devices, ...]."""
     return np.stack([np.asarray(shard.data) for shard in whole.addressable_shards])
 
 
 def _distance(start: np.ndarray, found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
-    """Returns how far replicas, [replicas, ...], are from what is expected."""
+    """Returns the distance of replicas, [replicas, ...], from the expected value."""
     away = np.abs(found.astype(np.float64) - expected)
     squares = np.square(away).reshape(len(found), -1).sum(axis=1)
     return {
@@ -191,14 +191,14 @@ def _distance(start: np.ndarray, found: np.ndarray, expected: np.ndarray) -> dic
 
 
 def _tpu_devices(name: str) -> list[Any]:
-    # TensorFlow takes both cores of a v4 chip as one device; libtpu has to be told to.
+    # TensorFlow uses both cores of a v4 chip as one device; libtpu needs an option for that.
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
     found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     return list(found.devices)
 
 
 def _compile(module: bytes, devices: list[Any], cuda: str = "") -> Any:
-    """Returns the module, compiled for a replica on each of the devices.
+    """Compiles a module for one replica on each device.
 
     Args:
       module: serialized HLO module.
@@ -209,7 +209,7 @@ def _compile(module: bytes, devices: list[Any], cuda: str = "") -> Any:
     numbers = np.array([[device.id] for device in devices])
     with mlir.make_ir_context():
         stablehlo = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(module))
-        _leave_out_copies(stablehlo)
+        _remove_copies(stablehlo)
         options = compiler.get_compile_options(
             replicas,
             1,
@@ -225,7 +225,7 @@ def _compile(module: bytes, devices: list[Any], cuda: str = "") -> Any:
 
 
 def _memory(program: Any) -> dict[str, int]:
-    """Returns the bytes that a program needs of a device, by what for."""
+    """Returns the bytes that a program needs on a device, by purpose."""
     found = program.get_compiled_memory_stats()
     return {
         "arguments": found.argument_size_in_bytes,
@@ -236,8 +236,8 @@ def _memory(program: Any) -> dict[str, int]:
     }
 
 
-def _leave_out_copies(stablehlo: ir.Module) -> None:
-    """Takes out what StableHLO does not have: copies, in which TensorFlow returns variables."""
+def _remove_copies(stablehlo: ir.Module) -> None:
+    """Removes copies, in which TensorFlow returns variables and which StableHLO does not have."""
     copies = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:

@@ -110,8 +110,8 @@ def test_weights_that_do_not_move_are_no_comparison(way):
     moving = {"most": 0, "spread": 0, "way": 1.0, "start": 0.0, "difference": 0.0}
     still = {**moving, "way": way, "start": 1.0}
     weights, metrics = differences(Config(), step, reference, {"0": still, "1": moving})
-    assert weights.wrong.startswith("the reference moved by only ")
-    assert "so that nothing is compared; take more steps, or a higher" in weights.wrong
+    assert weights.wrong.startswith("the reference's weights changed by only ")
+    assert "too little to compare; take more steps, or use a higher" in weights.wrong
     assert not metrics.wrong
 
 
@@ -120,7 +120,7 @@ def test_weights_that_do_not_move_are_no_comparison(way):
     [
         ({"dropout": 0.5, "model": "alexnet_bn", "image_size": 64}, 8, "use --dropout=0"),
         ({"mixup_alpha": 0.2}, 8, "leave out mixup_alpha and cutmix_alpha"),
-        ({}, 2048, "run_on_cpu is for up to 64 replicas, not for 2,048: use a smaller topology"),
+        ({}, 2048, "run_on_cpu supports up to 64 replicas, not 2,048: use a smaller topology"),
     ],
 )
 def test_what_one_device_cannot_do_alike(options, replicas, message):

@@ -10,7 +10,7 @@ from imagenet_fast.xla_compile.check import Check
 from imagenet_fast.xla_compile.compare import Difference
 from imagenet_fast.xla_compile.compiler import Program, TpuTopology
 from imagenet_fast.xla_compile.gpus import gpu_topology
-from imagenet_fast.xla_compile.recipe import Compilation, Try
+from imagenet_fast.xla_compile.recipe import Compilation, Trial
 from imagenet_fast.xla_compile.report import _size, as_json, table, write
 
 PLACES = [(x, y, 0, core) for y in range(2) for x in range(2) for core in range(2)]
@@ -47,10 +47,10 @@ TOO_LARGE = dataclasses.replace(
     program=Program(12.3, {**MEMORY, "code": 0, "temporary": 90 * GIB}, 1.0, 0),
     computed_twice=214,
     accumulations=(
-        Try(1, 90 * GIB, 214),
-        Try(2, 80 * GIB, 0),
-        Try(3, 60 * GIB, 0),
-        Try(4, 50 * GIB, 0),
+        Trial(1, 90 * GIB, 214),
+        Trial(2, 80 * GIB, 0),
+        Trial(3, 60 * GIB, 0),
+        Trial(4, 50 * GIB, 0),
     ),
 )
 REFUSED = dataclasses.replace(GOOD, program=None, refusal="out of memory: each needs 20GiB")
@@ -72,8 +72,8 @@ def test_table():
         "replica, as XLA counts",
         "",
         "3 steps of the replicas, and of one device with all images:",
-        "weights                 ok  differ by at most 1e-08, 2e-06 of the way that they went; "
-        "between replicas by 0",
+        "weights                 ok  differ by at most 1e-08, 2e-06 of their change; between "
+        "replicas by 0",
         "",
         "The training step compiles for TPU v3 (2x2) with libtpu 0.0.3.",
         "That says nothing about its speed, the TPU's runtime or its interconnect: there was no "
@@ -107,7 +107,7 @@ def test_work_of_accumulated_micro_batches():
         ),
         (
             dataclasses.replace(GOOD, differences=(Difference("weights", 0.1, 7.0, 1e-4, 0.01),)),
-            "weights                 NO  differ by at most 0.1, 7 of the way that they went; "
+            "weights                 NO  differ by at most 0.1, 7 of their change; "
             "between replicas by 0.01: more than rounding, 0.0001",
             "on this machine's processor: weights are wrong",
         ),
@@ -174,20 +174,20 @@ def test_what_does_not_fit():
 
 
 def test_what_no_accumulation_helps():
-    tries = (Try(1, 90 * GIB, 0), Try(128, None, 0, "1 image has no statistics"))
+    tries = (Trial(1, 90 * GIB, 0), Trial(128, None, 0, "1 image has no statistics"))
     found = dataclasses.replace(TOO_LARGE, accumulations=tries)
     assert found.failure.endswith("no --accumulation_steps makes it fit: use a smaller batch_size")
     assert table(found).splitlines()[-1] == (
-        "128                     cannot be used: 1 image has no statistics"
+        "128                     invalid: 1 image has no statistics"
     )
 
 
 @pytest.mark.parametrize(
     ("larger", "ends"),
-    [((), True), ((Try(256, 90 * GIB, 7),), False), ((Try(256, None, 0, "no data"),), False)],
+    [((), True), ((Trial(256, 90 * GIB, 7),), False), ((Trial(256, None, 0, "no data"),), False)],
 )
 def test_a_search_that_ends_before_the_memory(larger, ends):
-    found = dataclasses.replace(GPUS, batches=(Try(128, 4 * GIB, 0), *larger))
+    found = dataclasses.replace(GPUS, batches=(Trial(128, 4 * GIB, 0), *larger))
     told = "Larger ones may fit, too: the search ends here."
     assert (told in table(found).splitlines()) == ends
     assert not found.failure
@@ -213,7 +213,7 @@ def test_the_largest_of_several_image_sizes():
 def test_float16_that_is_slower_than_float32(gpu, precision, slow):
     config = GPUS.config.replace(precision=precision)
     found = dataclasses.replace(GPUS, config=config, topology=gpu_topology(f"{gpu}:1x8"))
-    told = "float16                 Tesla P40 computes in it at 1/64 of float32's rate, so that"
+    told = "float16                 Tesla P40 computes in it at 1/64 of float32's speed, so"
     assert (told in table(found)) == slow
     assert not found.failure
 
@@ -234,7 +234,7 @@ def test_what_the_compiled_step_is_not():
 
 
 def test_file_of_gpus(tmp_path):
-    found = dataclasses.replace(GPUS, batches=(Try(128, 4 * GIB, 0), Try(256, 90 * GIB, 7)))
+    found = dataclasses.replace(GPUS, batches=(Trial(128, 4 * GIB, 0), Trial(256, 90 * GIB, 7)))
     write(found, tmp_path)
     values = json.loads((tmp_path / "compile.json").read_text())
     assert values["topology"]["usable"] == GPUS.topology.usable

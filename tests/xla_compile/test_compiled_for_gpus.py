@@ -9,8 +9,8 @@ import stat
 import pytest
 
 from imagenet_fast.commands import run
+from imagenet_fast.xla_compile.check_all_reduces import check_all_reduces
 from imagenet_fast.xla_compile.check_compiled import check_compiled
-from imagenet_fast.xla_compile.check_sums import check_sums
 from imagenet_fast.xla_compile.compiler import find_cuda, start_compiler
 from imagenet_fast.xla_compile.gpus import gpu_topology
 
@@ -85,7 +85,7 @@ def test_a_volta_in_bfloat16_fails(capsys):
 
 def test_rows_of_a_torus_become_one_all_reduce(compiler, lowered):
     found = lowered("GPU", all_reduce="torus_2d", all_reduce_group=4)
-    (_, gradients) = check_sums(found.step.module, found.config, found.model)
+    (_, gradients) = check_all_reduces(found.step.module, found.config, found.model)
     assert "along (0,1,2,3 4,5,6,7) and (0,4 1,5 2,6 3,7)" in gradients.found
     assert not gradients.wrong
     own = compiled(compiler, found)["all-reduces"]

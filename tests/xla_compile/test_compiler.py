@@ -53,13 +53,13 @@ def test_topology_that_does_not_exist(tmp_path, name):
         Compiler(worker, tmp_path).topology(name)
     assert str(caught.value) == (
         f"there is no topology {name!r} (Invalid TPU external name: {name}); choose hosts and "
-        f"their GPUs, as h100:1x8 or h100:4x8, of {', '.join(gpus())}, or a TPU's, like "
+        f"GPUs per host, as in h100:1x8 or h100:4x8, of {', '.join(gpus())}, or a TPU's, like "
         "v2:2x2, v3:4x4, v4:2x2x1, v5e:4x4, v5p:2x2x1 or v6e:4x4"
     )
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reason"),
     [
         ("v3:1000x1000", "a TPU v3 has at most 1,024 chips"),
         ("v3:32x33", "a TPU v3 has at most 1,024 chips"),
@@ -69,8 +69,8 @@ def test_topology_that_does_not_exist(tmp_path, name):
         ("", "no kind ''"),
     ],
 )
-def test_topologies_refused_before_a_compiler_starts(name, told):
-    with pytest.raises(UserError, match=re.escape(f"no topology {name!r} ({told}); choose")):
+def test_topologies_refused_before_a_compiler_starts(name, reason):
+    with pytest.raises(UserError, match=re.escape(f"no topology {name!r} ({reason}); choose")):
         platform_of(name)
 
 
@@ -133,7 +133,7 @@ def test_program_for_gpus(tmp_path, monkeypatch):
             "but found 4: %XlaAllReduce.7 = f32[8]{0} all-reduce(%XLA_Args.1)",
             "In cross_replica mode, groups should contain 8 replicas, but found 4",
         ),
-        ("", "no reason told"),
+        ("", "no reason given"),
     ],
 )
 def test_refusals(tmp_path, error, told):
@@ -171,7 +171,7 @@ def test_without_the_packages(without, platform, topology, name):
     with pytest.raises(UserError) as caught:
         require_packages(platform)
     assert re.search(
-        rf"compiling for {platform}s needs {name}, which is not installed here: `pip install -e "
+        rf"compiling for {platform}s needs {name}, which is not installed: `pip install -e "
         r"'.\[compile\]'` in a clone of imagenet_fast installs it, .*"
         r"\(tools/install.sh DIRECTORY compile\)",
         str(caught.value),
@@ -212,10 +212,13 @@ def test_batches_are_not_looked_for_on_tpus():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pipeline_stages": 2}, "pipeline_stages: a pipeline is many programs"),
+        (
+            {"pipeline_stages": 2},
+            "pipeline_stages: the stages of a pipeline are different programs",
+        ),
         (
             {"data_on_device": True, "train_crop": "pad"},
-            "data_on_device: .* is compiled with --nodata_on_device --noalternating_flip",
+            "data_on_device: .* of the step with --nodata_on_device --noalternating_flip",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_rows_are_hosts():
 
 @pytest.mark.parametrize("size", ["", "8", "0x8", "1x0", "1x9", "1x8x1", "-1x8", "ax8", "1x 8"])
 def test_numbers_that_cannot_be(size):
-    with pytest.raises(UserError, match=r"no topology 'h100:.*1 to 8, each has, as h100:1x8 or"):
+    with pytest.raises(UserError, match=r"no topology 'h100:.*1 to 8, as in h100:1x8 or"):
         gpu_topology(f"h100:{size}")
 
 
@@ -74,6 +74,7 @@ def test_names_of_no_gpu(name):
 
 def test_topology_that_does_not_exist():
     assert str(no_topology("h1000:1x8", "Invalid name", "v3:2x2")) == (
-        "there is no topology 'h1000:1x8' (Invalid name); choose hosts and their GPUs, as h100:1x8 "
-        "or h100:4x8, of p100, p40, v100, a100, a100-80gb, l4, h100, b200, or a TPU's, like v3:2x2"
+        "there is no topology 'h1000:1x8' (Invalid name); choose hosts and GPUs per host, as in "
+        "h100:1x8 or h100:4x8, of p100, p40, v100, a100, a100-80gb, l4, h100, b200, or a TPU's, "
+        "like v3:2x2"
     )

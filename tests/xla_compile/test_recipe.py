@@ -43,7 +43,7 @@ def lower(config, step_of=None):
 def made(monkeypatch):
     """made(compiler, **options): the recipe, whose steps are lowered by nobody."""
     monkeypatch.setattr(recipe, "check_types", lambda *_: [])
-    monkeypatch.setattr(recipe, "check_sums", lambda *_: [])
+    monkeypatch.setattr(recipe, "check_all_reduces", lambda *_: [])
 
     def make(compiler, **options):
         config = Config(synthetic=True, num_classes=10, **options)
@@ -137,7 +137,7 @@ def compiled_configs(monkeypatch):
         )
 
     monkeypatch.setattr(recipe, "check_types", lambda *_: [])
-    monkeypatch.setattr(recipe, "check_sums", lambda *_: [])
+    monkeypatch.setattr(recipe, "check_all_reduces", lambda *_: [])
     monkeypatch.setattr(recipe._Recipe, "lowered", lowered)
     monkeypatch.setattr(recipe, "require_packages", lambda _: {})
     monkeypatch.setattr(recipe, "start_compiler", start)
@@ -155,7 +155,7 @@ def test_the_largest_size_of_the_run(compiled_configs, sizes, largest):
 
 
 def test_fusion_that_is_measured(compiled_configs):
-    with pytest.raises(UserError, match="fusion=auto measures on the devices that are to train"):
+    with pytest.raises(UserError, match="fusion=auto measures on the devices that train"):
         recipe.compile_recipe(Config(batch_size=64, fusion="auto"), "v100:1x8")
     assert not compiled_configs
 

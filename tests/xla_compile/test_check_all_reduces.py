@@ -7,7 +7,7 @@ from imagenet_fast.distribute import all_reduce, virtual
 from imagenet_fast.distribute.groups import columns, consecutive
 from imagenet_fast.layers import grouped_batch_normalization
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.xla_compile.check_sums import check_sums, groups_told
+from imagenet_fast.xla_compile.check_all_reduces import check_all_reduces, groups_text
 
 GROUPED = {"batch_norm_batch_size": 16}
 TORUS = {"all_reduce": "torus_2d"}
@@ -17,7 +17,7 @@ AXES = "along (0,1,2,3 4,5,6,7) and (0,4 1,5 2,6 3,7), half first along each"
 
 def checks(found, **changes):
     """Returns the check of statistics and that of gradients."""
-    return check_sums(found.step.module, found.config.replace(**changes), found.model)
+    return check_all_reduces(found.step.module, found.config.replace(**changes), found.model)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_steps_of_other_recipes(lowered, options, recipe, statistics, gradients)
     ],
 )
 def test_groups_in_words(groups, told):
-    assert groups_told(groups) == told
+    assert groups_text(groups) == told
 
 
 # --- Mistakes in the code that sums
@@ -130,7 +130,7 @@ def test_batch_norm_with_replicas_that_are_no_neighbours(lower_anew, monkeypatch
     monkeypatch.setattr(grouped_batch_normalization, "consecutive", strided)
     statistics, _ = checks(lower_anew(**GROUPED))
     assert statistics.wrong == (
-        f"14 are missing among {PAIRS}; there are all-reduces of as many numbers among "
+        f"14 are missing among {PAIRS}; there are all-reduces of the same sizes among "
         "(0,4 1,5 2,6 3,7)"
     )
 
