@@ -27,7 +27,7 @@ class Report:
     Attributes:
       text: its tables, for people.
       values: its measurements, for programs; JSON without options and environment.
-      draw: makes the figure, in :data:`STYLE`.
+      draw: makes the figure, in ``STYLE``.
       versions: of packages that were measured in other processes.
     """
 

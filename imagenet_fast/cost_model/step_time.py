@@ -72,7 +72,7 @@ class ChipCluster:
 
     @functools.cached_property
     def group_size(self) -> int:
-        """Chips in a group of the all-reduce: those of a host, or of an axis of the torus."""
+        """Number of chips in an all-reduce group, a host or an axis of the torus."""
         if self.accelerator.torus:
             divisors = [size for size in range(1, self.chips + 1) if self.chips % size == 0]
             return min(divisors, key=lambda size: abs(math.log(size / math.sqrt(self.chips))))
@@ -188,7 +188,7 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """The bottleneck: ``input``, ``all-reduce``, ``memory`` or ``matrices``."""
+        """What limits the step, ``input``, ``all-reduce``, ``memory`` or ``matrices``."""
         if self.input > self.devices:
             return "input"
         if self.exposed + self.batch_norm > self.compute.total:

@@ -119,7 +119,7 @@ def test_own_images_train_a_model_that_predicts():
     text = printed("own_images")
     assert "{'train': 120, 'validation': 40}" in text
     assert "{'PNG': 54}" in text
-    assert float(re.search(r"top-1 (\S+) of 40 images", text)[1]) > 0.8
+    assert float(re.search(r"top-1 (\S+) of 40 validation images", text)[1]) > 0.8
     predictions = re.findall(r"^(\w+)/\d+\.(?:jpg|png): (\w+) \(", text, re.MULTILINE)
     assert len(predictions) == 5
     assert sum(label == predicted for label, predicted in predictions) >= 4
