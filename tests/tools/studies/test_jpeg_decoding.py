@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, JpegImagePlugin
 
-from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.data.manifest import read_manifest
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -111,7 +111,7 @@ def test_the_command_without_data(tmp_path, capsys):
 
 def test_settings_are_runs_of_their_own():
     settings = [setting for drawing in experiments.EXPERIMENTS for setting in drawing.settings]
-    assert len({setting.fingerprint for setting in settings}) == len(settings) == 2 * len(WAYS)
+    assert len({setting.fingerprint for setting in settings}) == len(settings) == 2 * len(VARIANTS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pathlib
 from study.settings import Experiment, Setting
 
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.config import Config
 from jpeg_decoding.jpegs import BRIGHTNESS, COLOUR, DRAWINGS
 
@@ -36,7 +36,9 @@ def drawn_in(drawing: str) -> Experiment:
     )
     return Experiment(
         drawing,
-        tuple(Setting(way, base.replace(**options), drawing) for way, options in WAYS.items()),
+        tuple(
+            Setting(name, base.replace(**options), drawing) for name, options in VARIANTS.items()
+        ),
     )
 
 

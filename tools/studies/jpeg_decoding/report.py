@@ -12,7 +12,7 @@ from study.settings import Experiment
 from study.style import COLORS, drawn
 
 from imagenet_fast.base.files import write_results
-from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.benchmarks.decode import VARIANTS
 from jpeg_decoding.experiments import EXPERIMENTS
 
 PAGE, PART, PICTURE = "input_pipeline.md", "jpeg_decoding", "options.svg"
@@ -36,7 +36,7 @@ def filled_page(text: str, records: Records) -> str:
     heading = ["decoding"]
     for drawing in EXPERIMENTS:
         heading += [f"in {drawing.name}: levels off", "error, percent"]
-    rows = [list(row) for row in zip(WAYS, *columns)]
+    rows = [list(row) for row in zip(VARIANTS, *columns)]
     return page.fill(text, {PART: tables.markdown(heading, rows)})
 
 
@@ -60,7 +60,7 @@ def _draw(figure: Figure, records: Records) -> None:
                 axes.plot(errors, [place] * len(errors), "o", color=color, alpha=0.5)
                 axes.plot(sum(errors) / len(errors), place, "|", color=color, markersize=20)
         axes.margins(y=0.1)
-        axes.set_yticks(range(len(WAYS)), WAYS)
+        axes.set_yticks(range(len(VARIANTS)), VARIANTS)
         axes.set_title(f"in {drawing.name}")
         axes.set_xlabel("top-1 error, percent")
     panels[0].invert_yaxis()

@@ -9,13 +9,15 @@ from study import training
 from study.settings import Setting
 from study.training import Prepared, Result
 
-from imagenet_fast.benchmarks.decode import WAYS
+from imagenet_fast.benchmarks.decode import VARIANTS
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.training.classifier import Classifier
 from jpeg_decoding.jpegs import DRAWINGS
 
-_DEFAULTS = {option: getattr(Config(), option) for way in WAYS.values() for option in way}
+_DEFAULTS = {
+    option: getattr(Config(), option) for changes in VARIANTS.values() for option in changes
+}
 
 
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
