@@ -84,7 +84,7 @@ class GpuTopology:
 
     @property
     def coordinates(self) -> tuple[tuple[int, int], ...]:
-        """The coordinates of each replica: (GPU in its host, host)."""
+        """Coordinates of each replica, as (GPU in its host, host)."""
         return tuple((gpu, host) for host in range(self.hosts) for gpu in range(self.gpus))
 
     @property

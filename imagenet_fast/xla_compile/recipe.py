@@ -116,7 +116,7 @@ class Compilation:
 
     @property
     def failure(self) -> str:
-        """Everything that is wrong, in one line; empty: nothing."""
+        """All errors in one line, or an empty string."""
         wrong = [f"{own.name}: {own.wrong}" for own in self.checks if own.wrong]
         reasons = []
         if wrong:
