@@ -68,7 +68,7 @@ _know_accelerator() {
   DOLLARS=$(awk "BEGIN {printf \"%.2f\", $CHIPS * $price}")
 
   STACK=$HOSTS_KIND
-  [ "$STRATEGY" = tpu ] || STACK=processors
+  [ "$STRATEGY" = tpu ] || STACK=cpu
   if [ -n "${RUNTIME_VERSION-}" ]; then
     IMAGE=$RUNTIME_VERSION
   elif [ "$STACK" != pod ]; then

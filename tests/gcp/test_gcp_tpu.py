@@ -498,7 +498,7 @@ def test_what_is_installed(ready):
             for line in (home / "imagenet_fast_venv/pip.jsonl").read_text().splitlines()
         ]
         assert ["--no-deps" in call for call in calls] == [True, True, False]
-        assert "gcp/stacks/processors.txt" in calls[0]
+        assert "gcp/stacks/cpu.txt" in calls[0]
         # Packages that require plain tensorflow must not install it.
         required = (home / "imagenet_fast" / "requirements.txt").read_text().split()
         assert "tqdm>=4.65" in required
