@@ -42,7 +42,7 @@ STEPS = {
     "torus_2d": {"algorithm": "torus_2d", "group_size": 2, "dtype": "bfloat16"},
 }
 FEW = ("keras", "hierarchical", "torus_2d")
-VARIANTS = [pytest.param(way, marks=() if way in FEW else pytest.mark.long) for way in STEPS]
+WAYS = [pytest.param(way, marks=() if way in FEW else pytest.mark.long) for way in STEPS]
 VALID = {"float16", "float32", "float64", "int32", "int64"}
 
 
@@ -93,7 +93,7 @@ def left_waiting(by_token):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", VARIANTS)
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", ["step", "average"])
 def test_each_names_nccl_and_its_replicas_token(found, way, program):
     """A ring over gRPC, or a token for each stream, would be slow, or wait for ever."""
@@ -108,7 +108,7 @@ def test_each_names_nccl_and_its_replicas_token(found, way, program):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", VARIANTS)
+@pytest.mark.parametrize("way", WAYS)
 def test_all_replicas_have_one_order(found, way):
     operations = found(way)["step"]
     # Batch norm's groups and the strategy's: several communicators on a GPU.
@@ -125,7 +125,7 @@ def test_all_replicas_have_one_order(found, way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", VARIANTS)
+@pytest.mark.parametrize("way", WAYS)
 def test_weights_are_those_of_the_strategys_own(found, way):
     tolerance = 1e-3 if STEPS[way] and STEPS[way].get("dtype") else 1e-6
     weights = np.array(found(way)["weights"])
@@ -160,7 +160,7 @@ def test_flat_is_in_more_parts_than_builtin(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", VARIANTS)
+@pytest.mark.parametrize("way", WAYS)
 def test_communicators_are_made_one_after_another_before_training(found, way):
     """Each made by its group's first collective, which locks the process until other hosts come."""
     rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
