@@ -4,9 +4,9 @@
     tools/input_peers.sh .peers pytorch
     python tools/crop_distribution.py --pytorch=.peers/pytorch
 
-draws crops of images of three sizes here, for ``--train_crop=random_resized`` and ``inception``,
-and there; prints the quantiles of their areas and aspect ratios, and the Kolmogorov-Smirnov
-distance of each from torchvision's; and writes ``crops.json`` and ``crops.svg``.
+draws crops of images of three sizes with ``--train_crop=random_resized`` and ``inception`` and with
+torchvision; prints the quantiles of their areas and aspect ratios, and the Kolmogorov-Smirnov
+distances from torchvision's; and writes ``crops.json`` and ``crops.svg``.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.data.crop_boxes import training_crop_boxes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Heights and widths: ImageNet's most common one, its portrait, and one that most boxes do not fit.
+# Heights and widths: ImageNet's most common size, its portrait, and one that most crops do not fit.
 SIZES = ((375, 500), (500, 375), (200, 800))
 QUANTILES = (0.01, 0.25, 0.5, 0.75, 0.99)
 OURS, THEIRS = ("random_resized", "inception"), "torchvision"
-# Beyond it lie the distances of 1% of the pairs of samples of one distribution, times sqrt(2 / n).
+# Times sqrt(2 / n): the distance that 1% of pairs of samples of the same distribution exceed.
 _CRITICAL = 1.628
-_AT_ONCE = 20_000
+_BATCH = 20_000
 
 # Reads the sizes and the number of crops, and writes heights and widths to a file.
 _TORCHVISION = """
@@ -66,16 +66,18 @@ Crops = np.ndarray
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draws and compares; returns 0, or 2 after an error of the user's."""
+    """Draws and compares crops; returns 0, or 2 after a user error."""
     parser = argparse.ArgumentParser(
         "crop_distribution",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--pytorch", type=pathlib.Path, required=True, help="environment that has torchvision"
+        "--pytorch", type=pathlib.Path, required=True, help="virtual environment with torchvision"
     )
-    parser.add_argument("--crops", type=int, default=100_000, help="of each size (100,000)")
+    parser.add_argument(
+        "--crops", type=int, default=100_000, help="of each size (default: 100,000)"
+    )
     parser.add_argument(
         "--output_dir",
         type=pathlib.Path,
@@ -109,14 +111,14 @@ def draw(train_crop: str, count: int) -> Crops:
     for size in SIZES:
         parts = [
             training_crop_boxes(tf.constant([size] * len(own)), tf.constant(own), config)[:, 2:]
-            for own in np.array_split(identities, -(-count // _AT_ONCE))
+            for own in np.array_split(identities, -(-count // _BATCH))
         ]
         crops.append(np.concatenate(parts))
     return np.stack(crops)
 
 
 def draw_torchvision(folder: pathlib.Path, count: int) -> tuple[Crops, str]:
-    """Draws as many with torchvision; returns its version, too.
+    """Draws crops with torchvision; returns them and torchvision's version.
 
     Raises:
       UserError: if the environment cannot be used.
@@ -132,7 +134,7 @@ def draw_torchvision(folder: pathlib.Path, count: int) -> tuple[Crops, str]:
         except OSError as error:
             raise UserError(f"cannot run {program}: {error.strerror}") from None
         if done.returncode:
-            raise UserError(f"{folder} has no torchvision that works: {done.stderr.strip()[-500:]}")
+            raise UserError(f"torchvision of {folder} does not work: {done.stderr.strip()[-500:]}")
         return np.load(path), done.stdout.strip()
 
 
@@ -148,14 +150,14 @@ def aspects(crops: Crops) -> np.ndarray:
 
 
 def outside(crops: Crops) -> np.ndarray:
-    """Returns the fraction of crops whose aspect no rounding of sides takes into [3/4, 4/3]."""
+    """Returns the fraction of crops whose unrounded aspect ratio is outside [3/4, 4/3]."""
     height, width = crops[..., 0], crops[..., 1]
     low, high = (width + 0.5) / (height - 0.5), (width - 0.5) / (height + 0.5)
     return ((low < 3 / 4) | (high > 4 / 3)).mean(axis=1)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """Returns the Kolmogorov-Smirnov distance of two samples: of their distribution functions."""
+    """Returns the Kolmogorov-Smirnov distance of two samples."""
     values = np.sort(np.concatenate([one, other]))
     first, second = (
         np.searchsorted(np.sort(own), values, side="right") / len(own) for own in (one, other)
@@ -164,7 +166,7 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def summary(found: dict[str, Crops]) -> list[dict[str, Any]]:
-    """Returns what the table shows: a row for each size and kind of crop."""
+    """Returns the table's rows, one for each size and kind of crop."""
     rows = []
     theirs = found[THEIRS]
     for place, size in enumerate(SIZES):
@@ -200,7 +202,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             f"{row['aspect_distance']:.4f} |"
         )
     critical = rows[0]["critical_distance"]
-    return "\n".join([*lines, "", f"1% of equal distributions differ by more than {critical:.4f}"])
+    return "\n".join(
+        [*lines, "", f"1% of samples of equal distributions differ by more than {critical:.4f}"]
+    )
 
 
 def picture(found: dict[str, Crops]) -> str:
@@ -218,7 +222,7 @@ def picture(found: dict[str, Crops]) -> str:
                         values(crops)[place],
                         bins=bins,
                         density=True,
-                        # torchvision's first, filled: equal ones trace its edge.
+                        # torchvision's is filled; the others trace its edge if they are equal.
                         histtype="stepfilled" if name == THEIRS else "step",
                         alpha=0.35 if name == THEIRS else 1.0,
                         linewidth=1.2,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes images out of shards, as files: CLASS-NUMBER.jpg or .png.
+"""Extracts images from shards as files named CLASS-NUMBER.jpg or .png.
 
 python tools/extract_images.py --data_dir=data/digits --out=images --count=8
 """

@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-r"""Starts the workers of a multi-worker run on this machine, and ends them together.
+r"""Starts the workers of a multi-worker run on this machine, and stops them together.
 
 Two workers that share this machine's cores or GPUs:
 
     python tools/launch_local.py --workers 2 -- train --flagfile=flags/digits.flags \
         --data_dir=data/digits --model_dir=runs/digits
 
-What follows ``--`` goes to ``python -m imagenet_fast`` in each worker. Each one gets a
-``TF_CONFIG`` of its own and an equal share of the GPUs, or of the cores where there are none;
-``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS`` and ``TF_NUM_INTRAOP_THREADS`` are left alone where
-they are set. Output lines begin with ``[worker K]``. When a worker fails, the others are ended,
-and its exit status (128 + n after signal n) is the launcher's. No worker outlives the launcher: not
-after Ctrl-C, and on Linux not even after ``kill -9``.
+Arguments after ``--`` are passed to ``python -m imagenet_fast`` in each worker. Each worker gets
+its own ``TF_CONFIG`` and an equal part of the GPUs or, without GPUs, of the cores;
+``CUDA_VISIBLE_DEVICES``, ``OMP_NUM_THREADS`` and ``TF_NUM_INTRAOP_THREADS`` are not changed if they
+are set. Output lines begin with ``[worker K]``. If a worker fails, the others are stopped, and the
+launcher exits with its status (128 + n after signal n). No worker outlives the launcher: not after
+Ctrl-C, and on Linux not even after ``kill -9``.
 
-With ``--input_servers N``, as many ``imagenet-fast input-server`` are started first, the workers
-get ``--input_servers=...`` with their addresses, and they are ended when all workers have.
+``--input_servers N`` starts N ``imagenet-fast input-server`` first, passes their addresses to the
+workers as ``--input_servers=...``, and stops them when all workers have ended.
 
-Needs nothing but Python's standard library.
+Needs only Python's standard library.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
 HOST = "127.0.0.1"
-# A bar redrawn with \r becomes a line each time. A \r at the end may yet become \r\n.
+# A progress bar redrawn with \r becomes a new line each time. A \r at the end may become \r\n.
 _LINE = re.compile(rb"(.*?)(\r\n|\n|\r(?!\Z))", re.DOTALL)
 _PR_SET_PDEATHSIG = 1
 
 
 class LaunchError(Exception):
-    """The workers cannot be started: the message says why and what to do."""
+    """The workers cannot be started; the message says why and what to do."""
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ class Options:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Reads the command line; wrong ones end the process with status 2."""
+    """Parses the command line; errors end the process with status 2."""
     parser = argparse.ArgumentParser(
         usage="launch_local.py --workers N [options] -- train --flagfile=...",
         description=__doc__,
@@ -74,21 +74,22 @@ def parse(arguments: list[str]) -> Options:
         "--input_servers",
         type=int,
         default=0,
-        help="processes to start beside them that read and decode the training images",
+        help="additional processes that read and decode the training images",
     )
     parser.add_argument(
         "--port_base",
         type=int,
-        help="worker K listens on port_base + K, input servers behind them (default: free ports)",
+        help="worker K listens on port_base + K, input servers on the next ports (default: free "
+        "ports)",
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=5.0,
-        help="seconds between asking workers to end (SIGTERM) and SIGKILL (default: %(default)g)",
+        help="seconds from SIGTERM to SIGKILL when workers are stopped (default: %(default)g)",
     )
     parser.add_argument(
-        "--program", help='what to start instead of imagenet_fast, e.g. "python script.py"'
+        "--program", help='to start instead of imagenet_fast, e.g. "python script.py"'
     )
     split = arguments.index("--") if "--" in arguments else len(arguments)
     given, passed = parser.parse_args(arguments[:split]), arguments[split + 1 :]
@@ -111,33 +112,33 @@ def parse(arguments: list[str]) -> Options:
 
 
 def choose_ports(count: int, base: int | None) -> list[int]:
-    """Returns as many ports that nothing listens on now.
+    """Returns ``count`` ports that are free now.
 
     Raises:
-      LaunchError: if one of those from ``base`` on is taken.
+      LaunchError: if one of the ports from ``base`` on is in use.
     """
     with contextlib.ExitStack() as sockets:
         ports = []
-        # All are held until the last one is found, so that none is found twice.
+        # All stay bound until the last one is found, so that none is found twice.
         for index in range(count):
             listener = sockets.enter_context(socket.socket())
             port = 0 if base is None else base + index
             if base is not None:
-                # What is left of a finished job's connections does not count.
+                # Connections of a finished job that are in TIME_WAIT do not count.
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((HOST, port))
             except OSError as error:
                 raise LaunchError(
                     f"port {port} on {HOST} cannot be used ({error.strerror}): choose another "
-                    "--port_base, or none to have free ports found"
+                    "--port_base, or leave it out to use free ports"
                 ) from None
             ports.append(listener.getsockname()[1])
     return ports
 
 
 def count_gpus() -> int:
-    """Returns the number of NVIDIA GPUs that this machine shows."""
+    """Returns the number of NVIDIA GPUs of this machine."""
     try:
         listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
@@ -147,7 +148,7 @@ def count_gpus() -> int:
 
 
 def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns the environment of each worker: the inherited one and its part of the job.
+    """Returns the environment of each worker: the inherited one, ``TF_CONFIG`` and devices.
 
     Raises:
       LaunchError: if there are GPUs, but fewer than workers.
@@ -157,30 +158,30 @@ def worker_environments(ports: list[int], inherited: Mapping[str, str]) -> list[
     if 0 < gpus < workers:
         raise LaunchError(
             f"{workers} workers cannot share {gpus} GPU{'s' * (gpus > 1)}: start fewer, or set "
-            "CUDA_VISIBLE_DEVICES yourself (empty: use the processor)"
+            "CUDA_VISIBLE_DEVICES yourself (empty: use the CPU)"
         )
     if not gpus and inherited.get("CUDA_VISIBLE_DEVICES", "") in ("", "-1"):
-        # Else each worker starts a thread for every core, and they are in each other's way.
+        # Otherwise each worker starts a thread for every core, and they compete.
         for name in ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"):
             common.setdefault(name, str(max(1, count_cores() // workers)))
     environments = []
     for index in range(workers):
         addresses = [f"{HOST}:{port}" for port in ports]
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        own = {**common, "TF_CONFIG": json.dumps(task)}
+        environment = {**common, "TF_CONFIG": json.dumps(task)}
         if gpus:
-            # Equal shares, since the slowest worker sets the pace; what is left over stays idle.
-            share = gpus // workers
-            first = index * share
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + share)))
-        environments.append(own)
+            # Equal numbers, since the slowest worker sets the pace; remaining GPUs stay idle.
+            count = gpus // workers
+            first = index * count
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + count)))
+        environments.append(environment)
     return environments
 
 
 def common_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns what is the same in all processes: the inherited environment, and how to talk."""
+    """Returns the environment of all processes: the inherited one, with proxies disabled."""
     common = dict(inherited)
-    # gRPC would ask a proxy to reach the others.
+    # gRPC would connect to the other processes through a proxy.
     for name in ("no_proxy", "NO_PROXY"):
         common[name] = ",".join(filter(None, [inherited.get(name), HOST, "localhost"]))
     common.setdefault("PYTHONUNBUFFERED", "1")
@@ -195,11 +196,11 @@ def count_cores() -> int:
 
 
 class Process:
-    """A running worker or input server, the leader of a process group of its own.
+    """A running worker or input server, the leader of its own process group.
 
     Args:
-      name: for messages, as ``worker 0``.
-      command: what to run.
+      name: for messages, such as ``worker 0``.
+      command: to run.
       environment: its environment variables.
 
     Raises:
@@ -215,7 +216,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                # Ctrl-C in the terminal then reaches the launcher alone, which ends the group.
+                # Ctrl-C in the terminal then only reaches the launcher, which stops the group.
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
             )
@@ -223,7 +224,7 @@ class Process:
             raise LaunchError(f"cannot start {command[0]!r}: {error.strerror}") from None
 
     def has_ended(self) -> bool:
-        """Tells whether it has ended; if so, what it started and left behind is ended too."""
+        """Returns whether it has ended; if so, kills the rest of its group."""
         if self.process.poll() is None:
             return False
         self.send(signal.SIGKILL)
@@ -231,39 +232,39 @@ class Process:
 
     @property
     def status(self) -> int:
-        """The exit status as a shell counts it: 128 + n after signal n."""
+        """The exit status as in a shell: 128 + n after signal n."""
         code = self.process.returncode
         return 128 - code if code < 0 else code
 
     def send(self, number: int) -> None:
-        """Sends a signal to all of its group."""
+        """Sends a signal to its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Returns what a child does first so that it is killed when its parent dies; Linux only."""
+    """Returns a function for a child process that has it killed when its parent dies; for Linux."""
     if sys.platform != "linux":
         return None
     prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
 
     def prepare() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # It died before the line above.
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
     return prepare
 
 
 class Output:
-    """Passes the processes' output on, line by line."""
+    """Forwards the processes' output line by line."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._pending: dict[int, bytes] = {}
 
     def add(self, source: Process) -> None:
-        """Begins to read from a process."""
+        """Starts to forward a process' output."""
         prefix = f"[{source.name}] ".encode()
         pipes = (
             (source.process.stdout, sys.stdout.buffer),
@@ -286,7 +287,7 @@ class Output:
                 end = 0
                 for match in _LINE.finditer(text):
                     end = match.end()
-                    # Before a bar is redrawn there is nothing, or blanks that wipe it out.
+                    # Blanks that erase a progress bar are not forwarded.
                     if match[2] != b"\r" or match[1].strip():
                         _write(*key.data, match[1])
                 self._pending[key.fd] = text[end:]
@@ -304,10 +305,10 @@ def _write(prefix: bytes, target: BinaryIO, line: bytes) -> None:
 
 
 class Job:
-    """The workers together, and the input servers beside them.
+    """All workers and input servers.
 
     Args:
-      grace: seconds that they get to end when asked to.
+      grace: seconds from SIGTERM to SIGKILL when they are stopped.
     """
 
     def __init__(self, grace: float) -> None:
@@ -320,9 +321,9 @@ class Job:
         self._kill_at = math.inf
 
     def end_on(self, *signals: signal.Signals) -> None:
-        """Has the job end when this process gets one of ``signals``; at once on the second one."""
+        """Stops the job when this process gets one of ``signals``; at the second one, at once."""
         for number in signals:
-            # nohup has SIGHUP ignored, and that is to stay.
+            # nohup ignores SIGHUP, which must stay ignored.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, lambda number, frame: self._signals.append(number))
 
@@ -330,7 +331,7 @@ class Job:
         """Starts an input server on each port and waits until all listen.
 
         Returns:
-          Whether they do; if not, one has failed, or the job was asked to end.
+          Whether they do; if not, one has failed, or the job is being stopped.
 
         Raises:
           LaunchError: if one cannot be started.
@@ -341,7 +342,7 @@ class Job:
             self._start(self._servers, f"input server {index}", command, environment)
         waiting = list(ports)
         while waiting and self._status is None:
-            self._look()
+            self._poll()
             waiting = [port for port in waiting if not _is_listening(port)]
         return self._status is None
 
@@ -364,18 +365,18 @@ class Job:
     def wait(self) -> int:
         """Waits until all have ended; returns 0, or the status of the first failure."""
         while self._workers:
-            self._look()
+            self._poll()
         if self._status is None:
-            self._status = 0  # However the servers end.
-            self._ask_to_end()
+            self._status = 0  # whatever the servers' status
+            self._terminate()
         while self._servers:
-            self._look()
+            self._poll()
         while self._output.forward(timeout=0):
             pass
         return self._status
 
-    def _look(self) -> None:
-        """Passes output on for a moment, and sees to what has ended or is to end."""
+    def _poll(self) -> None:
+        """Forwards output for a moment, and handles ended processes and signals."""
         self._output.forward(timeout=0.1)
         for group in (self._workers, self._servers):
             for process in [process for process in group if process.has_ended()]:
@@ -391,25 +392,27 @@ class Job:
             self.kill()
 
     def _end(self, reason: str, status: int) -> None:
-        """Asks all to end, unless they have been asked."""
+        """Stops the job, unless that has begun."""
         if self._status is not None:
             return
         self._status = status
-        left = " and ".join(
-            what
-            for what, group in (("workers", self._workers), ("input servers", self._servers))
+        running = " and ".join(
+            name
+            for name, group in (("workers", self._workers), ("input servers", self._servers))
             if group
         )
-        _say(f"{reason} (status {status})" + (f"; ending the {left} left" if left else ""))
-        self._ask_to_end()
+        _log(
+            f"{reason} (status {status})" + (f"; stopping the remaining {running}" * bool(running))
+        )
+        self._terminate()
 
-    def _ask_to_end(self) -> None:
+    def _terminate(self) -> None:
         self._kill_at = time.monotonic() + self._grace
         for process in (*self._workers, *self._servers):
             process.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends what still runs, without asking."""
+        """Kills everything that still runs."""
         for process in (*self._workers, *self._servers):
             process.send(signal.SIGKILL)
 
@@ -419,29 +422,29 @@ def _is_listening(port: int) -> bool:
         return client.connect_ex((HOST, port)) == 0
 
 
-def _say(message: str) -> None:
+def _log(message: str) -> None:
     print(f"[launcher] {message}", file=sys.stderr, flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the job that the command line asks for; returns the exit status."""
+    """Runs the job of a command line; returns the exit status."""
     options = parse(arguments)
     job = Job(options.grace)
     job.end_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
         ports = choose_ports(options.workers + options.input_servers, options.port_base)
-        own, servers = ports[: options.workers], ports[options.workers :]
-        environments = worker_environments(own, os.environ)
+        workers, servers = ports[: options.workers], ports[options.workers :]
+        environments = worker_environments(workers, os.environ)
         if job.start_servers(servers, common_environment(os.environ)):
             addresses = ",".join(f"{HOST}:{port}" for port in servers)
             flags = [f"--input_servers={addresses}"] if servers else []
             job.start_workers([*options.command, *flags], environments)
         return job.wait()
     except LaunchError as error:
-        _say(str(error))
+        _log(str(error))
         return 2
     except BrokenPipeError:
-        # Nobody reads the output any more, not even what Python would still write at its end.
+        # Python must not write buffered output to the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     finally:

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Makes a folder of JPEGs like ImageNet's from a few real photographs, to measure throughput.
+"""Makes JPEGs that resemble ImageNet's from a few photographs, to measure throughput.
 
     sudo apt-get install mate-backgrounds
     python tools/photos.py --output_dir=runs/photos --train_images=2000 --validation_images=200
     imagenet-fast prepare --source=folders --source_path=runs/photos --data_dir=runs/photos_shards
 
-Each image is a random window of a photograph, shrunk to about 500x375 pixels, the size of most of
-ImageNet's, a quarter of them upright, and encoded with a quality of 90 to 95. The package's
-photographs have soft backgrounds, so that a file has 35 kB on average where ImageNet's have 108
-(138 GB in 1,281,167): as many pixels to decode, but fewer bytes to read and fewer coefficients.
-With --quality=100 it has as many as ImageNet's.
+Each image is a random crop of a photograph, resized to about 500x375 pixels, the most common size
+in ImageNet, a quarter of them in portrait format, with a JPEG quality of 90 to 95. The package's
+photographs have soft backgrounds, so a file has 35 kB on average, and ImageNet's 108 (138 GB in
+1,281,167 files): the same number of pixels to decode, but fewer bytes to read and fewer
+coefficients. --quality=100 gives the file size of ImageNet's.
 
-An image's class is the photograph that it was cut from. That is no real label: windows of one
-photograph look alike and overlap, between training and validation too, so that an accuracy on
-these images says nothing.
+An image's class is its photograph. These are not real labels: crops of a photograph look alike and
+overlap, even between training and validation, so accuracy on these images is meaningless.
 
 The same photographs, flags and version of Pillow give the same files. Needs Pillow, NumPy and tqdm.
 """
@@ -32,27 +31,27 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-# Photographs of flowers, drops and dunes; its neighbours hold drawings.
+# Photographs of flowers, drops and dunes; the neighbouring folders contain drawings.
 DEFAULT_SOURCE = pathlib.Path("/usr/share/backgrounds/mate/nature")
 SPLITS = ("train", "validation")
 _SUFFIXES = (".jpg", ".jpeg", ".png")
 _LONG_SIDE = (400, 600)
 _ASPECT = (4 / 3, 3 / 2)
-_UPRIGHT = 0.25
+_PORTRAIT = 0.25
 _QUALITY = (90, 95)
 
 
 class PhotosError(Exception):
-    """The images cannot be made: the message says why and what to do."""
+    """The images cannot be made; the message says why and what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Window:
-    """A part of a photograph, and the image that it becomes.
+class Crop:
+    """A crop of a photograph, and the image that is made of it.
 
     Attributes:
       box: left, top, right and bottom in the photograph, in pixels.
-      size: width and height of the image, in pixels; no more than the box'.
+      size: width and height of the image, in pixels; at most the box'.
       quality: of the JPEG, 1 to 100.
     """
 
@@ -61,41 +60,41 @@ class Window:
     quality: int
 
 
-def choose_window(
+def choose_crop(
     photo_size: tuple[int, int], random: np.random.Generator, quality: tuple[int, int] = _QUALITY
-) -> Window:
-    """Draws a window of a photograph of at least 600x600 pixels.
+) -> Crop:
+    """Draws a crop of a photograph of at least 600x600 pixels.
 
     Args:
       photo_size: width and height of the photograph, in pixels.
-      quality: the lowest and the highest of the JPEGs.
-      random: where chance comes from.
+      random: random number generator.
+      quality: lowest and highest JPEG quality.
     """
     long_side = random.uniform(*_LONG_SIDE)
     size = (round(long_side), round(long_side / random.uniform(*_ASPECT)))
-    if random.random() < _UPRIGHT:
+    if random.random() < _PORTRAIT:
         size = size[::-1]
-    # From a window in the photograph's own pixels to the largest one.
+    # From a crop at the photograph's resolution to the largest one.
     scale = random.uniform(1, min(photo_size[0] / size[0], photo_size[1] / size[1]))
     width, height = size[0] * scale, size[1] * scale
     left = random.uniform(0, photo_size[0] - width)
     top = random.uniform(0, photo_size[1] - height)
     drawn = int(random.integers(quality[0], quality[1] + 1))
-    return Window((left, top, left + width, top + height), size, drawn)
+    return Crop((left, top, left + width, top + height), size, drawn)
 
 
 def find_photos(source: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the photographs in a folder and the folders in it, in order.
+    """Returns the photographs in a folder and its subfolders, in order.
 
-    Images that are too small to cut windows from are left out, and named on stderr.
+    Images that are too small for crops are skipped, and named on stderr.
 
     Raises:
-      PhotosError: if there is no such folder, there are no photographs in it, or one is damaged.
+      PhotosError: if the folder does not exist or has no photographs, or one is corrupt.
     """
     if not source.is_dir():
         advice = "give --source, a folder of photographs"
         if source == DEFAULT_SOURCE:
-            advice = f"`apt-get install mate-backgrounds` brings these photographs; or {advice}"
+            advice = f"`apt-get install mate-backgrounds` installs these photographs; or {advice}"
         raise PhotosError(f"{source}: no such folder; {advice}")
     photos = []
     for path in sorted(source.rglob("*")):
@@ -108,11 +107,13 @@ def find_photos(source: pathlib.Path) -> list[pathlib.Path]:
             raise PhotosError(f"{path}: not a JPEG or PNG image; remove it") from None
         if min(width, height) < _LONG_SIDE[1]:
             limit = f"{_LONG_SIDE[1]}x{_LONG_SIDE[1]}"
-            print(f"left out {path}: {width}x{height} is less than {limit}", file=sys.stderr)
+            print(f"skipped {path}: {width}x{height} is smaller than {limit}", file=sys.stderr)
             continue
         photos.append(path)
     if not photos:
-        raise PhotosError(f"{source}: no photographs ({', '.join(_SUFFIXES)}) large enough in it")
+        raise PhotosError(
+            f"{source} has no photographs ({', '.join(_SUFFIXES)}) that are large enough"
+        )
     return photos
 
 
@@ -123,18 +124,18 @@ def make_images(
     seed: int = 0,
     quality: tuple[int, int] = _QUALITY,
 ) -> None:
-    """Writes ``SPLIT/CLASS/*.jpg``, a class for each photograph, as many images in each.
+    """Writes ``SPLIT/CLASS/*.jpg``, one class for each photograph, of equal sizes.
 
     Args:
       source: a folder of photographs.
-      output: the folder to write; it must not exist, and has its name only when it is whole.
-      images: how many of each split.
-      seed: of the windows.
-      quality: the lowest and the highest of the JPEGs.
+      output: the folder to write; it must not exist, and gets its name when it is complete.
+      images: number of images in each split.
+      seed: of the crops.
+      quality: lowest and highest JPEG quality.
 
     Raises:
-      PhotosError: if ``output`` exists or cannot be written, there are no photographs, or there
-        are fewer images than photographs in a split, so that classes would be empty.
+      PhotosError: if ``output`` exists or cannot be written, there are no photographs, or a split
+        has fewer images than photographs, so that classes would be empty.
     """
     if output.exists():
         raise PhotosError(f"{output} exists already: remove it, or choose another folder")
@@ -142,8 +143,8 @@ def make_images(
     for split, count in images.items():
         if count < len(photos):
             raise PhotosError(
-                f"{count} {split} images are too few: there are {len(photos)} photographs, and "
-                "each must give at least one"
+                f"{count} {split} images are too few: each of the {len(photos)} photographs needs "
+                "at least one"
             )
     temporary = output.with_name(output.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -166,32 +167,32 @@ def _cut(
     seed: int,
     quality: tuple[int, int],
 ) -> Iterator[None]:
-    """Cuts one photograph's share of the images: each ``photos``-th one, from ``number`` on."""
+    """Crops one photograph's images: every ``photos``-th one, from ``number`` on."""
     try:
         with Image.open(path) as file:
             photo = file.convert("RGB")
     except OSError as error:
-        raise PhotosError(f"{path}: damaged ({error}); remove it") from None
+        raise PhotosError(f"{path}: corrupt ({error}); remove it") from None
 
-    def cut(split: str, index: int) -> None:
+    def write(split: str, index: int) -> None:
         random = np.random.default_rng([seed, SPLITS.index(split), index])
-        window = choose_window(photo.size, random, quality)
-        image = photo.resize(window.size, Image.Resampling.LANCZOS, window.box)
-        # The number keeps apart photographs of the same name.
+        crop = choose_crop(photo.size, random, quality)
+        image = photo.resize(crop.size, Image.Resampling.LANCZOS, crop.box)
+        # The number distinguishes photographs of the same name.
         name = pathlib.Path(split, f"{number:02d}_{path.stem}", f"{index:06d}.jpg")
-        image.save(output / name, quality=window.quality)
+        image.save(output / name, quality=crop.quality)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pending = []
         for split, count in images.items():
             (output / split / f"{number:02d}_{path.stem}").mkdir(parents=True)
-            pending += [pool.submit(cut, split, index) for index in range(number, count, photos)]
+            pending += [pool.submit(write, split, index) for index in range(number, count, photos)]
         for done in concurrent.futures.as_completed(pending):
             yield done.result()
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line; wrong ones end the process with status 2."""
+    """Parses the command line; errors end the process with status 2."""
     parser = argparse.ArgumentParser(
         usage="photos.py --output_dir=DIR [options]",
         description=__doc__,
@@ -214,7 +215,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=_quality,
         default=_QUALITY,
         metavar="Q[,Q]",
-        help="of the JPEGs, 1 to 100, or the lowest and the highest (default: 90,95)",
+        help="JPEG quality, 1 to 100, or the lowest and the highest (default: 90,95)",
     )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)d)")
     options = parser.parse_args(arguments)
@@ -224,7 +225,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _quality(text: str) -> tuple[int, int]:
-    """Reads ``95`` or ``90,95``."""
+    """Parses ``95`` or ``90,95``."""
     values = [int(value) for value in text.split(",")]
     low, high = values * 2 if len(values) == 1 else values
     if not 1 <= low <= high <= 100:
@@ -233,7 +234,7 @@ def _quality(text: str) -> tuple[int, int]:
 
 
 def main(arguments: list[str]) -> int:
-    """Makes what the command line asks for; returns the exit status."""
+    """Makes the images of a command line; returns the exit status."""
     options = parse(arguments)
     images = {split: getattr(options, f"{split}_images") for split in SPLITS}
     try:

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""Trains networks without a pipeline and with several, and compares their losses.
+"""Trains networks with and without pipelines, and compares their losses.
 
     python tools/pipeline_curves.py --data_dir=data/fashion_mnist
 
-trains each network in one piece, over two and four stages, and over two stages until it is killed
-in mid-run, whence it goes on over four. The losses should be the same, but for what rounding comes
-to in hundreds of steps; how much that is, a network tells that is trained in one piece by other
-kernels. Prints a table, and writes ``curves.json`` and ``curves.svg``. When interrupted, the same
-command goes on.
+trains each network without a pipeline, in two and four stages, and in two stages until it is killed
+in mid-run and resumes in four. The losses should be the same, except for rounding errors that
+accumulate over hundreds of steps; training without a pipeline but with other kernels shows their
+size. Prints a table, and writes ``curves.json`` and ``curves.svg``. Rerun it to resume.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from imagenet_fast.benchmarks.report import STYLE
 from imagenet_fast.training.metrics_file import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# By name: what makes each.
+# The options of each network.
 NETWORKS = {
     "AmoebaNet-D (3, 32)": ["--model=amoebanet_d", "--normal_cells=3", "--cell_filters=32"],
     "ResNet-8": ["--model=resnet8"],
@@ -62,10 +61,10 @@ class Variant(NamedTuple):
     """A way to train a network.
 
     Attributes:
-      name: for people.
-      stages: of the pipeline; 1: none.
-      then: stages of the pipeline that goes on when the run has been killed; 0: it is not.
-      environment: variables of its processes.
+      name: in the table.
+      stages: of the pipeline; 1: no pipeline.
+      then: stages with which the run resumes after it was killed; 0: it is not killed.
+      environment: environment variables.
     """
 
     name: str
@@ -84,11 +83,11 @@ VARIANTS = (
 
 
 class Curve(NamedTuple):
-    """What a run came to.
+    """The metrics of a run.
 
     Attributes:
-      losses: of the training images, by the step at the end of each of some intervals.
-      accuracies: top-1 of the validation images, by step.
+      losses: training losses by step.
+      accuracies: top-1 validation accuracies by step.
     """
 
     losses: dict[int, float]
@@ -96,7 +95,7 @@ class Curve(NamedTuple):
 
     @classmethod
     def read(cls, model_dir: pathlib.Path) -> Curve:
-        """Reads what ``train`` has written."""
+        """Reads the metrics that ``train`` wrote."""
         rows = read_rows(str(model_dir))
         by_kind = [{row["step"]: row for row in rows if row["kind"] == kind} for kind in _KINDS]
         train, validation = by_kind
@@ -106,13 +105,13 @@ class Curve(NamedTuple):
         )
 
     def difference(self, other: Curve) -> float:
-        """Returns the greatest relative difference of the losses.
+        """Returns the largest relative difference of the losses.
 
         Raises:
-          UserError: if they are not of the same steps.
+          UserError: if their steps differ.
         """
         if self.losses.keys() != other.losses.keys():
-            raise UserError("the runs are not of the same steps: remove --runs_dir and start again")
+            raise UserError("the runs have different steps: remove --runs_dir and start again")
         return max(abs(own / other.losses[step] - 1) for step, own in self.losses.items())
 
 
@@ -120,13 +119,13 @@ _KINDS = ("train", "validation")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Trains and compares; returns 0, or 2 after an error of the user's."""
+    """Trains and compares; returns 0, or 2 after a user error."""
     parser = argparse.ArgumentParser(
         "pipeline_curves",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--data_dir", required=True, help="shards, as `prepare` writes them")
+    parser.add_argument("--data_dir", required=True, help="shards written by `prepare`")
     parser.add_argument(
         "--runs_dir",
         type=pathlib.Path,
@@ -160,13 +159,13 @@ def main(arguments: Sequence[str]) -> int:
 def _trained(
     given: argparse.Namespace, network: str, variant: Variant, options: Sequence[str]
 ) -> Curve:
-    """Trains, unless that has been done; returns the curve."""
+    """Trains unless that was done before, and returns the curve."""
     model_dir = given.runs_dir / f"{network} {variant.name}".translate(
         str.maketrans(" ,()", "____")
     )
     command = [sys.executable, "-m", "imagenet_fast", "train", *options, *_OPTIONS]
     command += [f"--data_dir={given.data_dir}", f"--model_dir={model_dir}"]
-    # Else logical CPUs that are no stages would each be a replica.
+    # Otherwise logical CPUs without a stage would each be a replica.
     command += [f"--duration={given.epochs} epochs", "--strategy=one_device"]
     command += [f"--logical_cpus={max(own.stages for own in VARIANTS)}"]
     print(f"{network}, {variant.name}", file=sys.stderr, flush=True)
@@ -191,12 +190,12 @@ def run_until(
     killed: Callable[[], bool],
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Runs a command until it ends, or kills it as soon as ``killed()`` says so.
+    """Runs a command until it ends, or kills it as soon as ``killed()`` returns True.
 
     Args:
       command: the program and its arguments.
-      killed: whether it is time.
-      environment: variables besides those of this process.
+      killed: polled while the command runs.
+      environment: variables in addition to this process'.
 
     Raises:
       UserError: if it fails.
@@ -225,23 +224,23 @@ def table(curves: Curves) -> str:
     """Returns the table, in Markdown.
 
     Args:
-      curves: by network and variant; the first variant is that which others are compared with.
+      curves: by network and variant; the others are compared with the first variant.
     """
     lines = [
         "| | losses differ by at most | top-1, after each epoch |",
         "| --- | --- | --- |",
     ]
-    for network, own in curves.items():
-        first = next(iter(own.values()))
-        for name, curve in own.items():
-            told = "" if curve is first else f"{curve.difference(first):.1e}"
+    for network, variants in curves.items():
+        first = next(iter(variants.values()))
+        for name, curve in variants.items():
+            difference = "" if curve is first else f"{curve.difference(first):.1e}"
             accuracies = ", ".join(f"{100 * value:.2f}%" for value in curve.accuracies.values())
-            lines.append(f"| {network}, {name} | {told} | {accuracies} |")
+            lines.append(f"| {network}, {name} | {difference} | {accuracies} |")
     return "\n".join(lines)
 
 
 def files(curves: Curves, epochs: int) -> dict[str, str]:
-    """Returns the text of each file by its name."""
+    """Returns the contents of the files by name."""
     values = {
         "curves": {
             network: {name: curve._asdict() for name, curve in own.items()}
@@ -260,7 +259,7 @@ def _picture(curves: Curves) -> str:
         for place, (network, own) in enumerate(curves.items()):
             axes = figure.add_subplot(1, len(curves), place + 1)
             for width, (name, curve) in zip((9, 7, 5, 3, 1), own.items()):
-                # The one drawn first is the widest: equal curves lie in each other.
+                # Later curves are narrower, so that equal ones are visible inside each other.
                 axes.plot(
                     list(curve.losses), list(curve.losses.values()), linewidth=width, label=name
                 )

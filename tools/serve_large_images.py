@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-r"""Measures the memory and the time that an exported model takes for large PNGs.
+r"""Measures the memory and time that an exported model needs for large PNGs.
 
     imagenet-fast export --model_dir=runs/photos --saved_model=runs/photos_exported
     python tools/serve_large_images.py --saved_model=runs/photos_exported \
         --output_dir=benchmarks/serving/large_images
 
-Each file is answered by a process of its own, which has answered a small JPEG before, several
-times. Its memory is the most that the system has counted for it at the end.
+A separate process classifies each file several times, after a small JPEG. Its memory is its peak
+resident memory.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-# By the name of the kind: the PNG's colour type and its channels.
+# The PNG colour type and the channels of each kind.
 _KINDS = {"opaque": (2, 3), "transparent": (6, 4)}
 
 
@@ -53,7 +53,7 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def serve(saved_model: str, image: str, repeats: int) -> dict[str, Any]:
-    """Answers an image in this process: seconds of each answer, bytes of memory, the error."""
+    """Classifies an image in this process; returns seconds, bytes of memory and the error."""
     import tensorflow as tf
 
     from imagenet_fast.benchmarks.process_memory import memory
@@ -74,13 +74,13 @@ def serve(saved_model: str, image: str, repeats: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Does what the command line asks for."""
+    """Runs the measurement of a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--saved_model", required=True, help="directory that `export` wrote")
-    parser.add_argument("--megapixels", default="1,12,100,400", help="sizes, a comma between")
-    parser.add_argument("--repeats", type=int, default=3, help="answers for each file")
+    parser.add_argument("--megapixels", default="1,12,100,400", help="sizes, separated by commas")
+    parser.add_argument("--repeats", type=int, default=3, help="predictions for each file")
     parser.add_argument("--output_dir", help="where to write large_images.json and .txt")
-    parser.add_argument("--image", help=argparse.SUPPRESS)  # for the processes that answer
+    parser.add_argument("--image", help=argparse.SUPPRESS)  # for the processes that classify
     options = parser.parse_args(arguments)
     if options.image:
         print(json.dumps(serve(options.saved_model, options.image, options.repeats)))
@@ -88,6 +88,7 @@ def main(arguments: list[str]) -> None:
 
     from imagenet_fast.base import environment
     from imagenet_fast.base.files import write_results
+    from imagenet_fast.benchmarks.report import aligned, cpu
 
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -103,23 +104,19 @@ def main(arguments: list[str]) -> None:
                 result = json.loads(finished.stdout.splitlines()[-1])
                 size = image.stat().st_size
                 results.append({"megapixels": megapixels, "kind": kind, "bytes": size, **result})
-                print(_row(results[-1]), file=sys.stderr)
-    provenance = environment.provenance()
-    hardware = environment.hardware()
-    head = f"{'MP':>4} {'kind':12} {'file, MB':>8} {'seconds':>8} {'peak, MB':>9} {'more, MB':>9}"
+                print(*_cells(results[-1]), file=sys.stderr)
     text = "\n".join(
         [
-            f"{head}  error",
-            *map(_row, results),
+            *aligned([_HEAD, *map(_cells, results)], left=(1, len(_HEAD) - 1)),
             "",
-            f"medians of {options.repeats} answers; more: than after an answer for a small JPEG",
-            f"on {hardware['cpu']}, {hardware['cores']} cores",
+            f"medians of {options.repeats} predictions; more: than after a small JPEG",
+            f"on {cpu()}",
             "",
         ]
     )
     print(text, end="")
     if options.output_dir:
-        values = {"repeats": options.repeats, "results": results, **provenance}
+        values = {"repeats": options.repeats, "results": results, **environment.provenance()}
         files = {
             "large_images.txt": text,
             "large_images.json": json.dumps(values, indent=2) + "\n",
@@ -127,12 +124,18 @@ def main(arguments: list[str]) -> None:
         write_results(options.output_dir, files)
 
 
-def _row(result: dict[str, Any]) -> str:
-    seconds = statistics.median(result["seconds"])
-    more = result["peak"] - result["before"]
+_HEAD = ("MP", "kind", "file, MB", "seconds", "peak, MB", "more, MB", "error")
+
+
+def _cells(result: dict[str, Any]) -> tuple[str, ...]:
     return (
-        f"{result['megapixels']:>4} {result['kind']:12} {result['bytes'] / 1e6:>8.2f} "
-        f"{seconds:>8.3f} {result['peak'] / 1e6:>9.0f} {more / 1e6:>9.0f}  {result['error'] or '-'}"
+        str(result["megapixels"]),
+        result["kind"],
+        f"{result['bytes'] / 1e6:.2f}",
+        f"{statistics.median(result['seconds']):.3f}",
+        f"{result['peak'] / 1e6:.0f}",
+        f"{(result['peak'] - result['before']) / 1e6:.0f}",
+        result["error"] or "-",
     )
 
 

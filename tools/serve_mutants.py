@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-r"""Sends mutated image files to an exported model, and checks that good images are still answered.
+r"""Fuzzes an exported model with mutated image files, and checks its predictions for good images.
 
     imagenet-fast export --model_dir=runs/photos --saved_model=runs/photos_exported
     python tools/serve_mutants.py --saved_model=runs/photos_exported --count=10000 \
         --output_dir=benchmarks/serving/mutants
 
-Files of eight formats have bits flipped, their ends cut off, bytes of their headers replaced, or
-parts of other files spliced in; in half of the PNGs the checksums are then made right again, so
-that what is wrong reaches the decoder. Each request holds mutants between two good images, and
-every tenth mutant is also sent by itself. A mutant must be answered, by finite probabilities or by
-an error, and the good images must get the answers that they get without it. The program ends with
-an error if they do not, and with a signal if the server's code crashes.
+Files of eight formats have bits flipped, ends truncated, bytes of headers replaced, or parts of
+other files spliced in; half of the PNGs then get correct checksums, so that the damage reaches the
+decoder. Each request has mutants between two good images, and every tenth mutant is also sent
+alone. A mutant must get finite probabilities or an error, and the good images their usual
+predictions. Otherwise the program fails; if the server's code crashes, it ends by a signal.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ Answers = dict[str, np.ndarray]
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "ICO")
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEADER = 64
-_IN_A_REQUEST = 8
+_PER_REQUEST = 8
 _ALONE_EVERY = 10
 
 
 def originals(seed: int = 0) -> list[tuple[str, bytes]]:
-    """Returns whole files: (format, bytes), of JPEG and PNG several kinds."""
+    """Returns valid files as (format, bytes), several kinds of JPEG and PNG."""
     pixels = np.random.default_rng(seed).integers(0, 256, (6, 7, 3), np.uint8)
     image = Image.fromarray(pixels).resize((56, 48), Image.Resampling.BICUBIC)
     alpha = image.copy()
@@ -64,7 +63,7 @@ def originals(seed: int = 0) -> list[tuple[str, bytes]]:
 
 
 def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Yields mutated files, each of the formats in turn: (format, bytes)."""
+    """Yields mutated files as (format, bytes), cycling through the formats."""
     files = originals(seed)
     by_format = {form: [data for other, data in files if other == form] for form in _FORMATS}
     random = np.random.default_rng([seed, 1])
@@ -74,7 +73,7 @@ def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
         mutate = _MUTATIONS[random.integers(len(_MUTATIONS))]
         data = mutate(data, files[random.integers(len(files))][1], random)
         if data.startswith(_PNG_SIGNATURE) and random.integers(2):
-            data = with_right_checksums(data)
+            data = with_correct_checksums(data)
         yield form, data
 
 
@@ -110,8 +109,8 @@ _MUTATIONS: tuple[Callable[[bytes, bytes, np.random.Generator], bytes], ...] = (
 )
 
 
-def with_right_checksums(png: bytes) -> bytes:
-    """Returns a PNG whose chunks, as far as they are whole, have the checksums of their data."""
+def with_correct_checksums(png: bytes) -> bytes:
+    """Returns a PNG with correct checksums in all complete chunks."""
     mutated, place = bytearray(png), len(_PNG_SIGNATURE)
     while place + 12 <= len(png):
         end = place + 8 + struct.unpack_from(">I", png, place)[0]
@@ -125,20 +124,20 @@ def with_right_checksums(png: bytes) -> bytes:
 def serve_mutants(
     answer: Callable[[list[bytes]], Answers], count: int, seed: int = 0
 ) -> dict[str, collections.Counter[str]]:
-    """Has a model answer mutants among good images.
+    """Sends mutants among good images to a model.
 
     Args:
-      answer: returns what the signature ``serving_default`` returns for encoded images.
+      answer: maps encoded images to the outputs of the signature ``serving_default``.
       count: of mutants.
       seed: of the mutants.
 
     Returns:
-      Of each format, how often there was which error, with N for its numbers, and ``""`` for an
-      answer.
+      The number of each error message by format, with N for numbers in messages and ``""`` for
+      predictions.
 
     Raises:
-      AssertionError: if a good image gets another answer than without the mutants, or a mutant gets
-        neither an answer nor an error.
+      AssertionError: if a good image's prediction changes, or a mutant gets neither a prediction
+        nor an error.
     """
     good = [data for form, data in originals(seed) if form in ("JPEG", "PNG")][:2]
     expected = answer(good)
@@ -159,7 +158,7 @@ def serve_mutants(
         waiting.append(mutant)
         if number % _ALONE_EVERY == 0:
             _check_mutants(answer([mutant[1]]))
-        if len(waiting) == _IN_A_REQUEST:
+        if len(waiting) == _PER_REQUEST:
             send()
     if waiting:
         send()
@@ -170,7 +169,7 @@ def serve_mutants(
 def _check_good(expected: Answers, answers: Answers) -> None:
     for name in ("classes", "labels", "error"):
         np.testing.assert_array_equal(answers[name][[0, -1]], expected[name])
-    # Sums in batches of other sizes are rounded differently.
+    # Batches of other sizes are rounded differently.
     np.testing.assert_allclose(
         answers["probabilities"][[0, -1]], expected["probabilities"], rtol=0, atol=1e-5
     )
@@ -180,11 +179,11 @@ def _check_mutants(answers: Answers) -> None:
     bad = answers["error"] != b""
     assert (answers["classes"][bad] == -1).all() and (answers["classes"][~bad] >= 0).all()
     assert (answers["probabilities"][bad] == 0).all()
-    assert (answers["probabilities"][~bad] >= 0).all()  # so that it is a number
+    assert (answers["probabilities"][~bad] >= 0).all()  # false for NaN
 
 
 def main(arguments: list[str]) -> None:
-    """Does what the command line asks for."""
+    """Runs the test of a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--saved_model", required=True, help="directory that `export` wrote")
     parser.add_argument("--count", type=int, default=10_000, help="mutants")

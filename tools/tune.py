@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-r"""Searches for the best values of a recipe's options, by training with many.
+r"""Searches for the best values of a recipe's options by training with many of them.
 
     python tools/tune.py --flagfile=flags/digits.flags --data_dir=data/digits \
         --study_dir=runs/tune --trials=12 --fine_trials=8 \
         --search=learning_rate=log:0.01:1 --search=momentum=0.8:0.98 \
         --search='schedule=steps|cosine'
 
-docs/tuning.md tells more. Needs Optuna: pip install -e '.[tune]'.
+See docs/tuning.md. Needs Optuna: pip install -e '.[tune]'.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 class _Parser(argparse.ArgumentParser):
-    """Treats a wrong command line as any other error of the user's."""
+    """Reports a wrong command line like any other user error."""
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
-    """Reads the command line.
+    """Parses the command line.
 
     Raises:
-      SystemExit: after printing the help, if that was asked for.
-      UserError: if anything in it cannot be used.
+      SystemExit: after printing the help, if requested.
+      UserError: if an argument is invalid.
     """
     parser = _Parser(
         prog="tune.py",
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> Plan:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--study_dir", required=True, help="where all goes; a search found there is continued"
+        "--study_dir", required=True, help="directory of the search; one found there is resumed"
     )
     parser.add_argument(
         "--search",
@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str]) -> Plan:
         "--fine_trials",
         type=int,
         default=0,
-        help="further runs, in ranges drawn in around the best of --trials (default: %(default)s)",
+        help="further runs, in narrower ranges around the best of --trials (default: %(default)s)",
     )
     parser.add_argument(
         "--search_seed", type=int, default=0, help="of the values tried (default: %(default)s)"
@@ -79,9 +79,9 @@ def parse(arguments: Sequence[str]) -> Plan:
     flags.parse(rest)
     config = Config().replace(**flags.changes())
     if config.model_dir:
-        raise UserError("model_dir is given, but each trial gets one of its own under --study_dir")
+        raise UserError("leave out model_dir: each trial has its own under --study_dir")
     if config.stop_at_accuracy:
-        raise UserError("stop_at_accuracy would end different trials at the same error")
+        raise UserError("stop_at_accuracy would stop different trials at the same error")
     return Plan(
         config=config,
         space=parse_space(given.search, config),
@@ -93,7 +93,7 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Searches as the command line says; returns 0, or 2 after an error of the user's."""
+    """Runs the search of a command line; returns 0, or 2 after a user error."""
     try:
         plan = parse(arguments)
         if Cluster.from_environment():
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"tune.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("tune.py: interrupted; the same command goes on", file=sys.stderr)
+        print("tune.py: interrupted; rerun the command to resume", file=sys.stderr)
         return 130
 
 

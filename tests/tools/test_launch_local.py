@@ -278,7 +278,7 @@ def test_input_server_that_fails_ends_the_workers(run_servers):
     # It does when the launcher and the worker have both connected.
     status, output, errors = run_servers(FAIL="later")
     assert status == 6
-    assert re.search(r"input server \d failed \(status 6\); ending the workers", errors)
+    assert re.search(r"input server \d failed \(status 6\); stopping the remaining workers", errors)
     assert all_gone(server_pids(output))
 
 
@@ -411,7 +411,7 @@ def test_second_signal_waits_no_longer(start):
     process = start(deaf + SLEEPER, "--grace", "25")
     pids = read_pids(process, 2)
     process.send_signal(signal.SIGINT)
-    assert "ending the workers" in process.stderr.readline()
+    assert "stopping the remaining workers" in process.stderr.readline()
     assert all(map(is_alive, pids))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=15)

@@ -59,7 +59,7 @@ def test_each_photograph_is_a_class_with_its_share_of_the_images(tmp_path, sourc
 
 def test_windows_are_of_imagenet_sizes_and_inside_the_photograph():
     random = np.random.default_rng(0)
-    windows = [photos.choose_window((1600, 1203), random) for _ in range(400)]
+    windows = [photos.choose_crop((1600, 1203), random) for _ in range(400)]
     upright = 0
     for window in windows:
         width, height = window.size
@@ -100,7 +100,7 @@ def test_photographs_that_are_too_small_are_left_out(tmp_path, source, capsys):
     Image.new("RGB", (2000, 599)).save(source / "flat.jpg")
     photos.make_images(source, tmp_path / "out", IMAGES)
     assert {path.name for path in (tmp_path / "out/train").iterdir()} == {"00_blue", "01_red"}
-    assert "flat.jpg: 2000x599 is less than 600x600" in capsys.readouterr().err
+    assert "flat.jpg: 2000x599 is smaller than 600x600" in capsys.readouterr().err
 
 
 def test_a_folder_that_exists_is_left_alone(tmp_path, source):
@@ -113,7 +113,7 @@ def test_a_folder_that_exists_is_left_alone(tmp_path, source):
 def test_a_damaged_photograph_is_named_and_nothing_is_made(tmp_path, source, damage):
     path = source / "deeper" / "red.jpg"
     path.write_bytes(path.read_bytes()[:-200] if damage == "cut short" else b"text")
-    with pytest.raises(photos.PhotosError, match=r"red\.jpg: (damaged|not a JPEG or PNG)"):
+    with pytest.raises(photos.PhotosError, match=r"red\.jpg: (corrupt|not a JPEG or PNG)"):
         photos.make_images(source, tmp_path / "out", IMAGES)
     assert not (tmp_path / "out").exists()
 
@@ -153,7 +153,7 @@ def test_quality_is_one_or_a_range():
     assert photos.parse(["--output_dir=x"]).quality == (90, 95)
     assert photos.parse(["--output_dir=x", "--quality=100"]).quality == (100, 100)
     assert photos.parse(["--output_dir=x", "--quality=70,80"]).quality == (70, 80)
-    window = photos.choose_window((900, 700), np.random.default_rng(0), (70, 70))
+    window = photos.choose_crop((900, 700), np.random.default_rng(0), (70, 70))
     assert window.quality == 70
 
 

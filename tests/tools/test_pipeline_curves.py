@@ -36,7 +36,7 @@ def test_table_and_files(curves):
 
 
 def test_runs_of_other_steps_are_not_compared(curves):
-    with pytest.raises(UserError, match="not of the same steps"):
+    with pytest.raises(UserError, match="have different steps"):
         tool.Curve({20: 2.0}, {}).difference(curves["a network"]["no pipeline"])
 
 

@@ -72,10 +72,10 @@ def test_checksums_are_made_right():
     file = io.BytesIO()
     Image.new("RGB", (5, 5), "red").save(file, "PNG")
     png = file.getvalue()
-    assert tool.with_right_checksums(png) == png
+    assert tool.with_correct_checksums(png) == png
     wider = png[:19] + b"\x09" + png[20:]
-    mended = tool.with_right_checksums(wider)
+    mended = tool.with_correct_checksums(wider)
     assert struct.unpack(">I", mended[29:33])[0] == zlib.crc32(wider[12:29])
     assert Image.open(io.BytesIO(mended)).size == (9, 5)
     for length in range(len(png)):
-        assert len(tool.with_right_checksums(png[:length])) == length
+        assert len(tool.with_correct_checksums(png[:length])) == length

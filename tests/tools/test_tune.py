@@ -149,7 +149,7 @@ def test_the_order_of_searched_options_does_not_matter(make_plan):
     [
         ("learning_rat=0:1", "there is no option 'learning_rat'; did you mean 'learning_rate'"),
         ("momentum", "write OPTION="),
-        ("momentum=0.9", "'0.9' is no range; write OPTION="),
+        ("momentum=0.9", "'0.9' is not a range; write OPTION="),
         ("momentum=0.9:", "'' is not a number"),
         ("momentum=low:0.9", "'low' is not a number"),
         ("momentum=0.1:nan", "'nan' is not a number"),
@@ -162,13 +162,13 @@ def test_the_order_of_searched_options_does_not_matter(make_plan):
         ("warmup=0:2", "write one unit, as warmup=epochs:1:5"),
         ("warmup=weeks:0:2", "'weeks' is none of steps, epochs, examples"),
         ("warmup=steps:0:2.5", "2.5 is not a whole number"),
-        ("schedule=0:1", "schedule is no number: write its values as 'schedule=VALUE|VALUE'"),
-        ("schedule=steps", "schedule is no number"),
+        ("schedule=0:1", "schedule is not a number: write its values as 'schedule=VALUE|VALUE'"),
+        ("schedule=steps", "schedule is not a number"),
         ("schedule=steps|cosin", "schedule='cosin' does not exist; did you mean 'cosine'"),
         ("schedule=steps|steps", "the same value is given twice"),
         ("nesterov=true|maybe", "nesterov is 'maybe', but must be true or false"),
-        ("eval_every=epochs:1:2", "eval_every has no part in what is learned"),
-        ("data_dir=a|b", "data_dir has no part in what is learned"),
+        ("eval_every=epochs:1:2", "eval_every does not affect training results"),
+        ("data_dir=a|b", "data_dir does not affect training results"),
     ],
 )
 def test_what_cannot_be_searched(text, message, make_plan):
@@ -189,8 +189,8 @@ def test_an_option_that_another_one_sets(make_plan):
         ({"trials": "x"}, "invalid int value: 'x'"),
         ({"fine_trials": -1}, "fine_trials is -1"),
         ({"search_seed": -1}, "search_seed is -1"),
-        ({"model_dir": "runs/x"}, "model_dir is given"),
-        ({"stop_at_accuracy": 0.9}, "stop_at_accuracy would end"),
+        ({"model_dir": "runs/x"}, "leave out model_dir"),
+        ({"stop_at_accuracy": 0.9}, "stop_at_accuracy would stop"),
         ({"momentums": 0.9}, "there is no flag --momentums; did you mean 'momentum'"),
         ({"momentum": 2}, "momentum is 2, but must be"),
     ],
@@ -397,7 +397,7 @@ def test_seeds_are_different_searches(make_plan, run):
 )
 def test_another_search_in_the_directory(search, changes, message, make_plan, run):
     run(make_plan(trials=1))
-    with pytest.raises(UserError, match=f"holds another search .*{message}"):
+    with pytest.raises(UserError, match=f"contains another search .*{message}"):
         run(make_plan(*search, trials=1, **changes))
 
 
@@ -413,7 +413,7 @@ def test_one_search_at_a_time(make_plan, run):
     plan.directory.mkdir()
     with (plan.directory / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another search is at work in"):
+        with pytest.raises(UserError, match="another search is running in"):
             run(plan)
     assert len(run(plan)[0]) == 1
 

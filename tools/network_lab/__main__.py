@@ -1,23 +1,22 @@
-r"""Runs workers of one Linux machine as if they were far apart.
+r"""Emulates a network with latency and limited bandwidth between workers on one Linux machine.
 
     sudo python tools/network_lab --workers=8 --groups=2 --latency=40ms --bandwidth=200mbit -- \
         python -m imagenet_fast train --flagfile=flags/digits.flags --model_dir=runs/digits
 
-Each worker has a network namespace of its own with one interface, and the machine's own interfaces
-have no part in it. COMMAND runs in each, with a TF_CONFIG that names the workers' addresses there.
-Output lines begin with ``[worker K]``. When a worker fails, the others are ended, and its exit
-status (128 + n after signal n) is that of the lab. Nothing of a lab is left when it ends, whatever
-ends it; after ``kill -9``, ``--clean`` removes what was left.
+Each worker has its own network namespace with one interface, separate from the machine's. COMMAND
+runs in each, with a TF_CONFIG of the workers' addresses there. Output lines begin with
+``[worker K]``. If a worker fails, the others are stopped, and the lab exits with its status (128 +
+n after signal n). A lab removes everything when it ends; after ``kill -9``, use ``--clean``.
 
-A frame arrives its latency after it has left, one way; a round trip takes twice that. Each worker's
-port passes --bandwidth in each direction, at the same time and whichever group the other worker is
-in; with --group_bandwidth, groups have links of their own besides, as machines with several GPUs
-do. What comes faster waits, and practically nothing is lost. TCP gets 95.6% of it, the rest is
-headers. TCP's own settings in a lab are those for long distances: Reno, windows for the latency and
-the bandwidth, and no slow start after a pause. --check tells whether this machine is fast enough.
+--latency is one way; a round trip takes twice that. Each worker's port carries --bandwidth in each
+direction at the same time, to workers of all groups together; with --group_bandwidth, groups have
+additional links, like machines with several GPUs. Frames above the bandwidth are queued, and
+practically none are dropped. TCP gets 95.6% of the bandwidth, headers the rest. TCP is configured
+for long distances: Reno, windows for the latency and bandwidth, and no slow start after a pause.
+--check shows whether this machine is fast enough.
 
-Needs root, the commands ``ip`` and ``tc`` (Debian's iproute2), and a kernel that has netem, or
-/dev/net/tun for a switch in user space that takes its place.
+Needs root, the commands ``ip`` and ``tc`` (Debian's iproute2), and a kernel with netem or, for a
+user-space switch instead, /dev/net/tun.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import signal
 import sys
 from typing import NoReturn
 
-# This folder and launch_local.py are to be found there.
+# The folder of launch_local.py and of this package.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import launch_local
@@ -48,7 +47,7 @@ _USAGE = """python tools/network_lab --workers=N [options] -- COMMAND...
 
 
 class _Parser(argparse.ArgumentParser):
-    """Treats a wrong command line as any other error of the user's."""
+    """Reports a wrong command line like any other user error."""
 
     def error(self, message: str) -> NoReturn:
         raise LabError(message)
@@ -56,7 +55,7 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclasses.dataclass
 class Options:
-    """What to do; see :func:`parse`. Without a layout: clean."""
+    """The parsed command line; without a layout, clean up."""
 
     layout: Layout | None
     backend: str
@@ -66,11 +65,11 @@ class Options:
 
 
 def parse(arguments: list[str]) -> Options:
-    """Reads the command line.
+    """Parses the command line.
 
     Raises:
-      LabError: if anything in it cannot be used.
-      SystemExit: after printing the help, if that was asked for.
+      LabError: if an argument is invalid.
+      SystemExit: after printing the help, if requested.
     """
     parser = _Parser(
         usage=_USAGE,
@@ -83,62 +82,59 @@ def parse(arguments: list[str]) -> Options:
         "--groups",
         type=int,
         default=1,
-        help="groups of equal size into which they are divided (default: %(default)s)",
+        help="groups of equal size that the workers form (default: %(default)s)",
     )
     parser.add_argument(
         "--latency",
         default="0",
-        help="time that each frame takes, one way, from a worker to one of another group: 40ms, "
-        "500us, 0.1s (default: none)",
+        help="one-way latency between workers of different groups: 40ms, 500us, 0.1s (default: 0)",
     )
     parser.add_argument(
         "--group_latency",
         default="0",
-        help="the same to a worker of the same group; at most --latency (default: none)",
+        help="one-way latency within a group; at most --latency (default: 0)",
     )
     parser.add_argument(
         "--bandwidth",
-        help="what each worker can send a second, and receive at the same time, in Ethernet "
-        "frames, to whatever group: 200mbit, 1gbit, 64kbit (default: no limit)",
+        help="bandwidth of each worker's port in each direction, in Ethernet frames: 200mbit, "
+        "1gbit, 64kbit (default: no limit)",
     )
     parser.add_argument(
         "--group_bandwidth",
-        help="what each worker can send to its own group, and receive from it, besides: on links "
-        "of their own (default: they share --bandwidth)",
+        help="bandwidth of each worker's additional link to its own group (default: no such link; "
+        "the group shares --bandwidth)",
     )
     parser.add_argument(
         "--backend",
         choices=("auto", "netem", "switch"),
         default="auto",
-        help="what delays frames: the kernel's netem, or a switch in user space (default: netem "
-        "where the kernel has it)",
+        help="what delays frames: the kernel's netem, or a user-space switch (default: netem if "
+        "the kernel has it)",
     )
     parser.add_argument(
         "--grace",
         type=float,
         default=5.0,
-        help="seconds between asking workers to end (SIGTERM) and SIGKILL (default: %(default)g)",
+        help="seconds from SIGTERM to SIGKILL when workers are stopped (default: %(default)g)",
     )
     parser.add_argument(
         "--check",
         action="store_true",
-        help="run nothing; measure latencies and rates, and print them beside those asked for",
+        help="run nothing; print measured beside requested latencies and bandwidths",
     )
-    parser.add_argument(
-        "--clean", action="store_true", help="remove what labs left that were killed"
-    )
+    parser.add_argument("--clean", action="store_true", help="remove remains of killed labs")
     split = arguments.index("--") if "--" in arguments else len(arguments)
     given, command = parser.parse_args(arguments[:split]), arguments[split + 1 :]
     if given.clean:
         if len(arguments) > 1:
-            raise LabError("--clean goes with nothing else")
+            raise LabError("--clean allows no other flags")
         return Options(None, given.backend, given.grace, given.check, command)
     if given.workers is None:
-        raise LabError("--workers is missing: say how many, as in --workers=8")
+        raise LabError("--workers is missing: give their number, as in --workers=8")
     if given.grace < 0:
         raise LabError(f"--grace is {given.grace:g}, but must not be negative")
     if given.check == bool(command):
-        raise LabError("either give a command after --, or ask for --check")
+        raise LabError("give either a command after -- or --check")
     if command and not shutil.which(command[0]):
         raise LabError(f"there is no command {command[0]!r}")
     layout = Layout(
@@ -157,14 +153,14 @@ def _bandwidth(given: str | None) -> float | None:
 
 
 def clean() -> None:
-    """Removes what labs left that were killed, and says what."""
+    """Removes the remains of killed labs, and prints them."""
     for name in namespaces.left_behind():
         namespaces.remove(name)
         print(f"removed {name}")
 
 
 def run(options: Options) -> int:
-    """Builds the lab, does in it what was asked for, and removes it; returns the exit status."""
+    """Builds the lab, runs the command or the check, and removes it; returns the exit status."""
     lab = Lab(options.layout, options.backend)
     try:
         lab.build()
@@ -178,16 +174,16 @@ def run(options: Options) -> int:
 
 
 def _end(number: int, frame: object) -> NoReturn:
-    """Has this process clean up and end, undisturbed by further signals."""
+    """Ends this process with its cleanup, and ignores further signals."""
     for other in ENDING_SIGNALS:
         signal.signal(other, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
 def main(arguments: list[str]) -> int:
-    """Does what the command line asks for; returns the exit status."""
+    """Runs a command line; returns the exit status."""
     for number in ENDING_SIGNALS:
-        # nohup has SIGHUP ignored, and that is to stay.
+        # nohup ignores SIGHUP, which must stay ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     try:
@@ -201,7 +197,7 @@ def main(arguments: list[str]) -> int:
         print(f"[network_lab] {error}", file=sys.stderr, flush=True)
         return 2
     except BrokenPipeError:
-        # Nobody reads the output any more, not even what Python would still write at its end.
+        # Python must not write buffered output to the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
 

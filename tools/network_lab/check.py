@@ -1,4 +1,4 @@
-"""What a lab's network really does, beside what was asked for."""
+"""Measures a lab's latencies and bandwidths, and compares them with those requested."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from network_lab.lab import Lab
 
 _PORT = 2223
 _ROUND_TRIPS = 20
-_PATIENCE = 10.0  # Seconds until silence is an error.
-# TCP begins slowly: it gets this many round trips and seconds before a transfer is timed.
+_TIMEOUT_SECONDS = 10.0
+# Round trips and seconds of TCP's slow start, before a transfer is timed.
 _START_ROUND_TRIPS, _START_SECONDS = 12, 0.3
 _TIMED_SECONDS = 1.0
 _CHUNK = 2**20
 _NAP = 1e-3
-# The end of the first part of the kernel's struct tcp_info: tcpi_bytes_received.
+# tcpi_bytes_received in the kernel's struct tcp_info.
 _BYTES_RECEIVED = struct.Struct("=128xQ")
-# Of a frame of 1514 bytes, TCP carries 1448: the headers are those of Ethernet, IP and TCP with
-# time stamps.
-_PAYLOAD_SHARE = 1448 / 1514
+# A frame of 1514 bytes has 66 bytes of headers: Ethernet, IP, and TCP with time stamps.
+_PAYLOAD_FRACTION = 1448 / 1514
 
 
 @dataclasses.dataclass
 class Measurement:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-      what: between whom.
-      latency_asked: one way, in seconds; None where none was measured.
-      latency: half of the median round trip, in seconds; None where none was measured.
-      rate_asked: bits a second of TCP payload that the bandwidth asked for allows; None: no limit.
-      rates: those measured at the same time.
+      name: describes the workers.
+      latency_asked: requested, one way, in seconds; None if not measured.
+      latency: half of the median round trip, in seconds; None if not measured.
+      rate_asked: TCP payload in bit/s that the requested bandwidth allows; None: no limit.
+      rates: measured simultaneously, in bit/s.
     """
 
-    what: str
+    name: str
     latency_asked: float | None
     latency: float | None
     rate_asked: float | None
@@ -49,14 +48,14 @@ class Measurement:
 
 
 def measure(lab: Lab) -> list[Measurement]:
-    """Measures between two workers of a group, two of different groups, and all at once.
+    """Measures two workers of a group, two of different groups, and all at once.
 
-    Each measurement is left out where there are no such workers.
+    Measurements without such workers are skipped.
 
     Raises:
       LabError: if workers cannot reach each other.
     """
-    # What is measured is the network, and not how busy the machine is.
+    # So that a busy machine does not affect the measurement.
     priority.put_first()
     layout = lab.layout
     pairs = []
@@ -64,33 +63,33 @@ def measure(lab: Lab) -> list[Measurement]:
         pairs.append(("within a group", 0, 1))
     if layout.groups > 1:
         pairs.append(("between groups", 0, layout.group_size))
-    found = []
-    for name, one, other in pairs:
+    measurements = []
+    for kind, one, other in pairs:
         round_trip = _round_trip(lab, one, other)
         rate, rates = _payload_rate(lab, one, other), _rates(lab, [(one, other)])
         asked = layout.latency_between(one, other)
-        what = f"{name}, {one} and {other}"
-        found.append(Measurement(what, asked, round_trip / 2, rate, rates))
+        name = f"{kind}, {one} and {other}"
+        measurements.append(Measurement(name, asked, round_trip / 2, rate, rates))
     if pairs:
         # To the next group, if there is one.
         step = layout.group_size % layout.workers or 1
         ring = [(one, (one + step) % layout.workers) for one in range(layout.workers)]
         rate = _payload_rate(lab, *ring[0])
-        found.append(Measurement("all ports at once", None, None, rate, _rates(lab, ring)))
-    return found
+        measurements.append(Measurement("all ports at once", None, None, rate, _rates(lab, ring)))
+    return measurements
 
 
 def _payload_rate(lab: Lab, one: int, other: int) -> float | None:
-    """Returns the bits a second of TCP payload that one worker may send to another."""
+    """Returns the TCP payload that one worker can send to another, in bit/s."""
     bandwidth = lab.layout.bandwidth_between(one, other)
-    return None if bandwidth is None else bandwidth * _PAYLOAD_SHARE
+    return None if bandwidth is None else bandwidth * _PAYLOAD_FRACTION
 
 
 def _socket(lab: Lab, worker: int, kind: socket.SocketKind) -> socket.socket:
     """Returns a socket in a worker's namespace."""
     with namespaces.entered(lab.names[worker]):
         made = socket.socket(socket.AF_INET, kind)
-    made.settimeout(_PATIENCE)
+    made.settimeout(_TIMEOUT_SECONDS)
     return made
 
 
@@ -104,7 +103,7 @@ def _round_trip(lab: Lab, one: int, other: int) -> float:
         far.bind((lab.layout.address(other), _PORT))
         near.connect((lab.layout.address(other), _PORT))
         times = []
-        # The first asks for the other's hardware address before.
+        # The first one includes ARP.
         for _ in range(_ROUND_TRIPS + 1):
             start = time.perf_counter()
             try:
@@ -119,7 +118,7 @@ def _round_trip(lab: Lab, one: int, other: int) -> float:
 
 
 def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> list[float]:
-    """Returns the bits a second from the first to the second of each pair, all at the same time."""
+    """Returns the simultaneous rates from the first to the second of each pair, in bit/s."""
     with contextlib.ExitStack() as sockets:
         ends = [_connect(lab, *pair) for pair in pairs]
         for end in itertools.chain(*ends):
@@ -136,7 +135,7 @@ def _rates(lab: Lab, pairs: list[tuple[int, int]]) -> list[float]:
 
 
 def _transfer(ends: list[tuple[socket.socket, socket.socket]], seconds: float) -> None:
-    """Keeps all senders full, and all receivers empty, for so long."""
+    """Keeps all senders' buffers full and all receivers' empty for ``seconds``."""
     chunk = bytearray(_CHUNK)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -145,13 +144,13 @@ def _transfer(ends: list[tuple[socket.socket, socket.socket]], seconds: float) -
                 sender.send(chunk)
             with contextlib.suppress(BlockingIOError):
                 receiver.recv_into(chunk)
-        # The kernel's own threads, which have part in what is measured, need a core, too.
+        # The kernel's network threads need a core, too.
         time.sleep(_NAP)
 
 
 def _arrived(receiver: socket.socket) -> tuple[float, int]:
-    """Returns the time in seconds, and the bits that have arrived, whether or not read."""
-    # The kernel's own count, which is right even where this process had to wait for a core.
+    """Returns the time in seconds, and the bits that have arrived, read or not."""
+    # The kernel's counter is correct even if this process had to wait for a core.
     report = receiver.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
     return time.monotonic(), _BYTES_RECEIVED.unpack(report)[0] * 8
 
@@ -172,18 +171,18 @@ def _connect(lab: Lab, source: int, target: int) -> tuple[socket.socket, socket.
             raise LabError(f"worker {source} cannot reach worker {target}: {error}") from None
     for end in (sender, receiver):
         end.setblocking(False)
-        # What has not been sent when it is closed is dropped, and not in the next one's way.
+        # Unsent data is dropped on close, so that it does not disturb the next transfer.
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     return sender, receiver
 
 
 def table(measurements: list[Measurement]) -> str:
     """Returns the measurements as text."""
-    rows = [("", "latency asked", "measured", "payload asked", "measured")]
+    rows = [("", "latency requested", "measured", "payload requested", "measured")]
     for one in measurements:
-        asked = None if one.rate_asked is None else [one.rate_asked]
+        requested = None if one.rate_asked is None else [one.rate_asked]
         latencies = (_milliseconds(one.latency_asked), _milliseconds(one.latency))
-        rows.append((one.what, *latencies, _megabits(asked), _megabits(one.rates)))
+        rows.append((one.name, *latencies, _megabits(requested), _megabits(one.rates)))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

@@ -1,7 +1,7 @@
-"""The error that a user can mend."""
+"""The error class of the network lab."""
 
 from __future__ import annotations
 
 
 class LabError(Exception):
-    """The lab cannot be built, or not as asked: the message says why and what to do."""
+    """The lab cannot be built as requested; the message says why and what to do."""

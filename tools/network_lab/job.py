@@ -1,4 +1,4 @@
-"""Worker processes in a lab."""
+"""Runs a command in each worker's namespace."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from network_lab.namespaces import ENDING_SIGNALS
 
 PORT = 2222
 _NAMESPACE = "NETWORK_LAB_NAMESPACE"
-# All workers are started with one command; where each one belongs is in its environment.
+# All workers run the same command; the environment names each one's namespace.
 _ENTER = ("sh", "-c", f'exec ip netns exec "${_NAMESPACE}" "$@"', "sh")
 
 
 def environments(layout: Layout, names: list[str]) -> list[dict[str, str]]:
-    """Returns the environment of each worker: as ``launch_local.py`` has it, but for the addresses.
+    """Returns the environment of each worker: that of ``launch_local.py`` with other addresses.
 
     Args:
       layout: the workers.
@@ -34,19 +34,19 @@ def environments(layout: Layout, names: list[str]) -> list[dict[str, str]]:
         task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": worker}}
         environment["TF_CONFIG"] = json.dumps(task)
         environment[_NAMESPACE] = names[worker]
-        # gRPC would ask a proxy to reach the other workers.
+        # gRPC would connect to the other workers through a proxy.
         for name in ("no_proxy", "NO_PROXY"):
             environment[name] = ",".join([environment[name], *hosts])
     return made
 
 
 def run(lab: Lab, command: list[str], grace: float) -> int:
-    """Runs a command in each worker's namespace until all have ended; one failure ends all.
+    """Runs a command in each worker's namespace until all have ended; one failure stops all.
 
     Args:
-      lab: where.
-      command: what.
-      grace: seconds that workers get to end when asked to.
+      lab: with the namespaces.
+      command: to run.
+      grace: seconds from SIGTERM to SIGKILL when workers are stopped.
 
     Returns:
       0, or the exit status of the first failure (128 + n after signal n).

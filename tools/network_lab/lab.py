@@ -1,4 +1,4 @@
-"""A lab from the first namespace to the last trace of it."""
+"""Builds and removes a lab: namespaces, links and the switch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import launch_local
 from network_lab import namespaces, netem, requirements, shaping, switch
 from network_lab.layout import Layout
 
-# More than the windows of all connections: loss would blur what the rates and latencies do.
+# Bytes, more than the windows of all connections, so that nothing is dropped.
 _QUEUE = 64 * 2**20
 _SMALLEST_BUFFER, _LARGEST_BUFFER = 2**18, 32 * 2**20
 _LATE_SECONDS = 0.1
@@ -24,12 +24,11 @@ _LATE_SECONDS = 0.1
 class Lab:
     """The workers' namespaces and the network between them.
 
-    Nothing exists before :meth:`build`, and nothing after :meth:`remove`, which must be called
-    however the former ends.
+    :meth:`remove` must be called after :meth:`build`, even if that fails.
 
     Args:
-      layout: what it looks like.
-      backend: ``auto``, ``netem`` or ``switch``: what delays frames.
+      layout: workers, groups, latencies and bandwidths.
+      backend: what delays frames: ``auto``, ``netem`` or ``switch``.
     """
 
     def __init__(self, layout: Layout, backend: str = "auto") -> None:
@@ -42,10 +41,10 @@ class Lab:
         self._removing = False
 
     def build(self) -> None:
-        """Makes everything.
+        """Builds the namespaces and the network.
 
         Raises:
-          LabError: if the machine lacks something for that.
+          LabError: if the machine lacks a requirement.
         """
         self.backend = requirements.choose_backend(self.backend, self.layout)
         for name in self.names:
@@ -60,7 +59,7 @@ class Lab:
             self._set_up(worker)
 
     def _set_up(self, worker: int) -> None:
-        """Gives a worker's interface its address."""
+        """Configures TCP and a worker's interface."""
         name = self.names[worker]
         with namespaces.entered(name):
             for setting, value in _tcp_settings(self.layout).items():
@@ -71,14 +70,14 @@ class Lab:
         namespaces.run("ip", "-n", name, "link", "set", "eth0", "gso_max_size", segment, "up")
 
     def _watch(self, process: launch_local.Process) -> None:
-        """Ends this process as SIGTERM does if the switch ends: no worker hears another then."""
+        """Ends this process by SIGTERM if the switch ends, without which workers are isolated."""
         process.process.wait()
         if not self._removing:
             print("[network_lab] the user-space switch has ended", file=sys.stderr, flush=True)
             os.kill(os.getpid(), signal.SIGTERM)
 
     def remove(self) -> None:
-        """Ends everything that still runs in it, and removes it.
+        """Kills all processes of the lab and removes it.
 
         Raises:
           LabError: if that fails.
@@ -92,21 +91,20 @@ class Lab:
 
 
 def _tcp_settings(layout: Layout) -> dict[str, str]:
-    """Returns the kernel's settings for hosts that are to use such a network well."""
+    """Returns the kernel's settings with which TCP uses the network's whole bandwidth."""
     receive = _LARGEST_BUFFER
     if layout.bandwidth is not None:
-        # What is under way in a round trip, and what comes until a process is there to read it.
-        # Much more would only wait somewhere, and let what follows wait. Half of it is overhead.
+        # Data in flight during a round trip, and what arrives until a process reads it. Much more
+        # would only be queued and delay what follows. Half of the buffer is overhead.
         trip = 2 * max(layout.latency, layout.group_latency)
         window = int(layout.bandwidth / 8 * (trip + _LATE_SECONDS))
         receive = min(max(2 * window, _SMALLEST_BUFFER), _LARGEST_BUFFER)
     return {
         "tcp_rmem": f"4096 {_SMALLEST_BUFFER} {receive}",
         "tcp_wmem": f"4096 {_SMALLEST_BUFFER} {_LARGEST_BUFFER}",
-        # No slow start again after each pause, as between the steps of a training.
+        # No slow start after pauses, such as between training steps.
         "tcp_slow_start_after_idle": "0",
-        # All kernels have it. Where nothing is lost it fills the receiver's window, while others go
-        # by the delays that they see.
+        # In all kernels. Without loss it fills the receiver's window; others react to delays.
         "tcp_congestion_control": "reno",
     }
 

@@ -1,8 +1,7 @@
-"""Network namespaces that bear the name of the lab that made them.
+"""Network namespaces whose names identify the lab that created them.
 
-``ip netns`` keeps namespaces by name, so that they outlive a lab that was killed. The name holds
-the lab's process and when that was started: enough to tell what was left behind from what another
-lab still uses.
+Named namespaces outlive a lab that was killed. Their names contain the lab's process ID and start
+time, so that remains of killed labs can be told from namespaces in use.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from network_lab.errors import LabError
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PREFIX = "network-lab"
 _NAME = re.compile(rf"{_PREFIX}-(\d+)-(\d+)-\w+")
-_FOLDER = pathlib.Path("/var/run/netns")  # As `ip` has it.
+_FOLDER = pathlib.Path("/var/run/netns")  # as used by `ip`
 _OWN = pathlib.Path("/proc/thread-self/ns/net")
 _CLONE_NEWNET = 0x40000000
-_PATIENCE = 5.0  # Seconds that killed processes get to disappear.
+_TIMEOUT_SECONDS = 5.0  # for killed processes to disappear
 
 
 def run(*command: str) -> str:
-    """Runs a command that ends by itself, and returns its output.
+    """Runs a short command and returns its output.
 
     Raises:
       LabError: if it fails.
     """
-    # Signals that end the lab wait: it must not clean up while this still makes something.
+    # Signals that end the lab are delayed: it must not clean up during the command.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         result = subprocess.run(command, capture_output=True, text=True)
@@ -46,12 +45,12 @@ def run(*command: str) -> str:
 
 
 def own_prefix() -> str:
-    """Returns how the names of this process' namespaces begin."""
+    """Returns the prefix of the names of this process' namespaces."""
     return f"{_PREFIX}-{os.getpid()}-{_start_time(os.getpid())}-"
 
 
 def existing(prefix: str = "") -> list[str]:
-    """Returns the names of the namespaces of all labs that begin with ``prefix``."""
+    """Returns the names of all labs' namespaces that begin with ``prefix``."""
     if not _FOLDER.is_dir():
         return []
     names = sorted(path.name for path in _FOLDER.iterdir())
@@ -59,7 +58,7 @@ def existing(prefix: str = "") -> list[str]:
 
 
 def left_behind() -> list[str]:
-    """Returns the names of namespaces whose lab is gone."""
+    """Returns the names of namespaces whose lab no longer runs."""
     left = []
     for name in existing():
         process, started = (int(number) for number in _NAME.fullmatch(name).groups())
@@ -69,19 +68,19 @@ def left_behind() -> list[str]:
 
 
 def _start_time(process: int) -> int | None:
-    """Returns when a process was started, in the kernel's ticks; None if there is none."""
+    """Returns a process' start time in the kernel's ticks; None if it does not run."""
     try:
         text = pathlib.Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    # The second field, a file name in parentheses, may hold blanks and parentheses itself.
+    # The second field, a file name in parentheses, may contain blanks and parentheses.
     fields = text.rpartition(")")[2].split()
-    # One that has ended, but was not waited for, is still listed.
+    # Zombies are still listed.
     return None if fields[0] in "ZX" else int(fields[19])
 
 
 def add(name: str) -> None:
-    """Makes a namespace with nothing but a loopback interface.
+    """Creates a namespace with only a loopback interface.
 
     Raises:
       LabError: if that fails.
@@ -91,12 +90,12 @@ def add(name: str) -> None:
 
 
 def remove(name: str) -> None:
-    """Ends all processes in a namespace, and removes it with its interfaces.
+    """Kills all processes in a namespace, and removes it with its interfaces.
 
     Raises:
       LabError: if that fails.
     """
-    give_up = time.monotonic() + _PATIENCE
+    give_up = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < give_up:
         processes = [int(process) for process in run("ip", "netns", "pids", name).split()]
         if not processes:
@@ -120,7 +119,7 @@ def remove_all(prefix: str) -> None:
 
 @contextlib.contextmanager
 def entered(name: str) -> Iterator[None]:
-    """Has what this thread opens or makes meanwhile belong to a namespace: sockets, interfaces.
+    """Moves this thread into a namespace, so that new sockets and interfaces belong to it.
 
     Raises:
       OSError: if it cannot be entered.
@@ -134,7 +133,7 @@ def entered(name: str) -> Iterator[None]:
 
 
 def _enter(descriptor: int) -> None:
-    # os.setns came with Python 3.12.
+    # os.setns needs Python 3.12.
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

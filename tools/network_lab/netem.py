@@ -1,8 +1,8 @@
-"""The network between the workers where the kernel has netem.
+"""The network between the workers, built with the kernel's netem.
 
-One more namespace, the hub, holds a bridge for each group, and one that all groups' bridges are
-linked to. A frame is delayed once on its way from its group's bridge to the others', and once on
-its way to a worker, whose port also limits the rate at which it receives.
+An additional namespace, the hub, has a bridge for each group, and a backbone bridge that connects
+them. A frame is delayed between its group's bridge and the backbone, and again on its way to a
+worker, whose port also limits the receive rate.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from network_lab.namespaces import run
 
 
 def connect(names: list[str], hub: str, layout: Layout, queue: int) -> None:
-    """Makes an ``eth0`` in each worker's namespace and all that connects them.
+    """Creates an ``eth0`` in each worker's namespace and the network between them.
 
     Args:
       names: the workers' namespaces.
-      hub: the namespace for the rest.
+      hub: the namespace of the bridges.
       layout: the latencies and the bandwidth.
-      queue: bytes that wait for a port at most; more are lost.
+      queue: capacity of each port's queue in bytes; more is dropped.
 
     Raises:
       LabError: if the kernel refuses any of it.
     """
-    # The rest of the latency is that of the last bit of the way, which is the same for all.
+    # The rest of the latency is added at the receiver's port.
     between = max(0.0, layout.latency - layout.group_latency)
     _add_bridge(hub, "backbone")
     for group in range(layout.groups):

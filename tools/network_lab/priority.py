@@ -1,4 +1,4 @@
-"""Being there in time on a machine whose cores the workers use up."""
+"""Real-time scheduling of this process on a busy machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 
 
 def put_first() -> None:
-    """Has this process run as soon as it has something to do, where the machine allows that.
+    """Schedules this process before all others, if the machine allows that.
 
-    A nice value would not do: many kernels compare it within a terminal's processes only.
+    A nice value would not suffice: many kernels compare it only within a terminal's processes.
     """
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))

@@ -1,4 +1,4 @@
-"""What a machine must have for a lab."""
+"""Checks of a machine's requirements for a lab."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from network_lab.layout import Layout
 
 # Numbers of the bits from the kernel's linux/capability.h.
 _CAPABILITIES = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-# What the network of the kernel needs, tried in a namespace of its own.
+# Commands that need the kernel's features, tried in a temporary namespace.
 _NETEM = (
     "ip -n {} link add type bridge",
     "ip -n {} link add type veth",
@@ -24,13 +24,13 @@ _NETEM = (
 
 
 def check() -> None:
-    """Looks at what every lab needs, and makes nothing.
+    """Checks what every lab needs, without creating anything.
 
     Raises:
-      LabError: if anything is missing; all of it is named.
+      LabError: if a requirement is missing; the message lists all of them.
     """
     if sys.platform != "linux":
-        raise LabError("a lab is made of Linux network namespaces, and this is not Linux")
+        raise LabError("a lab needs Linux network namespaces, and this is not Linux")
     missing = []
     if os.geteuid():
         missing.append("root: run it with sudo, or as root in a container")
@@ -45,7 +45,7 @@ def check() -> None:
         if not shutil.which(command)
     ]
     if missing:
-        raise LabError("\n  ".join(["network_lab needs what is missing here:", *missing]))
+        raise LabError("\n  ".join(["requirements of network_lab are missing:", *missing]))
 
 
 def _capabilities() -> int:
@@ -54,20 +54,20 @@ def _capabilities() -> int:
 
 
 def choose_backend(wanted: str, layout: Layout) -> str:
-    """Returns what delays frames: ``netem``, the kernel's, or ``switch``, that in user space.
+    """Returns what delays frames: ``netem`` or ``switch``.
 
-    Makes a namespace for a moment to see what the kernel can do.
+    Creates a temporary namespace to test the kernel.
 
     Args:
-      wanted: one of the two; ``auto``: netem where the kernel has it and the layout allows it.
-      layout: of the lab; only the switch has links of a group's own.
+      wanted: one of the two; ``auto``: netem if the kernel has it and the layout allows it.
+      layout: of the lab; only the switch supports ``group_bandwidth``.
 
     Raises:
-      LabError: if the kernel lacks what that needs, or netem cannot make the layout.
+      LabError: if the kernel lacks a requirement, or netem does not support the layout.
     """
     has_own_links = layout.group_bandwidth is not None
     if wanted == "netem" and has_own_links:
-        raise LabError("only the switch has a group_bandwidth: leave out --backend=netem")
+        raise LabError("only the switch supports group_bandwidth: leave out --backend=netem")
     name = namespaces.own_prefix() + "probe"
     try:
         namespaces.add(name)
@@ -76,8 +76,8 @@ def choose_backend(wanted: str, layout: Layout) -> str:
         namespaces.remove_all(namespaces.own_prefix())
     if wanted == "netem" and refusal:
         raise LabError(
-            "the kernel lacks what delays frames: load it with `modprobe -a sch_netem sch_tbf "
-            f"bridge veth` (Debian's linux-image-amd64 has it), or ask for the switch ({refusal})"
+            "the kernel lacks netem: load it with `modprobe -a sch_netem sch_tbf bridge veth` "
+            f"(Debian's linux-image-amd64 has it), or use the switch ({refusal})"
         )
     if wanted != "switch" and not has_own_links and not refusal:
         return "netem"
@@ -92,7 +92,7 @@ def choose_backend(wanted: str, layout: Layout) -> str:
 
 
 def _refusal(name: str, commands: Sequence[str]) -> str:
-    """Returns why the kernel refuses one of the commands in a namespace, or ``""``."""
+    """Returns the error of the first command that fails in a namespace, or ``""``."""
     for command in commands:
         try:
             namespaces.run(*command.format(name).split())

@@ -1,19 +1,19 @@
-"""Rates and delays by the kernel's queueing disciplines."""
+"""Rate limits and delays with the kernel's queueing disciplines."""
 
 from __future__ import annotations
 
 from network_lab.namespaces import run
 
 _PACKET = 1500
-# A port that is idle may send this much at once, and frames are no longer: few enough events for
-# the user-space switch, and short beside the latencies of interest.
+# The duration of an idle port's burst, and of the longest frames: few enough events for the
+# user-space switch, and short compared with latencies of interest.
 _BURST_SECONDS = 1e-3
-# What TCP hands over at most, and the least that it is asked to.
+# Limits of TCP's segments in bytes.
 _LONGEST_SEGMENT, _SHORTEST_SEGMENT = 65536, 4096
 
 
 def longest_segment(bandwidth: float | None) -> int:
-    """Returns the bytes that TCP should hand over at once at most, at so many bits a second."""
+    """Returns the maximal bytes of TCP segments at a bandwidth in bit/s."""
     if bandwidth is None:
         return _LONGEST_SEGMENT
     burst = int(bandwidth / 8 * _BURST_SECONDS)
@@ -24,15 +24,15 @@ def limit_rate(namespace: str, device: str, bandwidth: float, queue: int) -> Non
     """Limits the rate at which an interface sends.
 
     Args:
-      namespace: where it is.
+      namespace: of the interface.
       device: its name.
-      bandwidth: bits a second.
-      queue: bytes that wait at most; more are lost.
+      bandwidth: in bit/s.
+      queue: capacity of the queue in bytes; more is dropped.
 
     Raises:
-      LabError: if the kernel refuses.
+      LabError: if the command fails.
     """
-    # Twice, since the headers that each packet of a segment will have count, too.
+    # Twice, because the headers of a segment's packets count, too.
     burst = max(2 * longest_segment(bandwidth), int(bandwidth / 8 * _BURST_SECONDS))
     place = ["dev", device, "root", "handle", "1:"]
     limits = ["rate", f"{round(bandwidth)}bit", "burst", str(burst), "limit", str(queue)]
@@ -40,17 +40,17 @@ def limit_rate(namespace: str, device: str, bandwidth: float, queue: int) -> Non
 
 
 def delay(namespace: str, device: str, seconds: float, queue: int, limited: bool = False) -> None:
-    """Delays what an interface sends.
+    """Delays the frames that an interface sends.
 
     Args:
-      namespace: where it is.
+      namespace: of the interface.
       device: its name.
-      seconds: for how long.
-      queue: bytes that wait at most, in packets of full length; more are lost.
+      seconds: the delay.
+      queue: capacity of the queue in bytes of full packets; more is dropped.
       limited: whether :func:`limit_rate` was called before; frames are delayed first.
 
     Raises:
-      LabError: if the kernel refuses.
+      LabError: if the command fails.
     """
     if not seconds:
         return

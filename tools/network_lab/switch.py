@@ -1,14 +1,14 @@
-"""A network switch in user space: the delays of kernels that have no netem.
+"""A network switch in user space, for kernels without netem.
 
-Each port is a TAP device, the interface ``eth0`` of a worker's namespace. What a worker sends is
-read here. It waits until the port has sent what came before it, for the latency to its target, and
-until the target's port has received what came before it and itself; then it is written there. What
-one worker sends to several takes turns, as it does in a host with fair queueing: a short request to
-one need not wait for megabytes on their way to another.
+Each port is a TAP device, the interface ``eth0`` of a worker's namespace. The switch reads a frame
+when the worker sends it. The frame waits for earlier frames of its port, for the latency to its
+target, and until the target's port has received earlier frames and the frame itself; then it is
+written there. Frames of one worker to several targets alternate, as with fair queueing, so that a
+short request does not wait for megabytes to another target.
 
-TCP hands over segments many packets long, as it does to network cards that cut them up. They stay
-whole here: a few thousand a second, and not a hundred thousand packets, are what makes a program in
-Python fast enough.
+TCP passes on segments of many packets, as to network cards with segmentation offload. They are not
+split here: a Python program can handle thousands of segments per second, but not a hundred thousand
+packets.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _TUNSETIFF = 0x400454CA
 _TUNSETOFFLOAD = 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4 = 1, 2
-# Before each frame: flags, type of segments, a hint, their payload's bytes, where TCP's header is,
-# and one more.
+# struct virtio_net_hdr before each frame: flags, segment type, header length, payload bytes per
+# packet, offset of the TCP header, and the checksum's offset.
 _HEADER = struct.Struct("=BBHHHH")
 _LARGEST = _HEADER.size + 14 + 65536
-# Frames read from a port before others have their turn.
+# Frames read from a port before the next port.
 _BATCH = 16
 
 
@@ -56,7 +56,7 @@ def start(names: list[str], layout: Layout, queue: int) -> launch_local.Process:
     Args:
       names: the workers' namespaces.
       layout: the latencies and the bandwidth.
-      queue: bytes of each worker that wait at most, on average; more are lost.
+      queue: queue capacity per worker in bytes, shared by all; more is dropped.
 
     Raises:
       LabError: if it does not start.
@@ -69,14 +69,14 @@ def start(names: list[str], layout: Layout, queue: int) -> launch_local.Process:
         {**os.environ, "PYTHONPATH": tools},
     )
     if not process.process.stdout.readline():
-        # Its last line of a traceback says it best.
+        # The last line of a traceback.
         message = process.process.stderr.read().decode().strip().rpartition("\n")[2]
         raise LabError(f"the user-space switch did not start: {message}")
     return process
 
 
 def wire_bytes(frame: bytes) -> int:
-    """Returns the bytes of the Ethernet frames that a network card would cut a segment into.
+    """Returns the total bytes of the Ethernet frames that a segment would be split into.
 
     Args:
       frame: as read from a TAP device, with its header.
@@ -85,43 +85,43 @@ def wire_bytes(frame: bytes) -> int:
     _, kind, _, payload, transport, _ = _HEADER.unpack_from(frame)
     if not kind:
         return length
-    # TCP says in units of four bytes how long its header is.
+    # TCP gives its header's length in units of four bytes.
     headers = transport + (frame[_HEADER.size + transport + 12] >> 4) * 4
     packets = -(-(length - headers) // payload)
     return length + (packets - 1) * headers
 
 
 class Switch:
-    """Passes frames between TAP devices, each in its time.
+    """Forwards frames between TAP devices with latencies and limited bandwidths.
 
     Args:
-      taps: file descriptors, one a worker.
+      taps: file descriptors, one for each worker.
       layout: the latencies and the bandwidth.
-      queue: bytes of each worker that wait at most, on average; more are lost.
+      queue: queue capacity per worker in bytes, shared by all; more is dropped.
     """
 
     def __init__(self, taps: list[int], layout: Layout, queue: int) -> None:
         self._taps = taps
         self._layout = layout
         ports = range(layout.workers)
-        # A worker's link to its own group, where there is one, is a port like the others.
+        # Each worker has two links: its port, and the additional one to its own group, if any.
         links = range(2 * layout.workers)
         self._latency = [
             [round(layout.latency_between(one, other) * 1e9) for other in ports] for one in ports
         ]
         self._room = queue * layout.workers
         self._port_of: dict[bytes, int] = {}
-        # What a link has yet to send, by target; the targets in the order of their turns.
+        # The queues of each link by target, in the order in which the targets alternate.
         self._waiting: list[dict[int, collections.deque[bytes]]] = [{} for _ in links]
         self._sending = [False for _ in links]
-        # When each link will have received what has come for it.
+        # When each link will have received all frames that have arrived.
         self._free = [0 for _ in links]
-        # (when, order of coming, what to do, its arguments). All times are in nanoseconds.
+        # (time, sequence number, function, arguments); all times are in nanoseconds.
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = itertools.count()
 
     def run(self) -> None:
-        """Does so for ever."""
+        """Forwards frames endlessly."""
         sources = {tap: port for port, tap in enumerate(self._taps)}
         while True:
             wait = None
@@ -131,7 +131,7 @@ class Switch:
                 self._read(sources[tap])
             now = time.monotonic_ns()
             while self._events and self._events[0][0] <= now:
-                # All is reckoned from when it was due: being late at times costs no bandwidth.
+                # Relative to the time it was due, so that delays of this process cost no bandwidth.
                 when, _, act, arguments = heapq.heappop(self._events)
                 act(when, *arguments)
 
@@ -139,7 +139,7 @@ class Switch:
         heapq.heappush(self._events, (when, next(self._order), act, arguments))
 
     def _read(self, source: int) -> None:
-        """Reads what a worker has sent."""
+        """Reads the frames that a worker has sent."""
         for _ in range(_BATCH):
             try:
                 frame = os.read(self._taps[source], _LARGEST)
@@ -149,14 +149,14 @@ class Switch:
             address, own_address = frame[_HEADER.size :][:6], frame[_HEADER.size + 6 :][:6]
             self._port_of[own_address] = source
             target = self._port_of.get(address)
-            # As any switch does, it sends to all what it does not know whom to send to: ARP.
+            # Frames to unknown addresses and broadcasts, such as ARP, go to all ports.
             for port in range(len(self._taps)) if target is None else (target,):
                 if port != source and len(frame) <= self._room:
                     self._room -= len(frame)
                     self._accept(now, source, port, frame)
 
     def _accept(self, now: int, source: int, target: int, frame: bytes) -> None:
-        """Has a frame on its way."""
+        """Queues a frame."""
         if self._layout.bandwidth is None:
             self._at(now + self._latency[source][target], self._write, target, frame)
             return
@@ -167,11 +167,11 @@ class Switch:
             self._at(now, self._send, source, link)
 
     def _link(self, one: int, other: int) -> int:
-        """Returns the number of the link by which one worker reaches another."""
+        """Returns the number of the link between one worker and another."""
         return one + self._layout.workers * self._layout.has_own_link(one, other)
 
     def _send(self, when: int, source: int, link: int) -> None:
-        """Has a link begin to send its next frame, if there is one."""
+        """Starts to send a link's next frame, if there is one."""
         waiting = self._waiting[link]
         if not waiting:
             self._sending[link] = False
@@ -180,7 +180,7 @@ class Switch:
         frames = waiting.pop(target)
         frame = frames.popleft()
         if frames:
-            waiting[target] = frames  # As the last one now.
+            waiting[target] = frames  # now the last one
         seconds = wire_bytes(frame) * 8 / self._layout.bandwidth_between(source, target)
         duration = round(seconds * 1e9)
         arrival = when + self._latency[source][target]
@@ -188,20 +188,20 @@ class Switch:
         self._at(when + duration, self._send, source, link)
 
     def _receive(self, when: int, target: int, link: int, duration: int, frame: bytes) -> None:
-        """Has a link receive a frame, whose beginning has reached it, as soon as it is free."""
+        """Starts to receive a frame as soon as the link is free."""
         self._free[link] = max(when, self._free[link]) + duration
         self._at(self._free[link], self._write, target, frame)
 
     def _write(self, when: int, target: int, frame: bytes) -> None:
-        """Hands a frame over."""
+        """Delivers a frame."""
         self._room += len(frame)
-        # An interface that is not up takes nothing.
+        # Fails if the interface is not up.
         with contextlib.suppress(OSError):
             os.write(self._taps[target], frame)
 
 
 def _open_tap(name: str) -> int:
-    """Makes the interface ``eth0`` in a namespace; it lasts as long as the descriptor returned."""
+    """Creates ``eth0`` in a namespace; it exists while the returned descriptor is open."""
     with namespaces.entered(name):
         tap = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
         flags = _IFF_TAP | _IFF_NO_PI | _IFF_VNET_HDR
@@ -213,11 +213,11 @@ def _open_tap(name: str) -> int:
 def _main(plan: str) -> None:
     given = json.loads(plan)
     layout = Layout(**given["layout"])
-    # Frames must not wait because the workers use all cores.
+    # Frames must not wait for cores that the workers use.
     priority.put_first()
     taps = [_open_tap(name) for name in given["names"]]
     print("ready", flush=True)
-    # Nothing here refers to itself, and a collection would be a pause.
+    # There are no reference cycles, and garbage collections would be pauses.
     gc.disable()
     Switch(taps, layout, given["queue"]).run()
 

@@ -1,4 +1,4 @@
-"""Trains what the log of a study lacks, then writes its tables and pictures.
+"""Trains the runs that are missing in a study's log, then writes its tables and plots.
 
     python tools/studies bag_of_tricks --data_dir=data/fashion_mnist_32 --seeds=5 --jobs=2
     python tools/studies large_batch --data_dir=data/fashion_mnist --jobs=2
@@ -6,9 +6,9 @@
     python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
     python tools/studies jpeg_decoding --data_dir=data/fashion_jpegs
 
-When it was interrupted, the same command goes on. --report trains nothing. Each study has a log in
-benchmarks/, beside its pictures, and its tables in a page of docs/. With another --log, pictures
-and page are written beside that, and those of this repository stay as they are.
+Rerun it to resume. --report trains nothing. Each study has a log in benchmarks/, beside its plots,
+and its tables in a page of docs/. With another --log, plots and page are written beside that log,
+and this repository's files do not change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from study.settings import SEEDS, Experiment
 from imagenet_fast.base.errors import UserError, nearest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# With the module of each whose run(setting, seed, data_dir) trains.
+# The module of each study whose run(setting, seed, data_dir) trains.
 STUDIES = {
     "bag_of_tricks": "study.training",
     "batch_norm_groups": "study.training",
@@ -38,7 +38,7 @@ STUDIES = {
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Reads the command line; wrong ones end the process with status 2."""
+    """Parses the command line; errors end the process with status 2."""
     parser = argparse.ArgumentParser(
         "studies",
         description=__doc__,
@@ -46,26 +46,26 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("study", choices=STUDIES)
-    parser.add_argument("--data_dir", help="shards; the page of the study says how to make them")
+    parser.add_argument("--data_dir", help="shards; the study's page describes how to make them")
     parser.add_argument(
-        "--only", metavar="EXPERIMENT", action="append", help="what to train (default: all)"
+        "--only", metavar="EXPERIMENT", action="append", help="to train (default: all)"
     )
     parser.add_argument(
         "--seeds", type=int, default=SEEDS, help="of each setting (default: %(default)s)"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time (default: 1)")
+    parser.add_argument("--jobs", type=int, default=1, help="simultaneous runs (default: 1)")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument(
         "--log",
         type=pathlib.Path,
-        help="pictures and page go beside it (default: benchmarks/STUDY/runs.jsonl in this "
-        "repository, with the page in docs/)",
+        help="log; plots and page are written beside it (default: benchmarks/STUDY/runs.jsonl in "
+        "this repository, with the page in docs/)",
     )
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Trains and reports; returns 0, 2 after an error of the user's, 130 after an interruption."""
+    """Trains and reports; returns 0, 2 after a user error, 130 after an interruption."""
     given = parse(arguments)
     own = ROOT / "benchmarks" / given.study / "runs.jsonl"
     path = given.log or own
@@ -81,19 +81,19 @@ def main(arguments: Sequence[str]) -> int:
         report = importlib.import_module(f"{given.study}.report")
         records = log.read(path)
         if not records:
-            raise UserError(f"{path} holds no run: train some first, with --data_dir")
+            raise UserError(f"{path} contains no run: train some first, with --data_dir")
         report.write_report(records, path.parent, pages)
         return 0
     except UserError as error:
         print(f"{given.study}: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{given.study}: interrupted; the same command goes on", file=sys.stderr)
+        print(f"{given.study}: interrupted; rerun the command to resume", file=sys.stderr)
         return 130
 
 
 def _experiments(study: str, only: Sequence[str] | None) -> list[Experiment]:
-    """Returns the experiments of a study, or those that are named."""
+    """Returns the experiments of a study, or only the named ones."""
     every = importlib.import_module(f"{study}.experiments").EXPERIMENTS
     by_name = {experiment.name: experiment for experiment in every}
     for name in only or ():

@@ -1,1 +1,1 @@
-"""The parts of ``tools/tune.py``: what to search, the study, its trials, its results."""
+"""The parts of ``tools/tune.py``: search space, study, trials and results."""

@@ -1,4 +1,4 @@
-"""What to search: options, and the values that each may take."""
+"""The search space: options and the values of each."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if typing.TYPE_CHECKING:
     import optuna
 
 _DIGITS = 4
-# Of the range, at each end of the best values.
+# Added at both ends of the best values, as a fraction of the range.
 _MARGIN = 0.1
 _HINT = "write OPTION=[log:][UNIT:]LOWEST:HIGHEST or, in quotes, 'OPTION=VALUE|VALUE'"
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """An option whose value is a number, or a duration, between two ends that belong to it.
+    """A closed range of values of a numeric option or a duration.
 
     Attributes:
       option: its name.
-      low: the lower end.
-      high: the upper end.
-      log: whether values are spread evenly by their logarithm.
-      unit: of a duration, else empty.
-      whole: whether only whole numbers will do.
+      low: the lowest value.
+      high: the highest value.
+      log: whether values are distributed on a logarithmic scale.
+      unit: of a duration; otherwise empty.
+      whole: whether values are integers.
     """
 
     option: str
@@ -51,14 +51,14 @@ class Range:
         return self.value(trial.suggest_float(self.option, self.low, self.high, log=self.log))
 
     def value(self, parameter: float) -> Any:
-        """Returns the option's value for a number that Optuna keeps: short enough to read."""
+        """Converts Optuna's number into the option's value, rounded to few digits."""
         number = parameter
         if not self.whole:
             number = min(max(_shorten(parameter), self.low), self.high)
         return Duration(number, self.unit) if self.unit else number
 
     def narrowed(self, values: Sequence[Any]) -> Range:
-        """Returns the part of the range that spans ``values``, and a tenth of it at each end."""
+        """Returns the range of ``values``, extended by a tenth of this range at both ends."""
         numbers = [self.number(value) for value in values]
         scale, back = (math.log, math.exp) if self.log else (float, float)
         margin = _MARGIN * (scale(self.high) - scale(self.low))
@@ -74,7 +74,7 @@ class Range:
         return value.amount if self.unit else value
 
     def ends(self) -> tuple[Any, Any]:
-        """Returns the least and the greatest value."""
+        """Returns the lowest and the highest value."""
         return self.value(self.low), self.value(self.high)
 
     def __str__(self) -> str:
@@ -84,11 +84,11 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Choices:
-    """An option, of any type, with the values to choose from.
+    """Discrete values of an option of any type.
 
     Attributes:
       option: its name.
-      texts: the values as they are written in a flagfile.
+      texts: the values as in a flagfile.
     """
 
     option: str
@@ -103,7 +103,7 @@ class Choices:
         return parse_option(self.option, parameter)
 
     def narrowed(self, values: Sequence[Any]) -> Choices:
-        """Returns all choices: Optuna wants them to stay, and takes the better ones more often."""
+        """Returns all choices: Optuna requires that they stay, and prefers the better ones."""
         return self
 
     def ends(self) -> tuple[Any, ...]:
@@ -122,12 +122,12 @@ class Plan:
     """A search.
 
     Attributes:
-      config: of each trial, but for the options that are searched and ``model_dir``.
-      space: the options that are searched, in the order of Config's.
+      config: of each trial, except for searched options and ``model_dir``.
+      space: the searched options, in the order of ``Config``.
       trials: runs of the first, coarse round.
       fine_trials: runs of the second round, in ranges around the best of the first.
       seed: of the values that are tried.
-      directory: where all goes.
+      directory: of the search.
     """
 
     config: Config
@@ -139,14 +139,14 @@ class Plan:
 
 
 def parse_space(texts: Sequence[str], config: Config) -> tuple[Searched, ...]:
-    """Reads what is to be searched, as ``learning_rate=log:0.1:10`` or ``schedule=steps|cosine``.
+    """Parses a search space, such as ``learning_rate=log:0.1:10`` or ``schedule=steps|cosine``.
 
     Args:
       texts: one for each option.
-      config: of which both ends of each range, and each choice, must make a configuration.
+      config: must be valid with both ends of each range, and with each choice.
 
     Raises:
-      UserError: if a text cannot be read, or names values that cannot be searched.
+      UserError: if a text is malformed, or its values are invalid.
     """
     space: list[Searched] = []
     for text in texts:
@@ -170,7 +170,7 @@ def _parse(text: str) -> Searched:
         raise UserError(f"there is no option {option!r}{nearest(option, fields)}")
     field = fields[option]
     if field.metadata["free"] or field.metadata["group"] == "run":
-        raise UserError(f"{option} has no part in what is learned")
+        raise UserError(f"{option} does not affect training results")
     if "|" in values:
         return _parse_choices(option, values)
     return _parse_range(option, values)
@@ -186,10 +186,10 @@ def _parse_choices(option: str, values: str) -> Choices:
 def _parse_range(option: str, values: str) -> Range:
     kind = option_type(option)
     if kind not in (int, float, Duration):
-        raise UserError(f"{option} is no number: write its values as '{option}=VALUE|VALUE'")
+        raise UserError(f"{option} is not a number: write its values as '{option}=VALUE|VALUE'")
     parts = values.split(":")
     if len(parts) < 2:
-        raise UserError(f"{values!r} is no range; {_HINT}")
+        raise UserError(f"{values!r} is not a range; {_HINT}")
     *marks, low_text, high_text = parts
     units = [mark for mark in marks if mark != "log"]
     if kind is Duration:

@@ -1,4 +1,4 @@
-"""What a search found: a table, a CSV file, a picture, and the best values as a flagfile."""
+"""Results of a search: a table, a CSV file, a plot, and the best values as a flagfile."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from matplotlib.figure import Figure
 from imagenet_fast.base.files import write_results
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.plotting import COLORS, PLOT_STYLE, svg
+from imagenet_fast.benchmarks.report import aligned
 from tuning.plan import Choices, Plan, Searched
 from tuning.study import COARSE, COMPLETE, DIVERGED, FINE, PRUNED, Outcome, best_of, ranked
 
 CSV_FILE, PICTURE_FILE, BEST_FILE = "results.csv", "study.svg", "best.flags"
 
-_MOST_COLUMNS = 3
-# Below it, errors are drawn evenly; above it, by their logarithm.
-_EVEN_ERROR = 0.01
+_MAX_COLUMNS = 3
+# The axis of errors is linear below it, and logarithmic above.
+_LINEAR_ERROR = 0.01
 _ERROR_TICKS = (0, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
-# Of a choice's place on the axis: trials of one choice stand side by side.
+# Offsets of trials with the same choice, so that they are visible side by side.
 _JITTER = 0.08
-# Marks by (state, round), with their names in the key.
+# Labels and markers by (state, round).
 _MARKS = {
     (COMPLETE, COARSE): ("complete", {"marker": "o", "color": COLORS["validation"][0]}),
     (COMPLETE, FINE): ("complete, fine round", {"marker": "o", "color": COLORS["train"][0]}),
@@ -50,7 +51,7 @@ def trial_name(number: int) -> str:
 
 
 def write(outcomes: Sequence[Outcome], plan: Plan) -> None:
-    """Writes ``results.csv``, ``study.svg`` and, if a trial came to its end, ``best.flags``.
+    """Writes ``results.csv``, ``study.svg`` and, if a trial is complete, ``best.flags``.
 
     Raises:
       UserError: if they cannot be written.
@@ -63,7 +64,7 @@ def write(outcomes: Sequence[Outcome], plan: Plan) -> None:
 
 
 def table(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
-    """Returns all trials as text, from the best to the worst."""
+    """Returns a table of all trials, from the best to the worst."""
     rows = [["trial", "round", "state", "error", "seconds", *(s.option for s in space)]]
     rows += [
         [
@@ -76,17 +77,14 @@ def table(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
         ]
         for outcome in ranked(outcomes)
     ]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(text.rjust(width) for text, width in zip(row, widths)) for row in rows
-    )
+    return "\n".join(aligned(rows, left=()))
 
 
 def to_csv(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
     """Returns all trials as a CSV file, in the order in which they began.
 
-    Its columns: trial, round, state, validation_error (a fraction; empty after a failure), seconds,
-    and each option that was searched, as in a flagfile.
+    Columns: trial, round, state, validation_error (a fraction; empty after a failure), seconds, and
+    each searched option as in a flagfile.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -106,15 +104,15 @@ def _best_flags(best: Outcome, count: int, directory: pathlib.Path) -> str:
     return (
         f"# The best of {count} trials: trial {best.number}, with {best.error:.2%} validation "
         "error.\n"
-        "# To be read after the recipe that was searched:\n"
+        "# To be used after the searched recipe:\n"
         "#\n"
         f"#   imagenet-fast train --flagfile=RECIPE --flagfile={path} ...\n\n"
     ) + "".join(flags)
 
 
 def picture(outcomes: Sequence[Outcome], space: Sequence[Searched]) -> str:
-    """Draws the error against each option, a panel each; returns SVG."""
-    rows = math.ceil(len(space) / _MOST_COLUMNS)
+    """Returns a plot of the error against each option, in a panel each, as SVG."""
+    rows = math.ceil(len(space) / _MAX_COLUMNS)
     columns = math.ceil(len(space) / rows)
     with matplotlib.style.context(PLOT_STYLE):
         figure = Figure(figsize=(0.6 + 3.1 * columns, 0.5 + 2.6 * rows), layout="constrained")
@@ -136,7 +134,7 @@ def _draw(axes: Axes, searched: Searched, outcomes: Sequence[Outcome]) -> None:
         drawn = [o for o in outcomes if (o.state, o.round) == (state, round_)]
         if drawn:
             places = [_place(searched, outcome) for outcome in drawn]
-            # Divergence is drawn on the frame.
+            # Diverged trials are drawn on the frame.
             axes.scatter(
                 places, [o.error for o in drawn], s=26, label=label, clip_on=False, **style
             )
@@ -157,7 +155,7 @@ def _draw(axes: Axes, searched: Searched, outcomes: Sequence[Outcome]) -> None:
 
 
 def _place(searched: Searched, outcome: Outcome) -> float:
-    """Returns where an outcome stands on the axis of an option."""
+    """Returns an outcome's position on the axis of an option."""
     value = outcome.values[searched.option]
     if isinstance(searched, Choices):
         return searched.ends().index(value) + _JITTER * (outcome.number % 5 - 2)
@@ -166,7 +164,7 @@ def _place(searched: Searched, outcome: Outcome) -> float:
 
 def _scale_errors(axes: Axes, outcomes: Sequence[Outcome]) -> None:
     errors = [outcome.error for outcome in outcomes if outcome.error is not None] or [0.0, 1.0]
-    axes.set_yscale("symlog", linthresh=_EVEN_ERROR)
+    axes.set_yscale("symlog", linthresh=_LINEAR_ERROR)
     axes.set_ylim(
         max((tick for tick in _ERROR_TICKS if tick < min(errors)), default=0),
         min((tick for tick in _ERROR_TICKS if tick > max(errors)), default=1),
@@ -186,7 +184,7 @@ def _scale_values(axes: Axes, searched: Searched) -> None:
     if searched.log:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-        # Small numbers are long: there is room for fewer.
+        # Small numbers are long, so fewer of them fit.
         few = searched.high / searched.low <= (100 if searched.low >= 0.01 else 10)
         minor = matplotlib.ticker.LogLocator(subs=(2, 5)) if few else None
         axes.xaxis.set_minor_locator(minor or matplotlib.ticker.NullLocator())

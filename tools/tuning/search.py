@@ -39,19 +39,19 @@ from tuning.study import (
 
 
 def search(plan: Plan) -> list[Outcome]:
-    """Trains what is left of the plan's trials, each in ``trial_NNN``, and writes the results.
+    """Trains the remaining trials of a plan, each in ``trial_NNN``, and writes the results.
 
     Returns:
       The outcomes of all trials.
 
     Raises:
-      UserError: if the directory cannot be written or holds another search, or a trial cannot be
-        trained for another reason than divergence.
+      UserError: if the directory cannot be written or contains another search, or a trial fails
+        for another reason than divergence.
     """
     evaluations = count_evaluations(plan.config)
     if evaluations == 1:
-        print("note: eval_every is the whole run: bad trials cannot end early", file=sys.stderr)
-    with _alone_in(plan.directory):
+        print("note: eval_every is the whole run: bad trials cannot be pruned", file=sys.stderr)
+    with _locked(plan.directory):
         study = Study(plan, evaluations)
         with _Progress(plan, study.outcomes()) as progress:
             for trial in study.trials():
@@ -63,10 +63,10 @@ def search(plan: Plan) -> list[Outcome]:
 
 
 def count_evaluations(config: Config) -> int:
-    """Returns the evaluations of a run.
+    """Returns the number of evaluations in a run.
 
     Raises:
-      UserError: if the data cannot be used, or there is nothing to evaluate on.
+      UserError: if the data cannot be used, or has no validation images.
     """
     info = read_info(config)
     if "validation" not in info.splits:
@@ -77,10 +77,10 @@ def count_evaluations(config: Config) -> int:
 
 
 def _run(plan: Plan, study: Study, trial: Trial, progress: _Progress) -> Outcome:
-    """Trains one trial, or goes on with it; returns how it ended.
+    """Trains or resumes one trial; returns its outcome.
 
     Raises:
-      UserError: if it cannot be trained.
+      UserError: if it fails.
     """
     _forget_models()
     begin = time.monotonic()
@@ -90,39 +90,39 @@ def _run(plan: Plan, study: Study, trial: Trial, progress: _Progress) -> Outcome
             **trial.values, model_dir=str(plan.directory / results.trial_name(trial.number))
         )
         watcher = _Watcher(study, trial, count_evaluations(config), progress)
-        # What it tells is in metrics.jsonl; here it would push the bar away.
+        # Its output, which is also in metrics.jsonl, would disturb the progress bar.
         with pathlib.Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
             summary = train(config, callbacks=[watcher])
     except Exception as error:
         seconds = time.monotonic() - begin
         if isinstance(error, UserError) and watcher and watcher.diverged:
             return study.finish(trial, DIVERGED, seconds)
-        # Else the same trial would be the first, and fail again, when the search goes on.
+        # Otherwise a resumed search would begin with this trial, which would fail again.
         study.finish(trial, FAILED, seconds)
         if isinstance(error, UserError):
-            raise UserError(f"trial {trial.number} ({_told(trial.values)}): {error}") from error
+            raise UserError(f"trial {trial.number} ({_text(trial.values)}): {error}") from error
         raise
     state = PRUNED if watcher.hopeless else COMPLETE
     return study.finish(trial, state, summary["wall_seconds"], 1 - summary["top1"])
 
 
 def _forget_models() -> None:
-    """Frees the models of earlier trials, whose parts refer to each other in circles."""
+    """Frees the models of earlier trials, which contain reference cycles."""
     keras.backend.clear_session()
     gc.collect()
 
 
 class _Watcher(TensorsCallback):
-    """Reports each evaluation of a trial, and ends the run if the trial is hopeless.
+    """Reports each evaluation of a trial, and stops the run if the trial is to be pruned.
 
     Args:
-      study: to report to.
-      trial: the one that is trained.
-      evaluations: in a whole run; the last one ends it anyway.
-      progress: told of evaluations too.
+      study: gets the reports.
+      trial: that is trained.
+      evaluations: in a whole run; the last one never prunes.
+      progress: displays evaluations.
 
     Attributes:
-      hopeless: whether the run was ended early.
+      hopeless: whether the run was pruned.
     """
 
     def __init__(self, study: Study, trial: Trial, evaluations: int, progress: _Progress) -> None:
@@ -140,11 +140,11 @@ class _Watcher(TensorsCallback):
         return self._loss is not None and not math.isfinite(float(self._loss))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Keeps the loss, without waiting for it."""
+        """Keeps the loss without waiting for it."""
         self._loss = logs["loss"]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reports: an epoch of ``fit`` is the time between two evaluations."""
+        """Reports an evaluation; an epoch of ``fit`` is the interval between two of them."""
         evaluation, error = epoch + 1, 1 - float(logs["val_top1"])
         self._progress.evaluated(evaluation, self._evaluations, error)
         hopeless = self._study.report(self._trial, evaluation, error)
@@ -158,7 +158,7 @@ class _Progress:
     def __init__(self, plan: Plan, outcomes: list[Outcome]) -> None:
         done = sum(outcome.state != FAILED for outcome in outcomes)
         self._file = sys.stderr
-        self._best = _told_best(outcomes)
+        self._best = _best_text(outcomes)
         self._trial = ""
         self._bar = tqdm(
             total=max(done, plan.trials + plan.fine_trials),
@@ -166,7 +166,7 @@ class _Progress:
             unit="trial",
             file=self._file,
             dynamic_ncols=True,
-            # A file or a pipe gets a line now and then, not a bar redrawn each time.
+            # Less often into a file or a pipe, which gets a line each time.
             mininterval=0.1 if os.isatty(2) else 10,
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} trials, ETA {remaining}{postfix}",
         )
@@ -178,20 +178,20 @@ class _Progress:
         self._bar.close()
 
     def begin(self, trial: Trial) -> None:
-        """A trial is to be trained."""
+        """Shows that a trial begins."""
         self._trial = f"trial {trial.number}"
         self._show(self._trial)
 
     def evaluated(self, evaluation: int, evaluations: int, error: float) -> None:
-        """The trial was evaluated."""
+        """Shows an evaluation of the trial."""
         self._show(f"{self._trial}: {error:.2%} error at evaluation {evaluation} of {evaluations}")
 
     def end(self, outcome: Outcome, outcomes: list[Outcome]) -> None:
-        """The trial has ended."""
-        self._best = _told_best(outcomes)
+        """Prints the trial's outcome."""
+        self._best = _best_text(outcomes)
         self._bar.write(
             f"trial {outcome.number} ({outcome.round}): {outcome.state}, {outcome.error:.2%} "
-            f"error, {outcome.seconds:.0f} s: {_told(outcome.values)}",
+            f"error, {outcome.seconds:.0f} s: {_text(outcome.values)}",
             file=self._file,
         )
         self._show("")
@@ -202,25 +202,25 @@ class _Progress:
         self._bar.update(0)
 
 
-def _told_best(outcomes: list[Outcome]) -> str:
+def _best_text(outcomes: list[Outcome]) -> str:
     best = best_of(outcomes)
     return f"best {best.error:.2%} (trial {best.number})" if best else ""
 
 
-def _told(values: dict[str, Any]) -> str:
+def _text(values: dict[str, Any]) -> str:
     return ", ".join(f"{name}={option_text(value)}" for name, value in values.items())
 
 
 @contextlib.contextmanager
-def _alone_in(directory: pathlib.Path) -> Iterator[None]:
-    """Makes the directory and keeps other searches out of it."""
+def _locked(directory: pathlib.Path) -> Iterator[None]:
+    """Creates the directory and locks it against other searches."""
     with contextlib.ExitStack() as stack:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context((directory / "lock").open("w"))
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another search is at work in {directory}") from None
+            raise UserError(f"another search is running in {directory}") from None
         except OSError as error:
             raise UserError(
                 f"cannot write to study_dir {directory}: {error.strerror}; choose another "

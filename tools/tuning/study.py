@@ -1,4 +1,4 @@
-"""The trials of a search, kept by Optuna in a file from which the search goes on."""
+"""The trials of a search, which Optuna stores in a journal file for resuming."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ JOURNAL = "study.journal"
 COARSE, FINE = "coarse", "fine"
 # The states of an outcome.
 COMPLETE, PRUNED, DIVERGED, FAILED = "complete", "pruned", "diverged", "failed"
-_BEST_SHARE = 0.25
+_BEST_FRACTION = 0.25
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """A run to be made.
+    """A run to train.
 
     Attributes:
       number: from 0.
       round: coarse or fine.
-      values: of the options that are searched, by name.
-      handle: Optuna's own trial.
+      values: of the searched options, by name.
+      handle: Optuna's trial.
     """
 
     number: int
@@ -45,17 +45,15 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A run that was made.
+    """The result of a run.
 
     Attributes:
       number: from 0.
       round: coarse or fine.
-      values: of the options that were searched, by name.
-      state: complete; pruned: stopped early, being worse than others; diverged; failed: could not
-        be trained.
-      error: share of the validation images that the last evaluation got wrong; 1 after
-        divergence, None after failure.
-      seconds: of wall time.
+      values: of the searched options, by name.
+      state: complete; pruned: stopped early because it was worse than others; diverged; failed.
+      error: validation error of the last evaluation, a fraction; 1 if diverged, None if failed.
+      seconds: wall-clock time.
     """
 
     number: int
@@ -67,16 +65,16 @@ class Outcome:
 
 
 class Study:
-    """Says which values to try next, and remembers how it went.
+    """Suggests the values of trials, and stores their outcomes.
 
-    A round's trials do not depend on where a search was interrupted: each has a seed of its own.
+    Interruptions do not change the trials of a round: each has its own seed.
 
     Args:
-      plan: what to search.
+      plan: of the search.
       evaluations: in a whole run.
 
     Raises:
-      UserError: if the directory holds another search.
+      UserError: if the directory contains another search.
     """
 
     def __init__(self, plan: Plan, evaluations: int) -> None:
@@ -86,7 +84,7 @@ class Study:
             storage=JournalStorage(JournalFileBackend(str(plan.directory / JOURNAL))),
             study_name="tune",
             load_if_exists=True,
-            # Not in the first quarter: what learns slowly at first may still be the best.
+            # Not in the first quarter, because slow learners may become the best.
             pruner=optuna.pruners.MedianPruner(
                 n_startup_trials=5, n_warmup_steps=math.ceil(evaluations / 4), n_min_trials=3
             ),
@@ -94,7 +92,7 @@ class Study:
         self._claim()
 
     def _claim(self) -> None:
-        """Makes the study this plan's, or checks that it is already."""
+        """Stores the plan in a new study, or checks that the study's plan is the same."""
         plan = self._plan
         found = self._study.user_attrs.get("plan")
         if found is None:
@@ -106,31 +104,32 @@ class Study:
             self._study.set_user_attr("plan", values)
             return
         config, searched = Config.from_json(json.dumps(found["config"])), list(map(str, plan.space))
-        told = []
+        differences = []
         if found["search"] != searched:
-            told.append(f"it searches {', '.join(found['search'])}; here {', '.join(searched)}")
+            there, here = ", ".join(found["search"]), ", ".join(searched)
+            differences.append(f"it searches {there}; here {here}")
         if found["search_seed"] != plan.seed:
-            told.append(f"search_seed is {found['search_seed']} there, {plan.seed} here")
-        told += [
+            differences.append(f"search_seed is {found['search_seed']} there, {plan.seed} here")
+        differences += [
             f"{name} is {option_text(getattr(config, name))} there, "
             f"{option_text(getattr(plan.config, name))} here"
             for name in config.differences(plan.config, free=False)
             if name not in [searched.option for searched in plan.space]
         ]
-        if told:
+        if differences:
             raise UserError(
-                f"{plan.directory} holds another search ({'; '.join(told)}); choose another "
-                "--study_dir, or remove that one"
+                f"{plan.directory} contains another search ({'; '.join(differences)}); choose "
+                "another --study_dir, or remove that one"
             )
 
     def trials(self) -> Iterator[Trial]:
-        """Yields the trials that are left, those first that were interrupted.
+        """Yields the remaining trials, interrupted ones first.
 
-        :meth:`finish` each one before the next is taken.
+        Call :meth:`finish` for each one before the next.
         """
         for frozen in self._study.get_trials(states=(TrialState.RUNNING,)):
             self._study.sampler = self._sampler(frozen.number)
-            # Optuna has no other way to go on with a trial than by its id.
+            # Optuna can resume a trial only by its ID.
             handle = optuna.trial.Trial(self._study, frozen._trial_id)
             yield self._trial(handle, frozen.user_attrs.get("round") or self._round())
         while self._round():
@@ -144,7 +143,7 @@ class Study:
         return Trial(handle.number, round_, values, handle)
 
     def _round(self) -> str:
-        """Returns the round that lacks trials; empty: none does. Failures are made up for."""
+        """Returns the round that lacks trials, not counting failed ones; empty: none does."""
         rounds = [outcome.round for outcome in self.outcomes() if outcome.state != FAILED]
         if rounds.count(COARSE) < self._plan.trials:
             return COARSE
@@ -154,7 +153,7 @@ class Study:
         """Returns the space around the best quarter of the coarse trials."""
         coarse = [outcome for outcome in ranked(self.outcomes()) if outcome.round == COARSE]
         complete = [outcome for outcome in coarse if outcome.state == COMPLETE]
-        best = complete[: max(2, math.ceil(_BEST_SHARE * len(coarse)))]
+        best = complete[: max(2, math.ceil(_BEST_FRACTION * len(coarse)))]
         if not best:
             return self._plan.space
         return [
@@ -167,18 +166,18 @@ class Study:
         return optuna.samplers.TPESampler(seed=int(seed), multivariate=True)
 
     def report(self, trial: Trial, evaluation: int, error: float) -> bool:
-        """Notes the error at an evaluation (from 1); returns whether the trial is hopeless."""
+        """Stores the error of an evaluation (from 1); returns whether to prune the trial."""
         trial.handle.report(error, evaluation)
         return trial.handle.should_prune()
 
     def finish(self, trial: Trial, state: str, seconds: float, error: float = 1.0) -> Outcome:
-        """Notes how a trial ended.
+        """Stores the outcome of a trial.
 
         Args:
-          trial: the one.
-          state: in which it ended.
-          seconds: of wall time.
-          error: at its end; of a pruned trial, that of the last report counts.
+          trial: that has ended.
+          state: its final state.
+          seconds: wall-clock time.
+          error: its final error; for a pruned trial, the last report counts instead.
         """
         trial.handle.set_user_attr("state", state)
         trial.handle.set_user_attr("seconds", seconds)
@@ -190,18 +189,23 @@ class Study:
         return self._outcome(frozen)
 
     def outcomes(self) -> list[Outcome]:
-        """Returns how the trials ended, in the order in which they began."""
+        """Returns the outcomes of ended trials, in the order in which they began."""
         ended = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
         return [self._outcome(frozen) for frozen in self._study.get_trials(False, ended)]
 
     def _outcome(self, frozen: optuna.trial.FrozenTrial) -> Outcome:
-        told = frozen.user_attrs
+        attributes = frozen.user_attrs
         values = {
             searched.option: searched.value(frozen.params[searched.option])
             for searched in self._plan.space
         }
         return Outcome(
-            frozen.number, told["round"], values, told["state"], frozen.value, told["seconds"]
+            frozen.number,
+            attributes["round"],
+            values,
+            attributes["state"],
+            frozen.value,
+            attributes["seconds"],
         )
 
 

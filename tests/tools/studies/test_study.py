@@ -182,7 +182,7 @@ def test_float16_loses_updates():
     np.testing.assert_allclose(single[:, 0], [0.9, 1 - 1e-5, 1, 1], rtol=1e-6)
     np.testing.assert_allclose(half[:, 0], [0.9, 1, 1, 1], rtol=1e-3)
     assert half[1, 0] == 1 != single[1, 0]
-    assert optimizer.lost_share() == 2 / 8
+    assert optimizer.lost_fraction() == 2 / 8
 
 
 def test_norms_vanish_in_float16():
@@ -209,7 +209,7 @@ PROGRAM = ("-c", RUN_FOLDER, STUDIES)
     [
         (["--seeds=0"], "seeds and jobs must be positive"),
         ([], "give --data_dir"),
-        (["--report"], "holds no run: train some first"),
+        (["--report"], "contains no run: train some first"),
         (
             ["--data_dir=x", "--only=scale"],
             "no experiment 'scale'; did you mean 'scaling'?",

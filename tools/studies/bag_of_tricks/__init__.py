@@ -1,1 +1,1 @@
-"""A study of Page's bag of tricks: what is trained, and its page."""
+"""A study of Page's bag of tricks: its experiments and page."""

@@ -1,4 +1,4 @@
-"""What the study of Page's bag of tricks trains."""
+"""The experiments of the bag-of-tricks study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from imagenet_fast.config import Config
 _BASE = pathlib.Path(__file__).with_name("base.flags")
 FULL, FROZEN = "all tricks", "frozen scale"
 UNFROZEN = f"{FULL} but {FROZEN}"
-# In how many epochs these are trained, by the channels of the first convolution.
+# The numbers of epochs of each, by the channels of the first convolution.
 EPOCHS = {
     8: {FULL: (4, 6, 8, 10, 12, 14), UNFROZEN: (8, 10)},
     16: {FULL: (6, 8, 10, 12), UNFROZEN: (8, 10)},
@@ -25,12 +25,12 @@ class Step:
     """A row of the published table.
 
     Attributes:
-      name: of the trick, as a table calls it.
-      epochs: published, of this step.
-      seconds: published, to 94% on CIFAR-10, on a V100.
-      changes: what the step changes in the configuration of the one before; the schedule of its
-        rates follows from ``epochs`` unless it is among them.
-      undone: what takes the trick away from the whole recipe; None: it cannot be.
+      name: of the trick in tables.
+      epochs: published.
+      seconds: published, to 94% on CIFAR-10 on a V100.
+      changes: options that change from the step before; the learning-rate schedule follows from
+        ``epochs`` unless it is among them.
+      undone: options that remove the trick from the whole recipe; None: it cannot be removed.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Step:
     undone: dict[str, Any] | None = None
 
 
-# In the published order. Page changes the rate with the trick that allows it.
+# In the published order. Page changes the learning rate with the trick that permits it.
 STEPS = (
     Step("baseline", 24, 75, {}),
     Step(
@@ -102,7 +102,7 @@ STEPS = (
 
 
 def ladder() -> Experiment:
-    """The tricks one after another, each with all before it, in the epochs published."""
+    """The tricks one after another, each with all before it, in the published epochs."""
     config = Config.from_flagfile(_BASE)
     settings = []
     for step in STEPS:
@@ -112,7 +112,7 @@ def ladder() -> Experiment:
 
 
 def whole_recipe() -> Config:
-    """Returns the configuration with all tricks, in the epochs published for them."""
+    """Returns the configuration with all tricks, in the published epochs."""
     return ladder().settings[-1].config
 
 
@@ -128,7 +128,7 @@ def _undone(trick: str) -> dict[str, Any]:
 
 
 def fewer_epochs(width: int) -> Experiment:
-    """The baseline, and the tricks in fewer epochs: how many they need for its accuracy."""
+    """The baseline, and the tricks in fewer epochs: how many reach its accuracy."""
     settings = [Setting(STEPS[0].name, ladder().settings[0].config.replace(width=width))]
     for name, config in recipes().items():
         own = config.replace(width=width)
@@ -137,9 +137,9 @@ def fewer_epochs(width: int) -> Experiment:
 
 
 def timed() -> dict[str, Config]:
-    """Returns what gives the tables their seconds, by the names in ``step_times.json``.
+    """Returns the configurations to time, by their names in ``step_times.json``.
 
-    Each configuration has one name: what several tables show is timed once.
+    Each has one name: a configuration in several tables is timed once.
     """
     own = {setting.method: setting.config for setting in ladder().settings}
     shown = {STEPS[0].name: own[STEPS[0].name], **recipes()}
@@ -153,12 +153,12 @@ def timed() -> dict[str, Config]:
 
 
 def in_float32(config: Config) -> Config:
-    """Returns the configuration in float32; all else here is in bfloat16."""
+    """Returns the configuration in float32; all others are in bfloat16."""
     return config.replace(precision="float32")
 
 
 def ablation() -> Experiment:
-    """All tricks but one, in the epochs published for all."""
+    """All tricks but one, in the epochs published for all tricks."""
     whole = whole_recipe()
     settings = [Setting(FULL, whole)]
     for step in STEPS:
@@ -168,7 +168,7 @@ def ablation() -> Experiment:
 
 
 def frozen_scale() -> Experiment:
-    """All tricks but one part of the one that has four."""
+    """All tricks but one of the four parts of the frozen scale."""
     whole = whole_recipe()
     parts = _undone(FROZEN).items()
     settings = [Setting(f"{name}={value}", whole.replace(**{name: value})) for name, value in parts]
@@ -183,10 +183,10 @@ def precisions() -> Experiment:
 
 
 def scheduled(config: Config, epochs: int) -> Config:
-    """Returns the configuration with a run of so many epochs and the rates that Page gives it.
+    """Returns the configuration with Page's learning-rate schedule for a number of epochs.
 
-    They rise in the first 5 epochs, with label smoothing in the first fifth of the run, and fall
-    until its end; of averaged weights to a tenth, two epochs before the end.
+    The learning rate rises in the first 5 epochs, with label smoothing in the first fifth of the
+    run, and falls until the end; with weight averaging to a tenth, two epochs before the end.
     """
     warmup = epochs / 5 if config.label_smoothing else 5
     end, last = (epochs - 2, 0.1) if config.ema_decay else (epochs, 0.0)

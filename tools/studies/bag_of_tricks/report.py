@@ -1,4 +1,4 @@
-"""Makes the tables and the pictures of docs/bag_of_tricks.md from the log."""
+"""Generates the tables and plots of docs/bag_of_tricks.md from the log."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ StepTimes = Mapping[Config, float]
 def write_report(
     records: Mapping[Key, Record], directory: pathlib.Path, pages: pathlib.Path
 ) -> None:
-    """Writes the pictures into ``directory`` and the page with its tables into ``pages``.
+    """Writes the plots into ``directory`` and the page with its tables into ``pages``.
 
     Raises:
-      UserError: if they cannot be written, or the page lacks a table's place.
+      UserError: if they cannot be written, or the page lacks a table's marks.
     """
     pictures = {
         "epochs.svg": drawn(lambda figure: _draw_epochs(figure, records), (6, 4)),
@@ -53,7 +53,7 @@ def write_report(
 
 
 def read_step_times(directory: pathlib.Path) -> StepTimes:
-    """Returns what ``step_times.py`` has measured; nothing if it has not."""
+    """Returns the measurements of ``step_times.py``; empty if there are none."""
     file = directory / STEP_TIMES
     if not file.exists():
         return {}
@@ -64,7 +64,7 @@ def read_step_times(directory: pathlib.Path) -> StepTimes:
 
 
 def filled_page(text: str, records: Mapping[Key, Record], times: StepTimes) -> str:
-    """Returns the page with its tables made from the log and the times."""
+    """Returns the page with its tables."""
     parts = {
         "ladder": _ladder_table(records, times),
         "epochs": _epochs_table(records, times),
@@ -76,7 +76,7 @@ def filled_page(text: str, records: Mapping[Key, Record], times: StepTimes) -> s
 
 
 def _accuracy(setting: Setting, records: Mapping[Key, Record]) -> str:
-    """Percent, mean and standard deviation, and the number of runs."""
+    """Returns mean and standard deviation in percent, and the number of runs."""
     found = tables.outcome(setting, records)
     if not found.errors:
         return ""
@@ -107,12 +107,12 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
         base_time = times.get(settings[0].config)
         for setting in settings:
             epochs = int(setting.config.duration.amount)
-            # Of an epoch, whatever their number.
+            # Seconds of an epoch do not depend on the number of epochs.
             recipe = recipes().get(setting.method)
             own = times.get(recipe.replace(width=width)) if recipe else base_time
-            share = ""
+            fraction = ""
             if own is not None and base_time is not None:
-                share = f"{epochs * own / (first.epochs * base_time):.2f}"
+                fraction = f"{epochs * own / (first.epochs * base_time):.2f}"
             rows.append(
                 [
                     setting.method,
@@ -121,7 +121,7 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
                     _accuracy(setting, records),
                     f"{epochs / first.epochs:.2f}",
                     _seconds(epochs, own),
-                    share,
+                    fraction,
                 ]
             )
     rows.append(
@@ -143,7 +143,7 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
 def _one_less_table(
     experiment: Experiment, records: Mapping[Key, Record], name_of: Callable[[str], str]
 ) -> str:
-    """All tricks, and without one thing after another."""
+    """Returns a table of all tricks, and of all without one."""
     whole = tables.outcome(experiment.settings[0], records)
     rows = []
     for setting in experiment.settings:
@@ -206,7 +206,7 @@ def _draw_tricks(figure: Figure, records: Mapping[Key, Record]) -> None:
 def _draw_rows(
     axes: Axes, rows: Mapping[str, Setting], records: Mapping[Key, Record], color: str
 ) -> None:
-    """A row for each setting: its runs, and their mean and standard deviation."""
+    """Draws a row for each setting: its runs, and their mean and standard deviation."""
     for place, setting in enumerate(rows.values()):
         found = tables.outcome(setting, records)
         if found.errors:
@@ -227,7 +227,7 @@ def _draw_points(
     line: str,
     label: str,
 ) -> None:
-    """Mean and standard deviation of each setting that has been run."""
+    """Draws mean and standard deviation of each setting that has been run."""
     found = {
         setting.config.duration.amount: tables.outcome(setting, records) for setting in settings
     }

@@ -1,9 +1,9 @@
-"""Times the steps of the ladder, in turns, on a machine that does nothing else.
+"""Times interleaved training steps of the study's configurations, on an idle machine.
 
     python tools/studies/bag_of_tricks/step_times.py --data_dir=data/fashion_mnist_32
 
-writes benchmarks/bag_of_tricks/step_times.json, of which the study's --report makes the seconds in
-docs/bag_of_tricks.md.
+writes benchmarks/bag_of_tricks/step_times.json, from which the study's --report calculates the
+seconds in docs/bag_of_tricks.md.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from imagenet_fast.benchmarks.timing import Spread, time_interleaved
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 _OUTPUT = pathlib.Path(__file__).parents[3] / "benchmarks" / "bag_of_tricks"
-# The baseline's pipeline makes several batches at once: a sample holds more than one such burst.
+# More steps than the baseline's pipeline makes batches at once.
 _STEPS, _WARMUP = 12, 1
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Times and writes."""
+    """Times the steps and writes the results."""
     parser = argparse.ArgumentParser("step_times", description=__doc__.split("\n")[0])
     parser.add_argument("--data_dir", required=True, help="shards, as for the study")
-    parser.add_argument("--repeats", type=int, default=5, help="turns (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument("--output_dir", type=pathlib.Path, default=_OUTPUT)
     given = parser.parse_args(arguments)
     result = {
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
-    """Returns the seconds of an epoch of each step: median, min and max over the turns."""
+    """Returns the seconds per epoch of each configuration: median, min and max."""
     import_tensorflow()
     from imagenet_fast.benchmarks.step import on_new_iterators
     from imagenet_fast.data.pipeline import make_dataset

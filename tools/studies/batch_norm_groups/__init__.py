@@ -1,1 +1,1 @@
-"""A study of batch norm over groups of replicas: what is trained, and its page."""
+"""A study of batch norm over groups of replicas: its experiments and page."""

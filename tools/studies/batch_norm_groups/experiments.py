@@ -1,4 +1,4 @@
-"""What the study of batch norm over groups trains."""
+"""The experiments of the batch-norm study."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ GROUPS, MICRO_BATCHES = "replicas in groups", "micro-batches of one device"
 
 
 def normalization_batch(setting: Setting) -> int:
-    """Returns the images over which batch norm takes its statistics."""
+    """Returns the number of images that share batch-norm statistics."""
     config = setting.config
     return config.batch_norm_batch_size or config.batch_size // config.accumulation_steps
 
 
 def groups() -> Experiment:
-    """Accuracy against the images over which batch norm takes its statistics.
+    """Accuracy against the number of images that share batch-norm statistics.
 
-    Sixteen replicas of 64 images, in groups of 1 to 16; and one device, that cuts its batch of 1024
-    into micro-batches of 8 to 1024, which batch norm sees one by one: the same mathematics, for
-    sizes that 16 replicas of one process do not reach.
+    Sixteen replicas of 64 images, in groups of 1 to 16; and one device that splits its batch of
+    1024 into micro-batches of 8 to 1024, each with its own statistics: the same mathematics, for
+    sizes that 16 replicas do not reach.
     """
     base = Config.from_flagfile(_BASE, batch_size=BATCH)
-    share = BATCH // REPLICAS
+    images_per_replica = BATCH // REPLICAS
     settings = [
         Setting(
             GROUPS,
             base.replace(
-                strategy="mirrored", logical_cpus=REPLICAS, batch_norm_batch_size=share * size
+                strategy="mirrored",
+                logical_cpus=REPLICAS,
+                batch_norm_batch_size=images_per_replica * size,
             ),
         )
         for size in (1, 2, 4, 8, 16)

@@ -1,4 +1,4 @@
-"""Makes the table and the picture of docs/batch_norm_groups.md from the log."""
+"""Generates the table and the plot of docs/batch_norm_groups.md from the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from matplotlib.figure import Figure
 from study import page, tables
 from study.log import Key, Record
-from study.style import COLORS, drawn
+from study.style import COLORS, drawn, plot_errors
 
 from batch_norm_groups.experiments import (
     EXPERIMENTS,
@@ -25,17 +25,17 @@ PAGE, PICTURE = "batch_norm_groups.md", "groups.svg"
 def write_report(
     records: Mapping[Key, Record], directory: pathlib.Path, pages: pathlib.Path
 ) -> None:
-    """Writes the picture into ``directory`` and the page with its table into ``pages``.
+    """Writes the plot into ``directory`` and the page with its table into ``pages``.
 
     Raises:
-      UserError: if they cannot be written, or the page lacks the table's place.
+      UserError: if they cannot be written, or the page lacks the table's marks.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (6, 4))})
     page.rewrite(PAGE, lambda text: filled_page(text, records), pages)
 
 
 def filled_page(text: str, records: Mapping[Key, Record]) -> str:
-    """Returns the page with its table made from the log."""
+    """Returns the page with its table."""
     (experiment,) = EXPERIMENTS
     table = tables.error_table(
         experiment,
@@ -47,24 +47,15 @@ def filled_page(text: str, records: Mapping[Key, Record]) -> str:
 
 
 def _draw(figure: Figure, records: Mapping[Key, Record]) -> None:
-    """Error against the normalization batch."""
+    """Draws the error against the normalization batch."""
     axes = figure.add_subplot()
     for method, color in zip((GROUPS, MICRO_BATCHES), COLORS):
-        found = {
+        outcomes = {
             normalization_batch(setting): tables.outcome(setting, records)
             for setting in groups().settings
             if setting.method == method
         }
-        found = {images: own for images, own in sorted(found.items()) if own.errors}
-        axes.errorbar(
-            list(found),
-            [100 * own.mean for own in found.values()],
-            [100 * own.deviation for own in found.values()],
-            label=method,
-            color=color,
-            marker="o",
-            capsize=3,
-        )
+        plot_errors(axes, outcomes, method, color)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("images that are normalized together")

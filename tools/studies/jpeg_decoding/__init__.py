@@ -1,1 +1,1 @@
-"""A study of the cheaper ways to decode JPEGs: its data, what is trained, and its table."""
+"""A study of faster ways to decode JPEGs: its data, experiments and table."""

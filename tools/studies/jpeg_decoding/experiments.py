@@ -1,4 +1,4 @@
-"""What the study of decoding JPEGs trains."""
+"""The experiments of the JPEG-decoding study."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jpeg_decoding.jpegs import BRIGHTNESS, COLOUR, DRAWINGS
 
 _BASE = pathlib.Path(__file__).parents[1] / "large_batch" / "base.flags"
 
-# Of the images in colour: those of base.flags, from orange to blue.
+# The pixel statistics of each set: those of base.flags, and those of colours from orange to blue.
 _PIXELS = {
     BRIGHTNESS: {},
     COLOUR: {"pixel_mean": (166.0, 118.0, 80.0), "pixel_std": (63.0, 17.0, 80.0)},
@@ -21,10 +21,10 @@ _PIXELS = {
 
 
 def drawn_in(drawing: str) -> Experiment:
-    """Trains and evaluates with each way to decode, at half the images' size.
+    """Trains and evaluates with each variant of decoding, at half the images' size.
 
-    The network of the large-batch study and its schedule, in two epochs instead of five. All images
-    are decoded before the first step; a setting's kind is the set that it is trained on.
+    Network and schedule are those of the large-batch study, in two epochs instead of five. All
+    images are decoded before the first step. A setting's kind is its data set.
     """
     base = Config.from_flagfile(
         _BASE,

@@ -1,12 +1,11 @@
-"""Fashion-MNIST as JPEGs whose colours are subsampled, drawn once in brightness, once in colour.
+"""Fashion-MNIST as JPEGs with chroma subsampling, encoded once as luma and once as chroma.
 
     python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
 
-writes shards into ``brightness`` and ``colour`` of that folder; when it was interrupted, the same
-command goes on. Fashion-MNIST is grey, and in grey images the colours, which a JPEG holds at half
-the size, cannot be decoded wrongly. So the second set has the same pictures in its colours alone,
-from orange to blue of one brightness: whatever decoding does to colours, it does to all that a
-network can see. Photographs lie between the two.
+writes shards into the folders ``brightness`` and ``colour``; rerun it to resume. Fashion-MNIST is
+grey, and in grey images the subsampled colours cannot be decoded wrongly. The second set therefore
+has the same images in its colours only, from orange to blue at constant brightness, so that errors
+in colours affect everything that a network sees. Photographs are between the two.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from imagenet_fast.data.sources import Item, Source, open_source
 
 BRIGHTNESS, COLOUR = "brightness", "colour"
 DRAWINGS = (BRIGHTNESS, COLOUR)
-# As `imagenet-fast prepare` takes for pixels.
+# The quality with which `imagenet-fast prepare` encodes pixels.
 _QUALITY = 95
 _NEUTRAL = 128
 
@@ -58,7 +57,7 @@ class JpegSource(Source):
 
 
 def encode(pixels: np.ndarray, drawing: str) -> bytes:
-    """Returns an image as a JPEG with colours at half its height and width.
+    """Encodes an image as a JPEG with colours at half its height and width.
 
     Args:
       pixels: uint8 [height, width].
@@ -69,7 +68,7 @@ def encode(pixels: np.ndarray, drawing: str) -> bytes:
     if drawing == BRIGHTNESS:
         planes = (pixels, neutral, neutral)
     else:
-        # Half of the range, which leaves every colour within what RGB can show.
+        # Half of the range, so that every colour can be represented in RGB.
         blue = _NEUTRAL // 2 + pixels // 2
         planes = (neutral, blue, 255 - blue)
     file = io.BytesIO()
@@ -79,7 +78,7 @@ def encode(pixels: np.ndarray, drawing: str) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Writes both sets; returns 0, 2 after an error of the user's, or 130 if interrupted."""
+    """Writes both sets; returns 0, 2 after a user error, or 130 if interrupted."""
     parser = argparse.ArgumentParser(
         "jpegs.py",
         description=__doc__,
@@ -100,7 +99,7 @@ def main(arguments: list[str]) -> int:
         print(f"jpegs.py: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("jpegs.py: interrupted; the same command goes on", file=sys.stderr)
+        print("jpegs.py: interrupted; rerun the command to resume", file=sys.stderr)
         return 130
 
 

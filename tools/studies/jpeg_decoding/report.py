@@ -1,4 +1,4 @@
-"""Makes the table of docs/input_pipeline.md, and a picture, from the log."""
+"""Generates the table of docs/input_pipeline.md and a plot from the log."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Records = Mapping[Key, Record]
 
 
 def write_report(records: Records, directory: pathlib.Path, pages: pathlib.Path) -> None:
-    """Writes the picture into ``directory`` and the page with its table into ``pages``.
+    """Writes the plot into ``directory`` and the page with its table into ``pages``.
 
     Raises:
-      UserError: if they cannot be written, or the page lacks the table's place.
+      UserError: if they cannot be written, or the page lacks the table's marks.
     """
     write_results(directory, {PICTURE: drawn(lambda figure: _draw(figure, records), (7, 2.8))})
     page.rewrite(PAGE, lambda text: filled_page(text, records), pages)
 
 
 def filled_page(text: str, records: Records) -> str:
-    """Returns the page with its table made from the log."""
+    """Returns the page with its table."""
     columns = [column for drawing in EXPERIMENTS for column in _columns(drawing, records)]
     heading = ["decoding"]
     for drawing in EXPERIMENTS:
@@ -41,7 +41,7 @@ def filled_page(text: str, records: Records) -> str:
 
 
 def _columns(drawing: Experiment, records: Records) -> tuple[list[str], list[str]]:
-    """Returns how far pixels are off in each way to decode, and the errors."""
+    """Returns the pixels' differences and the errors of each variant."""
     differences, errors = [], []
     for setting in drawing.settings:
         found = tables.of_setting(setting, records)
@@ -51,7 +51,7 @@ def _columns(drawing: Experiment, records: Records) -> tuple[list[str], list[str
 
 
 def _draw(figure: Figure, records: Records) -> None:
-    """Each run's error, and the mean of each setting."""
+    """Draws each run's error, and the mean of each setting."""
     panels = figure.subplots(1, len(EXPERIMENTS), sharex=True, sharey=True)
     for axes, drawing, color in zip(panels, EXPERIMENTS, COLORS):
         for place, setting in enumerate(drawing.settings):

@@ -1,4 +1,4 @@
-"""How the runs of this study are trained."""
+"""Trains the runs of the JPEG-decoding study."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _DEFAULTS = {
 
 
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
-    """Trains and evaluates on the set that the setting's kind names; see ``study.training.run``."""
+    """Trains and evaluates on the setting's data set; see ``study.training.run``."""
     own = str(pathlib.Path(data_dir, setting.kind))
     return training.run(setting, seed, own, dict.fromkeys(DRAWINGS, _compared))
 
 
 def _compared(model: Classifier) -> Prepared:
-    """Adds ``images``, the name of the set, and ``difference``, from the default's pixels."""
+    """Adds ``images``, the data set's name, and ``difference``, from the default's pixels."""
     config = model.config
     images = pathlib.Path(config.data_dir).name
     return [], lambda: {"images": images, "difference": difference(config)}
 
 
 def difference(config: Config) -> float:
-    """Returns how far the validation images are from those that are decoded in the default way.
+    """Returns the difference of validation images from those decoded with default options.
 
     Args:
-      config: names the data and the way to decode.
+      config: with the data and the decoding options.
 
     Returns:
-      The mean absolute difference of what the network sees, in levels of 0 to 255.
+      The mean absolute difference of the network's inputs, in levels of 0 to 255.
     """
     ways = (config, config.replace(**_DEFAULTS))
     batches = zip(*(make_dataset(way, "validation") for way in ways))

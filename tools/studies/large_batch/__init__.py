@@ -1,1 +1,1 @@
-"""A study of large batches: what is trained, the runs and their log, tables and pictures."""
+"""A study of large batches: its experiments, tables and plots."""

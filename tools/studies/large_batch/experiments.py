@@ -1,4 +1,4 @@
-"""What the study of large batches trains."""
+"""The experiments of the large-batch study."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from imagenet_fast.config import Config
 
 _BASE = pathlib.Path(__file__).parent / "base.flags"
 
-# (rate, epochs of warmup): the best of the searches in benchmarks/large_batch/tuning; for LARS at
-# 2048 what is between those of 1024 and 4096, else those of 4096.
+# (learning rate, epochs of warmup), the best of the searches in benchmarks/large_batch/tuning; for
+# LARS at 2048, values between those of 1024 and 4096; for other batches, those of 4096.
 _LARS_TUNED = {1024: (28.0, 0.86), 2048: (17.0, 0.75), 4096: (10.4, 0.65), 8192: (10.4, 0.65)}
 _SGD_TUNED = dict.fromkeys((2048, 4096, 8192), (2.1, 2.33))
 
-# How a setting is trained; training.py has a function for each.
+# Kinds of settings; training.py has a function for each.
 HALF_PRECISION_LARS, POOL5 = "half_precision_lars", "pool5"
 
 
@@ -28,12 +28,12 @@ def _base() -> Config:
 
 
 def _sgd(batch: int, **changes: Any) -> Config:
-    """The small batch's rate, scaled linearly, after a gradual warmup: Goyal et al. 2017."""
+    """The small batch's learning rate, scaled linearly, with gradual warmup: Goyal et al. 2017."""
     return _base().replace(batch_size=batch, **changes)
 
 
 def _tuned(batch: int, rate: float, warmup: float, **changes: Any) -> Config:
-    """A rate of the batch's own, with the decay of LARS' recipes."""
+    """A learning rate tuned for the batch, with the schedule of LARS' recipes."""
     return _base().replace(
         batch_size=batch,
         learning_rate=rate,
@@ -56,7 +56,7 @@ _NO_WARMUP = {"warmup": Duration(0, "epochs")}
 
 
 def scaling() -> Experiment:
-    """(a) to (e): error against minibatch. Goyal et al. Table 1 and Figure 3; You et al."""
+    """(a) to (e): error against batch size. Goyal et al. Table 1 and Figure 3; You et al."""
     methods = (
         ("gradual warmup", (32, 128, 512, 1024, 2048, 4096, 8192), _sgd, {}),
         ("no warmup", (512, 1024, 2048, 4096, 8192), _sgd, _NO_WARMUP),
@@ -90,7 +90,7 @@ def zero_gamma() -> Experiment:
 
 
 def weight_decay() -> Experiment:
-    """(g): decay on everything or on weights only. Jia et al. 2018."""
+    """(g): weight decay on all variables or on weights only. Jia et al. 2018."""
     makers = (("SGD", _sgd, (128, 4096)), ("LARS", _lars, (4096,)))
     return Experiment(
         "weight_decay",

@@ -1,4 +1,4 @@
-"""LARS as it must not be computed: in float16."""
+"""LARS in float16, to show the updates that are lost in rounding."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from imagenet_fast.optimizers import LARS
 
 @keras.saving.register_keras_serializable("large_batch_study")
 class HalfPrecisionLARS(LARS):
-    """LARS on float16 weights, with norms, rates and momentum in float16.
+    """LARS on float16 weights, with norms, learning rates and momentum in float16.
 
-    The variables stay float32, but only ever hold what float16 can. Gradients are not scaled.
+    The variables are float32, but their values are always representable in float16. Gradients are
+    not scaled.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Of updates of single weights: those that were lost, and all.
+        # Updates of single weights: lost ones, and all.
         self._counts = tf.Variable(tf.zeros(2, tf.float64), trainable=False, name="updates")
 
     @classmethod
     def like(cls, optimizer: LARS) -> HalfPrecisionLARS:
-        """Returns one with the options of ``optimizer``."""
+        """Returns an optimizer with the options of another one."""
         return cls.from_config(optimizer.get_config())
 
-    def lost_share(self) -> float:
-        """Returns the share of all updates of single weights that were lost in rounding."""
+    def lost_fraction(self) -> float:
+        """Returns the fraction of all updates of single weights that were lost in rounding."""
         lost, all_updates = self._counts.numpy()
         return float(lost / all_updates)
 

@@ -1,10 +1,10 @@
-"""The published results that the study's stand beside: top-1 errors on ImageNet, percent."""
+"""Published results for comparison: top-1 errors on ImageNet in percent."""
 
 from __future__ import annotations
 
 IMAGES = 1_281_167
 
-# Goyal et al. 2017, Figure 3: ResNet-50, 90 epochs, gradual warmup, the rate scaled linearly.
+# Goyal et al. 2017, Figure 3: ResNet-50, 90 epochs, gradual warmup, linear scaling.
 GRADUAL_WARMUP = {
     128: 23.49,
     256: 23.60,

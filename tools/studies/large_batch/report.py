@@ -1,4 +1,4 @@
-"""Makes the tables and pictures of docs/large_batch.md from the log."""
+"""Generates the tables and plots of docs/large_batch.md from the log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from study import page, tables
 from study.log import Key, Record
 from study.settings import Experiment
-from study.style import COLORS, drawn
+from study.style import COLORS, drawn, plot_errors
 
 from imagenet_fast.base.files import write_results
 from large_batch import papers
@@ -22,7 +22,7 @@ IMAGES = 60_000
 
 Records = Mapping[Key, Record]
 
-# What both panels show, in one color: the method here, and the published errors.
+# The curves of both panels: the method here, and the published errors.
 _CURVES = (
     ("gradual warmup", papers.GRADUAL_WARMUP),
     ("no warmup", papers.NO_WARMUP),
@@ -35,10 +35,10 @@ _CURVES = (
 
 
 def write_report(records: Records, directory: pathlib.Path, pages: pathlib.Path) -> None:
-    """Writes the pictures into ``directory`` and the page with its tables into ``pages``.
+    """Writes the plots into ``directory`` and the page with its tables into ``pages``.
 
     Raises:
-      UserError: if they cannot be written, or the page lacks a table's place.
+      UserError: if they cannot be written, or the page lacks a table's marks.
     """
     write_results(
         directory,
@@ -48,7 +48,7 @@ def write_report(records: Records, directory: pathlib.Path, pages: pathlib.Path)
 
 
 def filled_page(text: str, records: Records) -> str:
-    """Returns the page with its tables made from the log."""
+    """Returns the page with its tables."""
     parts = {
         experiment.name: tables.error_table(
             experiment,
@@ -66,32 +66,23 @@ def _half_precision_table(experiment: Experiment, records: Records) -> str:
     rows = []
     for setting in experiment.settings:
         lost = [r["lost"] for r in tables.of_setting(setting, records) if "lost" in r]
-        share = f"{min(lost):.2%} to {max(lost):.2%}" if lost else ""
-        rows.append([setting.method, str(tables.outcome(setting, records)), share])
+        fraction = f"{min(lost):.2%} to {max(lost):.2%}" if lost else ""
+        rows.append([setting.method, str(tables.outcome(setting, records)), fraction])
     return tables.markdown(["batch 4096", "error, percent", "updates lost in rounding"], rows)
 
 
 def scaling_picture(records: Records) -> str:
-    """Draws error against updates an epoch, ours beside the papers'; returns SVG."""
+    """Returns a plot of error against updates per epoch, ours beside the papers', as SVG."""
 
     def draw(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharex=True)
         for (method, published), color in zip(_CURVES, COLORS):
             ours = {
-                setting.batch: tables.outcome(setting, records)
+                IMAGES / setting.batch: tables.outcome(setting, records)
                 for setting in scaling().settings
                 if setting.method == method
             }
-            ours = {batch: found for batch, found in ours.items() if found.errors}
-            left.errorbar(
-                [IMAGES / batch for batch in ours],
-                [100 * found.mean for found in ours.values()],
-                [100 * found.deviation for found in ours.values()],
-                label=method,
-                color=color,
-                marker="o",
-                capsize=3,
-            )
+            plot_errors(left, ours, method, color)
             if published:
                 right.plot(
                     [papers.IMAGES / batch for batch in published],
@@ -121,7 +112,7 @@ def _updates_axis(axes: Axes) -> None:
 
 
 def pool5_picture(records: Records) -> str:
-    """Draws how the features that enter fc6 spread from step to step; returns SVG."""
+    """Returns a plot of the distribution of fc6's input features over steps as SVG."""
 
     def draw(figure: Figure) -> None:
         panels = figure.subplots(1, 2, sharey=True)

@@ -1,4 +1,4 @@
-"""How the runs of this study are trained."""
+"""Trains the runs of the large-batch study."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def run(setting: Setting, seed: int, data_dir: str) -> Result:
 
 
 def _half_precision_lars(model: Classifier) -> Prepared:
-    """Has LARS compute in float16; ``lost`` is the share of the updates that changed nothing."""
+    """Uses LARS in float16; adds ``lost``, the fraction of updates lost in rounding."""
     optimizer = HalfPrecisionLARS.like(model.optimizer)
     model.compile(optimizer=optimizer)
-    return [], lambda: {"lost": optimizer.lost_share()}
+    return [], lambda: {"lost": optimizer.lost_fraction()}
 
 
 def _pool5(model: Classifier) -> Prepared:
-    """Adds ``features``: how those that enter fc6 are spread, from step to step."""
+    """Adds ``features``, the distribution of fc6's input features over steps."""
     probe = _FeatureProbe()
     return [probe], lambda: {"features": probe.rows}
 
 
 class _FeatureProbe(TensorsCallback):
-    """Looks at the features that AlexNet's first dense layer gets, for the same images each time.
+    """Records the input features of AlexNet's first dense layer, for the same images each time.
 
     Batch norm uses the statistics of these images, as in training.
 
@@ -54,7 +54,7 @@ class _FeatureProbe(TensorsCallback):
         self._step = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Takes the images, and looks at the features of the fresh network."""
+        """Loads the images, and records the features of the initial network."""
         config = self.model.config
         images, *_ = next(iter(make_dataset(config, "validation")))
         self._images = images[:_PROBED_IMAGES]
@@ -63,19 +63,19 @@ class _FeatureProbe(TensorsCallback):
         self._normalize = self.model.get_layer("normalize")
         self._features = features
         self._every = max(1, self.params["steps"] * self.params["epochs"] // _PROBES)
-        self._look()
+        self._record()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks, when it is time."""
+        """Records the features at intervals."""
         self._step += 1
         if self._step % self._every == 0:
-            self._look()
+            self._record()
 
-    def _look(self) -> None:
+    def _record(self) -> None:
         statistics = self._features.non_trainable_variables
         values = [variable.read_value() for variable in statistics]
         features = self._features(self._normalize(self._images), training=True).numpy()
-        # Looking must not count as a step of the moving averages.
+        # The probe must not update the moving averages.
         for variable, value in zip(statistics, values):
             variable.assign(value)
         low, middle, high = np.percentile(features, (1, 50, 99))

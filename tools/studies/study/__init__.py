@@ -1,1 +1,1 @@
-"""What studies share: settings, runs and their log, tables, and pages made of them."""
+"""The common parts of all studies: settings, runs, their log, tables and pages."""

@@ -1,4 +1,4 @@
-"""The log of the runs: one line of JSON for each that has ended, from which a study goes on."""
+"""A study's log: one line of JSON for each completed run, from which the study resumes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ Key = tuple[str, int]
 
 
 def key(setting: Setting, seed: int) -> Key:
-    """Returns what a run is known by in the log."""
+    """Returns the key of a run in the log."""
     return setting.fingerprint, seed
 
 
 def read(path: pathlib.Path) -> dict[Key, Record]:
-    """Returns the records by their keys; of several with the same key, the last.
+    """Returns the records by key; the last one of those with the same key.
+
+    An incomplete last line is ignored.
 
     Raises:
-      UserError: if the file is no such log. A last line that was cut off does not count.
+      UserError: if the file is not a log.
     """
     if not path.exists():
         return {}
@@ -34,12 +36,12 @@ def read(path: pathlib.Path) -> dict[Key, Record]:
             record = json.loads(line)
             records[record["fingerprint"], record["seed"]] = record
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: this is no record of a run") from None
+            raise UserError(f"{path}, line {number}: not a record of a run") from None
     return records
 
 
 def append(path: pathlib.Path, setting: Setting, seed: int, result: Record) -> None:
-    """Adds a run."""
+    """Appends a run."""
     record = {
         "fingerprint": setting.fingerprint,
         "seed": seed,
@@ -49,7 +51,7 @@ def append(path: pathlib.Path, setting: Setting, seed: int, result: Record) -> N
     }
     text = path.read_bytes() if path.exists() else b""
     with path.open("ab") as file:
-        # An interrupted write must not spoil this line, too.
+        # Removes the rest of an interrupted write.
         if text and not text.endswith(b"\n"):
             file.truncate(text.rfind(b"\n") + 1)
         file.write(json.dumps(record).encode() + b"\n")

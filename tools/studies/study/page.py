@@ -1,4 +1,4 @@
-"""A page of documentation, with parts that a study's log determines."""
+"""Documentation pages with parts that are generated from a study's log."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ DOCS = pathlib.Path(__file__).parents[3] / "docs"
 
 
 def rewrite(name: str, filled: Callable[[str], str], directory: pathlib.Path) -> None:
-    """Makes a page of ``docs/`` anew from its own text.
+    """Regenerates a page of ``docs/``.
 
     Args:
       name: the page's file.
-      filled: returns the new text of the old one.
+      filled: maps the old text to the new one.
       directory: where to write it: ``DOCS``, or elsewhere.
 
     Raises:
-      UserError: if it cannot be written, or ``filled`` finds no place for something.
+      UserError: if it cannot be written, or ``filled`` does not find a part.
     """
     write_results(directory, {name: filled((DOCS / name).read_text(encoding="utf-8"))})
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:
-    """Returns a Markdown page with its generated parts made anew.
+    """Replaces the generated parts of a Markdown page.
 
-    A part stands between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
+    A part is between ``<!-- NAME -->`` and ``<!-- end of NAME -->``.
 
     Args:
       text: the page.
-      parts: the content of each part by its name.
+      parts: the new content of each part, by name.
 
     Raises:
       UserError: if the page lacks the marks of a part.

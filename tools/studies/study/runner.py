@@ -1,4 +1,4 @@
-"""Trains what the log lacks, several runs at a time, each in a process of its own."""
+"""Trains the runs that are missing in the log, each in its own process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Run = tuple[Setting, int]
 
 
 def missing(experiments: Sequence[Experiment], seeds: int, path: pathlib.Path) -> list[Run]:
-    """Returns the runs that the log lacks, all settings with the first seed before the second."""
+    """Returns the runs that are not in the log, all settings of one seed before the next seed."""
     done = set(log.read(path))
     runs = []
     for seed in range(seeds):
@@ -33,22 +33,22 @@ def missing(experiments: Sequence[Experiment], seeds: int, path: pathlib.Path) -
 
 
 def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, jobs: int) -> None:
-    """Trains ``runs`` and adds each to the log when it has ended.
+    """Trains ``runs`` and appends each to the log when it is complete.
 
     Args:
-      runs: what to train.
-      module: name of the study's module whose ``run(setting, seed, data_dir)`` trains. TensorFlow
-        is imported in the processes that train only.
+      runs: to train.
+      module: name of the study's module whose ``run(setting, seed, data_dir)`` trains. Only the
+        processes that train import TensorFlow.
       data_dir: of the shards.
       path: of the log.
-      jobs: runs at a time.
+      jobs: simultaneous runs.
 
     Raises:
       UserError: if the data cannot be used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    # Each of its threads waits for a process.
+    # Each thread waits for a process.
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
     try:
         futures = {pool.submit(_in_a_process, threads, module, *run, data_dir): run for run in runs}
@@ -57,20 +57,20 @@ def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, j
                 setting, seed = futures[future]
                 result = future.result()
                 log.append(path, setting, seed, result)
-                bar.write(f"{setting.method}, batch {setting.batch}, seed {seed}: {_told(result)}")
+                bar.write(f"{setting.method}, batch {setting.batch}, seed {seed}: {_text(result)}")
                 bar.update()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _told(result: dict[str, Any]) -> str:
+def _text(result: dict[str, Any]) -> str:
     if result["error"] is None:
         return "diverged"
     return f"{result['error']:.2%} error, {result['seconds']:.0f} s"
 
 
 def _in_a_process(threads: int, *arguments: Any) -> dict[str, Any]:
-    """Calls :func:`_run` in a new process: TensorFlow keeps memory of each run."""
+    """Calls :func:`_run` in a new process, because TensorFlow does not free all memory of a run."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, context, _use_threads, (threads,)) as pool:
         return pool.submit(_run, *arguments).result()

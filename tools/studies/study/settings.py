@@ -1,4 +1,4 @@
-"""What a study trains: experiments, made of settings, each to be run with several seeds."""
+"""Experiments of a study: settings that are each trained with several seeds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hashlib
 from imagenet_fast.config import Config
 
 PLAIN = "plain"
-# Of each setting, unless the command says otherwise.
+# The default number of runs of each setting.
 SEEDS = 3
 
 
@@ -17,9 +17,9 @@ class Setting:
     """One cell of a table.
 
     Attributes:
-      method: what is compared, as a table calls it: its column.
-      config: of its run; the seed is still to be set, and the places of data and results.
-      kind: how it is trained: a name that the study's module for training knows.
+      method: the column of the table.
+      config: of the run, without seed and directories.
+      kind: a way to train that the study's training module defines.
     """
 
     method: str
@@ -33,9 +33,9 @@ class Setting:
 
     @property
     def fingerprint(self) -> str:
-        """A name for all that determines the result, but for the seed, the data and versions.
+        """A hash of everything that determines the result except seed, data and versions.
 
-        Settings of several experiments that are the same training have the same.
+        Equal settings of several experiments have the same fingerprint, and are trained once.
         """
         options = {
             name: str(getattr(self.config, name))
@@ -46,10 +46,10 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """Settings that are compared: a table.
+    """Settings that are compared in one table.
 
     Attributes:
-      name: for ``--only`` and the mark of its table.
+      name: in ``--only`` and in the marks of its table.
       settings: in the order of the table.
     """
 

@@ -1,13 +1,15 @@
-"""How the studies' pictures look."""
+"""The style of the studies' plots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import matplotlib.style
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import PLOT_STYLE, svg
+from study.tables import Outcome
 
 COLORS = ("#2f5fe0", "#f0913a", "#0f9d83", "#8250c8", "#667085", "#d03030", "#101828")
 
@@ -15,13 +17,34 @@ _STYLE = [*PLOT_STYLE, {"axes.titlesize": 10, "legend.fontsize": 8}]
 
 
 def drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
-    """Returns a picture as SVG.
+    """Returns a plot as SVG.
 
     Args:
-      draw: draws it.
+      draw: draws into the figure.
       size: in inches.
     """
     with matplotlib.style.context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         return svg(figure)
+
+
+def plot_errors(axes: Axes, outcomes: Mapping[float, Outcome], label: str, color: str) -> None:
+    """Plots mean errors in percent with their standard deviations.
+
+    Args:
+      axes: to draw into.
+      outcomes: by position on the x axis; those without runs are skipped.
+      label: in the legend.
+      color: of the line.
+    """
+    shown = {place: outcome for place, outcome in sorted(outcomes.items()) if outcome.errors}
+    axes.errorbar(
+        list(shown),
+        [100 * outcome.mean for outcome in shown.values()],
+        [100 * outcome.deviation for outcome in shown.values()],
+        label=label,
+        color=color,
+        marker="o",
+        capsize=3,
+    )

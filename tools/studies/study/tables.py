@@ -1,4 +1,4 @@
-"""Tables of a study, from its log."""
+"""Tables of a study's results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from study.settings import SEEDS, Experiment, Setting
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the seeds of a setting came to.
+    """The results of a setting's runs.
 
     Attributes:
-      errors: of the runs that ended well, fractions of the validation images.
-      diverged: runs whose loss was not finite any more.
+      errors: validation errors of runs that did not diverge, as fractions.
+      diverged: number of runs whose loss became infinite or NaN.
     """
 
     errors: tuple[float, ...]
@@ -24,16 +24,16 @@ class Outcome:
 
     @property
     def mean(self) -> float:
-        """Of the errors."""
+        """The mean error."""
         return statistics.mean(self.errors)
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of a sample; 0 of a single run."""
+        """The sample standard deviation of the errors; 0 for a single run."""
         return statistics.stdev(self.errors) if len(self.errors) > 1 else 0.0
 
     def __str__(self) -> str:
-        """Percent, mean and standard deviation; fewer runs than usual are told."""
+        """Mean and standard deviation in percent; an unusual number of runs is given, too."""
         if self.diverged:
             return f"{self.diverged} of {self.diverged + len(self.errors)} diverged"
         if not self.errors:
@@ -45,14 +45,14 @@ class Outcome:
 
 
 def outcome(setting: Setting, records: Mapping[Key, Record]) -> Outcome:
-    """Returns what the log has of a setting."""
-    found = of_setting(setting, records)
-    errors = tuple(record["error"] for record in found if record["error"] is not None)
-    return Outcome(errors, len(found) - len(errors))
+    """Returns the results of a setting."""
+    runs = of_setting(setting, records)
+    errors = tuple(run["error"] for run in runs if run["error"] is not None)
+    return Outcome(errors, len(runs) - len(errors))
 
 
 def of_setting(setting: Setting, records: Mapping[Key, Record]) -> list[Record]:
-    """Returns the records of a setting, by their seeds."""
+    """Returns the records of a setting, sorted by seed."""
     own = [r for r in records.values() if r["fingerprint"] == setting.fingerprint]
     return sorted(own, key=lambda record: record["seed"])
 
@@ -66,9 +66,9 @@ def error_table(
     """Returns a Markdown table of errors, with a column for each method.
 
     Args:
-      experiment: of the table.
+      experiment: with the settings.
       records: the log.
-      row_of: the numbers that a setting's row begins with, and by which rows are sorted.
+      row_of: returns the numbers at the beginning of a setting's row, by which rows are sorted.
       heading: of these numbers.
     """
     methods = list(dict.fromkeys(setting.method for setting in experiment.settings))

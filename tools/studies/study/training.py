@@ -1,4 +1,4 @@
-"""Trains one setting with one seed; returns what tables and pictures are made of."""
+"""Trains one setting with one seed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_fast.training.schedule import total_steps
 from study.settings import PLAIN, Setting
 
 Result = dict[str, Any]
-# Callbacks of a run, and what returns what they add to its result.
+# Callbacks of a run, and a function that returns their additions to its result.
 Prepared = tuple[list[keras.callbacks.Callback], Callable[[], Result]]
 
 
@@ -37,46 +37,46 @@ def run(
     """Trains and evaluates.
 
     Args:
-      setting: what.
+      setting: to train.
       seed: of the weights and the order of the data.
       data_dir: of the shards.
-      kinds: what prepares a model for training, for each kind of setting besides the plain one.
+      kinds: functions that prepare a model for training, by kinds of settings other than plain.
 
     Returns:
-      ``error`` (the share of the validation images that is wrong; None: the loss was not finite
-      any more), ``loss`` (of the validation images), ``losses`` (of the training images, epoch by
-      epoch), ``seconds``, ``versions``, and what its kind adds.
+      ``error`` (validation error, a fraction; None if the run diverged), ``loss`` (validation),
+      ``losses`` (training loss of each epoch), ``seconds``, ``versions``, and additions of its
+      kind.
 
     Raises:
       UserError: if the data cannot be used.
     """
-    # Models of earlier runs, whose parts refer to each other in circles.
+    # Frees models of earlier runs, which contain reference cycles.
     keras.backend.clear_session()
     gc.collect()
     begin = time.monotonic()
     config = setting.config.replace(seed=seed, data_dir=data_dir)
     model = build_model(config)
     losses = _Losses()
-    callback, told = {PLAIN: _plain, **(kinds or {})}[setting.kind](model)
+    callbacks, additions = {PLAIN: _plain, **(kinds or {})}[setting.kind](model)
     steps = total_steps(config, model.steps_per_epoch)
     model.fit(
         make_dataset(config, "train"),
-        # Of less than an epoch, or of whole ones.
+        # The run has whole epochs, or is shorter than one.
         epochs=max(1, steps // model.steps_per_epoch),
         steps_per_epoch=min(steps, model.steps_per_epoch),
-        callbacks=[losses, *callback],
+        callbacks=[losses, *callbacks],
         verbose=0,
     )
     result = {"error": None, "loss": None, "losses": losses.by_epoch}
     if not losses.diverged:
-        found = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
-        result.update(error=round(1 - float(found["top1"]), 6), loss=float(found["loss"]))
+        metrics = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
+        result.update(error=round(1 - float(metrics["top1"]), 6), loss=float(metrics["loss"]))
     seconds = round(time.monotonic() - begin, 1)
-    return {**result, **told(), "seconds": seconds, "versions": environment.versions()}
+    return {**result, **additions(), "seconds": seconds, "versions": environment.versions()}
 
 
 class _Losses(TensorsCallback):
-    """Notes the loss of each epoch, and ends the run when it is not finite."""
+    """Records the loss of each epoch, and stops the run if it is not finite."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ class _Losses(TensorsCallback):
         self.diverged = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks at the loss."""
+        """Checks the loss."""
         if not math.isfinite(float(logs["loss"])):
             self.diverged = self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Notes it."""
+        """Records the loss."""
         loss = float(logs["loss"])
         self.by_epoch.append(round(loss, 5) if math.isfinite(loss) else None)
