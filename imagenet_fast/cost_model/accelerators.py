@@ -35,16 +35,16 @@ class Accelerator:
       flops: peak FLOP/s of a chip for each precision policy, without sparsity.
       memory: bytes of a chip.
       bandwidth: of the chip's memory, in bytes/s.
+      link: bytes/s that a chip sends while it receives at the same speed: through each link of the
+        torus, or to all other chips of its host together.
+      price: None if no public cloud offers it.
+      sources: of everything but the price.
       replicas: cores of a chip. Each trains a replica, with an equal part of FLOP/s, memory and
         bandwidth.
       torus: axes along which each chip has links to two neighbours; 0: the chips of a host are
         connected with each other, and hosts by a network.
-      link: bytes/s that a chip sends while it receives at the same speed: through each link of the
-        torus, or to all other chips of its host together.
       host_chips: chips in a host.
       most_chips: the largest torus; 0: no limit.
-      price: None if no public cloud offers it.
-      sources: of everything but the price.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Accelerator:
     flops: Mapping[str, float]
     memory: float
     bandwidth: float
-    replicas: int
-    torus: int
     link: float
-    host_chips: int
-    most_chips: int
     price: Price | None
     sources: tuple[str, ...]
+    replicas: int = 1
+    torus: int = 0
+    host_chips: int = 8
+    most_chips: int = 0
 
     @property
     def core_memory(self) -> float:
@@ -100,240 +100,167 @@ def accelerator(name: str) -> Accelerator:
 _CATALOG = "skypilot-org/skypilot-catalog gcp/vms.csv at 0129130 (undated, 2024 or later)"
 _BOOK = "jax-ml.github.io/scaling-book/tpus (2025-02)"
 
+_WITHOUT_HOST = "the GPU; its virtual machine costs extra"
+_WITH_HOST = "the chip and its part of a host"
 
-def _gpu(
-    name: str,
-    title: str,
-    *,
-    float32: float,
-    half: float,
-    memory: float,
-    bandwidth: float,
-    link: float,
-    dollars: float | None,
-    bfloat16: bool = False,
-    covers: str = "the GPU; its virtual machine costs extra",
-    sources: tuple[str, ...],
-) -> Accelerator:
-    """An NVIDIA GPU in a host of eight; in TFLOP/s, GiB and GB/s."""
+
+def _gpu_flops(float32: float, half: float, *, bfloat16: bool = False) -> dict[str, float]:
+    """Returns a GPU's FLOP/s by precision policy, from TFLOP/s."""
     flops = {"float32": float32 * _TERA, "mixed_float16": half * _TERA}
-    if bfloat16:
-        flops["mixed_bfloat16"] = half * _TERA
-    return Accelerator(
-        name=name,
-        title=title,
-        flops=flops,
-        memory=memory * _GIB,
-        bandwidth=bandwidth * _GIGA,
-        replicas=1,
-        torus=0,
-        link=link * _GIGA,
-        host_chips=8,
-        most_chips=0,
-        price=None if dollars is None else Price(dollars, covers, _CATALOG),
-        sources=sources,
-    )
+    return {**flops, "mixed_bfloat16": half * _TERA} if bfloat16 else flops
 
 
-def _tpu(
-    name: str,
-    title: str,
-    *,
-    peak: float,
-    memory: float,
-    bandwidth: float,
-    replicas: int,
-    torus: int,
-    link: float,
-    host_chips: int,
-    most_chips: int,
-    dollars: float,
-    price_source: str = _CATALOG,
-    sources: tuple[str, ...],
-) -> Accelerator:
-    """A TPU, which multiplies float32 matrices in bfloat16; in TFLOP/s, GiB and GB/s."""
-    return Accelerator(
-        name=name,
-        title=title,
-        flops={"mixed_bfloat16": peak * _TERA, "float32": peak * _TERA},
-        memory=memory * _GIB,
-        bandwidth=bandwidth * _GIGA,
-        replicas=replicas,
-        torus=torus,
-        link=link * _GIGA,
-        host_chips=host_chips,
-        most_chips=most_chips,
-        price=Price(dollars, "the chip and its part of a host", price_source),
-        sources=sources,
-    )
+def _tpu_flops(peak: float) -> dict[str, float]:
+    """Returns the FLOP/s of a TPU, which multiplies float32 matrices in bfloat16, from TFLOP/s."""
+    return {"mixed_bfloat16": peak * _TERA, "float32": peak * _TERA}
 
 
 _ALL = (
-    _gpu(
+    Accelerator(
         "p100",
         "NVIDIA P100 (SXM2, 16 GB)",
-        float32=10.6,
-        half=21.2,
-        memory=16,
-        bandwidth=732,
-        link=80,
-        dollars=1.46,
+        _gpu_flops(10.6, 21.2),
+        memory=16 * _GIB,
+        bandwidth=732 * _GIGA,
+        link=80 * _GIGA,
+        price=Price(1.46, _WITHOUT_HOST, _CATALOG),
         sources=("microway.com, P100 NVLink GPU; Dell HPC reference guide, table of GPUs",),
     ),
-    _gpu(
+    Accelerator(
         "v100",
         "NVIDIA V100 (SXM2, 16 GB)",
-        float32=15.7,
-        half=125,
-        memory=16,
-        bandwidth=900,
-        link=150,
-        dollars=2.48,
+        _gpu_flops(15.7, 125),
+        memory=16 * _GIB,
+        bandwidth=900 * _GIGA,
+        link=150 * _GIGA,
+        price=Price(2.48, _WITHOUT_HOST, _CATALOG),
         sources=("Dell HPC reference guide; NVIDIA's V100 whitepaper, as quoted in notes of it",),
     ),
-    _gpu(
+    Accelerator(
         "p40",
         "NVIDIA P40",
         # float16 saves memory only: arithmetic is done in float32, because float16 is 64x slower.
-        float32=11.76,
-        half=11.76,
-        memory=24,
-        bandwidth=346,
-        link=16,
-        dollars=None,
+        _gpu_flops(11.76, 11.76),
+        memory=24 * _GIB,
+        bandwidth=346 * _GIGA,
+        link=16 * _GIGA,
+        price=None,
         sources=("gpuark.com and omegaco.ae, P40; PCIe 3.0 x16",),
     ),
-    _gpu(
+    Accelerator(
         "a100",
         "NVIDIA A100 (SXM4, 40 GB)",
         # float32 is computed as TF32 unless that is disabled.
-        float32=156,
-        half=312,
-        bfloat16=True,
-        memory=40,
-        bandwidth=1555,
-        link=300,
-        dollars=3.67,
-        covers="the GPU and its virtual machine a2-highgpu-1g",
+        _gpu_flops(156, 312, bfloat16=True),
+        memory=40 * _GIB,
+        bandwidth=1555 * _GIGA,
+        link=300 * _GIGA,
+        price=Price(3.67, "the GPU and its virtual machine a2-highgpu-1g", _CATALOG),
         sources=("glennklockwood.com, A100, from NVIDIA's data sheet",),
     ),
-    _gpu(
+    Accelerator(
         "a100-80gb",
         "NVIDIA A100 (SXM4, 80 GB)",
-        float32=156,
-        half=312,
-        bfloat16=True,
-        memory=80,
-        bandwidth=2039,
-        link=300,
-        dollars=5.03,
-        covers="the GPU and its virtual machine a2-ultragpu-1g",
+        _gpu_flops(156, 312, bfloat16=True),
+        memory=80 * _GIB,
+        bandwidth=2039 * _GIGA,
+        link=300 * _GIGA,
+        price=Price(5.03, "the GPU and its virtual machine a2-ultragpu-1g", _CATALOG),
         sources=("glennklockwood.com, A100, from NVIDIA's data sheet",),
     ),
-    _gpu(
+    Accelerator(
         "h100",
         "NVIDIA H100 (SXM5, 80 GB)",
-        float32=494.7,
-        half=989.4,
-        bfloat16=True,
-        memory=80,
-        bandwidth=3350,
-        link=450,
-        dollars=10.98,
-        covers="the GPU and an eighth of its virtual machine a3-highgpu-8g",
+        _gpu_flops(494.7, 989.4, bfloat16=True),
+        memory=80 * _GIB,
+        bandwidth=3350 * _GIGA,
+        link=450 * _GIGA,
+        price=Price(10.98, "the GPU and an eighth of its virtual machine a3-highgpu-8g", _CATALOG),
         sources=("glennklockwood.com, H100; archive-lib.hpctech.co.jp, H100",),
     ),
-    _tpu(
+    Accelerator(
         "tpu-v2",
         "TPU v2",
-        peak=45,
-        memory=16,
-        bandwidth=700,
-        replicas=2,
-        torus=2,
-        link=62,
-        host_chips=4,
-        most_chips=256,
-        dollars=1.125,
+        _tpu_flops(45),
+        memory=16 * _GIB,
+        bandwidth=700 * _GIGA,
+        link=62 * _GIGA,
+        price=Price(1.125, _WITH_HOST, _CATALOG),
         sources=(
             "mlwires.com (45 TFLOP/s); cloud.google.com/tpu/docs/regions-zones (memory, slices)",
             "Hot Chips 2020 live blog (700 GB/s); Jouppi et al. 2020, 496 Gbit/s a link: unchecked",
         ),
-    ),
-    _tpu(
-        "tpu-v3",
-        "TPU v3",
-        peak=123,
-        memory=32,
-        bandwidth=900,
         replicas=2,
         torus=2,
-        link=82,
         host_chips=4,
-        most_chips=1024,
-        dollars=2.0,
+        most_chips=256,
+    ),
+    Accelerator(
+        "tpu-v3",
+        "TPU v3",
+        _tpu_flops(123),
+        memory=32 * _GIB,
+        bandwidth=900 * _GIGA,
+        link=82 * _GIGA,
+        price=Price(2.0, _WITH_HOST, _CATALOG),
         sources=(
             "cloud.google.com/tpu/docs/v3",
             "Hot Chips 2020 live blog: links of 650 GB/s together, both ways",
         ),
+        replicas=2,
+        torus=2,
+        host_chips=4,
+        most_chips=1024,
     ),
-    _tpu(
+    Accelerator(
         "tpu-v4",
         "TPU v4",
-        peak=275,
-        memory=32,
-        bandwidth=1200,
-        replicas=1,
+        _tpu_flops(275),
+        memory=32 * _GIB,
+        bandwidth=1200 * _GIGA,
+        link=45 * _GIGA,
+        price=Price(3.22, _WITH_HOST, _CATALOG),
+        sources=("cloud.google.com/tpu/docs/v4", _BOOK),
         torus=3,
-        link=45,
         host_chips=4,
         most_chips=4096,
-        dollars=3.22,
-        sources=("cloud.google.com/tpu/docs/v4", _BOOK),
     ),
-    _tpu(
+    Accelerator(
         "tpu-v5e",
         "TPU v5e",
-        peak=197,
-        memory=16,
-        bandwidth=819,
-        replicas=1,
-        torus=2,
-        link=50,
-        host_chips=8,
-        most_chips=256,
-        dollars=1.2,
+        _tpu_flops(197),
+        memory=16 * _GIB,
+        bandwidth=819 * _GIGA,
+        link=50 * _GIGA,
+        price=Price(1.2, _WITH_HOST, _CATALOG),
         sources=("cloud.google.com/tpu/docs/v5e", _BOOK),
+        torus=2,
+        most_chips=256,
     ),
-    _tpu(
+    Accelerator(
         "tpu-v5p",
         "TPU v5p",
-        peak=459,
-        memory=95,
-        bandwidth=2765,
-        replicas=1,
+        _tpu_flops(459),
+        memory=95 * _GIB,
+        bandwidth=2765 * _GIGA,
+        link=100 * _GIGA,
+        price=Price(4.2, _WITH_HOST, f"{_CATALOG}; us-east5"),
+        sources=("cloud.google.com/tpu/docs/v5p", _BOOK),
         torus=3,
-        link=100,
         host_chips=4,
         most_chips=8960,
-        dollars=4.2,
-        price_source=f"{_CATALOG}; us-east5",
-        sources=("cloud.google.com/tpu/docs/v5p", _BOOK),
     ),
-    _tpu(
+    Accelerator(
         "tpu-v6e",
         "TPU v6e",
-        peak=918,
-        memory=32,
-        bandwidth=1640,
-        replicas=1,
-        torus=2,
-        link=100,
-        host_chips=8,
-        most_chips=256,
-        dollars=2.7,
-        price_source="neowin.net on its release (December 2024); us-east",
+        _tpu_flops(918),
+        memory=32 * _GIB,
+        bandwidth=1640 * _GIGA,
+        link=100 * _GIGA,
+        price=Price(2.7, _WITH_HOST, "neowin.net on its release (December 2024); us-east"),
         sources=("cloud.google.com/tpu/docs/v6e", _BOOK),
+        torus=2,
+        most_chips=256,
     ),
 )
 ACCELERATORS: dict[str, Accelerator] = {own.name: own for own in _ALL}

@@ -97,5 +97,5 @@ def test_an_environment_without_torchvision(tmp_path):
         tool.draw_torchvision(tmp_path, 1)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to("/bin/false")
-    with pytest.raises(UserError, match="torchvision of .* does not work"):
+    with pytest.raises(UserError, match=r"torchvision of .* does not work"):
         tool.draw_torchvision(tmp_path, 1)

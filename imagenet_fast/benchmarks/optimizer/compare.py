@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast import models
-from imagenet_fast.benchmarks.optimizer.model_garden import start_lars
+from imagenet_fast.base.paths import to_local_path
+from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.timing import Comparison, time_interleaved, timed
 from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 
+_WORKER = pathlib.Path(__file__).with_name("model_garden_worker.py")
 _LEARNING_RATE, _MOMENTUM, _DECAY = 0.1, 0.9, 1e-4
 
 
@@ -67,11 +71,11 @@ def compare_optimizers(
                 "momentum": _MOMENTUM,
                 "weight_decay_rate": _DECAY,
             }
-            theirs = stack.enter_context(start_lars(model_garden, shapes, weights, options))
-            calls["Model Garden LARS"] = theirs.update
+            worker = stack.enter_context(start_lars(model_garden, shapes, weights, options))
+            calls["Model Garden LARS"] = lambda: tuple(worker.ask("update"))
             garden = (
-                f"Model Garden {theirs.versions['tf-models-official']}: in a separate process with "
-                f"TensorFlow {theirs.versions['tensorflow']}, which measures its own time."
+                f"Model Garden {worker.answer['tf-models-official']}: in a separate process with "
+                f"TensorFlow {worker.answer['tensorflow']}, which measures its own time."
             )
         else:
             garden = "Without Model Garden's LARS: --model_garden was not given."
@@ -84,6 +88,40 @@ def compare_optimizers(
         garden,
     )
     return Comparison(title, notes, tuple(calls), times)
+
+
+def start_lars(
+    directory: str,
+    shapes: Sequence[Sequence[int]],
+    weights: Sequence[bool],
+    options: dict[str, Any],
+) -> contextlib.AbstractContextManager[Worker]:
+    """Starts a process that updates variables with Model Garden's LARS.
+
+    ``tf-models-official`` requires a certain TensorFlow version and 27 other packages, so it runs
+    in a separate environment.
+
+    Args:
+      directory: a virtual environment with ``tf-models-official``, TensorFlow and tf_keras, made
+        by ``tools/model_garden.sh``.
+      shapes: of the variables.
+      weights: whether each variable has weight decay and a trust ratio.
+      options: other arguments of Model Garden's LARS.
+
+    Returns:
+      The process, which answers each line with the seconds and CPU seconds of an update.
+
+    Raises:
+      UserError: if a package is missing in the environment.
+    """
+    python = to_local_path(directory, "model_garden") / "bin" / "python"
+    return start_worker(
+        # -I: modules beside the worker's file must not shadow packages.
+        [str(python), "-I", str(_WORKER)],
+        {"shapes": list(shapes), "weights": list(weights), "options": options},
+        name="Model Garden's LARS",
+        advice="tools/model_garden.sh DIRECTORY creates a working environment",
+    )
 
 
 def _normal(shapes: Sequence[Sequence[int]], deviation: float) -> list[tf.Tensor]:

@@ -195,46 +195,24 @@ _ON_ETHERNET: Options = {"all_reduce": "hierarchical", "network_gbits": 50.0}
 _ON_ROCE: Options = {"all_reduce": "hierarchical", "gradient_bytes": 2}
 
 _GOYAL_ROWS = (
-    PublishedResult(
-        "ResNet-50, 8 P100",
-        _GOYAL,
-        "Caffe2, P100",
-        _p100(_RESNET50, 8, 32),
-        29,
-        "hours",
-        90,
-        fits=True,
+    *(
+        PublishedResult(
+            f"{name}, {chips} P100{'' if epochs == 90 else ', an epoch'}",
+            _GOYAL,
+            "Caffe2, P100",
+            _p100(network, chips, 32, **options),
+            value,
+            unit,
+            epochs,
+            fits=chips == 8,
+        )
+        for name, network, chips, options, value, unit, epochs in (
+            ("ResNet-50", _RESNET50, 8, {}, 29, "hours", 90),
+            ("ResNet-50", _RESNET50, 256, _ON_ETHERNET, 60, "minutes", 90),
+            ("ResNet-50", _RESNET50, 352, _ON_ETHERNET, 30, "seconds", 1),
+            ("ResNet-101", _RESNET101, 256, _ON_ETHERNET, 92.5, "minutes", 90),
+        )
     ),
-    PublishedResult(
-        "ResNet-50, 256 P100",
-        _GOYAL,
-        "Caffe2, P100",
-        _p100(_RESNET50, 256, 32, **_ON_ETHERNET),
-        60,
-        "minutes",
-        90,
-    ),
-    PublishedResult(
-        "ResNet-50, 352 P100, an epoch",
-        _GOYAL,
-        "Caffe2, P100",
-        _p100(_RESNET50, 352, 32, **_ON_ETHERNET),
-        30,
-        "seconds",
-        1,
-    ),
-    PublishedResult(
-        "ResNet-101, 256 P100",
-        _GOYAL,
-        "Caffe2, P100",
-        _p100(_RESNET101, 256, 32, **_ON_ETHERNET),
-        92.5,
-        "minutes",
-        90,
-    ),
-)
-
-_GOYAL_SCALING = (
     PublishedResult(
         "ResNet-50, 256 P100 to 8",
         f"{_GOYAL}: about 90%",
@@ -293,23 +271,17 @@ _JIA_ROWS = (
         "minutes",
         95,
     ),
-    PublishedResult(
-        "ResNet-50, 1024 P40 to 1",
-        f"{_JIA}, the authors' article: about 99%",
-        "Tencent, P40",
-        _p40(_RESNET50, 1024, 64, (76,)),
-        0.99,
-        "scaling",
-        to=_p40(_RESNET50, 1, 64, (76,)),
-    ),
-    PublishedResult(
-        "ResNet-50, 2048 P40 to 1",
-        f"{_JIA}, the authors' article",
-        "Tencent, P40",
-        _p40(_RESNET50, 2048, 32, (76,)),
-        0.97,
-        "scaling",
-        to=_p40(_RESNET50, 1, 32, (76,)),
+    *(
+        PublishedResult(
+            f"ResNet-50, {chips} P40 to 1",
+            f"{_JIA}, the authors' article{about}",
+            "Tencent, P40",
+            _p40(_RESNET50, chips, each, (76,)),
+            value,
+            "scaling",
+            to=_p40(_RESNET50, 1, each, (76,)),
+        )
+        for chips, each, value, about in ((1024, 64, 0.99, ": about 99%"), (2048, 32, 0.97, ""))
     ),
 )
 
@@ -499,7 +471,6 @@ _PAGE_ROWS = tuple(
 
 ROWS: tuple[PublishedResult, ...] = (
     *_GOYAL_ROWS,
-    *_GOYAL_SCALING,
     *_BENCHMARK_ROWS,
     *_JIA_ROWS,
     *_TORCHGPIPE_ROWS,

@@ -1,4 +1,4 @@
-"""The process of its own; with stand-ins for Model Garden, and once with itself."""
+"""Model Garden's LARS in a separate process: with fakes, and once with Model Garden itself."""
 
 import sys
 import time
@@ -6,8 +6,7 @@ import time
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers
-from imagenet_fast.benchmarks.optimizer.model_garden import start_lars
+from imagenet_fast.benchmarks.optimizer.compare import compare_optimizers, start_lars
 
 JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
 
@@ -37,13 +36,13 @@ def test_answers(environment):
         "read go; sleep 0.3; echo '[0.25, 0.5]'\n"
         'read go; echo "[${#job}, 0.0]"; read go'
     )
-    with start_lars(directory, *JOB) as lars:
-        assert lars.versions == {"tensorflow": "1.2"}
+    with start_lars(directory, *JOB) as worker:
+        assert worker.answer == {"tensorflow": "1.2"}
         start = time.perf_counter()
-        assert lars.update() == (0.25, 0.5)
+        assert worker.ask("update") == [0.25, 0.5]
         assert time.perf_counter() - start > 0.25
-        assert lars.update()[0] > len(str(JOB[0]))
-        process = lars._worker._process
+        assert worker.ask("update")[0] > len(str(JOB[0]))
+        process = worker._process
         assert alive(process)
     assert not alive(process)
 
@@ -56,8 +55,8 @@ def test_a_failure_at_the_start(environment):
 
 def test_a_failure_later(environment):
     directory = environment("read job; echo '{}'; read go; exit 1")
-    with start_lars(directory, *JOB) as lars, pytest.raises(UserError, match="no reason told"):
-        lars.update()
+    with start_lars(directory, *JOB) as worker, pytest.raises(UserError, match="no reason told"):
+        worker.ask("update")
 
 
 def test_an_environment_without_model_garden(environment):

@@ -63,5 +63,5 @@ def test_no_such_model():
 
 
 def test_no_such_environment(tmp_path):
-    with pytest.raises(UserError, match=r"model_garden=.*tools/model_garden\.sh"):
+    with pytest.raises(UserError, match=r"bin/python: No such file or directory; tools/model_garden\.sh"):
         optimizer.compare_optimizers("resnet8", warmup=1, repeats=1, model_garden=str(tmp_path))
