@@ -133,7 +133,7 @@ def test_random_images_are_data_of_the_recipe(tmp_path):
 # --- All together
 
 
-def test_all_take_their_turns(monkeypatch):
+def test_all_variants_are_timed(monkeypatch):
     models = {}
 
     def build(config):

@@ -12,7 +12,7 @@ CONFIG = Config(synthetic=True, num_classes=1000, image_size=64, batch_size=2, s
 
 
 def products(model):
-    """What each convolution and matrix product does, in the same order for the same network."""
+    """The shapes and strides of each convolution and matrix product, sorted."""
     return sorted(
         (tuple(layer.kernel.shape), getattr(layer, "strides", None), tuple(layer.output.shape))
         for layer in model.submodules
@@ -45,8 +45,8 @@ def test_the_peer_has_the_precision_and_float32_logits(precision):
     assert keras.mixed_precision.global_policy() is policy
 
 
-def test_both_take_their_steps(monkeypatch):
-    """With small networks in the places of the large ones, whose tracing takes long."""
+def test_both_models_train(monkeypatch):
+    """With small networks, because large ones take long to trace."""
     models = {}
 
     def small_model(config):

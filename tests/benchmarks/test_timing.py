@@ -20,7 +20,7 @@ def test_the_times_of_a_call(monkeypatch):
 
 
 @pytest.mark.parametrize("names", ["ab", "abcd"])
-def test_turns_alternate_and_warm_up_is_not_counted(names):
+def test_calls_alternate_and_warmup_is_dropped(names):
     calls = []
 
     def call(name):
@@ -39,7 +39,7 @@ def test_turns_alternate_and_warm_up_is_not_counted(names):
     )
 
 
-def test_the_ratios_are_of_turns():
+def test_ratios_pair_the_repeats():
     # The machine is slow in the second turn; ours takes half of their time in each.
     ours = timing.Times((1.0, 5.0, 2.0), (1.0, 1.0, 1.0))
     theirs = timing.Times((2.0, 10.0, 5.0), (4.0, 2.0, 1.0))

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Has the benchmarks answer at once, and returns what they were asked for."""
+    """Replaces the benchmarks, and returns their calls."""
     calls = []
 
     def compare_steps(config, **counts):

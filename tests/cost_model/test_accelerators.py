@@ -1,4 +1,4 @@
-"""Accelerators' data: what follows from what."""
+"""The data of accelerators."""
 
 import math
 

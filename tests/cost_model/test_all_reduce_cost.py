@@ -1,4 +1,4 @@
-"""Steps, bytes and seconds of sums, against published counts."""
+"""Steps, bytes and seconds of all-reduces, against published counts."""
 
 import dataclasses
 
@@ -59,7 +59,7 @@ def test_steps_between_groups():
 @pytest.mark.parametrize(("replicas", "group"), [(8, 4), (8, 2), (64, 8), (16, 1), (16, 16)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_an_exchange_sends_as_much_as_a_ring_in_fewer_steps(algorithm, replicas, group):
-    """Once to all at the same time, and once around for the sums."""
+    """One step to exchange the parts, and a ring to gather the sums."""
     rings = stages(algorithm, replicas, group)
     exchanged = stages(algorithm, replicas, group, exchange=True)
     for quantity in ("fraction", "traffic"):
@@ -73,7 +73,7 @@ def test_an_exchange_sends_as_much_as_a_ring_in_fewer_steps(algorithm, replicas,
 
 
 def test_stages_of_an_exchange():
-    """As of reduce-scatter and all-gather in a group, but through two of them."""
+    """Reduce-scatter and all-gather of one group, but over two groups."""
     exchange, gather = stages("flat", 8, 4, exchange=True)
     assert (exchange.steps_within, exchange.steps_between) == (0, 1)
     assert (gather.steps_within, gather.steps_between) == (5, 2)
@@ -86,7 +86,7 @@ def test_stages_of_an_exchange():
 
 
 def test_replicas_of_a_group_share_its_network():
-    """Of 8 in 2 groups of 4: what leaves a group, as a share of the tensor."""
+    """The bytes that leave a group of 4 of 8 replicas, as a fraction of the tensor."""
     shared = Network(0.0, 0.0, 1e12, 1e12, bandwidth_of_group=25e6)
     for algorithm, exchange, leaving in (
         ("flat", False, 2 * 7 / 8),
@@ -125,8 +125,8 @@ def test_links_within_a_group_may_be_faster():
     assert seconds("hierarchical", 8, 25e6, network, 4) == pytest.approx(0.3 + 1.0)
 
 
-def test_processors_that_all_share():
-    """What 8 replicas send to each other is added up, but only where the wire is faster."""
+def test_shared_processors():
+    """All replicas' traffic counts, but only if the wire is faster."""
     free = Network(0.0, 0.0, 1e12, 1e12)
     busy = dataclasses.replace(free, gamma=1e-9)
     for algorithm, traffic in (
@@ -143,8 +143,8 @@ def test_processors_that_all_share():
     assert seconds("torus_2d", 8, 25e6, slow, 4) == pytest.approx(0.15 + 0.25 + 0.15)
 
 
-def test_the_masters_ports_carry_more_than_a_ring():
-    """Why a hierarchical sum loses where all ports are alike, however well it is pipelined."""
+def test_masters_send_more_than_in_a_ring():
+    """Why a hierarchical all-reduce is slower if all ports are equal, even if pipelined."""
     for replicas, group in ((4, 2), (8, 4), (1024, 16)):
         ring = wire_fraction("flat", replicas, group)
         # A master takes in at least its group's sum and its part of the masters' ring.
@@ -152,7 +152,7 @@ def test_the_masters_ports_carry_more_than_a_ring():
         assert wire_fraction("hierarchical", replicas, group) > ring
 
 
-def test_a_group_of_one_has_no_stages_of_its_own():
+def test_a_group_of_one_has_no_stages():
     network = Network(1.0, 0.0, 1.0, 1.0, start=1.0)
     for algorithm in ALGORITHMS:
         assert seconds(algorithm, 4, 1.0, network, 1) == pytest.approx(1.0 + 1.5)

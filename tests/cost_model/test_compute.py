@@ -1,4 +1,4 @@
-"""The roofline of operations, by hand."""
+"""The roofline model, against calculations by hand."""
 
 import dataclasses
 
@@ -56,7 +56,7 @@ def test_few_rows_reach_less():
 
 
 def step(**changes):
-    """Of two layers and a loss."""
+    """Two layers and a loss."""
     values = {
         "images": 8,
         "micro_batches": 1,
@@ -94,7 +94,7 @@ def test_a_step():
 
 
 def test_micro_batches():
-    """The gradients are known at the end of the last one."""
+    """The gradients are ready at the end of the last micro-batch."""
     one = compute_time(step(), CHIP, ALL)
     four = compute_time(step(micro_batches=4), CHIP, ALL)
     assert four.forward == pytest.approx(4 * one.forward)

@@ -1,4 +1,4 @@
-"""Segments of gradients: their schedule by hand, the best ones against all possible ones."""
+"""Gradient segments: schedules by hand, and the best ones against brute force."""
 
 import itertools
 

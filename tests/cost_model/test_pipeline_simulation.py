@@ -1,4 +1,4 @@
-"""The time and the memory of pipelines on paper, against closed forms and published numbers."""
+"""Simulated pipelines, against closed forms and published numbers."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_equal_stages_have_the_published_bubble(stages, micro_batches, order):
 @pytest.mark.parametrize("micro_batches", [1, 4, 32])
 @pytest.mark.parametrize("stages", [2, 4, 8])
 def test_time_with_recomputation(stages, micro_batches):
-    """All forward through the others, then all backward, which is forward in the last."""
+    """All forward, then all backward; the last stage runs its forward passes only once."""
     found = equal("gpipe", stages, micro_batches, "always")
     others = micro_batches + stages - 2
     assert found.seconds == pytest.approx(others * 1 + (micro_batches + stages - 1) * 3)
@@ -53,7 +53,7 @@ def test_recomputation_is_up_to_23_percent():
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("rematerialize", ["always", "except_last", "never"])
-def test_one_device_computes_nothing_twice(order, rematerialize):
+def test_one_device_recomputes_nothing(order, rematerialize):
     found = equal(order, 1, 5, rematerialize)
     assert (found.seconds, found.bubble, found.recomputed) == (15, 0, 0)
 
@@ -78,7 +78,7 @@ def test_each_interval():
 
 
 def test_passes_in_turn_wait_for_each_other():
-    """1F1B: the first stage goes on as soon as it gets a gradient."""
+    """1F1B: the first stage continues as soon as it gets a gradient."""
     found = simulate(ORDERS["1f1b"](2, 3), [1, 1], [2, 2], rematerialize="never")
     own = [(i.micro_batch, i.kind, i.begin) for i in found.intervals if i.stage == 0]
     assert own == [
@@ -104,7 +104,7 @@ def test_passes_in_turn_wait_for_each_other():
         ("1f1b", "except_last", (4, 2), (4, 2), (2, 1)),
     ],
 )
-def test_what_stages_hold(order, rematerialize, first, second, last):
+def test_micro_batches_in_memory(order, rematerialize, first, second, last):
     found = micro_batches_in_memory(ORDERS[order](4, 32), rematerialize)
     assert found == [
         MicroBatchesInMemory(*first),
@@ -115,7 +115,7 @@ def test_what_stages_hold(order, rematerialize, first, second, last):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_no_stage_holds_more_than_there_is(order):
+def test_no_stage_keeps_more_micro_batches_than_there_are(order):
     assert micro_batches_in_memory(ORDERS[order](4, 1), "never") == [MicroBatchesInMemory(1, 1)] * 4
     assert micro_batches_in_memory(ORDERS[order](1, 1), "always") == [MicroBatchesInMemory(1, 1)]
 
@@ -125,7 +125,7 @@ def test_no_stage_holds_more_than_there_is(order):
     [(81_505_540, 0.91), (542_734_840, 6.07), (1_844_858_344, 20.62)],
 )
 def test_published_memory_of_weights(parameters, gib):
-    """12 bytes a parameter with RMSProp, as torchgpipe reports it for the paper's networks."""
+    """12 bytes per parameter with RMSProp, as torchgpipe reports for the paper's networks."""
     own = cost(parameters=parameters, parameter_bytes=4 * parameters)
     memory = stage_memory(own, MicroBatchesInMemory(1, 1), 2)
     assert (memory.weights + memory.slots) / 2**30 == pytest.approx(gib, abs=0.005)
@@ -139,7 +139,7 @@ def test_memory_of_a_stage():
     assert memory.total == 4145
 
 
-def test_blocks_together():
+def test_consecutive_blocks():
     one = cost(
         "one",
         forward=1,

@@ -1,4 +1,4 @@
-"""Simulated jobs, against what probability theory says of them."""
+"""Simulated jobs, against probability theory."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from imagenet_fast.cost_model.reliability import (
 
 
 def mean_is(values, expected, deviations=4.0):
-    """Whether a mean of draws is as near to what is expected as it should be."""
+    """Whether the mean of a sample is within a few standard errors of its expectation."""
     error = values.std(ddof=1) / math.sqrt(len(values))
     return abs(values.mean() - expected) < deviations * error
 
@@ -29,7 +29,7 @@ def expected_seconds(work, failure_rate, restart_seconds):
     return math.exp(failure_rate * restart_seconds) * math.expm1(failure_rate * work) / failure_rate
 
 
-def test_without_trouble():
+def test_reliable_devices():
     job = Job(devices=4096, steps=100, device_seconds=0.02, other_seconds=0.01, checkpoint_steps=30)
     times = simulate_jobs(job, Conditions(checkpoint_seconds=2.0), jobs=3)
     np.testing.assert_allclose(times.total, 100 * 0.03 + 4 * 2.0)
@@ -38,7 +38,7 @@ def test_without_trouble():
 
 @pytest.mark.parametrize("devices", [1, 8, 1024])
 def test_steps_wait_for_the_slowest(devices):
-    """Against all devices' times, drawn one by one."""
+    """Against times drawn for each device."""
     job = Job(devices, steps=50, device_seconds=1.0, other_seconds=0.5, checkpoint_steps=50)
     times = simulate_jobs(job, Conditions(jitter=0.1), jobs=400)
     rng = np.random.default_rng(7)
@@ -65,7 +65,7 @@ def test_one_slow_device_slows_all():
 
 @pytest.mark.parametrize("rate", [1e-5, 1e-3, 1e-2])
 def test_failures_cost_what_daly_says(rate):
-    """A checkpoint each 100 steps of a second, restarts that can fail as well."""
+    """A checkpoint every 100 steps of one second; restarts can fail, too."""
     job = Job(devices=8, steps=500, device_seconds=0.6, other_seconds=0.4, checkpoint_steps=100)
     conditions = Conditions(
         hours_between_failures=8 / rate / 3600, restart_seconds=40.0, checkpoint_seconds=5.0
@@ -139,7 +139,7 @@ def test_what_would_never_end_is_refused():
     ],
 )
 def test_slow_devices_that_would_never_end_are_refused(trouble, seconds):
-    """Alike, they would reach the end of an hour in every third attempt or so."""
+    """With equal devices, about every third attempt would complete an hour."""
     job = Job(
         devices=1024, steps=3600, device_seconds=1.0, other_seconds=0.0, checkpoint_steps=3600
     )

@@ -1,4 +1,4 @@
-"""Steps of many replicas, by hand and in their limits."""
+"""Step times, by hand and in their limits."""
 
 import dataclasses
 import math
@@ -40,8 +40,8 @@ def test_one_replica_only_computes():
     assert (time.all_reduce, time.exposed, time.batch_norm) == (0, 0, 0)
 
 
-def test_sums_hide_behind_the_pass_backward():
-    """All but the first layers', of which there are never less than one tensor."""
+def test_all_reduces_overlap_with_the_backward_pass():
+    """All but the first segment, which has at least one tensor."""
     time = time_of(256)
     assert 0 < time.exposed < 0.25 * time.all_reduce
     assert time.all_reduce >= 2 * 40e6 * 31 / 32 / 5e9
@@ -60,7 +60,7 @@ def test_slow_networks_bound_the_step():
 
 
 def test_input_bounds_the_step():
-    """8 GPUs of a host take 256 images a step."""
+    """The 8 GPUs of a host consume 256 images per step."""
     time = time_of(256, host_images=100.0)
     assert time.bound == "input"
     assert time.total == pytest.approx(2.56)
@@ -86,7 +86,7 @@ def test_statistics_over_groups_cost_time():
     ],
 )
 def test_groups_need_not_fit_rows(kind, chips, group, within, between):
-    """Messages through links of a host or a row, and through others, by the group with most."""
+    """The group with the most messages outside of a host or a row determines the time."""
     cluster = ChipCluster(kind, chips, latency=1e-3)
     # The same on a torus.
     far = 1e-6 if kind.torus else 1e-3
@@ -96,8 +96,8 @@ def test_groups_need_not_fit_rows(kind, chips, group, within, between):
     )
 
 
-def test_a_torus_sums_as_fast_at_any_size():
-    """Its bandwidth grows with it; only the steps along its axes grow."""
+def test_a_torus_is_equally_fast_at_any_size():
+    """Its bandwidth grows with its size; only the number of steps along the axes grows."""
     times = [
         ChipCluster(TPU, chips).all_reduce_seconds("torus_2d", 100e6)
         for chips in (16, 64, 256, 1024)
@@ -110,7 +110,7 @@ def test_a_torus_sums_as_fast_at_any_size():
 
 
 def test_hosts_share_their_network():
-    """All of a host's chips carry a part across, or one of them the whole."""
+    """Either all chips of a host send a part to other hosts, or one sends everything."""
     cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
     whole = cluster.all_reduce_seconds("hierarchical", 80e6)
     parts = cluster.all_reduce_seconds("torus_2d", 80e6)
@@ -121,8 +121,8 @@ def test_hosts_share_their_network():
     assert ring == pytest.approx(across, rel=0.15)
 
 
-def test_sums_of_exchanged_halves():
-    """By this package's algorithms; XLA's and NCCL's own sums are the same in any type."""
+def test_exchange_of_16_bit_gradients():
+    """In this package's algorithms; XLA and NCCL use the same algorithm for all types."""
     for own, name in ((ChipCluster(GPU, 64), "builtin"), (ChipCluster(TPU, 64), "torus_2d")):
         assert own.all_reduce_seconds(name, 1e6, exchange=True) == own.all_reduce_seconds(name, 1e6)
     cluster = ChipCluster(GPU, 64, host_bandwidth=5e9, latency=0.0)
@@ -137,7 +137,7 @@ def test_sums_of_exchanged_halves():
     assert exchanged < ring  # fewer steps, as many bytes
 
 
-def test_rows():
+def test_group_size():
     assert ChipCluster(TPU, 1024).group_size == 32
     assert ChipCluster(TPU, 512).group_size in (16, 32)
     assert ChipCluster(GPU, 64).group_size == 8

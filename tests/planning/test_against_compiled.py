@@ -1,4 +1,4 @@
-"""The planner's memory beside that of compilations for GPUs, as docs/planning.md has it."""
+"""The table of docs/planning.md: the planner's memory against that of GPU compilations."""
 
 import json
 import pathlib

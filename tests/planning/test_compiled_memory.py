@@ -1,4 +1,4 @@
-"""The memory that plans take from compilations, and the compilations that they refuse."""
+"""Plans with the memory of a compiled step."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The plan of a pipeline, against counts of its network and the numbers of its simulation."""
+"""Plans of pipelines, against the network's counts and the simulation."""
 
 import csv
 import io
@@ -48,7 +48,7 @@ def test_mixed_precision():
     assert half.memory[0].weights == plan_pipeline(CONFIG).memory[0].weights
 
 
-def test_a_balance_of_one_s_own(plan):
+def test_a_given_balance(plan):
     balance = (1, 1, len(plan.costs) - 2)
     own = plan_pipeline(CONFIG.replace(pipeline_balance=balance))
     assert own.balance == balance
@@ -84,7 +84,7 @@ def test_seconds_of_this_machine(plan):
 
 
 def made_up(**changes):
-    """Equal blocks of a TFLOP forward and two backward."""
+    """Equal blocks with 1 TFLOP forward and 2 backward."""
     values = dict.fromkeys(BlockCost._fields, 2**20)
     costs = [
         BlockCost(**{**values, "name": f"block{n}", "forward": 1e12, "backward": 2e12})
@@ -129,7 +129,7 @@ def test_files(plan):
 
 
 def texts(svg):
-    """matplotlib notes the text beside the outlines of its letters."""
+    """matplotlib writes texts as comments beside their outlines."""
     xml.etree.ElementTree.fromstring(svg)
     return re.findall(r"<!-- (.*?) -->", svg)
 
@@ -143,7 +143,7 @@ def test_picture(plan):
     assert plan.picture() == svg
 
 
-def test_picture_of_what_is_not_computed_twice():
+def test_picture_without_recomputation():
     order = [(0, 0, False), (0, 0, True)]
     svg = gantt(simulate(order, [1.0], [2.0], rematerialize="never"), "one stage", "hours", 10)
     labels = texts(svg)

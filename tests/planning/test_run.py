@@ -1,4 +1,4 @@
-"""Plans of runs: what follows from what, and what recipes come to."""
+"""Plans of runs."""
 
 import dataclasses
 import json
@@ -38,7 +38,7 @@ def test_the_pod_of_ying_et_al(pod):
     assert pod.time.batch_norm > 0  # over groups of 8 replicas
 
 
-def test_its_page(pod):
+def test_table_of_the_pod(pod):
     table = pod.table()
     assert "1,024 TPU v3, 256 hosts: 2,048 replicas of 16 images" in table
     assert "23.81 without padding, as XLA counts" in table
@@ -53,7 +53,7 @@ def test_segments_are_few_and_good(pod):
 
 
 def test_where_gradients_are_cut(pod):
-    """By the run's options; where they leave it to a compiler or a search, where it is best."""
+    """By the run's options, or the best segments if a compiler or a search decides."""
     sizes = [4 * own.elements for own in pod.step.gradients]
 
     def cuts(**options):
@@ -85,16 +85,16 @@ def test_better_segments_are_advised():
     assert "--fusion_segments=" not in better.table()
 
 
-def test_one_sum_may_be_best():
-    """Where each costs more than there is to hide."""
+def test_one_all_reduce_may_be_best():
+    """If each all-reduce takes longer than the backward pass that could hide it."""
     plan = plan_run(CONFIG.replace(fusion_bytes=1000, all_reduce="flat"), Hardware("p100", 64))
     assert plan.segments == ()
     assert len(plan.cuts) > 2
     assert "--fusion_bytes=0 saves" in plan.table()
 
 
-def test_segments_for_those_who_cut_elsewhere(pod):
-    """On TPUs a compiler joins sums, unless it is told how."""
+def test_segments_are_suggested_where_xla_fuses(pod):
+    """On TPUs the compiler fuses all-reduces unless segments are given."""
     left = dataclasses.replace(pod, config=pod.config.replace(all_reduce="auto"))
     assert f"--fusion_segments={left.segments[0]}" in left.table()
 
@@ -119,8 +119,8 @@ def test_only_algorithms_that_training_has_are_listed(pod):
     assert other.time == builtin.time
 
 
-def test_sums_in_16_bits():
-    """Half of the bytes; an exchange of them takes other steps than a ring."""
+def test_all_reduce_in_16_bits():
+    """Half of the bytes; an exchange has other steps than a ring."""
     config = CONFIG.replace(fusion_bytes=0)
     flat, half, ring = (
         plan_run(config.replace(all_reduce=name, all_reduce_dtype=dtype), Hardware("p100", 64))
@@ -133,8 +133,8 @@ def test_sums_in_16_bits():
     assert flat.time.all_reduce == pytest.approx(seconds("flat", 2 * size))
 
 
-def test_what_happens_to_a_run(pod):
-    """Checkpoints, failures and slow devices lengthen it; a good run is as short as counted."""
+def test_failures_and_stragglers(pod):
+    """Checkpoints, failures and slow devices make a run longer."""
     assert pod.times.total == pytest.approx(pod.seconds)
     rough = Conditions(jitter=0.1, hours_between_failures=50, checkpoint_seconds=2.0)
     own = dataclasses.replace(pod, hardware=dataclasses.replace(POD, conditions=rough))
@@ -172,13 +172,13 @@ def test_too_little_memory():
         (66 * 17, "no --accumulation_steps makes it fit"),
     ],
 )
-def test_fewest_parts_that_fit(gib, advice):
+def test_fewest_accumulation_steps_that_fit(gib, advice):
     plan = plan_run(SMALL.replace(batch_size=66), Hardware("p100", 1))
     large = dataclasses.replace(plan, step=dataclasses.replace(plan.step, kept_bytes=gib * 2**30))
     assert f"advice      {advice}" in large.table()
 
 
-def test_compiled_memory_is_taken():
+def test_compiled_memory_replaces_the_estimate():
     compiled = CompiledMemory(12 * 2**30, 13 * 2**30, "jax-cuda12-pjrt 0.10.2")
     plan = plan_run(CONFIG, Hardware("v100", 8), compiled)
     assert plan.fits
@@ -197,13 +197,13 @@ def test_hosts_that_are_too_slow():
     assert "--input_servers" in plan.table()
 
 
-def test_a_price_that_nobody_knows():
+def test_unknown_price():
     plan = plan_run(CONFIG, Hardware("p40", 8))
     assert plan.dollars is None
     assert "price       unknown" in plan.table()
 
 
-def test_plans_beside_each_other():
+def test_comparison():
     plans = [plan_run(CONFIG, Hardware("v100", chips)) for chips in (1, 8)]
     lines = comparison(plans, ["1", "8"]).splitlines()
     assert len(lines) == 3

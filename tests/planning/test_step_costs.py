@@ -1,4 +1,4 @@
-"""What is counted in a step's graph, against known counts of networks."""
+"""Counts of a step's graph, against published counts of networks."""
 
 import pytest
 from small_config import SMALL
@@ -22,7 +22,7 @@ def matrices(step, backward):
 
 
 def test_resnet50(resnet50):
-    """4.09 G multiplications and additions forward; backward twice as many, but for the image's."""
+    """4.09 G multiply-adds forward, and twice that backward, except for the image's gradient."""
     forward, backward = matrices(resnet50, False), matrices(resnet50, True)
     assert forward == pytest.approx(2 * 4.089e9, rel=1e-3)
     assert backward == pytest.approx(2 * forward - 2 * 112 * 112 * 64 * 49 * 3, rel=1e-6)
@@ -43,14 +43,14 @@ def test_gradients_are_in_the_order_of_the_layers(resnet50):
     assert {own.layer for own in resnet50.gradients} <= set(layers)
 
 
-def test_what_is_kept(resnet50):
-    """What convolutions return, 11.1 M values of 2 bytes an image, and what comes after them."""
+def test_kept_activations(resnet50):
+    """The convolutions' outputs, 11.1 M values of 2 bytes per image, and those of other layers."""
     values = resnet50.kept_bytes / resnet50.images / 2
     assert 2 * 10e6 < values < 2 * 12e6
 
 
 def test_against_the_compiler_of_tpus():
-    """What ``imagenet-fast compile`` tells of 128 images a core: 24.05 GFLOPs each, 4.58 GiB."""
+    """``imagenet-fast compile`` reports for 128 images per core: 24.05 GFLOPs each, 4.58 GiB."""
     step = count_step(RESNET50, images=128, micro_batches=1, slots=1)
     assert step.unpadded_flops / 128 == pytest.approx(24.05e9, rel=0.01)
     assert step.memory(fuses=True) == pytest.approx(4.58 * 2**30, rel=0.2)
@@ -77,7 +77,7 @@ def test_twice_the_images_are_twice_the_work():
     assert two.gradients == one.gradients
 
 
-def test_mixed_precision_halves_what_is_moved():
+def test_mixed_precision_halves_the_traffic():
     full, half = (
         count_step(SMALL.replace(precision=own), 8, 1, 1) for own in ("float32", "mixed_bfloat16")
     )
@@ -89,7 +89,7 @@ def test_mixed_precision_halves_what_is_moved():
 
 
 def test_blocks_are_the_network():
-    """Together the blocks of a pipeline compute what the network does."""
+    """The blocks of a pipeline together have the network's FLOPs."""
     blocks = count_blocks(SMALL, 4)
     whole = count_step(SMALL, 4, 1, 1)
     passes = [own for block in blocks for own in (*block.forward, *block.backward)]

@@ -1,4 +1,4 @@
-"""The comparison of crops with torchvision's; torchvision itself is not needed."""
+"""The comparison of crops, with a fake torchvision."""
 
 import importlib.util
 import json
@@ -60,7 +60,7 @@ def test_distance_is_that_of_scipy():
 
 
 def test_rounded_sides_are_not_outside():
-    """Of sides 100.4 and 75.4, a ratio of 1.331, 100 by 75 may come."""
+    """Sides of 100.4 and 75.4, with a ratio of 1.331, may be rounded to 100 by 75."""
     crops = np.array([[[75, 100], [75, 101], [75, 102], [100, 75], [102, 75], [3, 4]]])
     assert tool.outside(crops) == pytest.approx(2 / 6)
 

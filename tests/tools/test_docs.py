@@ -1,4 +1,4 @@
-"""The pages of the documentation: what ``tools/docs.sh`` does not find when it builds them."""
+"""Checks of the documentation that building it does not make."""
 
 import ast
 import json
@@ -28,7 +28,7 @@ PROGRAM = re.compile(r"(?:\bimagenet-fast|-m imagenet_fast|launch_local\.py[^'\"
 
 
 def documented():
-    """The modules of which an API page shows all public names, and the objects that it names."""
+    """The modules whose public names an API page shows, and the objects that it names."""
     text = "\n".join(page.read_text() for page in (ROOT / "docs" / "api").glob("*.rst"))
     modules = re.findall(r"^\.\. automodule:: (\S+)$(?!\n   :no-members:)", text, re.MULTILINE)
     objects = re.findall(r"^\.\. auto(?!module)\w+:: ([\w.]+)", text, re.MULTILINE)
@@ -58,7 +58,7 @@ def test_api_pages_have_all_packages():
 
 
 def imports_of(path):
-    """(module, name) of what a page's or a notebook's Python takes from this package."""
+    """(module, name) of this package's objects that a page or notebook imports."""
     if path.suffix == ".ipynb":
         cells = json.loads(path.read_text())["cells"]
         text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
@@ -102,12 +102,12 @@ COMMANDS = [
 
 
 class Parsed(Exception):  # noqa: N818 - it is no error
-    """Ends a command once its flags are read."""
+    """Stops a command when its flags are parsed."""
 
 
 @pytest.fixture
 def parse(monkeypatch):
-    """Reads a command line as the command itself does, and returns its flags."""
+    """Parses a command line as the command does, and returns its flags."""
     read = CommandFlags.parse
 
     def read_and_end(self, arguments, positional=False):

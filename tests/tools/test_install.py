@@ -1,4 +1,4 @@
-"""tools/install.sh, with programs in place of Python and pip that write down what they are told."""
+"""tools/install.sh, with fake Python and pip that log their arguments."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ chmod +x "$3/bin/pip"
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs the script in a clone and returns what pip was told then."""
+    """Runs the script in a clone and returns pip's arguments."""
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools" / "install.sh", tmp_path / "tools")
     shutil.copy(ROOT / "setup.cfg", tmp_path)

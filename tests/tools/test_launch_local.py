@@ -35,7 +35,7 @@ time.sleep(30)
 
 @pytest.fixture
 def machine(tmp_path):
-    """Returns a function that makes an environment with so many GPUs."""
+    """Returns a function that creates an environment with a number of GPUs."""
 
     def make(gpus=0, **variables):
         lines = "".join(
@@ -127,7 +127,7 @@ def read_pids(process, count):
 
 
 def is_alive(pid):
-    """Tells whether a process runs; one that has ended but was not waited for does not."""
+    """Returns whether a process runs; zombies do not."""
     try:
         state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -282,7 +282,7 @@ def test_input_server_that_fails_ends_the_workers(run_servers):
     assert all_gone(server_pids(output))
 
 
-def test_input_server_that_does_not_want_to_end_is_killed_and_the_run_is_well(run_servers):
+def test_input_server_that_ignores_sigterm_is_killed_and_the_run_succeeds(run_servers):
     status, output, _ = run_servers("--grace", "0.3", FAIL="deaf")
     assert status == 0
     assert all_gone(server_pids(output))
@@ -363,7 +363,7 @@ def test_failure_of_one_ends_the_others(start, tmp_path, failure, expected):
     assert all_gone(pids)
 
 
-def test_worker_that_does_not_want_to_end_is_killed(start, tmp_path):
+def test_worker_that_ignores_sigterm_is_killed(start, tmp_path):
     cue, deaf = tmp_path / "cue", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     script = FAILS.format(first=deaf, failure="sys.exit(7)")
     process = start(script, "--grace", "0.3", "--", str(cue))
@@ -444,7 +444,7 @@ while not pathlib.Path(sys.argv[-1]).exists():
     assert all_gone(pids)
 
 
-def test_reader_that_goes_away_ends_the_run(start):
+def test_closed_output_ends_the_run(start):
     script = """
 import os, subprocess
 child = subprocess.Popen(["sleep", "30"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

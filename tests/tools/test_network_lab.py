@@ -62,7 +62,7 @@ Switch({taps}, {layout}, queue=10**6).run()
 
 @pytest.fixture(scope="module")
 def machine():
-    """Skips the test where there can be no lab; returns what delays frames here."""
+    """Skips the test if this machine cannot have a lab; returns the backend."""
     try:
         requirements.check()
         return requirements.choose_backend("auto", Layout(workers=2))
@@ -120,13 +120,13 @@ def wait_until(condition):
 
 
 def read_pids(process, workers):
-    """Returns the process ids that the workers of SLEEPER tell."""
+    """Returns the process IDs that the workers of SLEEPER print."""
     lines = [process.stdout.readline() for _ in range(workers)]
     return [int(pid) for line in lines for pid in line.split("pids")[1].split()]
 
 
 def refused_without_commands(*arguments):
-    """Runs a command line where not even `ip` can be found, and returns the message."""
+    """Runs a command line without `ip` in PATH, and returns the message."""
     result = subprocess.run(
         [sys.executable, LAB, *arguments],
         env={**os.environ, "PATH": ""},
@@ -140,14 +140,14 @@ def refused_without_commands(*arguments):
 
 
 def frame(target, sender, size=100, kind=0, payload=0, transport=0):
-    """A frame as a TAP device gives it, between the ports with these numbers."""
+    """A frame as read from a TAP device, between the ports with these numbers."""
     addresses = bytes([2, 0, 0, 0, 0, target, 2, 0, 0, 0, 0, sender])
     return struct.pack("=BBHHHH", 0, kind, 0, payload, transport, 0) + addresses + bytes(size - 12)
 
 
 @pytest.fixture
 def switched():
-    """Returns a function that connects a switch to sockets, which stand for the interfaces."""
+    """Returns a function that connects a switch to sockets in place of interfaces."""
     with contextlib.ExitStack() as opened:
 
         def connect(layout):
@@ -427,7 +427,7 @@ def test_a_signal_ends_workers_and_lab(start, number):
 
 
 @pytest.mark.network_lab
-def test_a_signal_while_it_is_built_leaves_nothing(start):
+def test_a_signal_during_building_leaves_nothing(start):
     process = start("--workers=30", script=SLEEPER)
     wait_until(lambda: len(left_of(process)) > 2)
     process.send_signal(signal.SIGTERM)

@@ -25,7 +25,7 @@ IMAGES = {"train": 10, "validation": 3}
 
 @pytest.fixture
 def source(tmp_path):
-    """Two photographs of plain colors, each recognised in what is cut from it, and a text file."""
+    """Two photographs of plain colors, recognizable in their crops, and a text file."""
     folder = tmp_path / "photos" / "deeper"
     folder.mkdir(parents=True)
     Image.new("RGB", (900, 700), (200, 30, 30)).save(folder / "red.jpg")

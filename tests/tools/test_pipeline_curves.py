@@ -49,7 +49,7 @@ def test_options_are_those_of_training(network):
 
 
 def test_a_command_is_killed_once(tmp_path):
-    """When what it writes says so; if that is there, it is not even started."""
+    """As soon as its output says so; if the output exists, it is not started."""
     file = tmp_path / "lines"
     program = f"f = open({str(file)!r}, 'a'); f.write('x'); f.close(); import time; time.sleep(60)"
     command = [sys.executable, "-c", program]

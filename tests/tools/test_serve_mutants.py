@@ -1,4 +1,4 @@
-"""An exported model answers or refuses each mutated file, and its neighbours as before."""
+"""Fuzzing of an exported model."""
 
 import importlib.util
 import io
@@ -40,7 +40,7 @@ def answer(tmp_path_factory):
     return classify
 
 
-def test_nothing_is_unanswered(answer):
+def test_every_mutant_gets_an_answer(answer):
     outcomes = tool.serve_mutants(answer, 400, seed=1)
     assert sum(map(sum, (counts.values() for counts in outcomes.values()))) == 400
     assert len(outcomes) == 8 and all(sum(counts.values()) == 50 for counts in outcomes.values())
@@ -68,7 +68,7 @@ def test_mutants_are_the_same_each_time_and_mutated():
     assert len({data for _, data in first}) > 90
 
 
-def test_checksums_are_made_right():
+def test_checksums_are_corrected():
     file = io.BytesIO()
     Image.new("RGB", (5, 5), "red").save(file, "PNG")
     png = file.getvalue()

@@ -1,4 +1,4 @@
-"""The search of hyper-parameters, mostly with a stand-in for training that knows the answer."""
+"""The hyperparameter search, mostly with a fake training of known optimum."""
 
 import collections
 import csv
@@ -31,13 +31,13 @@ SEARCH = ("learning_rate=log:0.01:10", "momentum=0.5:0.95", "schedule=steps|cosi
 
 
 def final_error(config):
-    """Of the stand-in for training: 0.05 at the best rate with cosine."""
+    """The fake training's error: 0.05 with the best learning rate and cosine."""
     distance = abs(math.log10(config.learning_rate / BEST_RATE))
     return min(0.9, 0.05 + 0.3 * distance + 0.02 * (config.schedule != "cosine"))
 
 
 class FakeTrain:
-    """Stands in for ``train``: evaluates eight times, and diverges above a rate.
+    """A fake ``train``: evaluates eight times, and diverges above a learning rate.
 
     Attributes:
       seen: numbers of the evaluations made, by the name of model_dir, one list for each call.
@@ -86,7 +86,7 @@ def make_plan(digits, tmp_path):
 
 @pytest.fixture
 def run(monkeypatch):
-    """Returns a function that searches with a stand-in: (outcomes, stand-in)."""
+    """Returns a function that searches with a fake ``train``: (outcomes, fake)."""
 
     def search(plan, **options):
         fake = FakeTrain(**options)
@@ -338,7 +338,7 @@ def test_what_is_not_divergence_ends_the_search_and_is_not_tried_again(make_plan
 
 
 def test_values_that_make_no_configuration_end_the_search(make_plan, run):
-    """Each value is right, but not the two together."""
+    """Each value is valid, but not both together."""
     plan = make_plan("train_crop=pad|none", "crop_padding=17:20", trials=40)
     object.__setattr__(plan, "config", plan.config.replace(image_size=16, train_crop="none"))
     with pytest.raises(
@@ -351,7 +351,7 @@ def test_values_that_make_no_configuration_end_the_search(make_plan, run):
 
 
 @pytest.mark.filterwarnings("ignore:The reported value is ignored")  # It is the same again.
-def test_an_interrupted_search_goes_on_to_the_same_result(make_plan, run):
+def test_a_resumed_search_has_the_same_result(make_plan, run):
     def interrupt(name, evaluation):
         if (name, evaluation) == ("trial_006", 3):
             raise KeyboardInterrupt
@@ -402,7 +402,7 @@ def test_another_search_in_the_directory(search, changes, message, make_plan, ru
 
 
 def test_what_may_change(make_plan, run):
-    """Neither where things are nor the value that a searched option has in the recipe matters."""
+    """Neither directories nor the recipe's value of a searched option matter."""
     run(make_plan(trials=1))
     outcomes, _ = run(make_plan(trials=2, momentum=0.123, keep_checkpoints=1))
     assert len(outcomes) == 2
@@ -424,12 +424,12 @@ def test_a_directory_that_cannot_be_made(make_plan, run, tmp_path):
         run(make_plan())
 
 
-def test_one_evaluation_is_noted(make_plan, run, capsys):
+def test_a_single_evaluation_is_reported(make_plan, run, capsys):
     run(make_plan(trials=1, eval_every="5 epochs"))
     assert "note: eval_every is the whole run" in capsys.readouterr().err
 
 
-def test_progress_is_told(make_plan, run, capsys):
+def test_progress_is_shown(make_plan, run, capsys):
     outcomes, _ = run(make_plan(trials=3))
     text = capsys.readouterr().err
     for outcome in outcomes:

@@ -26,7 +26,7 @@ def lower(device="TPU", **options):
 
 @pytest.fixture(scope="session")
 def lowered():
-    """lowered(**options): each once, unless code is changed in between: then ``lower``."""
+    """lowered(**options) caches steps; tests that patch code use ``lower`` instead."""
     return functools.lru_cache(maxsize=None)(lower)
 
 

@@ -1,4 +1,4 @@
-"""What is said of the types in a step, right and wrong."""
+"""Checks of a step's types, correct and wrong ones."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is said of the sums in a step: those of recipes are right, planted mistakes are found."""
+"""Checks of a step's all-reduces: recipes pass, planted errors are found."""
 
 import pytest
 import tensorflow as tf

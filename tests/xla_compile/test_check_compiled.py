@@ -1,4 +1,4 @@
-"""What is said of the step that XLA has made for GPUs, by made-up modules."""
+"""Checks of compiled steps, with fake modules."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def wrong(*instructions, **options):
     return {name: own.wrong for name, own in found.items() if own.wrong}
 
 
-def test_a_good_one():
+def test_a_correct_step():
     found = checks(*GOOD)
     assert not any(own.wrong for own in found.values())
     assert {name: own.found for name, own in found.items()} == {
@@ -86,7 +86,7 @@ def test_gpus_without_bfloat16_say_what_to_use(gpu, precision):
     assert "use --precision" not in told["convolutions"]
 
 
-def test_float32_where_it_is_asked_for():
+def test_requested_float32():
     found = (convolution("f32"), product("f32", "dense/MatMul"), *GOOD[3:])
     assert not wrong(*found, precision="float32")
 
@@ -158,7 +158,7 @@ def test_a_single_replica():
     assert (found.found, found.wrong) == ("none", "")
 
 
-def test_what_is_computed_twice():
+def test_recomputed_operations():
     assert computed_twice(module(*GOOD)) == 0
     again = Instruction("fusion.3.remat2", "fusion", (), ())
     assert computed_twice(module(*GOOD, again)) == 1

@@ -1,4 +1,4 @@
-"""How a step's outcome is compared; what runs it is in test_compiled_steps."""
+"""The comparison with one device; test_compiled_steps.py runs the steps."""
 
 import types
 
@@ -68,7 +68,7 @@ class Variable:
         ("mixed_bfloat16", "float32", 0.5, True),
     ],
 )
-def test_what_rounding_explains(precision, dtype, share, wrong):
+def test_differences_explained_by_rounding(precision, dtype, share, wrong):
     config = Config(precision=precision, all_reduce_dtype=dtype)
     step = types.SimpleNamespace(arguments=("images", Variable("a"), Variable("b"), Variable("c")))
     reference = Reference({}, {"a": "weights", "b": "weights", "c": "optimizer"})
@@ -103,7 +103,7 @@ def test_rounding_of_weights_that_move_little():
 
 
 @pytest.mark.parametrize("way", [0.0, 1e-12, 9e-11])
-def test_weights_that_do_not_move_are_no_comparison(way):
+def test_constant_weights_cannot_be_compared(way):
     # Replicas that do not move either would else be as right as can be.
     step = types.SimpleNamespace(arguments=(Variable("a"), Variable("b")))
     reference = Reference({}, {"a": "weights", "b": "metrics"})
@@ -123,7 +123,7 @@ def test_weights_that_do_not_move_are_no_comparison(way):
         ({}, 2048, "run_on_cpu supports up to 64 replicas, not 2,048: use a smaller topology"),
     ],
 )
-def test_what_one_device_cannot_do_alike(options, replicas, message):
+def test_options_that_one_device_cannot_reproduce(options, replicas, message):
     config = SMALL.replace(**options)
     with pytest.raises(UserError, match=message):
         require_comparable(config, build_model(config), replicas)

@@ -1,4 +1,4 @@
-"""What is printed and written of a step, good and bad."""
+"""Reports of correct and wrong steps."""
 
 import dataclasses
 import json
@@ -173,7 +173,7 @@ def test_what_does_not_fit():
     )
 
 
-def test_what_no_accumulation_helps():
+def test_no_accumulation_steps_fit():
     tries = (Trial(1, 90 * GIB, 0), Trial(128, None, 0, "1 image has no statistics"))
     found = dataclasses.replace(TOO_LARGE, accumulations=tries)
     assert found.failure.endswith("no --accumulation_steps makes it fit: use a smaller batch_size")

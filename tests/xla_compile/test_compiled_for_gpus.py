@@ -1,4 +1,4 @@
-"""Steps that XLA compiles for GPUs that are not there: ``tools/test.sh compile``."""
+"""Steps compiled by XLA for GPUs that are not present: ``tools/test.sh compile``."""
 
 import importlib.util
 import json

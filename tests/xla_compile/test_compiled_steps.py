@@ -1,4 +1,4 @@
-"""Steps that libtpu compiles, and that virtual processors run: ``tools/test.sh compile``.
+"""Steps compiled by libtpu, and run on virtual CPUs: ``tools/test.sh compile``.
 
 In processes of their own, the compiler and a command each time.
 """

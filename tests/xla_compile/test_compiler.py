@@ -1,4 +1,4 @@
-"""The compiler's side that needs no compiler."""
+"""The compiler's client, with a fake worker."""
 
 import importlib.metadata
 import json
@@ -23,7 +23,7 @@ CORES = tuple((x, y, 0, core) for y in range(2) for x in range(2) for core in ra
 
 
 class Worker:
-    """Answers as it is told to."""
+    """A fake worker with given answers."""
 
     def __init__(self, answer):
         self.answer, self.asked = answer, []
@@ -145,7 +145,7 @@ def test_refusals(tmp_path, error, told):
 
 @pytest.fixture
 def without(monkeypatch):
-    """without(name): as if all packages were installed but that one."""
+    """without(name) pretends that all packages but one are installed."""
 
     def hide(hidden):
         def version(name):

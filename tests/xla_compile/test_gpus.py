@@ -1,4 +1,4 @@
-"""The GPUs to compile for, and the names that are refused."""
+"""The GPUs to compile for, and invalid topologies."""
 
 import re
 

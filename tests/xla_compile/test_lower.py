@@ -1,4 +1,4 @@
-"""The step that is lowered is the one that trains, or one knows why it cannot be."""
+"""Lowering: the step is the one that trains, and errors name their cause."""
 
 import pytest
 import tensorflow as tf

@@ -1,4 +1,4 @@
-"""What is read from the modules that TensorFlow makes."""
+"""Parsing of TensorFlow's HLO modules."""
 
 import pytest
 import tensorflow as tf

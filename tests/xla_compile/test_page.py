@@ -1,4 +1,4 @@
-"""The tables of docs/compile.md are what the logs in benchmarks/compile say."""
+"""The tables of docs/compile.md match the logs in benchmarks/compile."""
 
 import json
 import pathlib
@@ -21,7 +21,7 @@ def read(name):
 
 
 def checks(values, name):
-    """Returns what was found of a kind in the lowered step, and in the compiled one."""
+    """Returns the results of a check in the lowered and in the compiled step."""
     return [
         next((own["found"] for own in values[part] if own["name"] in (name, OLDER.get(name))), "")
         for part in ("checks", "compiled")

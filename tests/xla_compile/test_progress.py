@@ -1,4 +1,4 @@
-"""What is seen while something takes long."""
+"""Progress messages."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""How a recipe's variants are compiled until one fits, with a made-up compiler."""
+"""The search for a variant that fits, with a fake compiler."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ EMPTY = Module((), (), (), {})
 
 
 class Compiler:
-    """Needs 1/16 GiB an image of a micro-batch, and 1 GiB besides; refuses what it is told to."""
+    """A fake that needs 1 GiB and 1/16 GiB per image of a micro-batch, and rejects given sizes."""
 
     def __init__(self, refuses=()):
         self.refuses, self.compiled = refuses, []
@@ -41,7 +41,7 @@ def lower(config, step_of=None):
 
 @pytest.fixture
 def made(monkeypatch):
-    """made(compiler, **options): the recipe, whose steps are lowered by nobody."""
+    """made(compiler, **options): the recipe with fake lowering."""
     monkeypatch.setattr(recipe, "check_types", lambda *_: [])
     monkeypatch.setattr(recipe, "check_all_reduces", lambda *_: [])
 

@@ -1,4 +1,4 @@
-"""The search for the largest size that fits: right, and with few compilations."""
+"""The search for the largest size that fits, with few compilations."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from imagenet_fast.xla_compile.search import batch_sizes, divisors, largest_that
 
 
 class Memory:
-    """Bytes by size, as a made-up compiler has them; counts what it is asked."""
+    """A fake compiler's bytes by size; counts the compilations."""
 
     def __init__(self, of):
         self.of, self.asked = of, []

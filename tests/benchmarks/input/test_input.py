@@ -35,7 +35,7 @@ def config(digits):
 
 @pytest.fixture
 def environment(tmp_path):
-    """Makes a directory whose bin/python runs a text: environment(text)."""
+    """environment(text) creates a directory whose bin/python runs a Python program."""
 
     def make(text):
         (tmp_path / "bin").mkdir()
@@ -53,7 +53,7 @@ def first(dataset):
 
 
 def test_jobs_of_the_peers(config, environment):
-    """Each gets the same images and batches, as shards or as files in a folder for each class."""
+    """All get the same images and batches, as shards or as files in one folder per class."""
     told = """
 import json, os, pathlib, sys
 os.setpgid(0, 0)
@@ -82,7 +82,7 @@ sys.stdin.readline()
     assert not pathlib.Path(jobs["pytorch"]["directory"]).exists()
 
 
-def test_an_environment_that_is_none(config, tmp_path):
+def test_a_missing_environment(config, tmp_path):
     wanted = {"model_garden": str(tmp_path)}
     with (
         pytest.raises(UserError, match=r"Model Garden failed under .*input_peers.sh DIRECTORY mod"),
@@ -106,8 +106,8 @@ def test_own_and_plain_in_processes(config):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_peers_themselves(config, tmp_path):
-    """In the environments that the tool makes; pip gets their packages, or this fails."""
+def test_real_peers(config, tmp_path):
+    """In environments made by the tool, which needs pip's packages."""
     names = ("model_garden", "simplejpeg")
     made = subprocess.run(
         [ROOT / "tools" / "input_peers.sh", tmp_path, *names],
@@ -166,7 +166,7 @@ def test_each_variant_returns_the_same_batches(config, training_batch, enabled):
 
 @pytest.fixture(scope="module")
 def stages(config):
-    """The first batch of each stage, by its name."""
+    """The first batch of each stage, by name."""
     return {name: first(stage) for name, stage in make_stages(config).items()}
 
 
@@ -188,7 +188,7 @@ def test_resizing_comes_before_augmentation(config, stages):
 
 
 def test_bounds(config):
-    """They decode the windows that training does, or whole images, again and again."""
+    """They repeatedly decode training's crops, or whole images."""
     bounds = make_bounds(config, 2)
     drawn = list(make_stages(config)["draw crops"].take(2))
     fused, whole = (list(bounds[name].take(4)) for name in bounds)
@@ -214,7 +214,7 @@ def test_parts(config, part, names):
 
 
 def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
-    """After those that do not count."""
+    """After untimed batches."""
     taken = []
 
     def batches():
@@ -313,7 +313,7 @@ def test_files(tmp_path):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Has the parts answer at once, and returns what they were asked for."""
+    """Replaces the benchmark, and returns its calls."""
     asked = []
 
     class Answers:

@@ -13,7 +13,7 @@ JOB = ([[3, 4], [4]], [True, False], {"learning_rate": 0.1})
 
 @pytest.fixture
 def environment(tmp_path):
-    """Makes a directory whose bin/python is a shell script: environment(text)."""
+    """environment(text) creates a directory whose bin/python is a shell script."""
 
     def make(text):
         (tmp_path / "bin").mkdir()
@@ -30,7 +30,7 @@ def alive(process):
 
 
 def test_answers(environment):
-    """Each update waits for the answer of the process, which ends with the context."""
+    """Each update waits for the process, which ends with the context."""
     directory = environment(
         'read job; echo \'{"tensorflow": "1.2"}\'\n'
         "read go; sleep 0.3; echo '[0.25, 0.5]'\n"
@@ -68,7 +68,7 @@ def test_an_environment_without_model_garden(environment):
 @pytest.mark.slow
 @pytest.mark.long
 def test_model_garden_itself(model_garden):
-    """In the environment that the tool makes."""
+    """In an environment made by the tool."""
     directory = str(model_garden)
     comparison = compare_optimizers("resnet8", warmup=1, repeats=2, model_garden=directory)
     assert comparison.names[-1] == "Model Garden LARS"

@@ -9,7 +9,7 @@ from imagenet_fast.optimizers import LARS, SGD, Role, variable_roles
 
 
 def test_all_optimizers_update_all_variables(monkeypatch):
-    """With a small network in the place of the large one."""
+    """With a small network in place of the large one."""
     updaters = {}
     make_updater = optimizer._updater
 
@@ -63,5 +63,7 @@ def test_no_such_model():
 
 
 def test_no_such_environment(tmp_path):
-    with pytest.raises(UserError, match=r"bin/python: No such file or directory; tools/model_garden\.sh"):
+    with pytest.raises(
+        UserError, match=r"bin/python: No such file or directory; tools/model_garden\.sh"
+    ):
         optimizer.compare_optimizers("resnet8", warmup=1, repeats=1, model_garden=str(tmp_path))

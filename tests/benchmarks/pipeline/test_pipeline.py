@@ -23,7 +23,7 @@ SMALL = Network("convolutions", blocks=4, channels=4, image_size=8)
 # --- Emulated devices
 
 
-def test_an_emulated_block_is_a_product():
+def test_an_emulated_block_multiplies_by_its_weight():
     block = EmulatedBlock(0, 1e-6)
     inputs = tf.constant(np.random.default_rng(0).normal(size=(5, 3)).astype("float32"))
     upstream = tf.constant(np.random.default_rng(1).normal(size=(5, 3)).astype("float32"))
@@ -54,7 +54,7 @@ def test_blocks_of_a_device_wait_for_each_other():
     assert 0.3 <= together < alone
 
 
-def test_what_emulated_devices_should_take():
+def test_simulated_step_times():
     one = simulated(Case(64, 1, 4), forward=2.0)
     assert one.seconds == pytest.approx(2 + 4)  # the last stage computes nothing twice
     two = simulated(Case(64, 2, 4, "never"), forward=2.0)

@@ -21,7 +21,7 @@ COUNTS = {"images": 7, "calls": 2, "threads": 1, "warmup": 1, "repeats": 2}
 
 @pytest.fixture(scope="module")
 def config(digits, tmp_path_factory):
-    """A run whose network has learnt nothing, but is not undecided."""
+    """A run with an untrained network whose predictions are confident."""
     config = Config(
         data_dir=digits,
         model_dir=str(tmp_path_factory.mktemp("serving") / "run"),
@@ -42,7 +42,7 @@ def config(digits, tmp_path_factory):
 
 @pytest.fixture
 def part():
-    """Numbers that are easy to tell apart."""
+    """Distinct numbers."""
     times = (Times((0.2, 0.4, 0.8), (0.2, 0.4, 0.8)), Times((0.1, 0.1, 0.1), (0.3, 0.3, 0.3)))
     return ServingResult(
         batch_size=4,
@@ -123,7 +123,7 @@ def test_images_come_in_batches(tmp_path):
 
 
 def test_a_runtime_that_is_not_installed(config, tmp_path):
-    """The message says what to install."""
+    """The message names the command that installs it."""
     job = {"runtime": "none", "path": "", "images": "", "count": 1, "batch_size": 1, "threads": 1}
     message = r"TFLite, pixels failed under .*pip install -e '\.\[serving\]'"
     with (

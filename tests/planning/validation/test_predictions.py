@@ -26,7 +26,7 @@ def rows_of(stack):
 
 
 def test_the_data():
-    """Constants have rows that they are fitted to, and more to be tested on."""
+    """Each constant has rows that it is fitted to, and others that test it."""
     assert len({own.name for own in ROWS}) == len(ROWS)
     for stack, own in STACKS.items():
         fits = [row for row in rows_of(stack) if row.fits]
@@ -37,7 +37,7 @@ def test_the_data():
 
 
 def test_resnet9_is_predicted():
-    """To the seconds of Page's runs with the constant of their baseline."""
+    """Page's other runs, with the constant fitted to their baseline."""
     stack = "PyTorch, V100, ResNet-9"
     found = validate(rows_of(stack))
     assert [own.row.name for own in found.predictions if own.row.fits] == ["ResNet-9, baseline"]
@@ -50,7 +50,7 @@ def test_resnet9_is_predicted():
 
 @pytest.mark.long
 def test_a_pod_is_predicted():
-    """Ying et al.'s million images a second, from constants of another benchmark."""
+    """Ying et al.'s million images/s, with constants fitted to another benchmark."""
     rows = [own for own in ROWS if own.source.startswith("Ying et al.")]
     (pod,) = validate(rows).predictions
     assert pod.value > 1e6
@@ -58,7 +58,7 @@ def test_a_pod_is_predicted():
 
 
 def test_published_results_are_of_this_model():
-    """The committed results have all rows and the present constants."""
+    """The committed results have all rows and the current constants."""
     results = json.loads(RESULTS.read_text())
     assert [own["name"] for own in results["rows"]] == [own.name for own in ROWS]
     assert [own["published"] for own in results["rows"]] == [own.value for own in ROWS]
@@ -82,8 +82,8 @@ def test_published_segments_of_alexnet():
     assert "published after 20, " in str(cut)
 
 
-def test_less_done_for_sums():
-    """Without fusion each of 26 sums waits for its own latency, and flat ring for 2,046."""
+def test_scaling_without_optimizations():
+    """Without fusion, each of 26 all-reduces has its own latency, in a flat ring of 2,046 steps."""
     (row,) = (own for own in ROWS if own.name.startswith("AlexNet"))
     alone = dataclasses.replace(row.run, chips=1, batch=row.run.batch // 1024)
     scaled = dataclasses.replace(row, unit="scaling", value=0.9, to=alone)
@@ -120,6 +120,6 @@ def test_table_and_files():
 
 
 def test_lingvo_s_partition():
-    """Stage min(int(K * share of the work so far), K - 1)."""
+    """Stage min(int(K * fraction of the work so far), K - 1)."""
     blocks = [BlockCost(f"{i}", w, 0.0, *[0] * 8) for i, w in enumerate((1, 1, 1, 1, 4, 8))]
     assert by_cumulative_work(blocks, 4) == [3, 1, 1, 1]

@@ -47,7 +47,7 @@ def test_each_trick_is_one_step_and_can_be_taken_away():
 
 
 def test_fewer_epochs_are_of_the_recipes():
-    """And what two experiments show is trained once."""
+    """Settings of two experiments are trained once."""
     prints = {own.fingerprint for own in experiments.fewer_epochs(8).settings}
     whole, *others = experiments.ablation().settings
     (unfrozen,) = (own for own in others if own.method == experiments.FROZEN)
@@ -72,7 +72,7 @@ def test_rates_of_the_steps_are_those_published():
         assert by_name[name].knots == rates
 
 
-def test_what_tables_show_is_timed_once():
+def test_each_configuration_is_timed_once():
     timed = list(experiments.timed().values())
     assert len(set(timed)) == len(timed)
     shown = [setting.config for setting in experiments.ladder().settings]
@@ -83,7 +83,7 @@ def test_what_tables_show_is_timed_once():
     assert set(shown) == set(timed)
 
 
-def test_page_is_what_the_log_says():
+def test_page_matches_the_log():
     text = (ROOT / "docs" / report.PAGE).read_text()
     times = report.read_step_times(FOLDER)
     assert report.filled_page(text, RECORDS, times) == text

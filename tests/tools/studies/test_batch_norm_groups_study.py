@@ -19,7 +19,7 @@ def test_each_setting_has_been_run_with_three_seeds():
     assert set(RECORDS) == expected
 
 
-def test_page_is_what_the_log_says():
+def test_page_matches_the_log():
     text = (ROOT / "docs" / report.PAGE).read_text()
     assert report.filled_page(text, RECORDS) == text
     assert report.filled_page(text, {}) != text

@@ -1,4 +1,4 @@
-"""The study of the cheaper ways to decode JPEGs."""
+"""The JPEG-decoding study."""
 
 import dataclasses
 import importlib
@@ -34,7 +34,7 @@ def idx(path, values):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """What the command makes of 130 and 20 images like Fashion-MNIST's."""
+    """The command's output for 130 and 20 images like Fashion-MNIST's."""
     folder = tmp_path_factory.mktemp("idx")
     random = np.random.default_rng(0)
     for name, count in (("train", 130), ("t10k", 20)):
@@ -80,7 +80,7 @@ def test_a_picture_is_in_one_of_brightness_and_colour():
 
 
 def test_all_colours_are_within_rgb():
-    """What were cut off there would be brightness, or lost."""
+    """Clipped colours would change the brightness, or be lost."""
     for value in (0, 255):
         encoded = jpegs.encode(np.full((16, 16), value, np.uint8), jpegs.COLOUR)
         pixel = Image.open(io.BytesIO(encoded)).convert("RGB").getpixel((8, 8))
@@ -144,7 +144,7 @@ def test_a_run_takes_the_set_of_its_kind(made):
 # --- The page
 
 
-def test_page_is_what_the_log_says():
+def test_page_matches_the_log():
     records = log.read(ROOT / "benchmarks" / "jpeg_decoding" / "runs.jsonl")
     text = (ROOT / "docs" / report.PAGE).read_text()
     assert report.filled_page(text, records) == text

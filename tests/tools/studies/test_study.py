@@ -1,4 +1,4 @@
-"""What studies share, and the study of large batches."""
+"""The common parts of studies, and the large-batch study."""
 
 import importlib
 import json
@@ -42,7 +42,7 @@ def test_fingerprint_is_of_the_training():
     assert len({other.fingerprint for other in [one, *others]}) == 4
 
 
-def test_log_goes_on_after_a_cut_off_line(tmp_path):
+def test_log_continues_after_an_incomplete_line(tmp_path):
     path = tmp_path / "runs.jsonl"
     log.append(path, setting(), 0, {"error": 0.5})
     with path.open("a") as file:
@@ -63,7 +63,7 @@ def test_log_of_something_else(tmp_path):
 
 
 def test_missing_runs(tmp_path):
-    """The same training in two experiments is one run; what is in the log is none."""
+    """The same training in two experiments is one run; runs in the log are not repeated."""
     first = settings.Experiment("one", (setting(), setting(momentum=0.8)))
     second = settings.Experiment("two", (setting("b"), setting(momentum=0.7)))
     path = tmp_path / "runs.jsonl"
@@ -117,7 +117,7 @@ def test_fill():
         page.fill(text, {"b": ""})
 
 
-def test_page_is_what_the_log_says():
+def test_page_matches_the_log():
     records = log.read(ROOT / "benchmarks" / "large_batch" / "runs.jsonl")
     text = (ROOT / "docs" / report.PAGE).read_text()
     assert report.filled_page(text, records) == text
