@@ -18,6 +18,7 @@ from imagenet_fast.benchmarks.timing import Comparison, Spread, time_interleaved
 from imagenet_fast.config import Config
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import share_of
 from imagenet_fast.data.pipeline import make_dataset, thread_count
 from imagenet_fast.data.prepare import prepare
@@ -120,7 +121,7 @@ def keras_model(config: Config, labels: Sequence[str]) -> keras.Model:
 
 
 def keras_dataset(
-    images: np.ndarray, labels: np.ndarray, classes: int, config: Config
+    images: np.ndarray, labels: np.ndarray, classes: int, options: DataOptions
 ) -> tf.data.Dataset:
     """Returns an infinite dataset of cropped and flipped batches, built as in Keras' guides.
 
@@ -128,13 +129,13 @@ def keras_dataset(
       images: uint8 [images, size, size, 3].
       labels: int [images].
       classes: their number.
-      config: gives the crop padding and the batch size.
+      options: gives the crop padding and the batch size.
 
     Returns:
       uint8 [batch, size, size, 3], and float32 [batch, classes] for a loss with smoothed labels.
     """
-    padding = config.crop_padding
-    mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[config.crop_border]
+    padding = options.crop_padding
+    mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[options.crop_border]
 
     def change(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         padded = tf.pad(image, [[padding, padding], [padding, padding], [0, 0]], mode)
@@ -146,7 +147,7 @@ def keras_dataset(
         .shuffle(len(images))
         .repeat()
         .map(change, num_parallel_calls=tf.data.AUTOTUNE)
-        .batch(config.batch_size, drop_remainder=True)
+        .batch(options.batch_size, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )
 
@@ -178,18 +179,20 @@ def network_gradients(
     return lambda: gradients(images, labels)
 
 
-def write_random_images(directory: str | os.PathLike[str], count: int, config: Config) -> None:
+def write_random_images(
+    directory: str | os.PathLike[str], count: int, options: DataOptions
+) -> None:
     """Prepares a data set of random images, the same ones each time.
 
     Args:
       directory: where to write.
       count: training images; there are 4 validation images.
-      config: gives the image size.
+      options: gives the image size.
     """
     random = np.random.default_rng(0)
     arrays = {}
     for split, images in (("train", count), ("validation", 4)):
-        shape = (images, config.image_size, config.image_size, 3)
+        shape = (images, options.image_size, options.image_size, 3)
         arrays[split] = (
             random.integers(0, 256, shape, np.uint8),
             random.integers(0, _RANDOM_CLASSES, images),

@@ -10,6 +10,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError, choices_hint
 from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved, timed
 from imagenet_fast.config import Config
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.pipeline import make_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.layers import PixelNormalization
@@ -131,10 +132,10 @@ def _require_peer(model: str) -> None:
         )
 
 
-def _batch(config: Config) -> tuple[tf.Tensor, tf.Tensor]:
+def _batch(options: InputOptions) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns uint8 [batch, height, width, 3] images and int32 [batch] labels."""
-    batch = next(iter(make_dataset(config, "train")))
-    images, labels, _ = make_strategy(config).experimental_local_results(batch)[0]
+    batch = next(iter(make_dataset(options, "train")))
+    images, labels, _ = make_strategy(options).experimental_local_results(batch)[0]
     return images, labels
 
 

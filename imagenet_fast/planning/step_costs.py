@@ -24,6 +24,7 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers.by_name import OWN, make_optimizer
+from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
@@ -81,24 +82,24 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
     )
 
 
-def slots_of(config: Config) -> float:
+def slots_of(options: OptimizerOptions) -> float:
     """Returns the number of optimizer slots and weight averages per trainable value.
 
     Raises:
       UserError: if there is no such optimizer.
     """
-    if config.optimizer in OWN:
-        optimizer = OWN[config.optimizer](momentum=config.momentum)
+    if options.optimizer in OWN:
+        optimizer = OWN[options.optimizer](momentum=options.momentum)
     else:
         optimizer = make_optimizer(
-            config.optimizer,
+            options.optimizer,
             0.1,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
+            momentum=options.momentum,
+            weight_decay=options.weight_decay,
             undecayed=[],
             clip_norm=None,
         )
-    return values_kept(optimizer) + bool(config.ema_decay) + bool(config.lookahead_every)
+    return values_kept(optimizer) + bool(options.ema_decay) + bool(options.lookahead_every)
 
 
 class Block(NamedTuple):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.layers.dropout import Dropout
 from imagenet_fast.training.build import build_model
@@ -97,11 +98,11 @@ class Batches:
     labels: np.ndarray
 
     @classmethod
-    def random(cls, config: Config, replicas: int, steps: int, classes: int) -> Batches:
-        """Returns batches that are a function of ``config.seed``."""
-        random = np.random.default_rng(config.seed)
-        shape = (steps, replicas, config.batch_size // replicas)
-        size = (config.image_size, config.image_size, 3)
+    def random(cls, options: DataOptions, replicas: int, steps: int, classes: int) -> Batches:
+        """Returns batches that are a function of ``options.seed``."""
+        random = np.random.default_rng(options.seed)
+        shape = (steps, replicas, options.batch_size // replicas)
+        size = (options.image_size, options.image_size, 3)
         return cls(
             random.integers(0, 256, (*shape, *size), np.uint8),
             random.integers(0, classes, shape, np.int32),

@@ -26,7 +26,11 @@ def make_report(results: Sequence[Result], replicas: int, group: int) -> Report:
     lines = [f"{replicas} replicas; groups of {group}; n = {len(results[0].times.seconds)}"]
     for case in dict.fromkeys(result.case for result in results):
         same_case = [result for result in results if result.case == case]
-        lines += ["", f"{case.name}: {case.bytes / 1e6:.4g} MB in {len(case.shapes)} tensors"]
+        lines += [
+            "",
+            f"{case.name}: {case.bytes / 1e6:.4g} MB in "
+            f"{len(case.shapes)} tensor{'s' * (len(case.shapes) > 1)}",
+        ]
         lines += aligned(
             [_HEAD, *(_cells(result, same_case, replicas, group) for result in same_case)]
         )

@@ -132,7 +132,7 @@ def test_an_unknown_peer_of_the_tool(tmp_path):
         [tool, tmp_path, "mxnet"], capture_output=True, text=True, check=False
     )
     assert finished.returncode == 1
-    assert "there is no mxnet; the names are" in finished.stderr
+    assert "unknown pipeline mxnet: must be model_garden" in finished.stderr
 
 
 # --- Pipelines of this process ----------------------------------------------------------------
@@ -165,9 +165,14 @@ def test_each_variant_returns_the_same_batches(config, training_batch, enabled):
 
 
 @pytest.fixture(scope="module")
-def stages(config):
+def stage_datasets(config):
+    return make_stages(config)
+
+
+@pytest.fixture(scope="module")
+def stages(stage_datasets):
     """The first batch of each stage, by name."""
-    return {name: first(stage) for name, stage in make_stages(config).items()}
+    return {name: first(stage) for name, stage in stage_datasets.items()}
 
 
 def test_stages(stages):
@@ -187,10 +192,10 @@ def test_resizing_comes_before_augmentation(config, stages):
     assert (stages["resize"].numpy() != stages["augment"].numpy()).any()
 
 
-def test_bounds(config):
+def test_bounds(config, stage_datasets):
     """They repeatedly decode training's crops, or whole images."""
     bounds = make_bounds(config, 2)
-    drawn = list(make_stages(config)["draw crops"].take(2))
+    drawn = list(stage_datasets["draw crops"].take(2))
     fused, whole = (list(bounds[name].take(4)) for name in bounds)
     for index, batch in enumerate(fused):
         windows = drawn[index % 2][2].numpy()

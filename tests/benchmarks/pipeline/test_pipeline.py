@@ -17,7 +17,7 @@ from imagenet_fast.benchmarks.pipeline.emulated_device import EmulatedBlock
 from imagenet_fast.benchmarks.pipeline.report import make_report
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 
-SMALL = Network("convolutions", blocks=4, channels=4, image_size=8)
+SMALL = Network("convolutions", blocks=2, channels=4, image_size=8)
 
 
 # --- Emulated devices
@@ -56,7 +56,7 @@ def test_blocks_of_a_device_wait_for_each_other():
 
 def test_simulated_step_times():
     one = simulated(Case(64, 1, 4), forward=2.0)
-    assert one.seconds == pytest.approx(2 + 4)  # the last stage computes nothing twice
+    assert one.seconds == pytest.approx(2 + 4)  # the last stage recomputes nothing
     two = simulated(Case(64, 2, 4, "never"), forward=2.0)
     assert two.seconds == pytest.approx(6 / 2 * (4 + 1) / 4)
 

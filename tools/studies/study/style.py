@@ -38,7 +38,7 @@ def plot_errors(axes: Axes, outcomes: Mapping[float, Outcome], label: str, color
       label: in the legend.
       color: of the line.
     """
-    shown = {place: outcome for place, outcome in sorted(outcomes.items()) if outcome.errors}
+    shown = {place: outcome for place, outcome in outcomes.items() if outcome.errors}
     axes.errorbar(
         list(shown),
         [100 * outcome.mean for outcome in shown.values()],
