@@ -28,24 +28,29 @@ _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
 
 
 @functools.cache
-def load_ops(source: pathlib.Path) -> ModuleType:
+def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
     """Returns a module with the ops that a C++ file registers, named in snake case.
+
+    Args:
+      source: of the ops.
+      others: C++ files and headers that the ops need, in the same folder.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded; the message gives the reason.
     """
     try:
-        return tf.load_op_library(str(_build(source)))
+        return tf.load_op_library(str(_build(source, *others)))
     except tf.errors.OpError as error:
         raise OSError(f"TensorFlow cannot load the compiled op: {error}") from error
 
 
-def _build(source: pathlib.Path) -> pathlib.Path:
+def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
     """Returns the path of a file's library in the cache, compiling it if it is not there."""
+    files = (_HEADER, source, *others)
     flags = [*_FLAGS, *tf.sysconfig.get_link_flags()]
     # The name depends on the platform because machines may share a home directory.
     platform_id = [platform.machine(), platform.system(), tf.__version__, *flags]
-    text = "\n".join(platform_id).encode() + _HEADER.read_bytes() + source.read_bytes()
+    text = b"".join(("\n".join(platform_id).encode(), *(file.read_bytes() for file in files)))
     digest = hashlib.sha256(text).hexdigest()[:16]
     cache = to_local_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "XDG_CACHE_HOME")
     library = cache / "imagenet_fast" / f"{source.stem}-{digest}.so"
@@ -57,8 +62,9 @@ def _build(source: pathlib.Path) -> pathlib.Path:
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         output = pathlib.Path(directory, library.name)
         folders = ["-I", tf.sysconfig.get_include(), "-I", str(_HEADER.parent)]
+        units = [str(file) for file in files if file.suffix == ".cc"]
         done = subprocess.run(
-            [*compiler, *folders, str(source), "-o", str(output), *flags],
+            [*compiler, *folders, *units, "-o", str(output), *flags],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

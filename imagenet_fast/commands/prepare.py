@@ -93,6 +93,12 @@ def main(arguments: list[str]) -> int:
         "what becomes of EXIF orientation: ignore, the pixels stay as they are stored, or apply, "
         "those of images that are not upright are turned",
     )
+    flags.define(
+        "jpeg_index",
+        True,
+        "index baseline JPEGs, so that training decodes only the blocks around a crop; takes a C++ "
+        "compiler",
+    )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
@@ -104,13 +110,19 @@ def main(arguments: list[str]) -> int:
     )
     flags.define("seed", 0, "of the order of the images")
     flags.define("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.define(
+        "add_index",
+        False,
+        "add the index of each JPEG to the shards in data_dir, of an earlier version or another "
+        "converter, and do nothing else",
+    )
     flags.define("look", False, "write data.html for data_dir again, and nothing else")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
-    if flags["verify"] and flags["look"]:
-        raise UserError("verify and look: give one of both")
+    if sum(flags[name] for name in ("verify", "look", "add_index")) > 1:
+        raise UserError("verify, look and add_index: give one of them")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
     for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
@@ -125,6 +137,8 @@ def main(arguments: list[str]) -> int:
     import_tensorflow()
     if flags["verify"]:
         return _verify(directory)
+    if flags["add_index"]:
+        return _add_index(directory, flags["threads"] or None)
     return _look(directory) if flags["look"] else _prepare(flags, directory)
 
 
@@ -138,6 +152,14 @@ def _verify(directory: str) -> int:
         print(f"{directory} is damaged; problems: {len(problems)}", file=sys.stderr)
         return 2
     print(f"{directory} is whole: {_contents(read_manifest(directory))}")
+    return 0
+
+
+def _add_index(directory: str, threads: int | None) -> int:
+    from imagenet_fast.data.add_index import add_index
+
+    added = add_index(directory, threads)
+    print(f"{directory}: {added.indexed} JPEGs have an index, {added.unindexed} cannot have one")
     return 0
 
 
@@ -196,6 +218,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         max_side=flags["max_side"] or None,
         shorter_side=flags["shorter_side"] or None,
         exif=flags["exif"],
+        jpeg_index=flags["jpeg_index"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
     )
@@ -204,6 +227,11 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         _warn(["all images are of one class: a model has nothing to learn from them"])
     for kind, count in manifest.converted.items():
         print(f"converted {count} images: {kind}")
+    if manifest.unindexed:
+        print(
+            f"{manifest.unindexed} JPEGs cannot be indexed, such as progressive ones, and are "
+            "slower to decode"
+        )
     for skipped in manifest.skipped:
         print(f"left out {skipped.file}: {skipped.reason}")
     try:

@@ -17,9 +17,10 @@ from imagenet_fast.data import decode
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.crop_boxes import evaluation_crop_boxes, training_crop_boxes
-from imagenet_fast.data.examples import ENCODED, HEIGHT, LABEL, WIDTH
+from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, LABEL, WIDTH
 from imagenet_fast.data.headers import check_header, image_size
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.jpeg_index import cut_jpegs
 from imagenet_fast.data.options import DataOptions
 
 # The label of what fills a batch and does not count.
@@ -30,10 +31,11 @@ _FEATURES = {
     LABEL: tf.io.FixedLenFeature([], tf.int64),
     HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
+    JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value=""),
 }
 
-# What is to be done to each image of a batch: (encoded, label, box, changes).
-Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, Changes]
+# What is to be done to each image of a batch: (encoded, label, box, is_cut, changes).
+Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
 
 def training_batches(
@@ -46,7 +48,8 @@ def training_batches(
     """Returns the batches that are trained on.
 
     Args:
-      order: batches of records and of their identities, as ``order.training_order`` gives them.
+      order: batches of records and of their identities, as ``order.training_order`` gives them,
+        or of the indexes of JPEGs, too, as ``cache.records_from_memory`` does.
       info: of the data set.
       options: says what becomes of an image.
       threads: batches that are made at the same time.
@@ -63,6 +66,8 @@ def training_batches(
 def plan_training(
     records: tf.Tensor,
     identities: tf.Tensor,
+    indexes: tf.Tensor | None = None,
+    *,
     info: DatasetInfo,
     options: DataOptions,
     careful: bool = False,
@@ -72,6 +77,8 @@ def plan_training(
     Args:
       records: string [batch].
       identities: int64 [batch, 3].
+      indexes: of JPEGs whose records have none, string [batch], empty for others; None: there are
+        no more than the records have.
       info: of the data set.
       options: says what becomes of an image.
       careful: whether to look at the images themselves for their sizes.
@@ -79,7 +86,11 @@ def plan_training(
     examples, labels = parse_examples(records, info)
     sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
     boxes = training_crop_boxes(sizes, identities, options)
-    return examples[ENCODED], labels, boxes, draw_changes(identities, options)
+    if indexes is not None:
+        own = examples[JPEG_INDEX]
+        examples[JPEG_INDEX] = tf.where(tf.strings.length(own) > 0, own, indexes)
+    encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options)
+    return encoded, labels, boxes, is_cut, draw_changes(identities, options)
 
 
 def evaluation_batches(
@@ -102,19 +113,44 @@ def evaluation_batches(
             examples[ENCODED],
             fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
         )
-        return encoded, labels, evaluation_crop_boxes(sizes, options), {}
+        boxes = evaluation_crop_boxes(sizes, options)
+        encoded, boxes, is_cut = _cut(encoded, examples, boxes, options)
+        return encoded, labels, boxes, is_cut, {}
 
     return _batches(records, plan, options, threads, bad_images)
 
 
+def _cut(
+    encoded: tf.Tensor, examples: dict[str, tf.Tensor], boxes: tf.Tensor, options: DataOptions
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns images, boxes in them, and which of the images hold just the blocks around them."""
+    if not uses_jpeg_index(options):
+        return encoded, boxes, tf.zeros_like(boxes[:, 0], tf.bool)
+    return cut_jpegs(encoded, examples[JPEG_INDEX], boxes, decode.jpeg_ratios(boxes, options))
+
+
+def uses_jpeg_index(options: DataOptions) -> bool:
+    """Returns whether JPEGs that have an index are decoded with its help."""
+    return options.jpeg_index and options.resize_kernel == "native"
+
+
 def make_image(
-    encoded: tf.Tensor, box: tf.Tensor, changes: Changes, options: DataOptions
+    encoded: tf.Tensor,
+    box: tf.Tensor,
+    is_cut: tf.Tensor,
+    changes: Changes,
+    options: DataOptions,
 ) -> tf.Tensor:
     """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
     changes = dict(changes)
     # It costs next to nothing to flip while resizing, but a shift comes in between.
     flipped = None if "shift" in changes else changes.pop("flip", None)
-    return augment(decode.decode_crop_and_resize(encoded, box, options, flipped), changes, options)
+    if uses_jpeg_index(options):
+        decoded, inner_box = decode.decode_cut_or_crop(encoded, box, is_cut, options)
+        image = decode.resize(decoded, options, flipped, inner_box)
+    else:
+        image = decode.decode_crop_and_resize(encoded, box, options, flipped)
+    return augment(image, changes, options)
 
 
 def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -131,9 +167,9 @@ def _batches(
     bad_images: BadImages | None,
 ) -> tf.data.Dataset:
     def image(
-        encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, changes: Changes
+        encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return make_image(encoded, box, changes, options), label, tf.constant(1.0)
+        return make_image(encoded, box, is_cut, changes, options), label, tf.constant(1.0)
 
     def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))

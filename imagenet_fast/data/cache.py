@@ -23,8 +23,10 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, is_local, to_local_path, to_path
 from imagenet_fast.data.augment import Changes, augment, draw_changes
 from imagenet_fast.data.bad_images import BadImages
-from imagenet_fast.data.batches import evaluation_batches
+from imagenet_fast.data.batches import evaluation_batches, uses_jpeg_index
+from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_jpegs
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import Share, own_records
 from imagenet_fast.data.shards import read_shard
@@ -44,10 +46,18 @@ _PREPARATION = (
     "resize_kernel",
     "jpeg_dct",
     "jpeg_scaling",
+    "jpeg_index",
     "jpeg_upsampling",
     "max_pixels",
 )
 _DECODED_AT_ONCE = 256
+_INDEXED_AT_ONCE = 64
+_INDEXED = {
+    ENCODED: tf.io.FixedLenFeature([], tf.string),
+    JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value=""),
+    HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
+    WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
+}
 _COPIED_AT_ONCE = 16 * 2**20
 
 
@@ -56,16 +66,30 @@ def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data
     return tf.data.Dataset.range(start, start + count)
 
 
-def records_from_memory(order: tf.data.Dataset, share: Share, threads: int) -> tf.data.Dataset:
+def records_from_memory(
+    order: tf.data.Dataset, share: Share, options: DataOptions, threads: int
+) -> tf.data.Dataset:
     """Returns batches of records and identities, from batches of indices and identities.
 
     Args:
       order: of :func:`read_indices`.
       share: whose records to hold.
+      options: says whether to index JPEGs whose records have no index; a batch then has a third
+        part, their indexes, string [batch], empty for other records.
       threads: that read them.
     """
-    records = _records(share, _states(share), threads)
-    return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
+    states = _states(share)
+    records = _records(share, states, threads)
+    if not uses_jpeg_index(options):
+        return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
+    indexes = _indexes(share, states, threads)
+    return order.map(
+        lambda indices, identities: (
+            tf.gather(records, indices),
+            identities,
+            tf.gather(indexes, indices),
+        )
+    )
 
 
 def batches_from_memory(
@@ -126,6 +150,33 @@ def _records(share: Share, states: _States, threads: int) -> tf.Tensor:
     shards = shards.map(read_all, num_parallel_calls=threads, deterministic=True)
     with _announced(f"{share.examples} train records"):
         return shards.unbatch().batch(share.examples).get_single_element()
+
+
+@functools.lru_cache(maxsize=1)
+def _indexes(share: Share, states: _States, threads: int) -> tf.Tensor:
+    """Returns the indexes of JPEGs that :func:`_records` have none of, string [records]."""
+
+    def index(records: tf.Tensor) -> tf.Tensor:
+        examples = tf.io.parse_example(records, _INDEXED)
+        pixels = examples[HEIGHT] * examples[WIDTH]  # 0: it does not say
+        needs = (examples[JPEG_INDEX] == "") & ((pixels == 0) | (pixels >= LEAST_PIXELS))
+        return index_jpegs(tf.where(needs, examples[ENCODED], ""))
+
+    def index_one(record: tf.Tensor) -> tf.data.Dataset:
+        indexed = tf.data.Dataset.from_tensors(record[tf.newaxis]).map(index).ignore_errors()
+        return indexed.concatenate(tf.data.Dataset.from_tensors(tf.constant([""]))).take(1)
+
+    def index_batch(records: tf.Tensor) -> tf.data.Dataset:
+        indexed = tf.data.Dataset.from_tensors(records).map(index).ignore_errors()
+        # Where a record is no example, all of the batch fail.
+        one_by_one = tf.data.Dataset.from_tensor_slices(records).flat_map(index_one).unbatch()
+        return indexed.concatenate(one_by_one.batch(_INDEXED_AT_ONCE)).take(1)
+
+    batches = tf.data.Dataset.from_tensor_slices(_records(share, states, threads))
+    indexes = batches.batch(_INDEXED_AT_ONCE).interleave(
+        index_batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+    )
+    return indexes.unbatch().batch(share.examples).get_single_element()
 
 
 def images_of(

@@ -20,6 +20,7 @@ WIDTH = "image/width"
 CHANNELS = "image/channels"
 COLORSPACE = "image/colorspace"
 FILENAME = "image/filename"
+JPEG_INDEX = "image/jpeg_index"
 
 
 def encode_example(
@@ -32,6 +33,7 @@ def encode_example(
     width: int,
     channels: int,
     synset: str | None = None,
+    jpeg_index: bytes = b"",
 ) -> bytes:
     """Returns a serialized ``tf.train.Example`` of one image.
 
@@ -44,6 +46,8 @@ def encode_example(
       width: In pixels.
       channels: 1 (grey) or 3 (RGB).
       synset: The class's WordNet id; the field is left out when None.
+      jpeg_index: The JPEG's index, as ``jpeg_index.index_jpegs`` makes it; the field is left out
+        when empty.
 
     Returns:
       The same bytes for the same arguments, in every process.
@@ -70,6 +74,8 @@ def encode_example(
     for name, string in strings.items():
         fields[name].bytes_list.value.append(string.encode())
     fields[ENCODED].bytes_list.value.append(encoded)
+    if jpeg_index:
+        fields[JPEG_INDEX].bytes_list.value.append(jpeg_index)
     # Deterministic: the order of a protobuf map is otherwise a matter of hashing.
     return example.SerializeToString(deterministic=True)
 

@@ -95,6 +95,8 @@ class Manifest:
         shards.
       converted: Number of images that were re-encoded, by what they were.
       skipped: The images that were left out.
+      unindexed: Number of JPEGs without an index in spite of their size, because they are
+        progressive, for example.
       warnings: What looked odd about the source but did not stop the work.
     """
 
@@ -105,6 +107,7 @@ class Manifest:
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     converted: dict[str, int] = dataclasses.field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
+    unindexed: int = 0
     warnings: tuple[str, ...] = ()
 
     @property
@@ -235,7 +238,7 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
         problems.append(problem)
         if not _is_there(path):
             return _Found(problems, labels)
-    elif _sha256(path) != shard.sha256:
+    elif sha256(path) != shard.sha256:
         problems.append(
             f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
             "again"
@@ -318,7 +321,8 @@ def _size_problems(split: Split, directory: Path) -> list[str]:
         return [problem for problem in pool.map(size_problem, split.shards, paths) if problem]
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
+    """Returns the hex SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -341,6 +345,7 @@ def _from_json(values: dict[str, Any]) -> Manifest:
         source=values["source"],
         converted=values["converted"],
         skipped=tuple(Skipped(**skipped) for skipped in values["skipped"]),
+        unindexed=values.get("unindexed", 0),
         warnings=tuple(values["warnings"]),
     )
 

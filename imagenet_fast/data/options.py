@@ -214,6 +214,14 @@ class DataOptions(SharedOptions):
         "cheaper, pixels differ a little",
         group="data",
     )
+    jpeg_index: bool = option(
+        True,
+        "decode only the blocks around the crop of JPEGs whose records have an index, as prepare "
+        "writes it, with resize_kernel=native; pixels at a crop's border are then those of the "
+        "whole image",
+        group="data",
+        free=True,
+    )
     eval_crop_fraction: float = option(
         0.875,
         "side of the centre crop in evaluation, as a fraction of the image's shorter side",

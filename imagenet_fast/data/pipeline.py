@@ -301,7 +301,7 @@ def _training_batches(
         dataset = batches_from_memory(order, share, options, threads, bad_images)
     else:
         if options.cache == "encoded":
-            order = records_from_memory(order, share, threads)
+            order = records_from_memory(order, share, options, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
             return training_batches(order, info, options, threads, bad_images)

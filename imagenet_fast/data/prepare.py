@@ -16,13 +16,14 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from PIL import Image
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data import facts, prepare_plan, records
 from imagenet_fast.data import manifest as manifests
@@ -42,6 +43,7 @@ from imagenet_fast.data.prepare_journal import (
     Done,
     Journal,
     check_same_job,
+    read_job,
     unwritable,
 )
 from imagenet_fast.data.prepare_plan import Lists, Task
@@ -52,6 +54,8 @@ _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
+# Returns the index of an image file of a height and a width, as ``jpeg_index.index_file``.
+_Indexer = Callable[[bytes, int, int], Optional[bytes]]
 # What a job may differ in from the one that was begun, where its images may come and go.
 _CHANGING = ("images", "fingerprint")
 
@@ -80,6 +84,7 @@ def prepare(
     max_side: int | None = None,
     shorter_side: int | None = None,
     exif: str = "ignore",
+    jpeg_index: bool = True,
     threads: int | None = None,
     max_bad_images: int | float | str = 100,
     progress: bool = True,
@@ -107,6 +112,8 @@ def prepare(
       shorter_side: Likewise by the shorter side; at most one of both.
       exif: What becomes of EXIF orientation: ``ignore`` keeps pixels as they are stored, ``apply``
         turns those of images that are not upright, which are encoded anew.
+      jpeg_index: Index baseline JPEGs, from which training then decodes no more than the blocks
+        around a crop. That takes a C++ compiler; without one, it is left out with a warning.
       threads: Number of shards that are written at the same time; by default that of cores.
       max_bad_images: How many images that cannot be decoded are left out, and listed in the
         manifest, before that is an error: a count, or a fraction of all, as 0.01 or ``"1%"``.
@@ -138,12 +145,17 @@ def prepare(
         "exif": exif,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
+    made = _job_there(directory)
+    indexer = _indexer(jpeg_index, made)
+    if indexer or "jpeg_index" in made:
+        job["jpeg_index"] = indexer is not None
     converter = _Converter(
         source,
         directory,
         encoding,
         size_limit,
         exif,
+        indexer,
         threads or cpu_cores(),
         bad_limit,
         progress,
@@ -178,6 +190,37 @@ def prepare(
             raise unwritable(directory / manifests.FILE, error) from error
         journal.remove()
     return manifest
+
+
+def _job_there(directory: Path) -> dict[str, Any]:
+    """Returns the job that a directory was made by, or begun by, empty if there is none."""
+    if (directory / manifests.FILE).exists():
+        return manifests.read_manifest(directory).source
+    return read_job(directory) or {}
+
+
+def _indexer(asked: bool, made: dict[str, Any]) -> _Indexer | None:
+    """Returns what indexes JPEGs; None if they are not to be: also if they are not so far.
+
+    If they are so far, and cannot be here, it raises a UserError at the first one.
+    """
+    if not asked or (made and not made.get("jpeg_index")):
+        return None
+    from imagenet_fast.data.jpeg_index import index_file, load_jpeg_ops
+
+    try:
+        load_jpeg_ops()
+    except OSError as error:
+        message = f"jpeg_index: JPEGs cannot be indexed: {error}"
+
+        def fail(*_: object) -> None:
+            raise UserError(message)
+
+        if made:
+            return fail
+        warn_once(f"jpeg_index: images will be read more slowly, without indexes: {error}")
+        return None
+    return index_file
 
 
 def check_choices(encoding: str, exif: str) -> None:
@@ -366,6 +409,7 @@ class _Converter:
         encoding: str,
         size_limit: SizeLimit,
         exif: str,
+        indexer: _Indexer | None,
         threads: int,
         bad_limit: ImageLimit,
         progress: bool,
@@ -375,6 +419,7 @@ class _Converter:
         self._encoding = encoding
         self._size_limit = size_limit
         self._exif = exif
+        self._indexer = indexer
         self._threads = threads
         self._bad_limit = bad_limit
         self._images = sum(source.splits.values())
@@ -421,15 +466,19 @@ class _Converter:
         converted: collections.Counter[str] = collections.Counter()
         skipped: list[Skipped] = []
         rows: list[tuple] = []
+        unindexed = 0
         splits = list(self._source.splits)
 
         def examples() -> Iterator[bytes]:
+            nonlocal unindexed
             for number, index in task.places.tolist():
                 if self._stopped:
                     raise CancelledError
                 item = self._read(splits[number], index)
                 try:
-                    yield self._convert(item, converted, rows)
+                    record, lacks_index = self._convert(item, converted, rows)
+                    yield record
+                    unindexed += lacks_index
                     counts[item.label] += 1
                 except BadImageError as error:
                     skipped.append(self._skip(task.split, item, error))
@@ -449,6 +498,7 @@ class _Converter:
                         skipped,
                         task.digest,
                         facts.pack(rows),
+                        unindexed,
                     )
                 )
         except OSError as error:
@@ -466,7 +516,10 @@ class _Converter:
             )
         return item
 
-    def _convert(self, item: Item, converted: collections.Counter[str], rows: list[tuple]) -> bytes:
+    def _convert(
+        self, item: Item, converted: collections.Counter[str], rows: list[tuple]
+    ) -> tuple[bytes, bool]:
+        """Returns a record, and whether its image should have an index and cannot have one."""
         seen: list[Image.Image] = []
         if isinstance(item.image, bytes):
             image = normalize_encoding(
@@ -480,6 +533,7 @@ class _Converter:
             image = encode_pixels(item.image, self._encoding, self._size_limit, seen.append)
         if image.converted_from:
             converted[image.converted_from] += 1
+        index = self._indexer(image.data, image.height, image.width) if self._indexer else None
         synsets = self._source.synsets
         record = encode_example(
             image.data,
@@ -490,9 +544,10 @@ class _Converter:
             height=image.height,
             width=image.width,
             channels=image.channels,
+            jpeg_index=index or b"",
         )
         rows.append(facts.describe(image, seen[0], item.label, len(record)))
-        return record
+        return record, index == b""
 
     def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
         skipped = Skipped(split, item.filename, str(error))
@@ -542,6 +597,7 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         source=job,
         converted=dict(sorted(converted.items())),
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
+        unindexed=sum(shard.unindexed for shard in done),
         warnings=(*source.warnings, *absent),
     )
 

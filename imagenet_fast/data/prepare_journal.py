@@ -28,6 +28,7 @@ class Done:
     skipped: list[Skipped]
     digest: str  # as that of the task
     facts: str = ""  # of the images that are in it, packed; empty: not known
+    unindexed: int = 0  # as in the manifest
 
     @property
     def images(self) -> int:
@@ -128,6 +129,19 @@ class Journal:
             raise unwritable(self._path, error) from error
 
 
+def read_job(directory: Path) -> dict[str, Any] | None:
+    """Returns the job that was begun in a directory and has not ended, if there is one."""
+    path = directory / JOURNAL
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        line = file.readline()
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None  # cut short by a kill, or damaged, of which Journal tells
+
+
 def unwritable(path: Path, error: OSError) -> UserError:
     """Returns what to raise when a file of the directory cannot be written."""
     return UserError(
@@ -145,6 +159,7 @@ def _from_json(values: dict[str, Any]) -> Done:
         skipped=[Skipped(**skipped) for skipped in values["skipped"]],
         digest=values["digest"],
         facts=values.get("facts", ""),
+        unindexed=values.get("unindexed", 0),
     )
 
 

@@ -109,9 +109,10 @@ struct Image {
   const uint8_t* pixels;
   int height;
   int width;
+  int row_pixels;  // from one row to the next: more than the width in part of a larger image
 
   const uint8_t* row(int y) const {
-    return pixels + static_cast<size_t>(y) * width * kColors;
+    return pixels + static_cast<size_t>(y) * row_pixels * kColors;
   }
 };
 
@@ -308,10 +309,22 @@ void Resize(const Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   if (!IsOk(status)) return;
   const Tensor flipped = Input(context, 1, status);
   if (!IsOk(status)) return;
+  const Tensor box = Input(context, 2, status);
+  if (!IsOk(status)) return;
   if (TF_NumDims(image.get()) != 3 || TF_Dim(image.get(), 2) != kColors ||
       TF_TensorElementCount(image.get()) == 0 || TF_NumDims(flipped.get()) != 0) {
     TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
                  "image must be [height, width, 3] and not empty, flipped a scalar");
+    return;
+  }
+  const int64_t height = TF_Dim(image.get(), 0), width = TF_Dim(image.get(), 1);
+  const int64_t box_size = TF_TensorElementCount(box.get());
+  const int32_t whole[] = {0, 0, static_cast<int32_t>(height), static_cast<int32_t>(width)};
+  const int32_t* const part =
+      box_size ? static_cast<const int32_t*>(TF_TensorData(box.get())) : whole;
+  if ((box_size != 0 && box_size != 4) || part[0] < 0 || part[1] < 0 || part[2] < 1 ||
+      part[3] < 1 || part[0] > height - part[2] || part[1] > width - part[3]) {
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT, "box must be [0] or [4] and inside of the image");
     return;
   }
   const int64_t shape[] = {kernel.size, kernel.size, kColors};
@@ -319,9 +332,9 @@ void Resize(const Kernel& kernel, TF_OpKernelContext* context, const Status& sta
   const Tensor resized(
       TF_AllocateOutput(context, 0, TF_UINT8, shape, 3, bytes, status.get()));
   if (!IsOk(status)) return;
-  const Image pixels = {static_cast<const uint8_t*>(TF_TensorData(image.get())),
-                        static_cast<int>(TF_Dim(image.get(), 0)),
-                        static_cast<int>(TF_Dim(image.get(), 1))};
+  const uint8_t* const first = static_cast<const uint8_t*>(TF_TensorData(image.get()));
+  const Image pixels = {first + (part[0] * width + part[1]) * kColors, part[2], part[3],
+                        static_cast<int>(width)};
   kernel.resize(pixels, kernel.size, *static_cast<const bool*>(TF_TensorData(flipped.get())),
                 static_cast<uint8_t*>(TF_TensorData(resized.get())));
 }
@@ -341,6 +354,7 @@ __attribute__((constructor)) void Register() {
   TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
   TF_OpDefinitionBuilderAddInput(op, "image: uint8");
   TF_OpDefinitionBuilderAddInput(op, "flipped: bool");
+  TF_OpDefinitionBuilderAddInput(op, "box: int32");
   TF_OpDefinitionBuilderAddOutput(op, "resized: uint8");
   TF_OpDefinitionBuilderAddAttr(op, "size: int >= 1");
   TF_OpDefinitionBuilderAddAttr(op, "method: {'bilinear', 'bicubic'}");

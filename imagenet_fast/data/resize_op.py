@@ -14,6 +14,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
+from imagenet_fast.data.jpeg_index import load_jpeg_ops
 from imagenet_fast.data.options import DataOptions
 
 _Options = TypeVar("_Options", bound=DataOptions)
@@ -32,6 +33,7 @@ def with_resize_kernel(options: _Options) -> _Options:
         return options
     try:
         load_ops(_SOURCE)
+        load_jpeg_ops()
     except OSError as error:
         if options.resize_kernel == "native":
             raise UserError(f"resize_kernel=native is unavailable: {error}") from error
@@ -46,8 +48,9 @@ def resize(
     method: str,
     flipped: tf.Tensor | bool,
     antialias: bool = False,
+    box: tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Resizes an image with the native kernel.
+    """Resizes an image, or a part of it, with the native kernel.
 
     Args:
       image: uint8 [height, width, 3].
@@ -55,6 +58,7 @@ def resize(
       method: ``bilinear`` or ``bicubic``.
       flipped: whether to flip the image left to right; a bool scalar.
       antialias: whether to widen the filter when shrinking.
+      box: int32 [4]: top, left, height and width of the part; None, or of no elements: all.
 
     Returns:
       uint8 [size, size, 3], rounded to the nearest and clipped to 0..255.
@@ -63,6 +67,11 @@ def resize(
       OSError: if the op cannot be compiled or loaded.
     """
     resized = load_ops(_SOURCE).imagenet_fast_resize(
-        image=image, flipped=flipped, size=size, method=method, antialias=antialias
+        image=image,
+        flipped=flipped,
+        box=tf.zeros([0], tf.int32) if box is None else box,
+        size=size,
+        method=method,
+        antialias=antialias,
     )
     return tf.ensure_shape(resized, [size, size, 3])

@@ -88,7 +88,10 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["prepare", "--data_dir=x", "--threads=-2"], "threads is -2, but must not be negative"),
         (["prepare", "--data_dir=x", "--max_side=-9"], "max_side is -9, but must not be negative"),
         (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of both"),
-        (["prepare", "--data_dir=x", "--verify", "--look"], "verify and look: give one of both"),
+        (
+            ["prepare", "--data_dir=x", "--verify", "--look"],
+            "verify, look and add_index: give one of them",
+        ),
         (
             ["prepare", "--source=list", "--data_dir=x", "--exif=turn"],
             "exif='turn' does not exist; choose from ignore, apply",

@@ -34,7 +34,7 @@ def training_records(info: DatasetInfo, options: InputOptions) -> tf.data.Datase
         first_step=0,
         threads=threads,
     )
-    return order if options.cache == "none" else records_from_memory(order, share, threads)
+    return order if options.cache == "none" else records_from_memory(order, share, options, threads)
 
 
 def _few_shards(split: SplitInfo, options: InputOptions) -> Share:

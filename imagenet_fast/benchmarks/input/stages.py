@@ -32,22 +32,28 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
     order = training_records(info, options)
     threads = thread_count(options)
 
-    def parse(records: tf.Tensor, identities: tf.Tensor) -> tf.data.Dataset:
+    def parse(records: tf.Tensor, *_: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info))
 
     def draw(*records: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(records).map(
-            lambda texts, identities: plan_training(texts, identities, info, options)
+            lambda *parts: plan_training(*parts, info=info, options=options)
         )
 
-    def decoded(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return tf.size(decode.decode_crop(encoded, box, options))
+    def decoded(
+        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
+    ) -> tf.Tensor:
+        return tf.size(decode.decode_cut_or_crop(encoded, box, is_cut, options)[0])
 
-    def resized(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return decode.decode_crop_and_resize(encoded, box, options)[0, 0, 0]
+    def resized(
+        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
+    ) -> tf.Tensor:
+        return make_image(encoded, box, is_cut, {}, options)[0, 0, 0]
 
-    def augmented(encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return make_image(encoded, box, changes, options)[0, 0, 0]
+    def augmented(
+        encoded: tf.Tensor, _: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
+    ) -> tf.Tensor:
+        return make_image(encoded, box, is_cut, changes, options)[0, 0, 0]
 
     datasets = {
         "read": order,
@@ -71,12 +77,12 @@ def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]
       options: of the data and of the decoder.
       count: batches to keep in memory, the first ones of training.
     """
+    # Of the whole files, which is what others decode.
+    options = options.replace(jpeg_index=False)
     info = read_info(options)
     records = training_records(info, options).take(count)
     # The encoded images and their boxes.
-    planned = records.map(
-        lambda texts, identities: plan_training(texts, identities, info, options)[0:3:2]
-    )
+    planned = records.map(lambda *parts: plan_training(*parts, info=info, options=options)[0:3:2])
     parts = planned.batch(count).get_single_element()
     held = tf.data.Dataset.from_tensor_slices(parts).repeat()
 

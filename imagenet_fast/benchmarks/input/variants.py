@@ -49,6 +49,8 @@ def make_variant(options: InputOptions, enabled: Collection[str]) -> tf.data.Dat
       As ``batches.training_batches``.
     """
     options = options.replace(
+        # Without "fused", the whole image is decoded.
+        jpeg_index=options.jpeg_index and "fused" in enabled,
         cache="encoded" if "cache" in enabled else "none",
         data_threads=options.data_threads if "threads" in enabled else 1,
         resize_kernel="native" if "native" in enabled else "tensorflow",
@@ -73,7 +75,7 @@ def image_by_image(
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         planned = tf.data.Dataset.from_tensors(records).map(
-            lambda texts, identities: plan_training(texts, identities, info, options)
+            lambda *parts: plan_training(*parts, info=info, options=options)
         )
         images = planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p))
         return images.map(make).batch(options.batch_size)
@@ -96,8 +98,9 @@ def _one_by_one(
 ) -> tf.data.Dataset:
     """Parses each example and draws its crop separately."""
 
-    def example(record: tf.Tensor, identity: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        planned = plan_training(record[tf.newaxis], identity[tf.newaxis], info, options)
+    def example(*parts: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        batch_of_one = (part[tf.newaxis] for part in parts)
+        planned = plan_training(*batch_of_one, info=info, options=options)
         one = tf.nest.map_structure(lambda part: part[0], planned)
         return _example(*one, options=options, fused=fused)
 
@@ -110,13 +113,14 @@ def _example(
     encoded: tf.Tensor,
     label: tf.Tensor,
     box: tf.Tensor,
+    is_cut: tf.Tensor,
     changes: Changes,
     *,
     options: InputOptions,
     fused: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     if fused:
-        image = make_image(encoded, box, changes, options)
+        image = make_image(encoded, box, is_cut, changes, options)
     else:
         whole_box = tf.concat([[0, 0], image_size(encoded, options.max_pixels)], 0)
         whole = decode.decode_crop(encoded, whole_box, options.replace(jpeg_scaling=False))

@@ -1,0 +1,133 @@
+// Ops that make indexes of JPEGs, and that cut windows out of JPEGs with their help: see jpeg_index.h.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "jpeg_index.h"
+#include "native_ops.h"
+#include "tensorflow/core/platform/ctstring.h"
+
+namespace {
+
+jpeg_index::Bytes ToBytes(const TF_TString* text) {
+  return {reinterpret_cast<const uint8_t*>(TF_TString_GetDataPointer(text)),
+          TF_TString_GetSize(text)};
+}
+
+const TF_TString* Strings(const Tensor& tensor) {
+  return static_cast<const TF_TString*>(TF_TensorData(tensor.get()));
+}
+
+Tensor AllocateStrings(TF_OpKernelContext* context, int index, const std::vector<int64_t>& shape,
+                       const Status& status) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return Tensor(TF_AllocateOutput(context, index, TF_STRING, shape.data(), shape.size(),
+                                  count * sizeof(TF_TString), status.get()));
+}
+
+// Of any number of JPEGs; of what has no index, an empty string.
+void MakeIndexes(TF_OpKernelContext* context, const Status& status) {
+  const Tensor jpegs = Input(context, 0, status);
+  if (!IsOk(status)) return;
+  std::vector<int64_t> shape;
+  for (int i = 0; i < TF_NumDims(jpegs.get()); ++i) shape.push_back(TF_Dim(jpegs.get(), i));
+  const Tensor indexes = AllocateStrings(context, 0, shape, status);
+  if (!IsOk(status)) return;
+  TF_TString* const to = static_cast<TF_TString*>(TF_TensorData(indexes.get()));
+  std::vector<uint8_t> index;
+  for (int64_t i = 0; i < TF_TensorElementCount(jpegs.get()); ++i) {
+    if (jpeg_index::MakeIndex(ToBytes(Strings(jpegs) + i), &index) != jpeg_index::Result::kOk) {
+      index.clear();
+    }
+    TF_TString_Copy(to + i, reinterpret_cast<const char*>(index.data()), index.size());
+  }
+}
+
+// Of the images of a batch; what cannot be cut stays as it is.
+void CutJpegs(TF_OpKernelContext* context, const Status& status) {
+  Tensor inputs[4];
+  for (int i = 0; i < 4; ++i) {
+    inputs[i] = Input(context, i, status);
+    if (!IsOk(status)) return;
+  }
+  const auto& [jpegs, indexes, boxes, scales] = inputs;
+  const int64_t count = TF_TensorElementCount(jpegs.get());
+  if (TF_NumDims(jpegs.get()) != 1 || TF_TensorElementCount(indexes.get()) != count ||
+      TF_TensorElementCount(boxes.get()) != 4 * count ||
+      TF_TensorElementCount(scales.get()) != count) {
+    TF_SetStatus(status.get(), TF_INVALID_ARGUMENT,
+                 "jpegs, indexes and scales must be of one length, boxes [length, 4]");
+    return;
+  }
+  const int64_t shape[] = {count, 4};
+  const Tensor cuts = AllocateStrings(context, 0, {count}, status);
+  if (!IsOk(status)) return;
+  const Tensor cut_boxes(TF_AllocateOutput(context, 1, TF_INT32, shape, 2,
+                                           4 * count * sizeof(int32_t), status.get()));
+  if (!IsOk(status)) return;
+  const Tensor were_cut(
+      TF_AllocateOutput(context, 2, TF_BOOL, shape, 1, count * sizeof(bool), status.get()));
+  if (!IsOk(status)) return;
+  const int32_t* box = static_cast<const int32_t*>(TF_TensorData(boxes.get()));
+  const int32_t* const scale = static_cast<const int32_t*>(TF_TensorData(scales.get()));
+  TF_TString* const cut = static_cast<TF_TString*>(TF_TensorData(cuts.get()));
+  int32_t* cut_box = static_cast<int32_t*>(TF_TensorData(cut_boxes.get()));
+  bool* const was_cut = static_cast<bool*>(TF_TensorData(were_cut.get()));
+  std::vector<uint8_t> buffer;
+  for (int64_t i = 0; i < count; ++i, box += 4, cut_box += 4) {
+    const jpeg_index::Bytes jpeg = ToBytes(Strings(jpegs) + i);
+    const jpeg_index::Bytes index = ToBytes(Strings(indexes) + i);
+    jpeg_index::Bytes bytes = jpeg;
+    jpeg_index::Cut made = {};
+    was_cut[i] = false;
+    if (index.size) {
+      buffer.resize(std::max(buffer.size(), jpeg_index::MostCutBytes(jpeg.size)));
+      was_cut[i] = jpeg_index::CutWindow(jpeg, index, {box[0], box[1], box[2], box[3]}, scale[i],
+                                         buffer.data(), buffer.size(),
+                                         &made) == jpeg_index::Result::kOk;
+      if (was_cut[i]) bytes = {buffer.data(), made.size};
+    }
+    TF_TString_Copy(cut + i, reinterpret_cast<const char*>(bytes.data), bytes.size);
+    cut_box[0] = box[0] - (was_cut[i] ? made.top : 0);
+    cut_box[1] = box[1] - (was_cut[i] ? made.left : 0);
+    cut_box[2] = box[2];
+    cut_box[3] = box[3];
+  }
+}
+
+template <void (*compute)(TF_OpKernelContext*, const Status&)>
+void Compute(void*, TF_OpKernelContext* context) {
+  const Status status(TF_NewStatus());
+  compute(context, status);
+  if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
+}
+
+void InferShape(TF_ShapeInferenceContext* context, TF_Status* status) {
+  TF_ShapeInferenceContextSetUnknownShape(context, status);
+}
+
+void Register(const char* name, const std::vector<const char*>& inputs,
+              const std::vector<const char*>& outputs, void (*compute)(void*, TF_OpKernelContext*)) {
+  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
+  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
+  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
+  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
+  const Status status(TF_NewStatus());
+  TF_RegisterOpDefinition(op, status.get());
+  if (!IsOk(status)) return;  // Then loading it finds no op.
+  TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", nullptr, compute, nullptr),
+                           status.get());
+}
+
+__attribute__((constructor)) void RegisterAll() {
+  Register("ImagenetFastIndexJpegs", {"jpegs: string"}, {"indexes: string"},
+           Compute<MakeIndexes>);
+  Register("ImagenetFastCutJpegs",
+           {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
+           {"cuts: string", "cut_boxes: int32", "were_cut: bool"}, Compute<CutJpegs>);
+}
+
+}  // namespace

@@ -1,0 +1,226 @@
+"""Indexes of JPEGs from ``prepare`` to batches: what they change, and what they do not."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imagenet_fast import Config, make_dataset
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.native_ops import load_ops
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.data import cache, records
+from imagenet_fast.data.add_index import Added, add_index
+from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
+from imagenet_fast.data.jpeg_index import index_file
+from imagenet_fast.data.manifest import read_manifest, verify
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.resize_op import with_resize_kernel
+from imagenet_fast.data.sources import open_source
+
+IMAGES = 24  # One of them progressive, another one small.
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _native():
+    if with_resize_kernel(Config()).resize_kernel != "native":
+        pytest.skip("no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images") / "noise"
+    random = np.random.RandomState(0)
+    for number in range(IMAGES):
+        path = root / "train" / "ab"[number % 2] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        small = random.randint(0, 256, (12, 16, 3)).astype(np.uint8)
+        size = (60, 50) if number == 1 else (253, 190)
+        image = Image.fromarray(small).resize(size)
+        image.save(path, quality=90, progressive=number == 0)
+        path = root / "val" / path.relative_to(root / "train")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path, quality=90)
+    return open_source("folders", root)
+
+
+def make(source, directory, **options):
+    prepare(source, directory, train_shards=3, validation_shards=1, progress=False, **options)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def indexed(source, tmp_path_factory):
+    return make(source, tmp_path_factory.mktemp("data") / "indexed")
+
+
+@pytest.fixture
+def plain(source, tmp_path):
+    return make(source, tmp_path / "plain", jpeg_index=False)
+
+
+@pytest.fixture
+def no_compiler(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    warn_once.cache_clear()
+    load_ops.cache_clear()
+    yield
+    load_ops.cache_clear()
+
+
+def examples(directory):
+    paths = sorted(directory.glob("train-*"))
+    return [decode_example(record) for path in paths for record in records.read_records(path)]
+
+
+def batches(directory, split="train", **options):
+    config = Config(
+        data_dir=str(directory),
+        batch_size=8,
+        image_size=64,
+        strategy="one_device",
+        seed=3,
+        **options,
+    )
+    dataset = iter(make_dataset(config, split))
+    return [[part.numpy() for part in next(dataset)] for _ in range(3)]
+
+
+def assert_same(one, other):
+    for parts in zip(one, other):
+        for part, other_part in zip(*parts):
+            np.testing.assert_array_equal(part, other_part)
+
+
+def content(directory):
+    return {path.name: path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def test_records_have_the_index_of_their_jpeg(indexed):
+    manifest = read_manifest(indexed)
+    assert manifest.source["jpeg_index"] is True
+    assert manifest.unindexed == 1
+    assert not verify(indexed, progress=False)
+    found = examples(indexed)
+    for example in found:
+        (encoded,) = example[ENCODED]
+        height, width = example["image/height"][0], example["image/width"][0]
+        assert example.get(JPEG_INDEX, [b""])[0] == (index_file(encoded, height, width) or b"")
+    assert sum(JPEG_INDEX in example for example in found) == IMAGES - 2
+
+
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_only_pixels_at_the_border_depend_on_the_index(indexed, plain, split):
+    with_index, without = (batches(own, split) for own in (indexed, plain))
+    assert_same(batches(indexed, split, jpeg_index=False), without)
+    different = 0
+    for batch, other in zip(with_index, without):
+        assert_same([batch[1:]], [other[1:]])
+        unequal = batch[0] != other[0]
+        different += unequal.sum()
+        # A pixel at the border of the crop has a part in few pixels of the image.
+        assert not unequal[:, 8:-8, 8:-8].any()
+    assert different
+
+
+def test_cached_records_are_indexed_once(indexed, plain, monkeypatch):
+    cached = batches(plain, cache="encoded")
+    assert_same(cached, batches(indexed))
+    # A second time, nothing is indexed.
+    monkeypatch.setattr(cache, "index_jpegs", None)
+    assert_same(cached, batches(plain, cache="encoded"))
+    monkeypatch.undo()
+    assert_same(batches(plain, cache="encoded", jpeg_index=False), batches(plain))
+
+
+def test_indexes_added_later_are_those_of_prepare(indexed, plain):
+    assert add_index(plain, progress=False) == Added(2 * IMAGES - 3, 1)
+    names = [name for name in content(indexed) if name != "data.npz"]
+    for name in names:
+        assert (plain / name).read_bytes() == (indexed / name).read_bytes(), name
+    assert not list(plain.glob("*.indexed"))
+    # Once more, nothing changes.
+    before = content(plain)
+    assert add_index(plain, progress=False) == Added(2 * IMAGES - 3, 1)
+    assert content(plain) == before
+
+
+def test_adding_that_was_interrupted_goes_on(indexed, plain, monkeypatch):
+    from imagenet_fast.data import add_index as module
+
+    original = module.Path.replace
+    moved = []
+
+    def replace(self, target):
+        if str(self).endswith(".indexed"):
+            moved.append(self)
+            if len(moved) == 2:
+                raise OSError(5, "Input/output error")
+        return original(self, target)
+
+    monkeypatch.setattr(module.Path, "replace", replace)
+    with pytest.raises(UserError, match="cannot be written: Input/output error"):
+        add_index(plain, threads=1, progress=False)
+    monkeypatch.undo()
+    add_index(plain, progress=False)
+    assert read_manifest(plain) == read_manifest(indexed)
+    assert not verify(plain, progress=False)
+
+
+def test_indexes_for_shards_of_other_converters(plain, indexed):
+    for path in (plain / "manifest.json", *plain.glob("data.*")):
+        path.unlink()
+    assert add_index(plain, progress=False).unindexed == 1
+    for path in plain.glob("train-*"):
+        assert path.read_bytes() == (indexed / path.name).read_bytes()
+
+
+def test_no_index_is_added_to_damaged_shards(plain, tmp_path):
+    path = min(plain.glob("train-*"))
+    data = bytearray(path.read_bytes())
+    data[1000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match="differs from the manifest"):
+        add_index(plain, progress=False)
+    assert path.read_bytes() == data
+    with pytest.raises(UserError, match="has no shards"):
+        add_index(tmp_path / "nothing", progress=False)
+
+
+def test_without_a_compiler(source, plain, indexed, tmp_path, no_compiler, capfd):
+    made = make(source, tmp_path / "made")
+    assert content(made) == content(plain)
+    assert capfd.readouterr().err.count("images will be read more slowly, without indexes") == 1
+    make(source, indexed)  # It is finished.
+
+
+def test_data_without_an_index_stays_so(source, plain):
+    before = content(plain)
+    min(plain.glob("train-*")).unlink()
+    make(source, plain)
+    assert content(plain) == before
+
+
+def test_data_with_an_index_is_mended_with_it(source, tmp_path, monkeypatch):
+    made = make(source, tmp_path / "made")
+    before = content(made)
+    min(made.glob("train-*")).unlink()
+    with pytest.raises(UserError, match="jpeg_index True there, False asked for"):
+        make(source, made, jpeg_index=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    load_ops.cache_clear()
+    with pytest.raises(UserError, match="JPEGs cannot be indexed: no C\\+\\+ compiler"):
+        make(source, made)
+    monkeypatch.undo()
+    load_ops.cache_clear()
+    make(source, made)
+    assert content(made) == before
+
+
+def test_jpegs_keep_their_bytes(indexed, plain):
+    files = [[example[ENCODED] for example in examples(own)] for own in (indexed, plain)]
+    assert files[0] == files[1]
+    assert all(Image.open(io.BytesIO(file[0])) for file in files[0])
