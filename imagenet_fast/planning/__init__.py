@@ -1,1 +1,1 @@
-"""What a configuration will do: its time, memory and learning rates, before it runs."""
+"""Estimates of a run before it starts: its time, memory, price and learning rates."""

@@ -211,7 +211,7 @@ class PipelinePlan:
             )
             for own, memory in zip(self.stages, self.memory)
         ]
-        sums = [sum(column) for column in zip(*numbers)]
+        totals = [sum(column) for column in zip(*numbers)]
         width = max(len(own.name) for own in self.stages)
         lines = [
             f"stage     n  {'blocks':{width}}     parameters   work  weights   inputs  activations"
@@ -220,12 +220,12 @@ class PipelinePlan:
         stages = [str(stage) for stage in range(len(numbers))]
         names = [own.name for own in self.stages]
         for stage, count, name, own in zip(
-            [*stages, "all"], [*self.balance, len(self.costs)], [*names, ""], [*numbers, sums]
+            [*stages, "all"], [*self.balance, len(self.costs)], [*names, ""], [*numbers, totals]
         ):
             parameters, work, *memory = own
             weights, inputs, activations, total = (size / 2**power for size in memory)
             lines.append(
-                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {work / sums[1]:>6.1%} "
+                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {work / totals[1]:>6.1%} "
                 f"{weights:>8.2f} {inputs:>8.2f} {activations:>12.2f} {total:>8.2f}"
             )
         return [

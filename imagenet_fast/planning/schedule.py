@@ -47,7 +47,7 @@ class SchedulePlan:
     schedule: Schedule
 
     def table(self) -> str:
-        """Rechanges the schedule as text."""
+        """Returns the schedule as text."""
         config = self.config
         epochs = self.total_steps / self.steps_per_epoch
         start = f"{self._learning_rate(0):g}"
@@ -82,18 +82,18 @@ class SchedulePlan:
         return {step: ", ".join(names) for step, names in labels.items()}
 
     def files(self) -> dict[str, str]:
-        """Rechanges the contents of the plan's files, by name."""
+        """Returns the contents of the plan's files, by name."""
         return {"schedule.csv": self.csv(), "schedule.svg": self.picture()}
 
     def csv(self) -> str:
-        """Rechanges step, epoch and learning rate of all steps, or of 2000 with the milestones."""
+        """Returns step, epoch and learning rate of all steps, or of 2000 with the milestones."""
         lines = [
             f"{row['step']},{row['epoch']:.6f},{row['learning_rate']:.9g}" for row in self.rows
         ]
         return "\n".join(["step,epoch,learning_rate", *lines]) + "\n"
 
     def picture(self) -> str:
-        """Rechanges a plot of learning rate over epochs as SVG."""
+        """Returns a plot of learning rate over epochs as SVG."""
         config = self.config
         title = f"{config.schedule} schedule, batch {config.batch_size:,}, {config.duration}"
         return LEARNING_RATE.picture(self.rows, title)
@@ -115,7 +115,7 @@ class SchedulePlan:
         ]
 
     def _changes(self) -> list[tuple[int, str]]:
-        """Rechanges where the schedule changes; for smooth schedules, quarters of the run."""
+        """Returns where the schedule changes; for smooth schedules, quarters of the run."""
         config, total = self.config, self.total_steps
         often = config.schedule == "steps" and config.decay_every.amount
         if config.schedule in ("polynomial", "cosine") or often:

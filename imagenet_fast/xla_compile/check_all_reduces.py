@@ -181,10 +181,10 @@ def ordered(groups: Iterable[Iterable[int]]) -> Groups:
     return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
-def _text(sums: Sequence[_AllReduce]) -> str:
+def _text(all_reduces: Sequence[_AllReduce]) -> str:
     counts: collections.Counter[str] = collections.Counter()
     numbers: collections.Counter[str] = collections.Counter()
-    for own in sums:
+    for own in all_reduces:
         counts[own.dtype] += 1
         numbers[own.dtype] += own.elements
     return ", ".join(f"{counts[own]:,} of {own} ({numbers[own]:,} numbers)" for own in counts)
