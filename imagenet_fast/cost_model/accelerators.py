@@ -263,4 +263,4 @@ _ALL = (
         most_chips=256,
     ),
 )
-ACCELERATORS: dict[str, Accelerator] = {own.name: own for own in _ALL}
+ACCELERATORS: dict[str, Accelerator] = {chip.name: chip for chip in _ALL}

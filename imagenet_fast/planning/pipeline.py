@@ -89,12 +89,12 @@ class PipelinePlan:
     def table(self) -> str:
         """Returns the plan as text."""
         config, busy = self.config, self.simulation.busy
-        work = sum(own.work for own in self.costs)
+        work = sum(cost.work for cost in self.costs)
         images, parts = config.batch_size, config.accumulation_steps
         slots = f"{self.slots:.3g} value{'s' * (self.slots != 1)}"
         lines = [
             f"network     {self._network()}: {len(self.costs)} blocks, "
-            f"{sum(own.parameters for own in self.costs):,} parameters",
+            f"{sum(cost.parameters for cost in self.costs):,} parameters",
             f"batch       {images:,} images of {config.image_size} px in {parts:,} micro-batches "
             f"of {images // parts:,}",
             f"optimizer   {config.optimizer}, {slots} kept per weight",
@@ -135,7 +135,7 @@ class PipelinePlan:
         values = {
             "network": self._network(),
             "blocks": len(self.costs),
-            "parameters": sum(own.parameters for own in self.costs),
+            "parameters": sum(cost.parameters for cost in self.costs),
             "costs": f"seconds on {self.device}" if self.device else "FLOPs",
             "slots": self.slots,
             "balance": self.balance,
@@ -145,8 +145,8 @@ class PipelinePlan:
             "recomputed": self.simulation.recomputed,
             "speed_up": self.speed_up,
             "stages": [
-                {**own._asdict(), "blocks": count, "memory": {**memory._asdict(), "total": total}}
-                for own, count, memory in zip(self.stages, self.balance, self.memory)
+                {**cost._asdict(), "blocks": count, "memory": {**memory._asdict(), "total": total}}
+                for cost, count, memory in zip(self.stages, self.balance, self.memory)
                 for total in (memory.total,)
             ],
             "options": {name: getattr(self.config, name) for name in _OPTIONS},
@@ -177,8 +177,8 @@ class PipelinePlan:
     def _simulate(self, stages: list[BlockCost]) -> Simulation:
         return simulate(
             self._order(len(stages)),
-            [own.forward for own in stages],
-            [own.backward for own in stages],
+            [cost.forward for cost in stages],
+            [cost.backward for cost in stages],
             rematerialize=self.config.rematerialize,
         )
 
@@ -199,33 +199,36 @@ class PipelinePlan:
 
     def _stage_lines(self) -> list[str]:
         """Returns the stages as a table."""
-        power, unit = (30, "GiB") if max(own.total for own in self.memory) >= _GIB else (20, "MiB")
+        power, unit = (
+            (30, "GiB") if max(memory.total for memory in self.memory) >= _GIB else (20, "MiB")
+        )
         numbers = [
             (
-                own.parameters,
-                own.work,
+                cost.parameters,
+                cost.work,
                 memory.weights + memory.gradients + memory.slots,
                 memory.inputs,
                 memory.activations,
                 memory.total,
             )
-            for own, memory in zip(self.stages, self.memory)
+            for cost, memory in zip(self.stages, self.memory)
         ]
         totals = [sum(column) for column in zip(*numbers)]
-        width = max(len(own.name) for own in self.stages)
+        width = max(len(cost.name) for cost in self.stages)
         lines = [
             f"stage     n  {'blocks':{width}}     parameters   work  weights   inputs  activations"
             "    total"
         ]
         stages = [str(stage) for stage in range(len(numbers))]
-        names = [own.name for own in self.stages]
-        for stage, count, name, own in zip(
+        names = [cost.name for cost in self.stages]
+        for stage, count, name, row in zip(
             [*stages, "all"], [*self.balance, len(self.costs)], [*names, ""], [*numbers, totals]
         ):
-            parameters, work, *memory = own
+            parameters, work, *memory = row
+            fraction = work / totals[1]
             weights, inputs, activations, total = (size / 2**power for size in memory)
             lines.append(
-                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {work / totals[1]:>6.1%} "
+                f"{stage:>5} {count:>5}  {name:{width}}  {parameters:>13,} {fraction:>6.1%} "
                 f"{weights:>8.2f} {inputs:>8.2f} {activations:>12.2f} {total:>8.2f}"
             )
         return [
@@ -236,7 +239,7 @@ class PipelinePlan:
 
     def _fit(self) -> str:
         """Returns whether the stages fit into the devices' memory."""
-        most = max(own.total for own in self.memory)
+        most = max(memory.total for memory in self.memory)
         text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
         return text if most <= self.limit else f"DOES NOT FIT: {text}"
 

@@ -127,7 +127,7 @@ class RunPlan:
         by_compiler = torus and config.all_reduce != "torus_2d" and not fusion.segments
         if by_compiler:
             return None
-        shapes = [(own.elements,) for own in self.step.gradients]
+        shapes = [(gradient.elements,) for gradient in self.step.gradients]
         dtypes = [tf.float32] * len(shapes)
         if config.fusion == "auto":
             candidates = fusion_candidates(config.model, config.fusion_bytes, shapes, dtypes)

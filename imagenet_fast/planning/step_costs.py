@@ -64,18 +64,18 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
         images=images,
         micro_batches=micro_batches,
         operations=tuple(
-            _operation(own, own not in forward, layers)
-            for own in operations
-            if own.type not in _FREE
+            _operation(operation, operation not in forward, layers)
+            for operation in operations
+            if operation.type not in _FREE
         ),
         gradients=_gradients(model, layers.values()),
         statistics=tuple(
-            own.moving_mean.shape[0]
-            for own in layers.values()
-            if isinstance(own, keras.layers.BatchNormalization)
+            layer.moving_mean.shape[0]
+            for layer in layers.values()
+            if isinstance(layer, keras.layers.BatchNormalization)
         ),
         kept_bytes=_bytes(kept),
-        fused_kept_bytes=_bytes({own.ref(): own for own in map(_origin, kept)}.values()),
+        fused_kept_bytes=_bytes({tensor.ref(): tensor for tensor in map(_origin, kept)}.values()),
         unpadded_flops=flops(operations, padding=False),
         precision=config.precision,
         slots=slots,
@@ -134,12 +134,16 @@ def count_blocks(config: Config, images: int) -> list[Block]:
     def number(operations: Sequence[tf.Operation]) -> float:
         """Appends them to ``passes``, and returns their index in place of a cost."""
         passes.append(
-            tuple(_operation(own, False, ()) for own in operations if own.type not in _FREE)
+            tuple(
+                _operation(operation, False, ())
+                for operation in operations
+                if operation.type not in _FREE
+            )
         )
         return len(passes) - 1
 
     costs = estimate(cut(network_of(model)), inputs, images, number)
-    return [Block(own, passes[int(own.forward)], passes[int(own.backward)]) for own in costs]
+    return [Block(cost, passes[int(cost.forward)], passes[int(cost.backward)]) for cost in costs]
 
 
 def block_seconds(
@@ -158,11 +162,14 @@ def block_seconds(
     """
 
     def seconds(operations: Iterable[Operation]) -> float:
-        return sum(operation_seconds(own, precision, accelerator, efficiency) for own in operations)
+        return sum(
+            operation_seconds(operation, precision, accelerator, efficiency)
+            for operation in operations
+        )
 
     return [
-        own.cost._replace(forward=seconds(own.forward), backward=seconds(own.backward))
-        for own in blocks
+        block.cost._replace(forward=seconds(block.forward), backward=seconds(block.backward))
+        for block in blocks
     ]
 
 
@@ -207,9 +214,11 @@ def _operations(
 
 def _leaves(model: keras.Model) -> list[keras.layers.Layer]:
     """Returns the layers that contain no other layers."""
-    layers = [own for own in model.submodules if isinstance(own, keras.layers.Layer)]
+    layers = [layer for layer in model.submodules if isinstance(layer, keras.layers.Layer)]
     return [
-        own for own in layers if not any(isinstance(e, keras.layers.Layer) for e in own.submodules)
+        layer
+        for layer in layers
+        if not any(isinstance(e, keras.layers.Layer) for e in layer.submodules)
     ]
 
 
@@ -246,7 +255,9 @@ def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -
 
 def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tuple[Gradient, ...]:
     """Returns the gradients in the order in which the variables were created."""
-    owners = {own.ref(): layer.name for layer in layers for own in layer.trainable_variables}
+    owners = {
+        variable.ref(): layer.name for layer in layers for variable in layer.trainable_variables
+    }
     variables = model.trainable_variables
     return tuple(
         Gradient(owners.get(variables[i].ref(), ""), variables[i].shape.num_elements())
@@ -257,14 +268,16 @@ def _gradients(model: keras.Model, layers: Iterable[keras.layers.Layer]) -> tupl
 def _kept(operations: Sequence[tf.Operation], forward: set[tf.Operation]) -> list[tf.Tensor]:
     """Returns the forward pass' tensors that the backward pass needs, without weights."""
     weights: set[tf.Operation] = set()
-    for own in operations:  # including casts and reshapes of weights
-        if own.type in _WEIGHTS or (own.inputs and all(end.op in weights for end in own.inputs)):
-            weights.add(own)
+    for operation in operations:  # including casts and reshapes of weights
+        if operation.type in _WEIGHTS or (
+            operation.inputs and all(end.op in weights for end in operation.inputs)
+        ):
+            weights.add(operation)
     kept = {
         value.ref(): value
-        for own in operations
-        if own not in forward
-        for value in map(_without_aliases, own.inputs)
+        for operation in operations
+        if operation not in forward
+        for value in map(_without_aliases, operation.inputs)
         if value.op in forward and value.op not in weights
     }
     return list(kept.values())
@@ -278,8 +291,8 @@ def _origin(tensor: tf.Tensor) -> tf.Tensor:
         if operation.type == "FusedBatchNormV3":
             tensor = operation.inputs[0]
             continue
-        wide = [own for own in operation.inputs if own.shape.rank == tensor.shape.rank]
-        values = [own for own in wide if own.shape == tensor.shape]
+        wide = [value for value in operation.inputs if value.shape.rank == tensor.shape.rank]
+        values = [value for value in wide if value.shape == tensor.shape]
         elementwise = not is_matrix(operation) and operation.type not in _POOLS
         if not elementwise or len(values) != 1 or len(wide) != 1:
             return tensor
@@ -295,5 +308,9 @@ def _without_aliases(tensor: tf.Tensor) -> tf.Tensor:
 
 def _bytes(tensors: Iterable[tf.Tensor]) -> float:
     """Returns the size of tensors of known shape."""
-    known = [own for own in tensors if own.shape.is_fully_defined() and own.dtype != tf.resource]
-    return float(sum(own.shape.num_elements() * own.dtype.size for own in known))
+    known = [
+        tensor
+        for tensor in tensors
+        if tensor.shape.is_fully_defined() and tensor.dtype != tf.resource
+    ]
+    return float(sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in known))

@@ -51,14 +51,14 @@ def check_types(
         _inputs(
             "convolutions",
             module.of("convolution"),
-            lambda own, dtype: dtype == compute or dtype in also,
+            lambda instruction, dtype: dtype == compute or dtype in also,
             f"take other inputs than {compute}",
         ),
         _inputs(
             "matrix products",
             module.of("dot"),
-            lambda own, dtype: (
-                dtype == ("f32" if _is_last_layer(own) else compute) or dtype in also
+            lambda instruction, dtype: (
+                dtype == ("f32" if _is_last_layer(instruction) else compute) or dtype in also
             ),
             f"take other inputs than {compute}, or f32 in the last layer",
         ),
@@ -69,7 +69,7 @@ def check_types(
 
 
 def _shapes(module: Module) -> Check:
-    dynamic = [own for own in module.instructions if own.is_dynamic]
+    dynamic = [instruction for instruction in module.instructions if instruction.is_dynamic]
     found = f"{len(module.instructions):,} instructions"
     return Check("shapes", found, f"only bounds of {_names(dynamic)}" if dynamic else "")
 
@@ -82,20 +82,28 @@ def _inputs(
 ) -> Check:
     """Checks the types of instructions' inputs."""
     wrong = [
-        own for own in instructions if not all(allowed(own, each.dtype) for each in own.operands)
+        instruction
+        for instruction in instructions
+        if not all(allowed(instruction, each.dtype) for each in instruction.operands)
     ]
-    found = type_counts(own.operands[0].dtype for own in instructions)
+    found = type_counts(instruction.operands[0].dtype for instruction in instructions)
     return Check(name, found, f"{_names(wrong)} {otherwise}" if wrong else "")
 
 
 def _loss(module: Module, shape: tuple[int, ...]) -> Check:
     """Checks the types of the softmax."""
-    exponentials = [own for own in module.of("exponential") if own.arrays[0].shape == shape]
-    other = [own for own in exponentials if own.arrays[0].dtype != "f32"]
+    exponentials = [
+        instruction
+        for instruction in module.of("exponential")
+        if instruction.arrays[0].shape == shape
+    ]
+    other = [instruction for instruction in exponentials if instruction.arrays[0].dtype != "f32"]
     wrong = "" if exponentials else f"no softmax of {shape[0]} images and {shape[1]} classes"
     if other:
         wrong = f"{_names(other)} is not in f32"
-    return Check("loss", type_counts(own.arrays[0].dtype for own in exponentials), wrong)
+    return Check(
+        "loss", type_counts(instruction.arrays[0].dtype for instruction in exponentials), wrong
+    )
 
 
 def _updates(step: LoweredStep) -> Check:
@@ -104,8 +112,8 @@ def _updates(step: LoweredStep) -> Check:
         (step.module.results[result], step.arguments[parameter])
         for result, parameter in step.module.updates.items()
     ]
-    floats = [(array, own) for array, own in changed if array.dtype in _FLOATS]
-    other = [own.name for array, own in floats if array.dtype != "f32"]
+    floats = [(array, variable) for array, variable in changed if array.dtype in _FLOATS]
+    other = [variable.name for array, variable in floats if array.dtype != "f32"]
     wrong = f"{_some(other)} not in f32" if other else ""
     if not floats:
         wrong = "no variable changes"
@@ -114,15 +122,17 @@ def _updates(step: LoweredStep) -> Check:
 
 def _doubles(module: Module) -> Check:
     doubles = [
-        own for own in module.instructions if any(array.dtype == "f64" for array in own.arrays)
+        instruction
+        for instruction in module.instructions
+        if any(array.dtype == "f64" for array in instruction.arrays)
     ]
     wrong = f"{_names(doubles)}: accelerators lack it, or compute it slowly" if doubles else ""
     return Check("float64", str(len(doubles) or "none"), wrong)
 
 
-def _is_last_layer(own: Instruction) -> bool:
+def _is_last_layer(instruction: Instruction) -> bool:
     """Whether it belongs to the last layer, forward or backward; its shape would not be unique."""
-    return _LAST_LAYER in own.source.split("/")
+    return _LAST_LAYER in instruction.source.split("/")
 
 
 def type_counts(dtypes: Iterable[str]) -> str:
@@ -132,7 +142,7 @@ def type_counts(dtypes: Iterable[str]) -> str:
 
 
 def _names(instructions: list[Instruction]) -> str:
-    return _some([own.source or own.name for own in instructions])
+    return _some([instruction.source or instruction.name for instruction in instructions])
 
 
 def _some(names: list[str]) -> str:

@@ -44,18 +44,21 @@ def check_all_reduces(module: Module, config: Config, model: Classifier) -> list
     everyone = tuple(range(model.distribute_strategy.num_replicas_in_sync))
     found = [
         _AllReduce(
-            array.dtype, array.elements, ordered(own.groups or [everyone]), ordered(own.before)
+            array.dtype,
+            array.elements,
+            ordered(instruction.groups or [everyone]),
+            ordered(instruction.before),
         )
-        for own in module.of("all-reduce")
-        for array in own.arrays
+        for instruction in module.of("all-reduce")
+        for array in instruction.arrays
     ]
     missing = collections.Counter(_statistics(config, model))
     rest = []
-    for own in found:
-        if missing[own]:
-            missing[own] -= 1
+    for each in found:
+        if missing[each]:
+            missing[each] -= 1
         else:
-            rest.append(own)
+            rest.append(each)
     return [
         _statistics_check(missing, collections.Counter(_statistics(config, model)), rest),
         _gradients_check(rest, config, model, everyone),
@@ -93,8 +96,8 @@ def _statistics_check(
     if not count:
         return Check(name, found)
     # All-reduces of the same sizes in other groups may be in their place.
-    sizes = {(own.dtype, own.elements) for own in missing.elements()}
-    instead = {own.groups for own in rest if (own.dtype, own.elements) in sizes}
+    sizes = {(each.dtype, each.elements) for each in missing.elements()}
+    instead = {each.groups for each in rest if (each.dtype, each.elements) in sizes}
     wrong = f"{count:,} are missing among {groups_text(groups)}"
     if instead:
         wrong += f"; there are all-reduces of the same sizes among {_all_groups_text(instead)}"
@@ -111,9 +114,9 @@ def _gradients_check(
         rows, columns = _torus(config, model, len(everyone))
         wrong = _wrong_orders(found, rows, columns)
         groups = f"along {groups_text(rows)} and {groups_text(columns)}, half first along each"
-        ends = [own for own in found if own.before]
+        ends = [each for each in found if each.before]
     else:
-        others = {own.groups for own in found if own.groups != (everyone,) or own.before}
+        others = {each.groups for each in found if each.groups != (everyone,) or each.before}
         wrong = f"there are all-reduces among {_all_groups_text(others)}" if others else ""
         groups = f"among {groups_text((everyone,))}"
         ends = list(found)
@@ -123,12 +126,12 @@ def _gradients_check(
 
 def _wrong_orders(found: Sequence[_AllReduce], rows: Groups, columns: Groups) -> str:
     """Returns what is not all-reduced along both axes in turn, half in each order."""
-    others = {own.groups for own in found if own.groups not in (rows, columns)}
+    others = {each.groups for each in found if each.groups not in (rows, columns)}
     if others:
         return f"there are all-reduces among {_all_groups_text(others)}"
     numbers: collections.Counter[tuple[Groups, Groups]] = collections.Counter()
-    for own in found:
-        numbers[own.before, own.groups] += own.elements
+    for each in found:
+        numbers[each.before, each.groups] += each.elements
     orders = {"rows, then columns": (rows, columns), "columns, then rows": (columns, rows)}
     for order, (first, second) in orders.items():
         if numbers[(), first] != numbers[first, second]:
@@ -154,8 +157,8 @@ def _wrong_numbers(
     packed = bool(config.fusion_segments) or config.all_reduce == "torus_2d"
     halves = 2 if config.all_reduce == "torus_2d" else 1
     wrong = []
-    for dtype in sorted({*expected, *(own.dtype for own in ends)}):
-        sizes = [own.elements for own in ends if own.dtype == dtype]
+    for dtype in sorted({*expected, *(each.dtype for each in ends)}):
+        sizes = [each.elements for each in ends if each.dtype == dtype]
         # Each pack is padded to a multiple of the replicas.
         most = expected[dtype] + packed * replicas * len(sizes) // halves
         if not expected[dtype] <= sum(sizes) <= most:
@@ -184,10 +187,12 @@ def ordered(groups: Iterable[Iterable[int]]) -> Groups:
 def _text(all_reduces: Sequence[_AllReduce]) -> str:
     counts: collections.Counter[str] = collections.Counter()
     numbers: collections.Counter[str] = collections.Counter()
-    for own in all_reduces:
-        counts[own.dtype] += 1
-        numbers[own.dtype] += own.elements
-    return ", ".join(f"{counts[own]:,} of {own} ({numbers[own]:,} numbers)" for own in counts)
+    for each in all_reduces:
+        counts[each.dtype] += 1
+        numbers[each.dtype] += each.elements
+    return ", ".join(
+        f"{counts[dtype]:,} of {dtype} ({numbers[dtype]:,} numbers)" for dtype in counts
+    )
 
 
 def _all_groups_text(several: Iterable[Groups]) -> str:

@@ -41,9 +41,15 @@ def check_compiled(
 def _convolutions(module: Module, precision: str, gpu: Gpu) -> Check:
     found = [
         *module.of("convolution"),
-        *(own for own in module.instructions if own.target.startswith(_CONVOLUTION)),
+        *(
+            instruction
+            for instruction in module.instructions
+            if instruction.target.startswith(_CONVOLUTION)
+        ),
     ]
-    wrong = [own for own in found if _is_float32(own) and precision != "float32"]
+    wrong = [
+        instruction for instruction in found if _is_float32(instruction) and precision != "float32"
+    ]
     return Check(
         "convolutions", _operand_types(found), _in_float32(wrong, "convolutions", precision, gpu)
     )
@@ -52,11 +58,15 @@ def _convolutions(module: Module, precision: str, gpu: Gpu) -> Check:
 def _products(optimized: Module, lowered: Module, precision: str, gpu: Gpu) -> Check:
     found = _all_products(optimized)
     # The last layer's products: XLA may split and pad them, so only their source identifies them.
-    intended = {own.source for own in _all_products(lowered) if _is_float32(own)}
+    intended = {
+        instruction.source for instruction in _all_products(lowered) if _is_float32(instruction)
+    }
     wrong = [
-        own
-        for own in found
-        if _is_float32(own) and precision != "float32" and own.source not in intended
+        instruction
+        for instruction in found
+        if _is_float32(instruction)
+        and precision != "float32"
+        and instruction.source not in intended
     ]
     return Check(
         "matrix products",
@@ -68,7 +78,11 @@ def _products(optimized: Module, lowered: Module, precision: str, gpu: Gpu) -> C
 def _all_products(module: Module) -> list[Instruction]:
     return [
         *module.of("dot"),
-        *(own for own in module.instructions if own.target.startswith(_PRODUCT)),
+        *(
+            instruction
+            for instruction in module.instructions
+            if instruction.target.startswith(_PRODUCT)
+        ),
     ]
 
 
@@ -90,21 +104,25 @@ def _all_reduces(optimized: Module, lowered: Module, replicas: int) -> Check:
     """Compares only groups: XLA combines some all-reduces and removes duplicates."""
     found, intended = optimized.of(*ALL_REDUCES), lowered.of(*ALL_REDUCES)
     numbers: collections.Counter[str] = collections.Counter()
-    for own in found:
-        for array in own.operands:
+    for instruction in found:
+        for array in instruction.operands:
             numbers[array.dtype] += array.elements
     mib = sum(count * _BYTES.get(dtype, 4) for dtype, count in numbers.items()) / 2**20
     counts = ", ".join(f"{count:,} numbers of {dtype}" for dtype, count in numbers.items())
     groups, expected = (
-        {ordered(own.groups or [range(replicas)]) for own in instructions}
+        {ordered(instruction.groups or [range(replicas)]) for instruction in instructions}
         for instructions in (found, intended)
     )
     # XLA may merge two in a row, as along the axes of a torus.
-    joined = {_join(own.before, own.groups) for own in intended if own.before}
-    among = " and ".join(groups_text(own) for own in sorted(groups))
+    joined = {
+        _join(instruction.before, instruction.groups)
+        for instruction in intended
+        if instruction.before
+    }
+    among = " and ".join(groups_text(each) for each in sorted(groups))
     wrong = ""
     if groups - expected - joined or (expected - groups and not groups & joined):
-        wanted = " and ".join(groups_text(own) for own in sorted(expected)) or "nobody"
+        wanted = " and ".join(groups_text(each) for each in sorted(expected)) or "nobody"
         wrong = f"the step has all-reduces among {wanted}"
     text = f"{len(found)} of {counts}, {mib:,.1f} MiB, among {among}" if found else "none"
     return Check("all-reduces", text, wrong)
@@ -114,20 +132,20 @@ def _join(one: Groups, other: Groups) -> Groups:
     """Returns the connected components of both groupings together."""
     sets: list[set[int]] = []
     for group in (*one, *other):
-        touching = [own for own in sets if own & set(group)]
-        sets = [own for own in sets if own not in touching]
+        touching = [joined for joined in sets if joined & set(group)]
+        sets = [joined for joined in sets if joined not in touching]
         sets.append(set(group).union(*touching))
     return ordered(sets)
 
 
 def computed_twice(optimized: Module) -> int:
     """Returns the number of operations that XLA recomputes to save memory."""
-    return sum(_RECOMPUTED in own.name for own in optimized.instructions)
+    return sum(_RECOMPUTED in instruction.name for instruction in optimized.instructions)
 
 
-def _is_float32(own: Instruction) -> bool:
-    return own.operands[0].dtype == "f32"
+def _is_float32(instruction: Instruction) -> bool:
+    return instruction.operands[0].dtype == "f32"
 
 
 def _operand_types(instructions: list[Instruction]) -> str:
-    return type_counts(own.operands[0].dtype for own in instructions)
+    return type_counts(instruction.operands[0].dtype for instruction in instructions)

@@ -140,15 +140,15 @@ def write_inputs(
         "weights": np.ones(batches.labels.shape, np.float32),
     }
     arrays: dict[str, Any] = {}
-    for number, own in enumerate(step.arguments):
-        if isinstance(own, str):
-            arrays[f"batch_{number}"] = given[own]
-        elif isinstance(own, tf.Variable):
-            arrays[f"value_{number}"] = own.numpy()
-            if own.ref() in reference.values:
-                arrays[f"expected_{number}"] = reference.values[own.ref()]
+    for number, argument in enumerate(step.arguments):
+        if isinstance(argument, str):
+            arrays[f"batch_{number}"] = given[argument]
+        elif isinstance(argument, tf.Variable):
+            arrays[f"value_{number}"] = argument.numpy()
+            if argument.ref() in reference.values:
+                arrays[f"expected_{number}"] = reference.values[argument.ref()]
         else:
-            arrays[f"value_{number}"] = own
+            arrays[f"value_{number}"] = argument
     np.savez(path, **arrays)
 
 
@@ -178,8 +178,8 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
         device,
     )
     alone.make_slots()
-    own, theirs = variables_of(alone), variables_of(model)
-    for variable, other in zip(own, theirs):
+    ours, theirs = variables_of(alone), variables_of(model)
+    for variable, other in zip(ours, theirs):
         variable.assign(other.numpy())
 
     @tf.function(autograph=False)
@@ -200,7 +200,7 @@ def take_reference_steps(config: Config, model: Classifier, batches: Batches) ->
     kinds[model.metric_sums.variable.ref()] = "metrics"
     values = {
         other.ref(): variable.numpy()
-        for variable, other in zip(own, theirs)
+        for variable, other in zip(ours, theirs)
         if other.ref() in kinds
     }
     return Reference(values, kinds)
@@ -252,29 +252,29 @@ def differences(
         ``difference``, ``way`` (of the reference's change) and ``start``.
     """
     by_kind: dict[str, list[Mapping[str, float]]] = {}
-    for number, own in found.items():
+    for number, result in found.items():
         kind = reference.kinds[step.arguments[int(number)].ref()]
-        by_kind.setdefault(kind, []).append(own)
+        by_kind.setdefault(kind, []).append(result)
     tolerance = _TOLERANCES[config.precision]
     if config.all_reduce_dtype != "float32":
         tolerance = max(tolerance, _TOLERANCES[f"mixed_{config.all_reduce_dtype}"])
     if config.optimizer == "muon":  # which multiplies matrices in bfloat16
         tolerance = max(tolerance, _TOLERANCES["mixed_bfloat16"])
-    result = []
-    for kind, several in by_kind.items():
+    distances = []
+    for kind, results in by_kind.items():
         length = {
-            name: math.sqrt(sum(own[name] for own in several))
+            name: math.sqrt(sum(result[name] for result in results))
             for name in ("difference", "way", "start")
         }
         way = length["way"] or math.inf
-        result.append(
+        distances.append(
             Difference(
                 kind,
-                max(own["most"] for own in several),
+                max(result["most"] for result in results),
                 length["difference"] / way,
                 tolerance + _ROUNDING * length["start"] / way,
-                max(own["spread"] for own in several),
+                max(result["spread"] for result in results),
                 length["way"] / length["start"] if length["start"] else math.inf,
             )
         )
-    return result
+    return distances

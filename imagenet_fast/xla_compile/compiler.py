@@ -149,9 +149,9 @@ class Compiler:
         Raises:
           UserError: if there is none.
         """
-        own = gpu_topology(name)
-        if own is not None:
-            return own
+        gpus = gpu_topology(name)
+        if gpus is not None:
+            return gpus
         found = self._ask("topology", name=name)
         if "error" in found:
             raise no_topology(name, _line(found["error"]), _EXAMPLES)
@@ -225,12 +225,12 @@ def platform_of(topology: str) -> str:
     kind, _, size = topology.partition(":")
     if not re.match(r"v\d", kind):
         raise no_topology(topology, f"no kind {kind!r}", _EXAMPLES)
-    own = ACCELERATORS.get(f"tpu-{kind}")
+    chip = ACCELERATORS.get(f"tpu-{kind}")
     chips = math.prod(map(int, re.findall(r"\d+", size)))
     if not chips:  # would crash libtpu
         raise no_topology(topology, "an axis has 0 chips", _EXAMPLES)
-    if own is not None and chips > own.most_chips:
-        reason = f"a {own.title} has at most {own.most_chips:,} chips"
+    if chip is not None and chips > chip.most_chips:
+        reason = f"a {chip.title} has at most {chip.most_chips:,} chips"
         raise no_topology(topology, reason, _EXAMPLES)
     return "TPU"
 

@@ -52,8 +52,8 @@ class Gpu:
 def gpus() -> Mapping[str, Gpu]:
     """Returns all kinds by name, from the oldest to the newest."""
     found = [_read(path) for path in _TARGETS.glob("*.txtpb")]
-    found.sort(key=lambda own: (own.capability, own.memory))
-    return {own.name: own for own in found}
+    found.sort(key=lambda gpu: (gpu.capability, gpu.memory))
+    return {gpu.name: gpu for gpu in found}
 
 
 @dataclasses.dataclass(frozen=True)

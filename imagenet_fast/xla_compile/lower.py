@@ -75,11 +75,11 @@ def lower_step(model: Classifier, batch: int, image_size: int) -> LoweredStep:
 
 def variables_of(model: Classifier) -> list[tf.Variable]:
     """Returns the variables of a training step, in an order that depends only on the options."""
-    copies = [own for own in (model.weight_average, model.lookahead) if own is not None]
+    shadows = [copy for copy in (model.weight_average, model.lookahead) if copy is not None]
     return [
         *model.variables,
         *model.optimizer.variables(),  # a method of some of Keras' optimizers
-        *(variable for own in copies for variable in own.averages),
+        *(variable for shadow in shadows for variable in shadow.averages),
         model.metric_sums.variable,
     ]
 

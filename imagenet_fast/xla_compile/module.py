@@ -87,18 +87,18 @@ class Module(NamedTuple):
 
     def of(self, *opcodes: str) -> list[Instruction]:
         """Returns the instructions with these opcodes."""
-        return [own for own in self.instructions if own.opcode in opcodes]
+        return [instruction for instruction in self.instructions if instruction.opcode in opcodes]
 
     def sources_in(self, message: str) -> list[str]:
         """Returns the sources of the instructions that a compiler's message mentions."""
         words = {word.strip(_PUNCTUATION) for word in message.split()}
-        known = [own for own in self.instructions if own.source]
+        known = [instruction for instruction in self.instructions if instruction.source]
         # From the most to the least specific. Messages write opcodes in capitals, which tells them
         # from ordinary words.
         sources = (
-            [own.source for own in known if own.name in words]
-            or [own.source for own in known if own.target in words]
-            or [own.source for own in known if own.opcode.upper() in words]
+            [instruction.source for instruction in known if instruction.name in words]
+            or [instruction.source for instruction in known if instruction.target in words]
+            or [instruction.source for instruction in known if instruction.opcode.upper() in words]
         )
         return sources[:_MAX_SOURCES]
 
@@ -108,8 +108,8 @@ def read_module(serialized: bytes) -> Module:
     proto = hlo_pb2.HloModuleProto.FromString(serialized)
     instructions = []
     for computation in proto.computations:
-        by_number = {own.id: own for own in computation.instructions}
-        instructions += [_instruction(own, by_number) for own in computation.instructions]
+        by_number = {proto.id: proto for proto in computation.instructions}
+        instructions += [_instruction(proto, by_number) for proto in computation.instructions]
     program = proto.host_program_shape
     return Module(
         tuple(instructions),
@@ -122,18 +122,18 @@ def read_module(serialized: bytes) -> Module:
     )
 
 
-def _instruction(own: Any, by_number: dict[int, Any]) -> Instruction:
-    operands = [by_number[number] for number in own.operand_ids]
-    is_all_reduce = own.opcode in ALL_REDUCES
+def _instruction(proto: Any, by_number: dict[int, Any]) -> Instruction:
+    operands = [by_number[number] for number in proto.operand_ids]
+    is_all_reduce = proto.opcode in ALL_REDUCES
     return Instruction(
-        own.name,
-        own.opcode,
-        _arrays(own.shape),
+        proto.name,
+        proto.opcode,
+        _arrays(proto.shape),
         tuple(array for operand in operands for array in _arrays(operand.shape)),
-        own.metadata.op_name,
-        _groups(own) if is_all_reduce else (),
+        proto.metadata.op_name,
+        _groups(proto) if is_all_reduce else (),
         _groups_before(operands[0], by_number) if is_all_reduce else (),
-        own.custom_call_target,
+        proto.custom_call_target,
     )
 
 
@@ -144,10 +144,10 @@ def _groups_before(operand: Any, by_number: dict[int, Any]) -> Groups:
     return _groups(operand) if operand.opcode in ALL_REDUCES else ()
 
 
-def _groups(own: Any) -> Groups:
+def _groups(proto: Any) -> Groups:
     """Returns the groups of replicas of an all-reduce."""
     # Newer versions of TensorFlow nest them one level deeper.
-    listed = own.replica_groups or getattr(own, "collective_device_list", own).replica_groups
+    listed = proto.replica_groups or getattr(proto, "collective_device_list", proto).replica_groups
     return tuple(tuple(group.replica_ids) for group in listed)
 
 

@@ -117,16 +117,16 @@ class Compilation:
     @property
     def failure(self) -> str:
         """All errors in one line, or an empty string."""
-        wrong = [f"{own.name}: {own.wrong}" for own in self.checks if own.wrong]
+        wrong = [f"{check.name}: {check.wrong}" for check in self.checks if check.wrong]
         reasons = []
         if wrong:
             reasons.append(f"the step is not what the recipe says: {'; '.join(wrong)}")
         if self.program is None:
             reasons.append(f"it does not compile for {self.topology.name}: {self.refusal}")
-        reasons += [own.wrong for own in self.compiled if own.wrong]
+        reasons += [check.wrong for check in self.compiled if check.wrong]
         if self.program is not None and not self.fits:
             reasons.append(self._does_not_fit(self.program))
-        far = [own.kind for own in self.differences if own.wrong]
+        far = [difference.kind for difference in self.differences if difference.wrong]
         if far:
             reasons.append(f"on this machine's processor: {' and '.join(far)} are wrong")
         return "; ".join(reasons)
@@ -138,9 +138,9 @@ class Compilation:
             f"{self.topology.memory / _GIB:.2f} of {self.topology.kind}"
         )
         fitting = [
-            own.size
-            for own in self.accumulations
-            if own.peak is not None and own.peak <= self.topology.usable
+            trial.size
+            for trial in self.accumulations
+            if trial.peak is not None and trial.peak <= self.topology.usable
         ]
         if fitting:
             return f"{message}; the smallest --accumulation_steps that fits is {min(fitting)}"
@@ -292,8 +292,8 @@ class _Recipe:
         Args:
           found: the unchanged recipe, which does not fit.
         """
-        images, own = found.batch, found.config.accumulation_steps
-        tried = {own: _trial(own, found)}
+        images, present = found.batch, found.config.accumulation_steps
+        tried = {present: _trial(present, found)}
 
         def compiled(part: int) -> int | None:
             steps = images // part
@@ -304,8 +304,8 @@ class _Recipe:
                 tried[steps] = Trial(steps, None, 0, str(error))
             return tried[steps].peak
 
-        parts = [part for part in divisors(images) if part <= images // own]
-        known = {images // own: tried[own].peak}
+        parts = [part for part in divisors(images) if part <= images // present]
+        known = {images // present: tried[present].peak}
         largest_that_fits(parts, self.topology.usable, compiled, known)
         return tuple(tried[steps] for steps in sorted(tried))
 

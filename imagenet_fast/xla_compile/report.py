@@ -41,19 +41,19 @@ def table(found: Compilation) -> str:
             f"{found.batch:,} a replica",
         ),
         "",
-        *(_verdict(own.name, own.found, own.wrong) for own in found.checks),
+        *(_verdict(check.name, check.found, check.wrong) for check in found.checks),
         "",
         *_program_lines(found),
         *_tried_lines(found),
     ]
     if found.differences:
         lines += ["", f"{_steps(found.steps)} of the replicas, and of one device with all images:"]
-    for own in found.differences:
+    for difference in found.differences:
         differ = (
-            f"differ by at most {own.most:.2g}, {own.share:.2g} of their change; between replicas "
-            f"by {own.spread:.2g}"
+            f"differ by at most {difference.most:.2g}, {difference.share:.2g} of their change; "
+            f"between replicas by {difference.spread:.2g}"
         )
-        lines.append(_verdict(own.kind, differ, own.wrong))
+        lines.append(_verdict(difference.kind, differ, difference.wrong))
     if not found.failure:
         lines += ["", _conclusion(found), _not_proved(found)]
     return "\n".join(lines)
@@ -73,16 +73,16 @@ def as_json(found: Compilation) -> str:
         },
         "parameters": found.parameters,
         "batch": found.batch,
-        "checks": [own._asdict() for own in found.checks],
+        "checks": [check._asdict() for check in found.checks],
         "program": program and _program_values(found, program),
-        "compiled": [own._asdict() for own in found.compiled],
+        "compiled": [check._asdict() for check in found.compiled],
         "fits": found.fits,
         "computed_twice": found.computed_twice,
-        "batches": [own._asdict() for own in found.batches],
-        "accumulations": [own._asdict() for own in found.accumulations],
+        "batches": [trial._asdict() for trial in found.batches],
+        "accumulations": [trial._asdict() for trial in found.accumulations],
         "failure": found.failure,
         "steps": found.steps,
-        "differences": [dataclasses.asdict(own) for own in found.differences],
+        "differences": [dataclasses.asdict(difference) for difference in found.differences],
         "proves": "" if found.failure else f"{_conclusion(found)} {_not_proved(found)}",
         "options": {name: getattr(found.config, name) for name in ("batch_size", *STEP_OPTIONS)},
         "packages": found.packages,
@@ -145,7 +145,7 @@ def _program_lines(found: Compilation) -> list[str]:
         work += f", and {program.bytes / 1e9:.3g} GB read and written in a {part} of a replica"
     return [
         _verdict("compiled", f"in {program.seconds:.0f} s"),
-        *(_verdict(own.name, own.found, own.wrong) for own in found.compiled),
+        *(_verdict(check.name, check.found, check.wrong) for check in found.compiled),
         _memory_line(found, program),
         _line("work", f"{work}, as XLA counts"),
         *_slow_float16(found),
@@ -198,21 +198,21 @@ def _tried_lines(found: Compilation) -> list[str]:
     ):
         if tried:
             lines += ["", f"{head:{_NAME_WIDTH}}memory     operations computed twice"]
-        lines += [_line(f"{own.size:,}", _tried(own, found.topology.usable)) for own in tried]
+        lines += [_line(f"{trial.size:,}", _tried(trial, found.topology.usable)) for trial in tried]
     if found.batches and _fits(found.batches[-1], found.topology.usable):
         lines.append("Larger ones may fit, too: the search ends here.")
     return lines
 
 
-def _tried(own: Trial, usable: int) -> str:
-    if own.peak is None:
-        return f"invalid: {own.refusal}"
-    text = f"{_size(own.peak):11}{own.computed_twice:<5}"
-    return (text if _fits(own, usable) else f"{text}does not fit").rstrip()
+def _tried(trial: Trial, usable: int) -> str:
+    if trial.peak is None:
+        return f"invalid: {trial.refusal}"
+    text = f"{_size(trial.peak):11}{trial.computed_twice:<5}"
+    return (text if _fits(trial, usable) else f"{text}does not fit").rstrip()
 
 
-def _fits(own: Trial, usable: int) -> bool:
-    return own.peak is not None and own.peak <= usable
+def _fits(trial: Trial, usable: int) -> bool:
+    return trial.peak is not None and trial.peak <= usable
 
 
 def _size(number: float) -> str:

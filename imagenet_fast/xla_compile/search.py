@@ -48,12 +48,12 @@ def largest_that_fits(
 def _bounds(candidates: Sequence[int], limit: int, tried: dict[int, int | None]) -> tuple[int, int]:
     """Returns the indices of the largest size that fits and the next one that does not."""
     fits = {
-        number: (own := tried[size]) is not None and own <= limit
+        number: (peak := tried[size]) is not None and peak <= limit
         for number, size in enumerate(candidates)
         if size in tried
     }
-    low = max((number for number, own in fits.items() if own), default=-1)
-    above = [number for number, own in fits.items() if not own and number > low]
+    low = max((number for number, fit in fits.items() if fit), default=-1)
+    above = [number for number, fit in fits.items() if not fit and number > low]
     return low, min(above, default=len(candidates))
 
 
@@ -61,7 +61,7 @@ def _predict(
     candidates: Sequence[int], limit: int, tried: dict[int, int | None], low: int, high: int
 ) -> int:
     """Returns the index of the largest size that fits by a line through two known sizes."""
-    points = [(0, 0), *sorted((size, own) for size, own in tried.items() if own is not None)]
+    points = [(0, 0), *sorted((size, peak) for size, peak in tried.items() if peak is not None)]
     smaller = [point for point in points if point[0] <= (candidates[low] if low >= 0 else 0)]
     larger = [point for point in points if point not in smaller]
     if larger:
@@ -81,7 +81,7 @@ def _predict(
 
 def divisors(number: int) -> list[int]:
     """Returns the divisors of a number, ascending."""
-    return [own for own in range(1, number + 1) if number % own == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def batch_sizes(most: int) -> list[int]:

@@ -108,8 +108,8 @@ def compile_for_gpus(
     except Exception as error:  # as above
         return {"error": str(error)}
     seconds = time.perf_counter() - start
-    (own,) = program.hlo_modules()
-    pathlib.Path(optimized).write_bytes(own.as_serialized_hlo_module_proto())
+    (compiled,) = program.hlo_modules()
+    pathlib.Path(optimized).write_bytes(compiled.as_serialized_hlo_module_proto())
     # The executable has no cost analysis.
     lowered = hlo.HloModule.from_serialized_hlo_module_proto(content)
     costs = xla_client._xla.hlo_module_cost_analysis(jax.devices("cpu")[0].client, lowered)
@@ -137,13 +137,13 @@ def run_steps(
     with np.load(inputs) as archive:
         given = dict(archive)
     batches, start, expected = (
-        {int(name[len(kind) :]): own for name, own in given.items() if name.startswith(kind)}
+        {int(name[len(kind) :]): array for name, array in given.items() if name.startswith(kind)}
         for kind in ("batch_", "value_", "expected_")
     )
-    values = {number: _on_each([own] * len(devices), devices) for number, own in start.items()}
+    values = {number: _on_each([array] * len(devices), devices) for number, array in start.items()}
     for step in range(steps):
-        for number, own in batches.items():
-            values[number] = _on_each(own[step], devices)
+        for number, array in batches.items():
+            values[number] = _on_each(array[step], devices)
         arguments = [values[number] for number in range(len(values))]
         results = program.execute_sharded(arguments).disassemble_into_single_device_arrays()
         for result, number in updates.items():
@@ -157,7 +157,7 @@ def run_steps(
 def _on_each(parts: Sequence[np.ndarray], devices: list[Any]) -> jax.Array:
     """Returns an array with a different part on each device."""
     # Copies, because the program may overwrite its inputs.
-    copies = [jax.device_put(np.array(own), device) for own, device in zip(parts, devices)]
+    copies = [jax.device_put(np.array(part), device) for part, device in zip(parts, devices)]
     return _joined(copies, devices)
 
 

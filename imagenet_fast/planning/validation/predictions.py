@@ -77,7 +77,7 @@ class Cut(NamedTuple):
     step: float
 
     def __str__(self) -> str:
-        cuts = ["|".join(map(str, own)) for own in (self.published, self.best)]
+        cuts = ["|".join(map(str, segments)) for segments in (self.published, self.best)]
         return (
             f"{self.name}: published after {cuts[0]}, {1e3 * self.waited:.1f} ms exposed; best "
             f"after {cuts[1]}, {1e3 * self.waited_best:.1f} ms: "
@@ -130,39 +130,44 @@ class Validation:
     @property
     def tested(self) -> list[Prediction]:
         """The predictions to which no constant was fitted."""
-        return [own for own in self.predictions if not own.row.fits]
+        return [prediction for prediction in self.predictions if not prediction.row.fits]
 
     @property
     def median_error(self) -> float:
         """The median absolute relative error of tested predictions."""
-        return statistics.median(abs(own.error) for own in self.tested)
+        return statistics.median(abs(prediction.error) for prediction in self.tested)
 
     @property
     def missed(self) -> list[Prediction]:
         """Tested predictions with a large error."""
-        return [own for own in self.tested if abs(own.error) > _LARGE_ERROR]
+        return [prediction for prediction in self.tested if abs(prediction.error) > _LARGE_ERROR]
 
     def table(self) -> str:
         """Returns the validation as text."""
-        width = max(len(own.row.name) for own in self.predictions)
+        width = max(len(prediction.row.name) for prediction in self.predictions)
         lines = []
-        for source, group in itertools.groupby(self.predictions, lambda own: own.row.source):
-            lines += [source, *(f"  {_line(own, width)}" for own in group), ""]
+        for source, group in itertools.groupby(
+            self.predictions, lambda prediction: prediction.row.source
+        ):
+            lines += [source, *(f"  {_line(prediction, width)}" for prediction in group), ""]
         lines += [
             f"{len(self.tested)} numbers that no constant was fitted to: median error "
             f"{self.median_error:.1%}, {len(self.missed)} over {_LARGE_ERROR:.0%}:",
-            *(f"  {own.row.name} ({own.error:+.0%}): {own.row.why}" for own in self.missed),
+            *(
+                f"  {prediction.row.name} ({prediction.error:+.0%}): {prediction.row.why}"
+                for prediction in self.missed
+            ),
             "",
             "segments of gradients",
-            *(f"  {own}" for own in self.cuts),
+            *(f"  {cut}" for cut in self.cuts),
             "",
             "scaling without communication optimizations",
-            *(f"  {own}" for own in self.scalings),
+            *(f"  {scaling}" for scaling in self.scalings),
             "",
             "constants, fitted to the rows marked so; all stacks reach "
             f"{next(iter(STACKS.values())).memory:.0%} of memory bandwidth",
         ]
-        lines += [f"  {name:25} {_constants(own)}" for name, own in STACKS.items()]
+        lines += [f"  {name:25} {_constants(stack)}" for name, stack in STACKS.items()]
         return "\n".join(lines)
 
     def files(self) -> dict[str, str]:
@@ -177,26 +182,26 @@ class Validation:
         """Returns the validation as JSON."""
         rows = [
             {
-                "name": own.row.name,
-                "source": own.row.source,
-                "unit": own.row.unit,
-                "published": own.row.value,
-                "predicted": own.value,
-                "error": own.error,
-                "fitted": own.row.fits,
-                "constants": own.row.stack,
-                "why": own.row.why,
+                "name": prediction.row.name,
+                "source": prediction.row.source,
+                "unit": prediction.row.unit,
+                "published": prediction.row.value,
+                "predicted": prediction.value,
+                "error": prediction.error,
+                "fitted": prediction.row.fits,
+                "constants": prediction.row.stack,
+                "why": prediction.row.why,
             }
-            for own in self.predictions
+            for prediction in self.predictions
         ]
         values = {
             "median_error": self.median_error,
             "tested": len(self.tested),
-            "missed": [own.row.name for own in self.missed],
+            "missed": [prediction.row.name for prediction in self.missed],
             "rows": rows,
-            "cuts": [own._asdict() for own in self.cuts],
-            "scalings": [own._asdict() for own in self.scalings],
-            "constants": {name: dataclasses.asdict(own) for name, own in STACKS.items()},
+            "cuts": [cut._asdict() for cut in self.cuts],
+            "scalings": [scaling._asdict() for scaling in self.scalings],
+            "constants": {name: dataclasses.asdict(stack) for name, stack in STACKS.items()},
             **environment.provenance(),
         }
         return json.dumps(values, indent=2) + "\n"
@@ -206,12 +211,12 @@ class Validation:
         with matplotlib.style.context(FILE_STYLE):
             figure = Figure(figsize=(8.0, 0.6 + 0.17 * len(self.predictions)), layout="constrained")
             axes = figure.add_subplot()
-            for place, own in enumerate(reversed(self.predictions)):
-                kind = "muted" if own.row.fits else "validation"
-                axes.plot(1 + own.error, place, "o", color=SENTINELS[kind], ms=4)
+            for place, prediction in enumerate(reversed(self.predictions)):
+                kind = "muted" if prediction.row.fits else "validation"
+                axes.plot(1 + prediction.error, place, "o", color=SENTINELS[kind], ms=4)
             axes.axvline(1, color=SENTINELS["muted"], lw=0.9)
             axes.axvspan(1 - _LARGE_ERROR, 1 + _LARGE_ERROR, color=SENTINELS["grid"], alpha=0.5)
-            names = [own.row.name for own in reversed(self.predictions)]
+            names = [prediction.row.name for prediction in reversed(self.predictions)]
             axes.set_yticks(range(len(names)), names, fontsize=7)
             axes.set_ylim(-0.7, len(names) - 0.3)
             axes.set_xlabel("predicted / published; grey: a constant was fitted to it")
@@ -315,7 +320,7 @@ def fitted(stack: str, rows: Sequence[PublishedResult] = ROWS) -> Efficiency:
       stack: a key of ``STACKS``.
       rows: the published numbers, of any stack.
     """
-    first, *second = [own for own in rows if own.stack == stack and own.fits]
+    first, *second = [row for row in rows if row.stack == stack and row.fits]
     start = dataclasses.replace(STACKS[stack], half_rows=0.0)
 
     def with_half_rows(half_rows: float) -> Efficiency:
@@ -390,9 +395,9 @@ def _pipeline_throughput(run: Pipelined, efficiency: Efficiency) -> float:
     ]
     simulation = simulate(
         tasks("unrolled", run.stages, run.micro_batches),
-        [own.forward for own in stages],
-        [own.backward for own in stages],
-        transfer=[own.output_bytes / chip.link for own in stages[:-1]],
+        [stage.forward for stage in stages],
+        [stage.backward for stage in stages],
+        transfer=[stage.output_bytes / chip.link for stage in stages[:-1]],
         rematerialize=run.rematerialize,
     )
     return run.batch / simulation.seconds
