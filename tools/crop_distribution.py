@@ -110,8 +110,8 @@ def draw(train_crop: str, count: int) -> Crops:
     crops = []
     for size in SIZES:
         parts = [
-            training_crop_boxes(tf.constant([size] * len(own)), tf.constant(own), config)[:, 2:]
-            for own in np.array_split(identities, -(-count // _BATCH))
+            training_crop_boxes(tf.constant([size] * len(batch)), tf.constant(batch), config)[:, 2:]
+            for batch in np.array_split(identities, -(-count // _BATCH))
         ]
         crops.append(np.concatenate(parts))
     return np.stack(crops)
@@ -160,7 +160,8 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     """Returns the Kolmogorov-Smirnov distance of two samples."""
     values = np.sort(np.concatenate([one, other]))
     first, second = (
-        np.searchsorted(np.sort(own), values, side="right") / len(own) for own in (one, other)
+        np.searchsorted(np.sort(sample), values, side="right") / len(sample)
+        for sample in (one, other)
     )
     return float(np.abs(first - second).max())
 
@@ -188,14 +189,16 @@ def summary(found: dict[str, Crops]) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Returns the table, in Markdown."""
-    quantiles = ", ".join(f"{100 * own:g}%" for own in QUANTILES)
+    quantiles = ", ".join(f"{100 * quantile:g}%" for quantile in QUANTILES)
     lines = [
         f"| size | crop | area, quantiles {quantiles} | aspect, the same | outside [3/4, 4/3] | "
         "distance of areas | of aspects |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        area, aspect = (", ".join(f"{own:.3f}" for own in row[key]) for key in ("area", "aspect"))
+        area, aspect = (
+            ", ".join(f"{value:.3f}" for value in row[key]) for key in ("area", "aspect")
+        )
         lines.append(
             f"| {'x'.join(map(str, row['size']))} | {row['crop']} | {area} | {aspect} | "
             f"{100 * row['outside']:.1f}% | {row['area_distance']:.4f} | "

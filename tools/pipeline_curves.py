@@ -112,7 +112,7 @@ class Curve(NamedTuple):
         """
         if self.losses.keys() != other.losses.keys():
             raise UserError("the runs have different steps: remove --runs_dir and start again")
-        return max(abs(own / other.losses[step] - 1) for step, own in self.losses.items())
+        return max(abs(loss / other.losses[step] - 1) for step, loss in self.losses.items())
 
 
 _KINDS = ("train", "validation")
@@ -167,7 +167,7 @@ def _trained(
     command += [f"--data_dir={given.data_dir}", f"--model_dir={model_dir}"]
     # Otherwise logical CPUs without a stage would each be a replica.
     command += [f"--duration={given.epochs} epochs", "--strategy=one_device"]
-    command += [f"--logical_cpus={max(own.stages for own in VARIANTS)}"]
+    command += [f"--logical_cpus={max(variant.stages for variant in VARIANTS)}"]
     print(f"{network}, {variant.name}", file=sys.stderr, flush=True)
     last = variant.stages
     if variant.then:
@@ -243,8 +243,8 @@ def files(curves: Curves, epochs: int) -> dict[str, str]:
     """Returns the contents of the files by name."""
     values = {
         "curves": {
-            network: {name: curve._asdict() for name, curve in own.items()}
-            for network, own in curves.items()
+            network: {name: curve._asdict() for name, curve in variants.items()}
+            for network, variants in curves.items()
         },
         "options": [*_OPTIONS, f"--duration={epochs} epochs"],
         "networks": NETWORKS,
@@ -256,9 +256,9 @@ def files(curves: Curves, epochs: int) -> dict[str, str]:
 def _picture(curves: Curves) -> str:
     with matplotlib.style.context(STYLE):
         figure = Figure(figsize=(4.6 * len(curves), 3.6), layout="constrained")
-        for place, (network, own) in enumerate(curves.items()):
+        for place, (network, variants) in enumerate(curves.items()):
             axes = figure.add_subplot(1, len(curves), place + 1)
-            for width, (name, curve) in zip((9, 7, 5, 3, 1), own.items()):
+            for width, (name, curve) in zip((9, 7, 5, 3, 1), variants.items()):
                 # Later curves are narrower, so that equal ones are visible inside each other.
                 axes.plot(
                     list(curve.losses), list(curve.losses.values()), linewidth=width, label=name

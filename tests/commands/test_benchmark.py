@@ -61,9 +61,9 @@ def test_flags_and_files(calls, capsys, tmp_path):
     assert not config.stride_on_1x1
     assert config.weight_decay == 0
     assert counts["repeats"] == 3
-    told = json.loads((tmp_path / "resnet101_mixed_bfloat16.json").read_text())["options"]
-    assert told["stride_on_1x1"] is False
-    assert told["repeats"] == 3
+    options = json.loads((tmp_path / "resnet101_mixed_bfloat16.json").read_text())["options"]
+    assert options["stride_on_1x1"] is False
+    assert options["repeats"] == 3
     assert str(tmp_path / "resnet101_mixed_bfloat16.svg") in capsys.readouterr().out
 
 
@@ -88,8 +88,8 @@ def test_flags_and_files_of_the_resnet9_benchmark(calls, capsys, tmp_path):
     assert (config.width, config.precision, config.xla) == (0, "mixed_bfloat16", True)
     assert (config.data_dir, config.activation) == ("somewhere", "relu")
     assert counts["steps"] == 2
-    told = json.loads((tmp_path / "width64_mixed_bfloat16_xla.json").read_text())["options"]
-    assert told == {
+    options = json.loads((tmp_path / "width64_mixed_bfloat16_xla.json").read_text())["options"]
+    assert options == {
         "recipe": recipe,
         "data_dir": "somewhere",
         "width": 0,
@@ -137,9 +137,9 @@ def test_flags_and_files_of_the_pipeline_benchmark(monkeypatch, capsys, tmp_path
     flags = ["--parts=overlap,memory_limit", "--repeats=3", "--memory_limit=100"]
     assert run(["benchmark", "pipeline", *flags, f"--output_dir={tmp_path}"]) == 0
     assert asked == [3, 100 << 20]
-    told = capsys.readouterr().out
-    assert "it failed" in told
-    assert f"{tmp_path}/pipeline.svg" in told
+    output = capsys.readouterr().out
+    assert "it failed" in output
+    assert f"{tmp_path}/pipeline.svg" in output
     values = json.loads((tmp_path / "pipeline.json").read_text())
     assert values["options"]["memory_limit"] == 100
     assert values.keys() >= {"overlap", "memory_limit", "hardware"}
@@ -177,9 +177,9 @@ def test_mistakes(calls, capsys, arguments, message):
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_lists_the_benchmarks(capsys, arguments):
     assert run(["benchmark", *arguments]) == 0
-    told = capsys.readouterr().out
-    assert "  step " in told
-    assert "  optimizer " in told
+    output = capsys.readouterr().out
+    assert "  step " in output
+    assert "  optimizer " in output
 
 
 @pytest.mark.parametrize("name", ["step", "resnet9", "optimizer", "pipeline"])

@@ -41,13 +41,13 @@ def install(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("extras", "told"),
+    ("extras", "requirement"),
     [((), "."), (("digits",), ".[digits]"), (("test,addons",), ".[test,addons]")],
 )
-def test_extras_are_installed_once(install, extras, told):
+def test_extras_are_installed_once(install, extras, requirement):
     first = install(".venv", *extras)
     assert first[0] == "install"
-    assert first[-2:] == ["--editable", told]
+    assert first[-2:] == ["--editable", requirement]
     assert install(".venv", *extras) is None
 
 

@@ -109,7 +109,7 @@ def lines_of(output, worker):
     return [line[len(prefix) :] for line in output.split("\n") if line.startswith(prefix)]
 
 
-def told(output, worker):
+def printed(output, worker):
     """Returns what a worker printed as JSON."""
     return json.loads("\n".join(lines_of(output, worker)))
 
@@ -119,7 +119,7 @@ def environments(run, **options):
         "import json, os; print(json.dumps(dict(os.environ)))", "--", **options
     )
     assert status == 0, errors
-    return [told(output, worker) for worker in range(options.get("workers", 2))]
+    return [printed(output, worker) for worker in range(options.get("workers", 2))]
 
 
 def read_pids(process, count):
@@ -160,7 +160,7 @@ def test_ports_from_a_base(run):
     script = "import os; print(os.environ['TF_CONFIG'])"
     status, output, _ = run(script, "--port_base", str(base), workers=1)
     assert status == 0
-    assert told(output, 0)["cluster"]["worker"] == [f"127.0.0.1:{base}"]
+    assert printed(output, 0)["cluster"]["worker"] == [f"127.0.0.1:{base}"]
 
 
 def test_port_that_is_taken_is_named():
@@ -250,9 +250,9 @@ def server_pids(output):
 def test_input_servers_listen_before_the_workers_start_and_end_after_them(run_servers):
     status, output, errors = run_servers()
     assert status == 0, errors
-    (told,) = lines_of(output, 0)
-    assert re.fullmatch(r"--input_servers=127\.0\.0\.1:\d+,127\.0\.0\.1:\d+", told)
-    assert len(set(told.partition("=")[2].split(","))) == 2
+    (flag,) = lines_of(output, 0)
+    assert re.fullmatch(r"--input_servers=127\.0\.0\.1:\d+,127\.0\.0\.1:\d+", flag)
+    assert len(set(flag.partition("=")[2].split(","))) == 2
     pids = server_pids(output)
     assert len(pids) == 2 and all_gone(pids)
     assert errors == ""

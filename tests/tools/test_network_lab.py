@@ -382,21 +382,21 @@ def test_workers_reach_each_other_under_the_addresses_in_tf_config(start):
     process = start("--workers=4", "--groups=2", "--latency=5ms", script=NEIGHBOUR)
     output, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
-    told = {}
+    printed = {}
     for line in output.splitlines():
         worker, text = re.fullmatch(r"\[worker (\d)\] (.*)", line).groups()
-        told[int(worker)] = json.loads(text)
-    assert sorted(told) == [0, 1, 2, 3]
-    clusters = [told[worker]["job"]["cluster"] for worker in range(4)]
+        printed[int(worker)] = json.loads(text)
+    assert sorted(printed) == [0, 1, 2, 3]
+    clusters = [printed[worker]["job"]["cluster"] for worker in range(4)]
     assert all(cluster == clusters[0] for cluster in clusters)
     layout = Layout(workers=4, groups=2)
     hosts = [address.split(":")[0] for address in clusters[0]["worker"]]
     assert hosts == [layout.address(worker) for worker in range(4)]
     for worker in range(4):
-        assert told[worker]["job"]["task"] == {"type": "worker", "index": worker}
-        assert told[worker]["heard"] == f"from {(worker - 1) % 4}"
+        assert printed[worker]["job"]["task"] == {"type": "worker", "index": worker}
+        assert printed[worker]["heard"] == f"from {(worker - 1) % 4}"
         # Of the machine's own there is none; eth0 is the lab's.
-        assert {"eth0", "lo"} <= set(told[worker]["interfaces"])
+        assert {"eth0", "lo"} <= set(printed[worker]["interfaces"])
     assert not left_of(process)
     assert interfaces() == before
 

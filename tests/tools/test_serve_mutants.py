@@ -44,7 +44,7 @@ def test_every_mutant_gets_an_answer(answer):
     outcomes = tool.serve_mutants(answer, 400, seed=1)
     assert sum(map(sum, (counts.values() for counts in outcomes.values()))) == 400
     assert len(outcomes) == 8 and all(sum(counts.values()) == 50 for counts in outcomes.values())
-    # Some are still images, and some of the others are told of by name.
+    # Some are still valid images, and some errors name the cause.
     assert 5 < outcomes["JPEG"][""] < 45
     assert outcomes["GIF"]["GIF cannot be decoded: convert it to a baseline JPEG or to PNG"] > 40
 

@@ -67,7 +67,7 @@ def with_instruction(step, *instructions):
 
 
 @pytest.mark.parametrize(
-    ("instruction", "told"),
+    ("instruction", "expected"),
     [
         (
             Instruction("p", "dot", (Array("f32", (8, 4)),), (Array("f32", (8, 8)),) * 2, "dense"),
@@ -94,9 +94,9 @@ def with_instruction(step, *instructions):
     ],
     ids=["hidden", "last", "loss", "float64", "shape"],
 )
-def test_what_is_wrong(lowered, instruction, told):
+def test_what_is_wrong(lowered, instruction, expected):
     found = lowered(precision="mixed_bfloat16")
-    assert wrong(found, step=with_instruction(found.step, instruction)) == told
+    assert wrong(found, step=with_instruction(found.step, instruction)) == expected
 
 
 def test_variables_of_another_type(lowered):

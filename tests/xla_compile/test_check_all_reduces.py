@@ -108,15 +108,15 @@ def test_steps_of_other_recipes(lowered, options, recipe, statistics, gradients)
 
 
 @pytest.mark.parametrize(
-    ("groups", "told"),
+    ("groups", "expected"),
     [
         (((0, 1, 2),), "all 3"),
         (((0, 1), (2, 3), (4, 5), (6, 7)), PAIRS),
         (consecutive(40, 8).members, "(0,1,...,7 8,9,...,15 ... 32,33,...,39)"),
     ],
 )
-def test_groups_in_words(groups, told):
-    assert groups_text(groups) == told
+def test_groups_in_words(groups, expected):
+    assert groups_text(groups) == expected
 
 
 # --- Mistakes in the code that sums
@@ -168,7 +168,7 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("orders", "told"),
+    ("orders", "expected"),
     [
         pytest.param(
             [("rows", "columns"), ("rows", "columns")],
@@ -187,7 +187,7 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
         ),
     ],
 )
-def test_a_torus_along_other_axes(lower_anew, monkeypatch, orders, told):
+def test_a_torus_along_other_axes(lower_anew, monkeypatch, orders, expected):
     def along(tensor, rows, columns):
         axes = {"rows": rows, "columns": columns}
         parts = tf.split(tensor, 2)
@@ -197,4 +197,4 @@ def test_a_torus_along_other_axes(lower_anew, monkeypatch, orders, told):
         return tf.concat(parts, 0)
 
     monkeypatch.setattr(all_reduce, "sum_along_both_axes", along)
-    assert told in checks(lower_anew(**TORUS))[1].wrong
+    assert expected in checks(lower_anew(**TORUS))[1].wrong

@@ -64,8 +64,8 @@ def test_a_correct_step():
 
 
 def test_one_convolution_in_float32_is_enough():
-    told = "XLA computes 1 of the convolutions in float32 under mixed_float16"
-    assert wrong(*GOOD, convolution("f32")) == {"convolutions": told}
+    expected = "XLA computes 1 of the convolutions in float32 under mixed_float16"
+    assert wrong(*GOOD, convolution("f32")) == {"convolutions": expected}
 
 
 def test_convolutions_that_cudnn_does_not_have():
@@ -79,11 +79,13 @@ def test_convolutions_that_cudnn_does_not_have():
     [("p100", "mixed_float16"), ("p40", "float32"), ("v100", "mixed_float16")],
 )
 def test_gpus_without_bfloat16_say_what_to_use(gpu, precision):
-    told = wrong(convolution("f32"), *GOOD[2:], precision="mixed_bfloat16", gpu=gpu)["convolutions"]
+    expected = wrong(convolution("f32"), *GOOD[2:], precision="mixed_bfloat16", gpu=gpu)[
+        "convolutions"
+    ]
     begins = "has no bfloat16 arithmetic, which begins with 8.0"
-    assert told.endswith(f"{begins}; use --precision={precision}")
-    told = wrong(convolution("f32"), *GOOD[2:], precision="mixed_bfloat16", gpu="a100")
-    assert "use --precision" not in told["convolutions"]
+    assert expected.endswith(f"{begins}; use --precision={precision}")
+    expected = wrong(convolution("f32"), *GOOD[2:], precision="mixed_bfloat16", gpu="a100")
+    assert "use --precision" not in expected["convolutions"]
 
 
 def test_requested_float32():
@@ -93,22 +95,22 @@ def test_requested_float32():
 
 @pytest.mark.parametrize("target", ["", "__cublas$gemm"])
 def test_products_in_float32_are_the_last_layer_s_only(target):
-    told = "XLA computes 1 of the matrix products in float32 under mixed_float16"
+    expected = "XLA computes 1 of the matrix products in float32 under mixed_float16"
     found = wrong(*GOOD, product("f32", "dense/MatMul", target))
-    assert found == {"matrix products": told}
+    assert found == {"matrix products": expected}
     assert not wrong(*GOOD, product("f16", "dense/MatMul", target))
 
 
 @pytest.mark.parametrize(
-    ("groups", "told"),
+    ("groups", "expected"),
     [
         (((0, 1, 2, 3), (4, 5, 6, 7)), "(0,1,2,3 4,5,6,7)"),
         (((0, 1, 2, 3),), "all 4"),
     ],
 )
-def test_groups_that_the_step_does_not_have(groups, told):
+def test_groups_that_the_step_does_not_have(groups, expected):
     found = checks(*GOOD[:3], all_reduce(groups))["all-reduces"]
-    assert found.found == f"1 of 100 numbers of f32, 0.0 MiB, among {told}"
+    assert found.found == f"1 of 100 numbers of f32, 0.0 MiB, among {expected}"
     assert found.wrong == "the step has all-reduces among all 8"
 
 
@@ -135,8 +137,8 @@ def test_two_in_a_row_may_become_one(found, right):
     first = all_reduce(ROWS)
     second = all_reduce(COLUMNS)._replace(before=ROWS)
     lowered = module(product("f32", "logits/MatMul"), first, second)
-    told = wrong(*GOOD[:3], *map(all_reduce, found), lowered=lowered)
-    assert bool(told) != right
+    expected = wrong(*GOOD[:3], *map(all_reduce, found), lowered=lowered)
+    assert bool(expected) != right
 
 
 def test_all_reduces_that_are_gone():
@@ -148,8 +150,8 @@ def test_bytes_by_type():
     own = all_reduce((EVERYONE,), elements=2**18)
     half = own._replace(operands=(gradients,), arrays=(gradients,))
     found = checks(*GOOD[:3], own, half)["all-reduces"].found
-    told = "2 of 262,144 numbers of f32, 1,048,576 numbers of f16, 3.0 MiB, among all 8"
-    assert found == told
+    expected = "2 of 262,144 numbers of f32, 1,048,576 numbers of f16, 3.0 MiB, among all 8"
+    assert found == expected
 
 
 def test_a_single_replica():

@@ -87,8 +87,8 @@ def test_work_of_accumulated_micro_batches():
     config = GOOD.config.replace(accumulation_steps=4)
     program = Program(12.3, MEMORY, 32 * 22.5e9, 9e9)
     found = dataclasses.replace(GOOD, config=config, program=program)
-    told = "22.5 GFLOPs an image, and 9 GB read and written in a micro-batch of a replica"
-    assert told in table(found)
+    expected = "22.5 GFLOPs an image, and 9 GB read and written in a micro-batch of a replica"
+    assert expected in table(found)
     assert json.loads(as_json(found))["program"]["per_image"] == 22.5e9
 
 
@@ -188,16 +188,18 @@ def test_no_accumulation_steps_fit():
 )
 def test_a_search_that_ends_before_the_memory(larger, ends):
     found = dataclasses.replace(GPUS, batches=(Trial(128, 4 * GIB, 0), *larger))
-    told = "Larger ones may fit, too: the search ends here."
-    assert (told in table(found).splitlines()) == ends
+    expected = "Larger ones may fit, too: the search ends here."
+    assert (expected in table(found).splitlines()) == ends
     assert not found.failure
 
 
 def test_the_largest_of_several_image_sizes():
     sizes = {"train_sizes": (128,), "train_until": ("3 epochs",)}
     found = dataclasses.replace(GOOD, config=GOOD.config.replace(**sizes))
-    told = "batch                   1,024 images of 224 px, the largest of the run, 128 a replica"
-    assert told in table(found).splitlines()
+    expected = (
+        "batch                   1,024 images of 224 px, the largest of the run, 128 a replica"
+    )
+    assert expected in table(found).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -213,8 +215,8 @@ def test_the_largest_of_several_image_sizes():
 def test_float16_that_is_slower_than_float32(gpu, precision, slow):
     config = GPUS.config.replace(precision=precision)
     found = dataclasses.replace(GPUS, config=config, topology=gpu_topology(f"{gpu}:1x8"))
-    told = "float16                 Tesla P40 computes in it at 1/64 of float32's speed, so"
-    assert (told in table(found)) == slow
+    expected = "float16                 Tesla P40 computes in it at 1/64 of float32's speed, so"
+    assert (expected in table(found)) == slow
     assert not found.failure
 
 
@@ -249,8 +251,8 @@ def test_file_of_gpus(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "expected"),
     [(0, "0 bytes"), (999, "999 bytes"), (1020, "0.996 KiB"), (1020 * 2**20, "0.996 GiB")],
 )
-def test_bytes_without_exponents(size, told):
-    assert _size(size) == told
+def test_bytes_without_exponents(size, expected):
+    assert _size(size) == expected

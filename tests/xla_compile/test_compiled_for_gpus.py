@@ -73,14 +73,14 @@ def test_float16(compiler, lowered, kind):
 def test_bfloat16_begins_with_ampere(compiler, lowered):
     found = lowered("GPU", precision="mixed_bfloat16")
     assert not any(own.wrong for own in compiled(compiler, found, "a100:1x8").values())
-    told = compiled(compiler, found, "p100:1x8")["convolutions"].wrong
-    assert "use --precision=mixed_float16" in told
+    expected = compiled(compiler, found, "p100:1x8")["convolutions"].wrong
+    assert "use --precision=mixed_float16" in expected
 
 
 def test_a_volta_in_bfloat16_fails(capsys):
     assert run(["compile", *SMALL, "--topology=v100:1x8", "--precision=mixed_bfloat16"]) == 2
-    told = r"XLA computes \d+ of the convolutions in float32 under mixed_bfloat16: Tesla V100"
-    assert re.search(f"error: {told}", capsys.readouterr().err)
+    expected = r"XLA computes \d+ of the convolutions in float32 under mixed_bfloat16: Tesla V100"
+    assert re.search(f"error: {expected}", capsys.readouterr().err)
 
 
 def test_rows_of_a_torus_become_one_all_reduce(compiler, lowered):
@@ -99,7 +99,7 @@ LARGE = ["--model=resnet8", "--num_classes=10", "--image_size=224"]
 def test_a_batch_that_does_not_fit_names_the_accumulation_steps(capsys, tmp_path):
     flags = [*LARGE, "--topology=v100:1x1", "--batch_size=1440", f"--output_dir={tmp_path}"]
     assert run(["compile", *flags]) == 2
-    told = re.search(
+    expected = re.search(
         r"error: it does not fit: 1,440 images a GPU need [\d.]+ GiB, and a step can have 13.50 "
         r"GiB of the 15.77 of Tesla V100-SXM2-16GB; the smallest --accumulation_steps that fits "
         r"is (\d)",
@@ -107,7 +107,7 @@ def test_a_batch_that_does_not_fit_names_the_accumulation_steps(capsys, tmp_path
     )
     values = json.loads((tmp_path / "compile.json").read_text())
     tried = {own["size"]: own["peak"] for own in values["accumulations"]}
-    usable, steps = values["topology"]["usable"], int(told[1])
+    usable, steps = values["topology"]["usable"], int(expected[1])
     divisors = [own for own in range(1, steps + 1) if 1440 % own == 0]
     assert tried[steps] <= usable < tried[divisors[-2]]
 

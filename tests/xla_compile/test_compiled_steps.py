@@ -91,9 +91,13 @@ def test_too_large_a_batch(capsys):
     flags = ["--num_classes=10", "--model=resnet18", "--batch_size=16384"]
     assert run(["compile", *flags]) == 2
     printed = capsys.readouterr()
-    told = r"out of memory: each replica needs [\d.]+GiB of the 15.48GiB that programs can have$"
-    assert re.search(rf"^compiled +NO  not for v3:2x2: {told}", printed.out, re.MULTILINE)
-    assert re.search(f"error: it does not compile for v3:2x2: {told}", printed.err, re.MULTILINE)
+    expected = (
+        r"out of memory: each replica needs [\d.]+GiB of the 15.48GiB that programs can have$"
+    )
+    assert re.search(rf"^compiled +NO  not for v3:2x2: {expected}", printed.out, re.MULTILINE)
+    assert re.search(
+        f"error: it does not compile for v3:2x2: {expected}", printed.err, re.MULTILINE
+    )
     assert "compiles for" not in printed.out
 
 

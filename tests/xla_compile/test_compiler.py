@@ -114,7 +114,7 @@ def test_program_for_gpus(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (
             "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 28.12G of 15.48G "
@@ -136,11 +136,11 @@ def test_program_for_gpus(tmp_path, monkeypatch):
         ("", "no reason given"),
     ],
 )
-def test_refusals(tmp_path, error, told):
+def test_refusals(tmp_path, error, expected):
     compiler = Compiler(Worker({"error": error}), tmp_path)
     with pytest.raises(RefusedError) as caught:
         compiler.compile(TpuTopology("v3:2x2", "TPU v3", CORES), b"module")
-    assert str(caught.value) == told
+    assert str(caught.value) == expected
 
 
 @pytest.fixture

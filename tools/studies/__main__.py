@@ -67,9 +67,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> int:
     """Trains and reports; returns 0, 2 after a user error, 130 after an interruption."""
     given = parse(arguments)
-    own = ROOT / "benchmarks" / given.study / "runs.jsonl"
-    path = given.log or own
-    pages = page.DOCS if path.resolve() == own.resolve() else path.parent
+    default = ROOT / "benchmarks" / given.study / "runs.jsonl"
+    path = given.log or default
+    pages = page.DOCS if path.resolve() == default.resolve() else path.parent
     try:
         if min(given.seeds, given.jobs) < 1:
             raise UserError("seeds and jobs must be positive")

@@ -145,7 +145,7 @@ def compare_all_reduce(
             _all_reduce(strategy, method, group, f"case{number}_method{i}", timeout_seconds)
             for i, method in enumerate(methods)
         ]
-        calls = [_blocking_call(strategy, own, tensors) for own in all_reduces]
+        calls = [_blocking_call(strategy, all_reduce, tensors) for all_reduce in all_reduces]
         wait_for_all(strategy)
         measurements = interleave(
             [functools.partial(_measure, strategy, call) for call in calls],

@@ -273,7 +273,9 @@ def _time_steps(worker: Worker, cases: Sequence[Case], repeats: int) -> list[tup
         return seconds
 
     steps = [functools.partial(step, case) for case in cases]
-    return [tuple(own) for own in interleave(steps, warmup=1, repeats=repeats, unit=" steps")]
+    return [
+        tuple(seconds) for seconds in interleave(steps, warmup=1, repeats=repeats, unit=" steps")
+    ]
 
 
 def _ask(worker: Worker, case: Case, *, steps: int, first: int = 0) -> dict[str, Any]:

@@ -42,7 +42,7 @@ void Work(int64_t device, TF_OpKernelContext* context, const Status& status) {
                                        status.get()));
   if (!IsOk(status)) return;
   {
-    const std::lock_guard<std::mutex> own(busy[device]);
+    const std::lock_guard<std::mutex> lock(busy[device]);
     std::this_thread::sleep_for(
         std::chrono::microseconds(*static_cast<int64_t*>(TF_TensorData(microseconds.get()))));
   }

@@ -60,7 +60,7 @@ def test_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--sizes=1,x"], "sizes is '1,x', but must be whole numbers"),
         (["--sizes=", "--gradients="], "give at least one of"),
@@ -69,9 +69,9 @@ def test_files(tmp_path):
         (["--gradients=", "--sizes=8"], "there is only one worker: start several"),
     ],
 )
-def test_bad_input(flags, told, monkeypatch):
+def test_bad_input(flags, message, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         main(["all_reduce", *flags])
 
 

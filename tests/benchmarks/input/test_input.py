@@ -54,7 +54,7 @@ def first(dataset):
 
 def test_jobs_of_the_peers(config, environment):
     """All get the same images and batches, as shards or as files in one folder per class."""
-    told = """
+    program = """
 import json, os, pathlib, sys
 os.setpgid(0, 0)
 job = json.loads(sys.stdin.readline())
@@ -63,7 +63,7 @@ job["files"] = [str(path.relative_to(job["directory"])) for path in files]
 print(json.dumps(job), flush=True)
 sys.stdin.readline()
 """
-    directory = environment(told)
+    directory = environment(program)
     names = ("plain", "model_garden", "pytorch", "simplejpeg")
     with start_peers(config, dict.fromkeys(names, directory), 40) as workers:
         jobs = {name: worker.answer for name, worker in workers.items()}
@@ -356,9 +356,9 @@ def test_flags_of_the_command(asked, capsys, tmp_path):
     assert counts["images"] == 64
     assert parts == ["cached", "peers"]
     assert "the accelerators consume 5,000 images/s" in capsys.readouterr().out
-    told = json.loads((tmp_path / "input.json").read_text())["options"]
-    assert told["jpeg_scaling"] is True
-    assert told["compare"] == "cached,peers"
+    options = json.loads((tmp_path / "input.json").read_text())["options"]
+    assert options["jpeg_scaling"] is True
+    assert options["compare"] == "cached,peers"
 
 
 @pytest.mark.parametrize(

@@ -131,8 +131,8 @@ def fewer_epochs(width: int) -> Experiment:
     """The baseline, and the tricks in fewer epochs: how many reach its accuracy."""
     settings = [Setting(STEPS[0].name, ladder().settings[0].config.replace(width=width))]
     for name, config in recipes().items():
-        own = config.replace(width=width)
-        settings += [Setting(name, scheduled(own, epochs)) for epochs in EPOCHS[width][name]]
+        config = config.replace(width=width)
+        settings += [Setting(name, scheduled(config, epochs)) for epochs in EPOCHS[width][name]]
     return Experiment(f"epochs_{width}", tuple(settings))
 
 
@@ -141,15 +141,15 @@ def timed() -> dict[str, Config]:
 
     Each has one name: a configuration in several tables is timed once.
     """
-    own = {setting.method: setting.config for setting in ladder().settings}
-    shown = {STEPS[0].name: own[STEPS[0].name], **recipes()}
+    configs = {setting.method: setting.config for setting in ladder().settings}
+    shown = {STEPS[0].name: configs[STEPS[0].name], **recipes()}
     for width in EPOCHS:
         for name, config in shown.items():
             config = config.replace(width=width)
-            if config not in own.values():
-                own[f"{name}, {width}"] = config
-        own[f"{FULL}, {width}, float32"] = in_float32(whole_recipe().replace(width=width))
-    return own
+            if config not in configs.values():
+                configs[f"{name}, {width}"] = config
+        configs[f"{FULL}, {width}, float32"] = in_float32(whole_recipe().replace(width=width))
+    return configs
 
 
 def in_float32(config: Config) -> Config:

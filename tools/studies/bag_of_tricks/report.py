@@ -93,8 +93,8 @@ def _ladder_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     rows = []
     for step, setting in zip(STEPS, ladder().settings):
         published = "" if step.seconds is None else f"{step.seconds:g}"
-        own = _seconds(step.epochs, times.get(setting.config))
-        rows.append([step.name, str(step.epochs), _accuracy(setting, records), own, published])
+        seconds = _seconds(step.epochs, times.get(setting.config))
+        rows.append([step.name, str(step.epochs), _accuracy(setting, records), seconds, published])
     heading = ["with all before it", "epochs", "accuracy", "seconds", "published, to 94%: seconds"]
     return tables.markdown(heading, rows)
 
@@ -109,10 +109,10 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
             epochs = int(setting.config.duration.amount)
             # Seconds of an epoch do not depend on the number of epochs.
             recipe = recipes().get(setting.method)
-            own = times.get(recipe.replace(width=width)) if recipe else base_time
+            seconds = times.get(recipe.replace(width=width)) if recipe else base_time
             fraction = ""
-            if own is not None and base_time is not None:
-                fraction = f"{epochs * own / (first.epochs * base_time):.2f}"
+            if seconds is not None and base_time is not None:
+                fraction = f"{epochs * seconds / (first.epochs * base_time):.2f}"
             rows.append(
                 [
                     setting.method,
@@ -120,7 +120,7 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
                     str(epochs),
                     _accuracy(setting, records),
                     f"{epochs / first.epochs:.2f}",
-                    _seconds(epochs, own),
+                    _seconds(epochs, seconds),
                     fraction,
                 ]
             )
@@ -177,8 +177,8 @@ def _draw_epochs(figure: Figure, records: Mapping[Key, Record]) -> None:
     for place, width in enumerate(EPOCHS):
         baseline, *others = fewer_epochs(width).settings
         for name, line in zip(EPOCHS[width], ("o-", "s:")):
-            own = [setting for setting in others if setting.method == name]
-            _draw_points(axes, own, records, COLORS[place], line, f"{name}, {width} channels")
+            shown = [setting for setting in others if setting.method == name]
+            _draw_points(axes, shown, records, COLORS[place], line, f"{name}, {width} channels")
         found = tables.outcome(baseline, records)
         if found.errors:
             height = 100 * (1 - found.mean)
@@ -193,7 +193,8 @@ def _draw_tricks(figure: Figure, records: Mapping[Key, Record]) -> None:
     """The accuracies of one trick after another, and of all tricks but one."""
     left, right = figure.subplots(1, 2)
     steps = {
-        f"{step.name}, {step.epochs} epochs": own for step, own in zip(STEPS, ladder().settings)
+        f"{step.name}, {step.epochs} epochs": setting
+        for step, setting in zip(STEPS, ladder().settings)
     }
     _draw_rows(left, steps, records, COLORS[0])
     left.set_title("one trick after another")
@@ -231,13 +232,13 @@ def _draw_points(
     found = {
         setting.config.duration.amount: tables.outcome(setting, records) for setting in settings
     }
-    found = {epochs: own for epochs, own in found.items() if own.errors}
+    found = {epochs: outcome for epochs, outcome in found.items() if outcome.errors}
     if not found:  # A legend would show it.
         return
     axes.errorbar(
         list(found),
-        [100 * (1 - own.mean) for own in found.values()],
-        [100 * own.deviation for own in found.values()],
+        [100 * (1 - outcome.mean) for outcome in found.values()],
+        [100 * outcome.deviation for outcome in found.values()],
         fmt=line,
         label=label,
         color=color,

@@ -64,7 +64,7 @@ def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
     times = time_interleaved(calls, warmup=_WARMUP, repeats=repeats)
     return {
         name: dataclasses.asdict(
-            Spread.of([own / _STEPS * model.steps_per_epoch for own in found.seconds])
+            Spread.of([seconds / _STEPS * model.steps_per_epoch for seconds in found.seconds])
         )
         for name, model, found in zip(configs, models, times)
     }

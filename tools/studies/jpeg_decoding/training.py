@@ -22,8 +22,8 @@ _DEFAULTS = {
 
 def run(setting: Setting, seed: int, data_dir: str) -> Result:
     """Trains and evaluates on the setting's data set; see ``study.training.run``."""
-    own = str(pathlib.Path(data_dir, setting.kind))
-    return training.run(setting, seed, own, dict.fromkeys(DRAWINGS, _compared))
+    directory = str(pathlib.Path(data_dir, setting.kind))
+    return training.run(setting, seed, directory, dict.fromkeys(DRAWINGS, _compared))
 
 
 def _compared(model: Classifier) -> Prepared:

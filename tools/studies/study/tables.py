@@ -53,8 +53,8 @@ def outcome(setting: Setting, records: Mapping[Key, Record]) -> Outcome:
 
 def of_setting(setting: Setting, records: Mapping[Key, Record]) -> list[Record]:
     """Returns the records of a setting, sorted by seed."""
-    own = [r for r in records.values() if r["fingerprint"] == setting.fingerprint]
-    return sorted(own, key=lambda record: record["seed"])
+    runs = [r for r in records.values() if r["fingerprint"] == setting.fingerprint]
+    return sorted(runs, key=lambda record: record["seed"])
 
 
 def error_table(
