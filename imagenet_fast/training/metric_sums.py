@@ -1,6 +1,8 @@
-"""Loss and accuracy over many steps, summed on the device without a word between replicas."""
+"""Loss and accuracy, summed on the device over many steps without communication to read them."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -12,21 +14,21 @@ NAMES = ("loss", "top1", "top5", "examples", "skipped")
 def batch_sums(
     logits: tf.Tensor, losses: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> tf.Tensor:
-    """Returns the sums over a batch that :class:`MetricSums` adds up.
+    """Returns the sums over a batch that :class:`MetricSums` accumulates.
 
     Args:
       logits: float32 [batch, classes].
-      losses: float32 [batch], without weights.
-      labels: int32 [batch]; negative ones are padding.
-      weights: float32 [batch]; 0 for images that do not count, else 1 or of one's own choice.
+      losses: float32 [batch], not weighted.
+      labels: int32 [batch]; negative ones mark padding.
+      weights: float32 [batch]; 0 for images that do not count, usually 1 for the others.
 
     Returns:
-      float32 [5]: the weighted sums of losses, of right first answers and of right answers among
-      the first five, the sum of weights, and the number of images that are real and have none.
+      float32 [5]: the weighted sums of losses, of correct top-1 and of correct top-5 predictions,
+      the sum of weights, and the number of images, without padding, of weight 0.
     """
-    right = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
-    # Ties count against the model, so that equal logits are no answer; NaN is never above.
-    rank = tf.reduce_sum(tf.cast(logits >= right[:, tf.newaxis], tf.int32), axis=1)
+    label_logits = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
+    # Ties count against the model, so that equal logits predict nothing; NaN compares as false.
+    rank = tf.reduce_sum(tf.cast(logits >= label_logits[:, tf.newaxis], tf.int32), axis=1)
     finite = tf.cast(rank > 0, tf.float32)
     real = tf.cast(labels >= 0, tf.float32)
     return tf.stack(
@@ -41,11 +43,11 @@ def batch_sums(
 
 
 class MetricSums:
-    """Running sums of what :func:`batch_sums` returns, summed over the replicas already.
+    """Running totals of :func:`batch_sums`, already summed over the replicas.
 
-    Each replica keeps its own copy of the same numbers, so that neither adding nor reading needs
-    the others. Float32 counts images exactly up to 16.7 million. Not a ``tf.Module``, since Keras
-    would take its variable for one of the model's weights. To be made in the strategy's scope.
+    Each replica has a copy of the same numbers, so neither adding nor reading communicates. Float32
+    counts images exactly up to 16.7 million. Not a ``tf.Module``, since Keras would count its
+    variable among the model's weights. To be made in the strategy's scope.
     """
 
     def __init__(self) -> None:
@@ -56,13 +58,13 @@ class MetricSums:
             aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
             name="sums",
         )
-        self._reset = one_call(tf.distribute.get_strategy(), self._reset_own)
+        self._reset = one_call(tf.distribute.get_strategy(), self._reset_in_replica)
 
     def reset(self) -> None:
-        """Starts again from nothing; outside of replicas."""
+        """Sets the sums to 0; outside of replicas."""
         self._reset()
 
-    def _reset_own(self) -> None:
+    def _reset_in_replica(self) -> None:
         assign_own([self.variable], [tf.zeros([len(NAMES)])])
 
     def add(self, sums: tf.Tensor) -> None:
@@ -70,8 +72,23 @@ class MetricSums:
         self.variable.assign_add(sums)
 
     def results(self) -> dict[str, tf.Tensor]:
-        """Returns means over the images so far, and how many they are: float32 scalars."""
+        """Returns the means over the images so far, and their number: float32 scalars."""
         sums = dict(zip(NAMES, tf.unstack(self.variable.read_value())))
         examples = sums["examples"]
         means = {name: tf.math.divide_no_nan(sums[name], examples) for name in NAMES[:3]}
         return {**means, "examples": examples, "skipped": sums["skipped"]}
+
+
+class Metric(NamedTuple):
+    """One of the metrics, for Keras."""
+
+    name: str
+    metric_sums: MetricSums
+
+    def reset_state(self) -> None:
+        """Resets all metrics; Keras calls it before each epoch and each evaluation."""
+        self.metric_sums.reset()
+
+    def result(self) -> tf.Tensor:
+        """Returns the metric over the images so far, float32."""
+        return self.metric_sums.results()[self.name]

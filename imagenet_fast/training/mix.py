@@ -28,12 +28,13 @@ class Mixed(NamedTuple):
     Attributes:
       images: of the dtype and shape of what was mixed.
       partners: int32 [batch], labels of the others.
-      shares: float32 [batch], in [0, 1], of the own label in the loss; the other's is the rest.
+      fractions: float32 [batch], in [0, 1], weight of the own label in the loss; the partner has the
+        rest.
     """
 
     images: tf.Tensor
     partners: tf.Tensor
-    shares: tf.Tensor
+    fractions: tf.Tensor
 
 
 class Mixer:
