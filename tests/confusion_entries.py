@@ -1,4 +1,4 @@
-"""The confusion matrix as an examination has it."""
+"""A confusion matrix as an error analysis stores it."""
 
 import numpy as np
 

@@ -93,7 +93,7 @@ class Checkpoints:
             reason = reason.rpartition("; ")[2][-200:]
             raise UserError(
                 f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason}); when that is "
-                "mended, the same command goes on from the one before it"
+                "mended, the same command resumes from the one before it"
             ) from error
 
     def restore(self) -> dict[str, Any] | None:

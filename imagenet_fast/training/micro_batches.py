@@ -22,8 +22,8 @@ def micro_batches(batch: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
     """
     images = batch[0].shape[0]
     unequal = (
-        f"cannot be split into accumulation_steps={count} equal micro-batches: choose another batch "
-        "size, or drop a smaller last batch (drop_remainder=True)"
+        f"cannot be split into accumulation_steps={count} equal micro-batches: choose another "
+        "batch size, or drop a smaller last batch (drop_remainder=True)"
     )
     if images is not None and images % count:
         raise UserError(f"a replica's {images} images {unequal}")

@@ -28,8 +28,8 @@ class Mixed(NamedTuple):
     Attributes:
       images: of the dtype and shape of what was mixed.
       partners: int32 [batch], labels of the others.
-      fractions: float32 [batch], in [0, 1], weight of the own label in the loss; the partner has the
-        rest.
+      fractions: float32 [batch], in [0, 1], weight of the own label in the loss; the
+        partner's is the rest.
     """
 
     images: tf.Tensor

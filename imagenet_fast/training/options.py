@@ -1,4 +1,4 @@
-"""The options of a run: its directory, evaluations, checkpoints and what it writes."""
+"""The options of a run: its directory, evaluations, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RunOptions(SharedOptions):
     )
     test_time_augmentation: str = option(
         "none",
-        "what evaluation, and an exported model, take the mean logits over; none: the image; flip: "
-        "and the image flipped; flip_and_shift: and both moved by a pixel, up to the left and down "
-        "to the right",
+        "views of an image whose logits evaluation and exported models average; none: the image "
+        "alone; flip: it and its mirror image; flip_and_shift: also both shifted by a pixel, up "
+        "and left, and down and right",
         group="run",
         choices=("none", "flip", "flip_and_shift"),
     )
@@ -39,44 +39,43 @@ class RunOptions(SharedOptions):
         check=LASTS,
     )
     keep_checkpoints: int = option(
-        2, "latest checkpoints kept", group="run", check=POSITIVE, free=True
+        2, "number of latest checkpoints to keep", group="run", check=POSITIVE, free=True
     )
     on_damaged_checkpoint: str = option(
         "previous",
-        "what to do if the newest checkpoint is damaged: previous sets it aside and resumes from "
-        "the one before it; stop ends the run",
+        "what to do if the newest checkpoint is damaged; previous: set it aside and resume from "
+        "the one before it; stop: end the run",
         group="run",
         choices=("previous", "stop"),
         free=True,
     )
     log_every: Duration = option(
         Duration(20, "steps"),
-        "time between lines of metrics.jsonl",
+        "time between rows of metrics.jsonl",
         group="run",
         check=LASTS,
         free=True,
     )
     stop_at_accuracy: float = option(
         0.0,
-        "end the run at this top-1 accuracy, a fraction; 0: do not",
+        "validation top-1 accuracy, a fraction, at which the run ends; 0: train to the end",
         group="run",
         check=BELOW_ONE,
         free=True,
     )
     tensorboard: bool = option(
-        True, "write scalars and pictures to model_dir/tensorboard", group="run", free=True
+        True, "write scalars and images to model_dir/tensorboard", group="run", free=True
     )
     examine: bool = option(
         True,
-        "show some training images as the model sees them and, after the run, by one more "
-        "evaluation, the classes that it confuses and its worst mistakes, in TensorBoard and "
-        "report.html",
+        "show some training images as the model sees them and, after one more evaluation at the "
+        "end, a confusion matrix and the worst mistakes, in TensorBoard and report.html",
         group="run",
         free=True,
     )
     profile_steps: tuple[int, ...] = option(
         (),
-        "first and last step that TensorFlow's profiler records for TensorBoard, as 100,110",
+        "first and last step to profile for TensorBoard, as 100,110",
         group="run",
         check=Check(
             lambda value: not value or (len(value) == 2 and 0 < value[0] <= value[1]),
@@ -85,5 +84,9 @@ class RunOptions(SharedOptions):
         free=True,
     )
     mlperf_log: bool = option(
-        False, "write MLPerf's log lines to model_dir/mlperf.log", group="run", free=True
+        False, "write MLPerf's log to model_dir/mlperf.log", group="run", free=True
     )
+
+    def reaches_target(self, top1: float | None) -> bool:
+        """Returns whether a top-1 accuracy ends the run."""
+        return top1 is not None and 0 < self.stop_at_accuracy <= top1

@@ -90,4 +90,4 @@ def test_training_ends_when_a_server_does(digits, tmp_path):
             training.kill()
     assert training.returncode == 2
     assert f"error: input server {address} has gone" in errors
-    assert "the same command goes on from the last checkpoint" in errors
+    assert "the same command resumes from the last checkpoint" in errors

@@ -24,7 +24,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import consistency
 from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.mlperf_log import read_lines
-from imagenet_fast.training.report.exhibits import load_examination, load_inputs
+from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -170,7 +170,7 @@ PICTURES = [
 
 def test_pictures(config, summary):
     assert pictures_in(config.model_dir) == PICTURES
-    found = load_examination(config.model_dir)
+    found = load_error_analysis(config.model_dir)
     true, answers, images = found.confusion.T
     assert images.sum() == summary["images_evaluated"]
     assert images[true == answers].sum() == round(359 * summary["top1"])
@@ -195,7 +195,7 @@ def test_watching_a_run_changes_nothing_in_it(config, summary, tmp_path):
     ]
     assert losses[0] == losses[1]
 
-    assert load_examination(other.model_dir) is load_inputs(other.model_dir) is None
+    assert load_error_analysis(other.model_dir) is load_inputs(other.model_dir) is None
     profiles = list(pathlib.Path(other.model_dir).rglob("*.xplane.pb"))
     (path,) = profiles
     assert path.parts[-6:-2] == ("tensorboard", "train", "plugins", "profile")
@@ -224,12 +224,12 @@ def test_steps_to_profile_that_the_run_has_not(config):
 def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
     config, summary, tmp_path
 ):
-    expected = load_examination(config.model_dir)
+    expected = load_error_analysis(config.model_dir)
     shutil.copytree(config.model_dir, tmp_path / "run")
     (tmp_path / "run" / "examination.npz").unlink()
     (tmp_path / "run" / "report.html").unlink()
     train(config.replace(model_dir=str(tmp_path / "run")))
-    found = load_examination(str(tmp_path / "run"))
+    found = load_error_analysis(str(tmp_path / "run"))
     for name, value in vars(expected).items():
         np.testing.assert_array_equal(getattr(found, name), value)
     assert "Worst mistakes" in (tmp_path / "run" / "report.html").read_text()
@@ -362,10 +362,10 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
     config = config.replace(model_dir=str(tmp_path / "run"), examine=examine, tensorboard=examine)
     first, second = Watcher(last=0), Watcher(last=None)
     assert train(config, callbacks=[first])["steps"] == 10
-    assert not examine or load_examination(config.model_dir).step == 10
+    assert not examine or load_error_analysis(config.model_dir).step == 10
     assert train(config, callbacks=[second])["steps"] == 25
     if examine:
-        assert load_examination(config.model_dir).step == 25
+        assert load_error_analysis(config.model_dir).step == 25
         # The input images are those of the first process.
         of_training = [place for place in pictures_in(config.model_dir) if place[0] == "train"]
         assert of_training == PICTURES[:1]
@@ -411,10 +411,10 @@ def training_shards(digits, tmp_path_factory):
 def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monkeypatch):
     """As where model_dir is a disk of each machine's own."""
     monkeypatch.setattr(consistency, "workers_of", lambda strategy: "workers")
-    tell = {"beginning anew": "going on from step 20"}
+    tell = {"beginning anew": "resuming from step 20"}
     monkeypatch.setattr(consistency, "texts_of_all", lambda _, own: [tell.get(own, own), own])
     message = (
-        "workers disagree on where to begin: worker 1 'beginning anew', worker 0 'going on from "
+        "workers disagree on where to begin: worker 1 'beginning anew', worker 0 'resuming from "
         f"step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
     )
     with pytest.raises(UserError, match=re.escape(message)):
@@ -433,10 +433,10 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
         log_every="9 epochs",
         stop_at_accuracy=0.5,
     )
-    with pytest.warns(UserWarning, match="stop_at_accuracy=0.5 will not be reached: "):
+    with pytest.warns(UserWarning, match="stop_at_accuracy=0.5 has no effect: "):
         summary = train(config)
     assert summary["steps"] == 7
-    assert load_examination(str(tmp_path)) is None
+    assert load_error_analysis(str(tmp_path)) is None
     names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")
     assert [summary[name] for name in names] == [None] * 5
     (row,) = read_rows(str(tmp_path))
@@ -468,7 +468,7 @@ def test_a_run_of_no_steps_is_refused(config):
 
 
 def test_no_place_for_results():
-    with pytest.raises(UserError, match="no place for the results: give --model_dir"):
+    with pytest.raises(UserError, match="no directory for the results: give --model_dir"):
         train(Config(synthetic=True, num_classes=10))
 
 

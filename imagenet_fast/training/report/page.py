@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.files import write_file
 from imagenet_fast.base.html_page import document, header, section, table, tile_row
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
+from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.report import page_images
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve, Row, is_number
-from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
 
 FILE = "report.html"
 
@@ -23,13 +26,33 @@ _FEW_EVALUATIONS = 6
 _MISSING = "\u2013"
 
 
+def write_report(config: Config, summary: dict[str, Any], labels: Sequence[str]) -> None:
+    """Writes ``report.html`` from the files of ``model_dir``.
+
+    Args:
+      config: the run's options.
+      summary: the run's results, as in ``summary.json``.
+      labels: the name of each class.
+    """
+    directory = config.model_dir
+    text = render(
+        summary,
+        read_rows(directory),
+        config,
+        labels,
+        load_inputs(directory),
+        load_error_analysis(directory),
+    )
+    write_file(to_path(directory, FILE), text)
+
+
 def render(
     summary: dict[str, Any],
     rows: list[Row],
     config: Config,
     labels: Sequence[str] = (),
     inputs: InputImages | None = None,
-    examination: Examination | None = None,
+    analysis: ErrorAnalysis | None = None,
 ) -> str:
     """Returns the report of a run as an HTML page without scripts or links to other files.
 
@@ -41,7 +64,7 @@ def render(
       config: the run's options.
       labels: the name of each class, if there is an image to be shown.
       inputs: training images as the model sees them.
-      examination: what the model gets wrong.
+      analysis: what the model gets wrong.
     """
     name = f"{config.model} on {_data_name(config)}"
     top1 = summary.get("top1")
@@ -58,7 +81,7 @@ def render(
         section("Hardware and versions", table(_environment(summary))),
         "</div>",
         _evaluations(rows),
-        _mistakes(examination, labels),
+        _mistakes(analysis, labels),
         _inputs(inputs, labels),
         _bad_images(summary),
         _damaged_checkpoints(summary),
@@ -205,18 +228,18 @@ def _evaluations(rows: list[Row]) -> str:
     )
 
 
-def _mistakes(examination: Examination | None, labels: Sequence[str]) -> str:
+def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
     """Confused classes, and the images of which the model was most wrong."""
-    if examination is None:
+    if analysis is None:
         return ""
     parts = [
         '<div class="cards">',
-        section("Confusion matrix", page_images.confusion_matrix(examination, labels)),
-        section("Most confused classes", page_images.confused_pairs(examination, labels)),
+        section("Confusion matrix", page_images.confusion_matrix(analysis, labels)),
+        section("Most confused classes", page_images.confused_pairs(analysis, labels)),
         "</div>",
     ]
-    if len(examination.images):
-        content = page_images.worst_mistakes(examination, labels)
+    if len(analysis.images):
+        content = page_images.worst_mistakes(analysis, labels)
         parts.append(section("Worst mistakes", content))
     return "\n".join(parts)
 

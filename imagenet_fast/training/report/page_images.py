@@ -10,15 +10,15 @@ import numpy as np
 from PIL import Image
 
 from imagenet_fast.base import html_page
-from imagenet_fast.training.report.examination import Examination
-from imagenet_fast.training.report.input_images import InputImages
-from imagenet_fast.training.report.pictures import (
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
+from imagenet_fast.training.report.figures import (
     classes_in_a_cell,
     confusion_svg,
     input_captions,
     mistake_captions,
     most_confused,
 )
+from imagenet_fast.training.report.input_images import InputImages
 
 # Photographs of this height and more are JPEGs in the page: PNGs would be ten times as large.
 _LEAST_JPEG = 64
@@ -41,9 +41,9 @@ def input_images(inputs: InputImages, labels: Sequence[str]) -> str:
     return _images(inputs.images, captions)
 
 
-def confusion_matrix(examination: Examination, labels: Sequence[str]) -> str:
+def confusion_matrix(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns a drawing of which classes the model takes for which."""
-    images = int(examination.confusion[:, 2].sum())
+    images = int(analysis.confusion[:, 2].sum())
     title = html.escape(f"confusion matrix of {images} images", quote=True)
     size = classes_in_a_cell(len(labels))
     pooled = f"<span>a cell: {size} x {size} neighbouring classes</span>" if size > 1 else ""
@@ -51,13 +51,13 @@ def confusion_matrix(examination: Examination, labels: Sequence[str]) -> str:
         '<p class="keys"><span>blue: right, by share of the true class</span>'
         f"<span>orange: wrong, by the root of the share</span>{pooled}</p>"
     )
-    drawing = confusion_svg(examination, labels)
+    drawing = confusion_svg(analysis, labels)
     return f'{note}<div class="confusion" role="img" aria-label="{title}">{drawing}</div>'
 
 
-def confused_pairs(examination: Examination, labels: Sequence[str]) -> str:
+def confused_pairs(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns a table of the pairs of classes with the most mistakes."""
-    pairs = most_confused(examination, labels)
+    pairs = most_confused(analysis, labels)
     if not pairs:
         return "<p>No image was taken for one of another class.</p>"
     lines = "".join(
@@ -71,13 +71,13 @@ def confused_pairs(examination: Examination, labels: Sequence[str]) -> str:
     )
 
 
-def worst_mistakes(examination: Examination, labels: Sequence[str]) -> str:
+def worst_mistakes(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns the images of which the model was most wrong, each with its class and the answer."""
     captions = [
         f"<b>{html.escape(label)}</b><br>taken for {html.escape(answer)}"
-        for label, answer in mistake_captions(examination, labels)
+        for label, answer in mistake_captions(analysis, labels)
     ]
-    return _images(examination.images, captions)
+    return _images(analysis.images, captions)
 
 
 def _images(images: np.ndarray, captions: Iterable[str]) -> str:

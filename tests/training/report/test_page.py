@@ -11,7 +11,7 @@ from confusion_entries import entries
 from PIL import Image
 
 from imagenet_fast.config import Config
-from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.report.page import render
 
@@ -275,12 +275,12 @@ LABELS = ["tabby", "<tiger> & co", "lynx"]
 
 
 def pictures(size=32, mistakes=2):
-    """Input images of one color each, and an examination with mistakes."""
+    """Input images of one color each, and an analysis with mistakes."""
     colors = np.array([[200, 30, 30], [30, 200, 30], [30, 30, 200]], np.uint8)
     images = colors[:, None, None] * np.ones((size, size, 1), np.uint8)
     labels = np.array([0, 1, 2], np.int32)
     inputs = InputImages(images, labels, labels[::-1], np.array([1, 1, 0.25], np.float32))
-    examination = Examination(
+    analysis = ErrorAnalysis(
         step=300,
         confusion=entries([[40, 7, 0], [3, 30, 0], [0, 0, 20]]),
         images=images[:mistakes],
@@ -290,7 +290,7 @@ def pictures(size=32, mistakes=2):
         answer_probabilities=np.array([0.9, 0.6], np.float32)[:mistakes],
         losses=np.array([3.9, 2.3], np.float32)[:mistakes],
     )
-    return inputs, examination
+    return inputs, analysis
 
 
 def test_images_of_a_run_are_in_the_page():
@@ -319,8 +319,8 @@ def test_images_of_a_run_are_in_the_page():
 
 @pytest.mark.parametrize(("size", "kind", "distance"), [(32, "png", 0), (64, "jpeg", 3)])
 def test_images_keep_their_pixels(size, kind, distance):
-    inputs, examination = pictures(size)
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, examination))
+    inputs, analysis = pictures(size)
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, analysis))
     start = f"data:image/{kind};base64,"
     files = [
         base64.b64decode(reference.removeprefix(start))
@@ -328,7 +328,7 @@ def test_images_keep_their_pixels(size, kind, distance):
         if reference.startswith(start) and "\n" not in reference
     ]
     found = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB"), int) for file in files]
-    for expected in (*examination.images, *inputs.images):
+    for expected in (*analysis.images, *inputs.images):
         assert any(
             image.shape == expected.shape and abs(image - expected).max() <= distance
             for image in found
@@ -336,20 +336,20 @@ def test_images_keep_their_pixels(size, kind, distance):
 
 
 def test_a_model_without_mistakes():
-    inputs, examination = pictures(mistakes=0)
-    perfect = {**vars(examination), "confusion": entries(np.diag([5, 6, 7]))}
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, Examination(**perfect)))
+    inputs, analysis = pictures(mistakes=0)
+    perfect = {**vars(analysis), "confusion": entries(np.diag([5, 6, 7]))}
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, ErrorAnalysis(**perfect)))
     assert "No image was taken for one of another class." in page.text
     assert "Worst mistakes" not in page.text
     assert page.tags.count("img") == 3
 
 
 def test_each_part_may_be_missing():
-    inputs, examination = pictures()
+    inputs, analysis = pictures()
     page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs))
     assert "Confusion matrix" not in page.text
     assert page.tags.count("img") == 3
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, None, examination))
+    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, None, analysis))
     assert "Training images" not in page.text
     assert page.tags.count("img") == 2
     nothing = InputImages(*(value[:0] for value in vars(inputs).values()))
@@ -357,11 +357,11 @@ def test_each_part_may_be_missing():
 
 
 def test_a_thousand_classes_do_not_make_a_huge_page():
-    _, examination = pictures()
+    _, analysis = pictures()
     confusion = np.random.default_rng(0).integers(0, 3, (1000, 1000))
-    examination = Examination(**{**vars(examination), "confusion": entries(confusion)})
+    analysis = ErrorAnalysis(**{**vars(analysis), "confusion": entries(confusion)})
     labels = [f"n{number:08}" for number in range(1000)]
-    text = render(SUMMARY, ROWS, CONFIG, labels, None, examination)
+    text = render(SUMMARY, ROWS, CONFIG, labels, None, analysis)
     assert len(text) < 200_000
     assert text.count("2 of") == 15
     assert "a cell: 10 x 10 neighbouring classes" in text

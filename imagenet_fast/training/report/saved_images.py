@@ -12,14 +12,14 @@ import numpy as np
 
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.paths import Path, to_path
-from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 from imagenet_fast.training.tensorboard import TensorBoard
 
 INPUTS_FILE = "input_images.npz"
-EXAMINATION_FILE = "examination.npz"
+ERROR_ANALYSIS_FILE = "examination.npz"
 
-_Kept = TypeVar("_Kept", InputImages, Examination)
+_Kept = TypeVar("_Kept", InputImages, ErrorAnalysis)
 
 
 def load_inputs(model_dir: str) -> InputImages | None:
@@ -27,12 +27,12 @@ def load_inputs(model_dir: str) -> InputImages | None:
     return _load(to_path(model_dir, INPUTS_FILE), InputImages)
 
 
-def load_examination(model_dir: str) -> Examination | None:
-    """Returns the examination that a run's directory keeps; None if there is none."""
-    return _load(to_path(model_dir, EXAMINATION_FILE), Examination)
+def load_error_analysis(model_dir: str) -> ErrorAnalysis | None:
+    """Returns the analysis that a run's directory keeps; None if there is none."""
+    return _load(to_path(model_dir, ERROR_ANALYSIS_FILE), ErrorAnalysis)
 
 
-def keep_inputs(
+def save_inputs(
     model_dir: str, inputs: InputImages, labels: Sequence[str], step: int, board: TensorBoard | None
 ) -> None:
     """Keeps input images, after showing them.
@@ -46,7 +46,7 @@ def keep_inputs(
     """
     if board and len(inputs.images):
         # With matplotlib, which takes longer to import than those need who draw nothing.
-        from imagenet_fast.training.report.pictures import images_png, input_captions
+        from imagenet_fast.training.report.figures import images_png, input_captions
 
         captions = map("\n".join, input_captions(inputs, labels))
         picture = images_png(inputs.images, list(captions))
@@ -54,47 +54,47 @@ def keep_inputs(
     _save(to_path(model_dir, INPUTS_FILE), inputs)
 
 
-def keep_examination(
-    model_dir: str, examination: Examination, labels: Sequence[str], board: TensorBoard | None
+def save_error_analysis(
+    model_dir: str, analysis: ErrorAnalysis, labels: Sequence[str], board: TensorBoard | None
 ) -> None:
-    """Keeps an examination, after showing it.
+    """Keeps an analysis, after showing it.
 
     Args:
       model_dir: the run's directory.
-      examination: of the run's model.
+      analysis: of the run's model.
       labels: the name of each class.
       board: where to show it; None: nowhere.
     """
     if board:
-        from imagenet_fast.training.report.pictures import (
+        from imagenet_fast.training.report.figures import (
             confusion_png,
             images_png,
             mistake_captions,
         )
 
-        place = "validation", examination.step
-        board.show_picture(*place, "images/confusion_matrix", confusion_png(examination, labels))
-        if len(examination.images):
-            captions = map("\nfor ".join, mistake_captions(examination, labels))
-            picture = images_png(examination.images, list(captions))
+        place = "validation", analysis.step
+        board.show_picture(*place, "images/confusion_matrix", confusion_png(analysis, labels))
+        if len(analysis.images):
+            captions = map("\nfor ".join, mistake_captions(analysis, labels))
+            picture = images_png(analysis.images, list(captions))
             board.show_picture(*place, "images/worst_mistakes", picture)
-        board.show_text(*place, "most_confused", _confused_table(examination, labels))
-    _save(to_path(model_dir, EXAMINATION_FILE), examination)
+        board.show_text(*place, "most_confused", _confused_table(analysis, labels))
+    _save(to_path(model_dir, ERROR_ANALYSIS_FILE), analysis)
 
 
-def forget_examination(model_dir: str) -> None:
-    """Removes an examination of a model that is about to be trained further."""
-    to_path(model_dir, EXAMINATION_FILE).unlink(missing_ok=True)
+def remove_error_analysis(model_dir: str) -> None:
+    """Removes an analysis of a model that is about to be trained further."""
+    to_path(model_dir, ERROR_ANALYSIS_FILE).unlink(missing_ok=True)
 
 
-def _confused_table(examination: Examination, labels: Sequence[str]) -> str:
+def _confused_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns the pairs of classes with the most mistakes as a table in Markdown."""
-    from imagenet_fast.training.report.pictures import most_confused
+    from imagenet_fast.training.report.figures import most_confused
 
     lines = ["| true class | taken for | images |", "| --- | --- | --- |"]
     lines += [
         f"| {_cell(pair.label)} | {_cell(pair.answer)} | {pair.images} of {pair.of} |"
-        for pair in most_confused(examination, labels)
+        for pair in most_confused(analysis, labels)
     ]
     return "\n".join(lines)
 
@@ -118,7 +118,7 @@ def _plain(array: np.ndarray) -> Any:
     return array if array.ndim else array.item()
 
 
-def _save(path: Path, kept: InputImages | Examination) -> None:
+def _save(path: Path, kept: InputImages | ErrorAnalysis) -> None:
     file = io.BytesIO()
     np.savez_compressed(file, **vars(kept))
     write_file(path, file.getvalue())

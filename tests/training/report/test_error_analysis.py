@@ -11,10 +11,10 @@ from confusion_entries import entries
 
 from imagenet_fast import Config, build_model, make_dataset
 from imagenet_fast.data.info import read_info
-from imagenet_fast.training.report import examination
-from imagenet_fast.training.report.examination import examine
+from imagenet_fast.training.report import error_analysis
+from imagenet_fast.training.report.error_analysis import analyze_errors
 
-JOB = pathlib.Path(__file__).with_name("examination_job.py")
+JOB = pathlib.Path(__file__).with_name("error_analysis_job.py")
 OPTIONS = {
     "model": "resnet8",
     "image_size": 16,
@@ -41,7 +41,7 @@ def model(config):
 
 @pytest.fixture(scope="module")
 def found(config, model):
-    return examine(model, config, read_info(config), step=7)
+    return analyze_errors(model, config, read_info(config), step=7)
 
 
 def test_against_numpy(config, model, found):
@@ -83,7 +83,7 @@ def test_averaged_weights_are_used_and_the_model_stays_as_it_was(config, digits)
     for variable in model.trainable_variables:
         variable.assign(tf.zeros_like(variable))
     before = [value.copy() for value in model.get_weights()]
-    found = examine(model, config, read_info(config), step=0)
+    found = analyze_errors(model, config, read_info(config), step=0)
     # With its own weights it would give one answer to all.
     assert len(set(found.confusion[:, 1])) > 1
     for value, expected in zip(model.get_weights(), before):
@@ -100,7 +100,7 @@ def look(logits, labels, weights=None):
     logits = tf.constant(logits, tf.float32)
     labels = tf.constant(labels, tf.int32)
     model = types.SimpleNamespace(logits=lambda images: logits)
-    parts = examination._look(model, tf.constant(images), labels, tf.constant(weights))
+    parts = error_analysis._look(model, tf.constant(images), labels, tf.constant(weights))
     _, answers, _, images, facts = (part.numpy() for part in parts)
     return answers.tolist(), images[:, 0, 0, 0].tolist(), facts
 
@@ -121,7 +121,7 @@ def test_losses_that_are_no_numbers_are_the_worst():
 
 
 def test_few_mistakes_of_many_batches():
-    worst = examination._Worst(size=2)
+    worst = error_analysis._Worst(size=2)
     for loss in (1.0, -np.inf, 3.0, 2.0):
         image = np.full((1, 2, 2, 3), max(loss, 0), np.uint8)
         worst.add(image, np.array([[0, 1, 0, 0, loss]], np.float32))
@@ -138,13 +138,13 @@ def results_of(labels, weights):
 
 def test_each_image_is_counted_once(config, model, monkeypatch):
     labels, weights = [3] * 358 + [0, -1], [1] * 358 + [0, 0]  # One unreadable, one padding.
-    monkeypatch.setattr(examination, "_results", lambda *_: results_of(labels, weights))
-    found = examine(model, config, read_info(config), step=0)
+    monkeypatch.setattr(error_analysis, "_results", lambda *_: results_of(labels, weights))
+    found = analyze_errors(model, config, read_info(config), step=0)
     assert found.confusion.tolist() == [[3, 0, 358]]
     assert len(found.images) == 0
-    monkeypatch.setattr(examination, "_results", lambda *_: results_of(labels[1:], weights[1:]))
+    monkeypatch.setattr(error_analysis, "_results", lambda *_: results_of(labels[1:], weights[1:]))
     with pytest.raises(RuntimeError, match="saw 358 images, but there are 359"):
-        examine(model, config, read_info(config), step=0)
+        analyze_errors(model, config, read_info(config), step=0)
 
 
 # --- Several replicas

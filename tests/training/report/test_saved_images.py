@@ -7,15 +7,15 @@ import pytest
 import tensorflow as tf
 from confusion_entries import entries
 
-from imagenet_fast.training.report.examination import Examination
-from imagenet_fast.training.report.exhibits import (
-    forget_examination,
-    keep_examination,
-    keep_inputs,
-    load_examination,
-    load_inputs,
-)
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
+from imagenet_fast.training.report.saved_images import (
+    load_error_analysis,
+    load_inputs,
+    remove_error_analysis,
+    save_error_analysis,
+    save_inputs,
+)
 from imagenet_fast.training.tensorboard import TensorBoard
 
 LABELS = ["cat", "dog|hound"]
@@ -29,8 +29,8 @@ def inputs():
 
 
 @pytest.fixture
-def examination(inputs):
-    return Examination(
+def analysis(inputs):
+    return ErrorAnalysis(
         step=25,
         confusion=entries([[7, 2], [0, 9]]),
         images=inputs.images[:2],
@@ -67,8 +67,8 @@ def shown(model_dir, kind):
 
 
 def test_nothing_is_kept_at_first(tmp_path):
-    assert load_inputs(str(tmp_path)) is load_examination(str(tmp_path)) is None
-    forget_examination(str(tmp_path))
+    assert load_inputs(str(tmp_path)) is load_error_analysis(str(tmp_path)) is None
+    remove_error_analysis(str(tmp_path))
 
 
 @pytest.fixture
@@ -78,14 +78,14 @@ def board(tmp_path):
 
 
 def test_input_images(tmp_path, inputs, board):
-    keep_inputs(str(tmp_path), inputs, LABELS, 4, board)
+    save_inputs(str(tmp_path), inputs, LABELS, 4, board)
     assert_equal(load_inputs(str(tmp_path)), inputs)
     assert list(shown(tmp_path, "train")) == [(4, "images/input_images")]
 
 
-def test_examination(tmp_path, examination, board):
-    keep_examination(str(tmp_path), examination, LABELS, board)
-    assert_equal(load_examination(str(tmp_path)), examination)
+def test_examination(tmp_path, analysis, board):
+    save_error_analysis(str(tmp_path), analysis, LABELS, board)
+    assert_equal(load_error_analysis(str(tmp_path)), analysis)
     found = shown(tmp_path, "validation")
     assert set(found) == {
         (25, "images/confusion_matrix"),
@@ -94,39 +94,37 @@ def test_examination(tmp_path, examination, board):
     }
     lines = found[25, "most_confused"].decode().splitlines()
     assert lines[2:] == ["| cat | dog\\|hound | 2 of 9 |"]
-    forget_examination(str(tmp_path))
-    assert load_examination(str(tmp_path)) is None
+    remove_error_analysis(str(tmp_path))
+    assert load_error_analysis(str(tmp_path)) is None
 
 
 def test_pictures_do_not_hide_later_rows(tmp_path, inputs, board):
     """TensorBoard may leave a file for ever when it finds a newer one beside it."""
-    keep_inputs(str(tmp_path), inputs, LABELS, 0, board)
+    save_inputs(str(tmp_path), inputs, LABELS, 0, board)
     board.write({"kind": "train", "step": 1, "loss": 0.5})
     assert len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
 
 
-def test_a_model_without_mistakes_and_inputs_that_none_can_read(
-    tmp_path, inputs, examination, board
-):
+def test_a_model_without_mistakes_and_inputs_that_none_can_read(tmp_path, inputs, analysis, board):
     nothing = {name: value[:0] for name, value in vars(inputs).items()}
-    keep_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
+    save_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
     assert len(load_inputs(str(tmp_path)).images) == 0
-    perfect = {name: value[:0] for name, value in vars(examination).items() if name != "step"}
-    perfect = Examination(step=3, **{**perfect, "confusion": entries(np.diag([9, 9]))})
-    keep_examination(str(tmp_path), perfect, LABELS, board)
+    perfect = {name: value[:0] for name, value in vars(analysis).items() if name != "step"}
+    perfect = ErrorAnalysis(step=3, **{**perfect, "confusion": entries(np.diag([9, 9]))})
+    save_error_analysis(str(tmp_path), perfect, LABELS, board)
     assert set(shown(tmp_path, "validation")) == {
         (3, "images/confusion_matrix"),
         (3, "most_confused"),
     }
 
 
-def test_without_tensorboard_there_is_none(tmp_path, inputs, examination):
-    keep_inputs(str(tmp_path), inputs, LABELS, 0, None)
-    keep_examination(str(tmp_path), examination, LABELS, None)
+def test_without_tensorboard_there_is_none(tmp_path, inputs, analysis):
+    save_inputs(str(tmp_path), inputs, LABELS, 0, None)
+    save_error_analysis(str(tmp_path), analysis, LABELS, None)
     assert {path.name for path in tmp_path.iterdir()} == {"input_images.npz", "examination.npz"}
 
 
-def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, examination, board, monkeypatch):
+def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, analysis, board, monkeypatch):
     """So that the next process shows it again."""
 
     def killed(*arguments, **options):
@@ -134,14 +132,14 @@ def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, examination, board, mo
 
     monkeypatch.setattr(tf.summary, "image", killed)
     with pytest.raises(KeyboardInterrupt):
-        keep_examination(str(tmp_path), examination, LABELS, board)
-    assert load_examination(str(tmp_path)) is None
+        save_error_analysis(str(tmp_path), analysis, LABELS, board)
+    assert load_error_analysis(str(tmp_path)) is None
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: b"", lambda data: b"PK"])
 def test_what_is_damaged_is_not_there(tmp_path, inputs, damage):
     """It can be made again."""
-    keep_inputs(str(tmp_path), inputs, LABELS, 3, None)
+    save_inputs(str(tmp_path), inputs, LABELS, 3, None)
     path = tmp_path / "input_images.npz"
     path.write_bytes(damage(path.read_bytes()))
     assert load_inputs(str(tmp_path)) is None

@@ -21,7 +21,7 @@ _MISTAKES = 24
 
 
 @dataclasses.dataclass(frozen=True)
-class Examination:
+class ErrorAnalysis:
     """What a model makes of each validation image that can be read.
 
     Attributes:
@@ -48,7 +48,9 @@ class Examination:
     losses: np.ndarray
 
 
-def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> Examination:
+def analyze_errors(
+    model: Classifier, config: Config, info: DatasetInfo, step: int
+) -> ErrorAnalysis:
     """Looks at each validation image once more, on all replicas; all workers must come here.
 
     It is the evaluation again, with the same batches on the same devices and with averaged weights
@@ -85,7 +87,7 @@ def examine(model: Classifier, config: Config, info: DatasetInfo, step: int) -> 
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)
     images, facts = worst.of_all_workers(strategy)
     labels, answers, label_probabilities, answer_probabilities, losses = facts.T
-    return Examination(
+    return ErrorAnalysis(
         step=step,
         confusion=np.column_stack([pairs, counts]),
         images=images,

@@ -1,4 +1,4 @@
-"""Examines a model that is not trained, on whatever strategy the arguments ask for.
+"""Analyzes the errors of an untrained model, on whatever strategy the arguments ask for.
 
 Arguments: the path of a JSON object with ``out`` (a directory, into which each worker writes what
 it gets) and ``config``, options of Config.
@@ -14,7 +14,7 @@ from imagenet_fast import Config, build_model
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import wait_for_all
-from imagenet_fast.training.report.examination import examine
+from imagenet_fast.training.report.error_analysis import analyze_errors
 
 
 def main():
@@ -23,7 +23,7 @@ def main():
     model = build_model(config)
     classifier = model.trainable_variables[-2]
     classifier.assign(classifier * 500)
-    found = examine(model, config, read_info(config), step=7)
+    found = analyze_errors(model, config, read_info(config), step=7)
     cluster = Cluster.from_environment()
     path = pathlib.Path(job["out"], f"worker{cluster.index if cluster else 0}.npz")
     np.savez(path, **vars(found))

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg
-from imagenet_fast.training.report.examination import Examination
+from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 
 # Up to so many classes, cells have their numbers, and rows and columns their classes' names.
@@ -50,16 +50,16 @@ class Confused(NamedTuple):
     of: int
 
 
-def most_confused(examination: Examination, labels: Sequence[str]) -> list[Confused]:
+def most_confused(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[Confused]:
     """Returns the pairs of classes with the most mistakes, these first; at most 15."""
-    true, answers, images = examination.confusion.T
+    true, answers, images = analysis.confusion.T
     sizes = np.zeros(len(labels), np.int64)
     np.add.at(sizes, true, images)
     mistakes = np.flatnonzero(true != answers)
     first = mistakes[np.argsort(-images[mistakes], kind="stable")[:_PAIRS]]
     return [
         Confused(labels[label], labels[answer], int(count), int(sizes[label]))
-        for label, answer, count in examination.confusion[first]
+        for label, answer, count in analysis.confusion[first]
     ]
 
 
@@ -73,15 +73,15 @@ def input_captions(inputs: InputImages, labels: Sequence[str]) -> list[tuple[str
     ]
 
 
-def mistake_captions(examination: Examination, labels: Sequence[str]) -> list[tuple[str, str]]:
+def mistake_captions(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[tuple[str, str]]:
     """Returns what each mistake is and what it was taken for, with the model's probabilities."""
     return [
         (f"{labels[label]} ({_percent(own)})", f"{labels[answer]} ({_percent(other)})")
         for label, answer, own, other in zip(
-            examination.labels,
-            examination.answers,
-            examination.label_probabilities,
-            examination.answer_probabilities,
+            analysis.labels,
+            analysis.answers,
+            analysis.label_probabilities,
+            analysis.answer_probabilities,
         )
     ]
 
@@ -91,16 +91,16 @@ def classes_in_a_cell(classes: int) -> int:
     return -(-classes // _CELLS)
 
 
-def confusion_svg(examination: Examination, labels: Sequence[str]) -> str:
+def confusion_svg(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns the confusion matrix as an SVG element for a page, in the page's colors."""
     with matplotlib.style.context([*PAGE_STYLE, _NO_MATH]):
-        return page_svg(_confusion(examination.confusion, labels))
+        return page_svg(_confusion(analysis.confusion, labels))
 
 
-def confusion_png(examination: Examination, labels: Sequence[str]) -> bytes:
+def confusion_png(analysis: ErrorAnalysis, labels: Sequence[str]) -> bytes:
     """Returns the confusion matrix as a PNG file."""
     with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
-        return _png(_confusion(examination.confusion, labels))
+        return _png(_confusion(analysis.confusion, labels))
 
 
 def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:

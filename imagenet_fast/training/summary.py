@@ -1,0 +1,91 @@
+"""The results of a run, as in its ``summary.json``."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from imagenet_fast.base import environment
+from imagenet_fast.base.files import write_file
+from imagenet_fast.base.paths import to_path
+from imagenet_fast.data import bad_images
+from imagenet_fast.distribute.devices import RunDevices
+from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.damaged_checkpoints import damaged_checkpoints
+from imagenet_fast.training.metrics_file import read_rows
+from imagenet_fast.training.options import RunOptions
+
+FILE = "summary.json"
+
+
+def make_summary(
+    options: RunOptions,
+    model: Classifier,
+    clock: Clock,
+    runs_on: RunDevices,
+    *,
+    step: int,
+    steps_per_epoch: int,
+    devices: int,
+    chief: bool,
+) -> dict[str, Any]:
+    """Returns the results of a run; those of evaluation and the log files are the chief's alone.
+
+    Args:
+      options: of the run.
+      model: as trained.
+      clock: of the run.
+      runs_on: its devices.
+      step: weight updates done.
+      steps_per_epoch: weight updates of an epoch.
+      devices: number of devices.
+      chief: whether this process is the chief, which writes the files of ``model_dir``.
+    """
+    rows = read_rows(options.model_dir) if chief else []
+    unreadable = bad_images.read_bad_images(options.model_dir) if chief else []
+    validation = [row for row in rows if row["kind"] == "validation"]
+    last = validation[-1] if validation else {}
+    reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
+    training = [row for row in rows if row["kind"] == "train"]
+    return {
+        "top1": last.get("top1"),
+        "top5": last.get("top5"),
+        "loss": last.get("loss"),
+        "train_loss": training[-1].get("loss") if training else None,
+        "images_evaluated": last.get("examples"),
+        "images_skipped_in_training": sum(row.get("skipped", 0) for row in training),
+        "images_skipped_in_evaluation": last.get("skipped"),
+        "bad_images": bad_images.count_kinds(unreadable),
+        "damaged_checkpoints": damaged_checkpoints(options.model_dir) if chief else [],
+        "epochs": step / steps_per_epoch,
+        "steps": step,
+        "train_seconds": clock.train_seconds,
+        "compile_seconds": clock.compile_seconds,
+        "wall_seconds": clock.wall_seconds,
+        "images_per_second": clock.images_per_second,
+        "images_per_second_per_device": clock.images_per_second / devices,
+        "target_top1": options.stop_at_accuracy or None,
+        "train_seconds_to_target": reached.get("train_seconds"),
+        "wall_seconds_to_target": reached.get("wall_seconds"),
+        "parameters": int(sum(v.shape.num_elements() for v in model.trainable_variables)),
+        "replicas": model.distribute_strategy.num_replicas_in_sync,
+        "runs_on": str(runs_on),
+        "devices": runs_on.kind.split("+"),
+        "collective": runs_on.collective,
+        **environment.provenance(),
+    }
+
+
+def write_summary(model_dir: str, summary: dict[str, Any]) -> None:
+    """Writes ``summary.json``."""
+    write_file(to_path(model_dir, FILE), json.dumps(summary, indent=2) + "\n")
+
+
+def read_summary(model_dir: str) -> dict[str, Any] | None:
+    """Returns what :func:`write_summary` wrote; None: nothing, or nothing readable."""
+    try:
+        summary = json.loads(to_path(model_dir, FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
