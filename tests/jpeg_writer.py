@@ -21,9 +21,11 @@ def random_jpeg(height, width, sampling, restart_interval, random):
       random: a ``numpy.random.RandomState``.
     """
     factors = [tuple(map(int, pair.split("x"))) for pair in sampling.split(",")]
-    across, down = (max(pair[axis] for pair in factors) for axis in (0, 1))
+    # One component alone is not interleaved: an MCU is a block.
+    interleaved = factors if len(factors) > 1 else [(1, 1)]
+    across, down = (max(pair[axis] for pair in interleaved) for axis in (0, 1))
     mcus = -(-width // (8 * across)) * -(-height // (8 * down))
-    components = [number for number, (h, v) in enumerate(factors) for _ in range(h * v)]
+    components = [number for number, (h, v) in enumerate(interleaved) for _ in range(h * v)]
     scan = _scan(mcus, components, restart_interval, random)
     return _header(height, width, factors, restart_interval) + scan + b"\xff\xd9"
 

@@ -116,6 +116,7 @@ def test_crops_of_cuts_are_those_of_the_whole_image(size):
     "sampling",
     [
         "1x1",
+        "2x2",
         "1x2,1x1,1x1",
         "2x1,1x2,1x1",
         "4x1,1x1,1x1",
@@ -163,6 +164,7 @@ def refused():
         "header": file[: file.index(b"\xff\xda")],
         "empty": b"",
         "PNG": b"\x89PNG\r\n\x1a\n" + bytes(100),
+        "height behind the scan": file[:-2] + b"\xff\xdc\x00\x04\x00\x8c\xff\xd9",
         "several scans": jpeg_writer.split_scans(75, 131, np.random.RandomState(0)),
     }
 
@@ -182,9 +184,10 @@ def test_what_cannot_be_cut_stays_as_it_is():
     index, others = index_jpegs(tf.constant([file, other])).numpy()
     damaged = bytearray(index)
     damaged[len(index) // 2] ^= 1
-    # The same length, and the same header.
-    changed = bytearray(file)
-    changed[-2 - len(file) // 8] ^= 64
+    # Of the same length, with another quantization table, and with another end.
+    table, end = bytearray(file), bytearray(file)
+    table[file.index(b"\xff\xdb") + 20] ^= 1
+    end[-4] ^= 1
     cases = {
         "no index": (file, b"", (0, 0, 9, 9)),
         "damaged index": (file, bytes(damaged), (0, 0, 9, 9)),
@@ -192,6 +195,8 @@ def test_what_cannot_be_cut_stays_as_it_is():
         "bytes": (file, b"\x01\x02", (0, 0, 9, 9)),
         "later version": (file, b"\x02" + index[1:], (0, 0, 9, 9)),
         "another file's index": (file, others, (0, 0, 9, 9)),
+        "another table": (bytes(table), index, (0, 0, 9, 9)),
+        "another end": (bytes(end), index, (0, 0, 9, 9)),
         "truncated": (file[:-1000], index, (0, 0, 9, 9)),
         "outside": (file, index, (100, 0, 41, 10)),
         "negative": (file, index, (-1, 0, 4, 4)),
