@@ -1,4 +1,4 @@
-"""What the commands that serve until they are asked to end have in common."""
+"""Signal handling and port checks of the server commands."""
 
 from __future__ import annotations
 

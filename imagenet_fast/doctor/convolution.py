@@ -1,4 +1,4 @@
-"""A convolution on each device, forward and backward, in each type, with and without XLA."""
+"""Check of a convolution on each device: forward and backward, each dtype, with and without XLA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.config import Config
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.gpu_arithmetic import has_tensor_cores, precision_instead_of
 from imagenet_fast.doctor.finding import Finding, first_line, ok, slow, wrong
 
@@ -47,7 +47,7 @@ ON_CPU = Size(batch=8, pixels=16, channels=32)
 ON_GPU = Size(batch=64, pixels=28, channels=256)
 
 
-def check_convolutions(_: Config) -> list[Finding]:
+def check_convolutions(_: SharedOptions) -> list[Finding]:
     """Checks each device against float32 on the CPU, and that none is slower than it should be."""
     gpus = tf.config.list_logical_devices("GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name

@@ -1,4 +1,4 @@
-"""The devices that TensorFlow sees, beside those that NVIDIA's driver shows."""
+"""Check that TensorFlow sees all GPUs that NVIDIA's driver shows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tensorflow as tf
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.environment import hardware
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_meant, gpu_name, installed_gpus
+from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
 
 
-def check_devices(config: Config) -> list[Finding]:
+def check_devices(options: ClusterOptions) -> list[Finding]:
     """Compares the GPUs that TensorFlow sees with those of the driver."""
     found = hardware()
     seen = tf.config.list_physical_devices("GPU")
@@ -27,7 +27,7 @@ def check_devices(config: Config) -> list[Finding]:
         shown = installed_gpus()
     except UserError:  # which the line of the driver tells
         shown = []
-        if not seen and not cpu_is_meant(config.gpus):
+        if not seen and not cpu_is_meant(options.gpus):
             told = "TensorFlow sees no GPU, and the driver does not answer"
             return [*findings, wrong("GPUs", told, "see the line of the driver")]
     told = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"

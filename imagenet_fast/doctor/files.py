@@ -1,4 +1,4 @@
-"""What training does with files: it writes temporary ones and ``model_dir``, reads ``data_dir``."""
+"""Checks of files: temporary files, ``model_dir`` and ``data_dir``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_no_pattern, write_file
 from imagenet_fast.base.paths import Path, is_local, to_path
-from imagenet_fast.config import Config
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import check_complete
 from imagenet_fast.data.manifest import FILE as MANIFEST
 from imagenet_fast.data.manifest import check_sizes, read_manifest
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import read_records
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 
@@ -31,14 +32,14 @@ _READABLE = "choose another --data_dir, or give this user the rights to read it"
 _WRITABLE = "choose a --model_dir that all workers can write to, or give them the rights"
 
 
-def check_model_dir(config: Config) -> list[Finding]:
+def check_model_dir(options: SharedOptions) -> list[Finding]:
     """Writes a file in ``model_dir``, renames it and reads it, as for a checkpoint.
 
     Nothing stays there. Where the folder does not exist, that is done in the one around it.
     """
-    if not config.model_dir:
+    if not options.model_dir:
         return []
-    directory = to_path(config.model_dir)
+    directory = to_path(options.model_dir)
     content = os.urandom(_WRITTEN)
     try:
         check_no_pattern(directory)
@@ -60,7 +61,7 @@ def check_model_dir(config: Config) -> list[Finding]:
     return [ok("model_dir", told, bytes=_WRITTEN, seconds=seconds)]
 
 
-def check_temporary_files(_: Config) -> list[Finding]:
+def check_temporary_files(_: SharedOptions) -> list[Finding]:
     """Writes where all workers but the chief write their part of a checkpoint; silent if it works.
 
     The native resize is compiled there, too.
@@ -76,11 +77,11 @@ def check_temporary_files(_: Config) -> list[Finding]:
     return []
 
 
-def check_data_dir(config: Config) -> list[Finding]:
+def check_data_dir(options: DataOptions) -> list[Finding]:
     """Reads the manifest of ``data_dir``, the sizes of its shards and the first records."""
-    if not config.data_dir:
+    if not options.data_dir:
         return []
-    directory = to_path(config.data_dir)
+    directory = to_path(options.data_dir)
     try:
         shards, told = _shards(directory)
         records, size, seconds = _read(shards)

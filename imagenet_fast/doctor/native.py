@@ -1,17 +1,18 @@
-"""The native resize of the input pipeline: whether it can be compiled here."""
+"""Check that the input pipeline's native resize compiles on this machine."""
 
 from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config
+from imagenet_fast.base.shared_options import SharedOptions
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.doctor.finding import Finding, ok, slow
 
 
-def check_resize(_: Config) -> list[Finding]:
+def check_resize(_: SharedOptions) -> list[Finding]:
     """Compiles the op, unless it has been compiled before."""
     try:
-        with_resize_kernel(Config(resize_kernel="native"))
+        with_resize_kernel(DataOptions(resize_kernel="native"))
     except UserError as error:
         reason = f"{error.__cause__ or error}"
         told = f"TensorFlow's, several times slower than the native one: {reason}"

@@ -1,4 +1,4 @@
-"""What the doctor finds, for people and for programs."""
+"""The doctor's findings as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All checks, each in a process that may crash or hang without ending the others."""
+"""Runs all checks in processes of their own: a crash or hang does not end the others."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.config import Config
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute import cuda
 from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus
+from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 
 # TensorFlow 2.21's compiler asks for fused convolutions that cuDNN 9.5.1 does not have, on T4, A10G
@@ -19,7 +20,7 @@ _CUDNN_FLOOR = (9, 24)
 _FIRST_WITH_FLOOR = (2, 21)
 
 
-def check_packages(_: Config) -> list[Finding]:
+def check_packages(_: SharedOptions) -> list[Finding]:
     """Checks that tf_keras is that of this TensorFlow."""
     found = [ok("Python", platform.python_version()), ok("TensorFlow", tf.__version__)]
     if _numbers(tf.__version__)[:2] == _numbers(keras.__version__)[:2]:
@@ -30,7 +31,7 @@ def check_packages(_: Config) -> list[Finding]:
     return [*found, wrong("tf_keras", told, advice)]
 
 
-def check_cuda(config: Config) -> list[Finding]:
+def check_cuda(options: ClusterOptions) -> list[Finding]:
     """Checks the driver and the CUDA libraries against what TensorFlow was built for."""
     build = cuda.built_for()
     built = f"built for CUDA {build.cuda} and cuDNN {build.cudnn}"
@@ -39,7 +40,7 @@ def check_cuda(config: Config) -> list[Finding]:
     try:
         gpus = installed_gpus()
     except UserError as error:
-        if cpu_is_meant(config.gpus):
+        if cpu_is_meant(options.gpus):
             return [ok("CUDA", f"no GPU is asked for; TensorFlow is {built}", **vars(build))]
         return [ok("CUDA", f"TensorFlow is {built}", **vars(build)), refused("driver", error)]
     if not gpus:

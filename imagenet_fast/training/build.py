@@ -1,4 +1,4 @@
-"""From a configuration to a compiled model."""
+"""Builds a compiled model from a configuration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.pipeline import make_images_on_device, steps_per_epoch
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
@@ -29,6 +31,7 @@ from imagenet_fast.distribute.strategy import (
 from imagenet_fast.distribute.tpu import compiles_all_reduces, is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
+from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -49,7 +52,7 @@ _SCALES_LOSS = (
     tf.distribute.OneDeviceStrategy,
 )
 
-# Options of Config that belong to some models only.
+# Options that only some models have.
 _MODEL_OPTIONS = (
     "stem",
     "stride_on_1x1",
@@ -86,10 +89,9 @@ def build_model(
     Args:
       config: of the run.
       strategy: in whose scope it is made; None: the one that ``config`` asks for.
-      fusion: how gradients are joined, as an earlier part of the run has found; None: as ``config``
-        says.
-      restored: whether its weights are about to be restored: then neither ``initial_weights`` nor
-        images to whiten by are read for them.
+      fusion: gradient buckets chosen earlier in the run; None: as ``config`` says.
+      restored: whether a checkpoint will be restored: then ``initial_weights`` and the images for
+        whitening are not read.
 
     Raises:
       UserError: if the data, the hardware, the initial weights or the model's options cannot be
@@ -139,12 +141,12 @@ def build_for_evaluation(config: Config) -> Classifier:
     return model
 
 
-def _check_loss_scaling(config: Config, strategy: tf.distribute.Strategy) -> None:
+def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy) -> None:
     """Checks that Keras scales the loss under a strategy, if it is to be scaled.
 
     TPUs, on which it does not, are :func:`build_classifier`'s to refuse.
     """
-    if config.precision != "mixed_float16" or is_tpu(strategy):
+    if options.precision != "mixed_float16" or is_tpu(strategy):
         return
     with strategy.scope():
         if not isinstance(strategy, _SCALES_LOSS) and tf.distribute.has_strategy():
@@ -319,13 +321,13 @@ def _all_reduce(options: ClusterOptions, fusion: Fusion, name: str, place: int =
     )
 
 
-def _mixer(config: Config) -> Mixer | None:
-    if not config.mixup_alpha and not config.cutmix_alpha:
+def _mixer(options: DataOptions) -> Mixer | None:
+    if not options.mixup_alpha and not options.cutmix_alpha:
         return None
-    return Mixer(config.mixup_alpha, config.cutmix_alpha, config.seed)
+    return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
 
 
-def _check_partners(config: Config) -> None:
+def _check_partners(config: SharedOptions) -> None:
     images = per_replica_batch_size(config, tf.distribute.get_strategy())
     if images == config.accumulation_steps:
         raise UserError(
@@ -335,7 +337,7 @@ def _check_partners(config: Config) -> None:
 
 
 def _batch_norm_parts(config: Config) -> dict[str, int]:
-    """Returns whose statistics batch norm takes together, as options of a model."""
+    """Returns the batch-norm groups, as options of a model."""
     if not config.batch_norm_batch_size:  # any batch will do
         return {"batch_norm_group_size": 1, "ghost_batch_size": 0}
     strategy = tf.distribute.get_strategy()
@@ -372,15 +374,15 @@ def _batch_norm_group_size(config: Config, images: int) -> int:
     return size
 
 
-def _model_options(config: Config) -> dict[str, object]:
+def _model_options(options: ModelOptions) -> dict[str, object]:
     """Returns the options that the model has; others have their defaults, which Config checks."""
-    has = models.option_names(config.model)
-    return {name: getattr(config, name) for name in _MODEL_OPTIONS if name in has}
+    has = models.option_names(options.model)
+    return {name: getattr(options, name) for name in _MODEL_OPTIONS if name in has}
 
 
 @contextlib.contextmanager
 def precision_policy(policy: str) -> Iterator[None]:
-    """Layers made inside compute under the mixed-precision policy of this name."""
+    """Layers made inside use the mixed-precision policy of this name."""
     before = keras.mixed_precision.global_policy()
     keras.mixed_precision.set_global_policy(policy)
     try:

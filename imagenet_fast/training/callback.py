@@ -1,4 +1,4 @@
-"""What the callbacks of a run have in common."""
+"""Base class of the run's callbacks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import tf_keras as keras
 
 
 class TensorsCallback(keras.callbacks.Callback):
-    """A callback that gets the metrics of a step as tensors, and so need not wait for it.
+    """A callback that gets a step's metrics as tensors, so that Keras does not wait for the step.
 
-    Keras reads the metrics at each step, for which it waits for the devices, if one callback of a
-    run wants numbers.
+    If any callback of a run wants numbers, Keras waits for the devices at each step.
     """
 
     _supports_tf_logs = True

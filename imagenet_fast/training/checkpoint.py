@@ -1,4 +1,4 @@
-"""Checkpoints from which a run goes on as if it had never stopped."""
+"""Checkpoints from which a run resumes to the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoi
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
 from imagenet_fast.training.options import RunOptions
 
-# Where there is no space, or no permission any more.
+# Errors of a full disk or of lost permissions.
 _UNWRITABLE = (
     tf.errors.ResourceExhaustedError,
     tf.errors.PermissionDeniedError,
@@ -37,9 +37,9 @@ _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 class Checkpoints:
     """Saves and restores a run: weights, optimizer, loss scale, step, clock.
 
-    A checkpoint appears under its name when it is whole; the last ones are kept. All workers must
-    call :meth:`save` together, since each holds a part of what is averaged; the chief's file is
-    kept. All restore from it, so that ``model_dir`` must be one that every worker can read.
+    A checkpoint gets its name when it is complete; the latest ones are kept. All workers must call
+    :meth:`save` together, since batch-norm statistics are averaged over all; the chief's file is
+    kept. All restore from it, so every worker must be able to read ``model_dir``.
 
     Args:
       model: compiled and made in its strategy's scope.
@@ -71,7 +71,7 @@ class Checkpoints:
 
         Args:
           step: weight updates so far.
-          state: whatever else the run must know, as JSON can hold it.
+          state: other values to restore, as JSON can hold them.
 
         Raises:
           UserError: if it cannot be written, as to a full disk.
@@ -85,24 +85,24 @@ class Checkpoints:
             self._manager.save(checkpoint_number=step, options=_options())
         except (OSError, *_UNWRITABLE) as error:
             if not is_local(self._manager.directory):
-                raise  # what a bucket answers is told by errors_explained
+                raise  # errors_explained explains the errors of buckets
             own = pathlib.Path(self._manager.directory)
             shutil.rmtree(own / f"ckpt-{step}_temp", ignore_errors=True)
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
             # TensorFlow names a temporary file and its operation before it says why.
             reason = reason.rpartition("; ")[2][-200:]
             raise UserError(
-                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason}); when that is "
-                "mended, the same command resumes from the one before it"
+                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason}); after fixing "
+                "that, the same command resumes from the one before it"
             ) from error
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
 
-        All workers must come here, and take the one that the chief finds to be whole.
+        All workers must call it; they restore the newest one that the chief finds undamaged.
 
         Raises:
-          UserError: if it is another model's; if it is damaged, as ``on_damaged_checkpoint`` says.
+          UserError: if it is another model's, or damaged, depending on ``on_damaged_checkpoint``.
         """
         latest = self._latest()
         if latest is None:
@@ -133,7 +133,7 @@ class Checkpoints:
             raise UserError(found["error"])
         if found["name"] and (self._folder / f"{found['name']}.index").exists():
             return str(self._folder / found["name"])
-        # That of another folder than the chief's, which is found out when workers compare steps.
+        # In another folder than the chief's: an error when the workers compare their steps.
         return latest_checkpoint(self._folder)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     latest = latest_checkpoint(directory_of(model_dir) / CHECKPOINTS)
     if latest is None:
         raise UserError(f"{model_dir} holds no checkpoint: train there first")
-    # Without the optimizer, which is another one under another precision.
+    # Without the optimizer, which depends on the precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
         checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
@@ -169,13 +169,13 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
 
 
 def _options() -> tf.train.CheckpointOptions:
-    """Returns options by which this process writes and reads, also for variables in others."""
+    """Returns options with which this process does the I/O, also of variables on other hosts."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.train.CheckpointOptions(experimental_io_device=tf.zeros([]).device)
 
 
 def _averages(model: Classifier) -> dict[str, Any]:
-    """Returns what a checkpoint holds beside the model, if it keeps copies of its weights."""
+    """Returns the shadow weights that a checkpoint holds beside the model, if there are any."""
     copies = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
     return {name: own.averages for name, own in copies.items() if own is not None}
 
@@ -204,7 +204,7 @@ def _temporary_folder(model_dir: str, place: int) -> pathlib.Path:
 
 
 class _State(tf.train.experimental.PythonState):
-    """JSON beside the variables, so that both are of the same step."""
+    """JSON in the checkpoint, of the same step as the variables."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Training time as DAWNBench and MLPerf mean it: without compilation or evaluation, or saving."""
+"""Training time as DAWNBench and MLPerf define it: without compilation, evaluation and saving."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class Clock:
     """Measures a run over all its restarts.
 
-    The caller makes sure that the devices have finished before each call (by reading a result),
-    since TensorFlow returns before they have.
+    TensorFlow returns before the devices have finished: callers must read a result before each
+    call.
 
     Attributes:
       train_seconds: spent in training steps other than those that compile, which are the first of
@@ -34,7 +34,7 @@ class Clock:
 
     @property
     def wall_seconds(self) -> float:
-        """Everything since the first process started, except while no process ran."""
+        """Seconds since the first process started, except while no process ran."""
         return self._earlier_wall_seconds + self._now() - self._process_start
 
     @property
@@ -43,28 +43,28 @@ class Clock:
         return self.timed_images / self.train_seconds if self.train_seconds else 0.0
 
     def compiling(self) -> None:
-        """A program is made anew, which the next step compiles."""
+        """Starts counting compile time: the next step compiles a new program."""
         self.stop()
         self._compiling_since = self._now()
 
     def compiled(self) -> None:
-        """The first step of a program has ended: from here on, time is training time."""
+        """Ends compile time, after the first step of a program; training time starts."""
         self.compile_seconds += self._now() - self._compiling_since
         self._running_since = self._now()
 
     def stop(self) -> None:
-        """Evaluation begins, or training ends."""
+        """Stops training time, for evaluation or at the end."""
         self.advance(0)
         self._running_since = None
 
     def start(self) -> None:
-        """Training goes on, if it did not already."""
+        """Starts training time, unless it runs already."""
         if self._running_since is None:
             self._running_since = self._now()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What is done inside is not training, as writing a checkpoint."""
+        """Stops training time inside, as for writing a checkpoint."""
         running = self._running_since is not None
         self.stop()
         yield
@@ -89,7 +89,7 @@ class Clock:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from what :meth:`state` returned in an earlier process."""
+        """Continues from what :meth:`state` returned in an earlier process."""
         self.train_seconds = state["train_seconds"]
         self.timed_images = state["timed_images"]
         self.compile_seconds = state["compile_seconds"]

@@ -1,4 +1,4 @@
-"""Damaged checkpoints: finding them, and setting them aside so that a run resumes without them."""
+"""Detects damaged checkpoints and sets them aside, so that a run resumes from an older one."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from imagenet_fast.base.files import read_objects, write_file
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, noted_step
 
-# Of the run, beside its metrics.jsonl.
 DAMAGED_FILE = "damaged_checkpoints.jsonl"
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})")
-# What TensorFlow's readers say of a checkpoint that is not as it was written (tensor_bundle.cc,
-# whose BundleReader checks the CRC of what it reads, and table.cc, of the index). All other errors,
-# as of rights, of a disk or of a bucket, say nothing about the checkpoint.
+# Messages of TensorFlow's readers about corrupt checkpoints (tensor_bundle.cc, whose BundleReader
+# checks CRCs, and table.cc, of the index). Other errors, as of permissions, disks or buckets, say
+# nothing about the checkpoint.
 _SIGNS = re.compile(
     r"checksum (?:does not match|mismatch)|sstable|bad (?:block|entry)|truncated block"
     r"|file is corrupt|corrupted|DATA_LOSS|data loss|read less bytes than requested|OUT_OF_RANGE",
@@ -35,7 +34,7 @@ class _Damaged(NamedTuple):
 
 
 def damage_of(checkpoint: str) -> str | None:
-    """Reads all of a checkpoint and returns what is damaged; None: nothing, as far as one can tell.
+    """Reads a whole checkpoint and returns what is damaged; None: no damage was detected.
 
     Args:
       checkpoint: its path without an ending.
@@ -68,20 +67,20 @@ def damage_of(checkpoint: str) -> str | None:
 
 
 def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
-    """Returns the newest checkpoint that is whole, having set aside those that are newer.
+    """Returns the newest undamaged checkpoint, and sets aside those that are newer.
 
     For the process that writes checkpoints, while no other does. Set aside means renamed: the files
     ``ckpt-5.*`` become ``damaged-ckpt-5.*``. This is reported, and recorded in ``DAMAGED_FILE``.
 
     Args:
       model_dir: of the run.
-      on_damaged: ``previous``; or ``stop``, and none is set aside.
+      on_damaged: ``previous``; or ``stop``: raise, and set none aside.
 
     Returns:
       The path without an ending; None: there is no checkpoint.
 
     Raises:
-      UserError: if the newest is damaged, and it is ``stop``, or there is none that is whole.
+      UserError: if the newest is damaged and ``on_damaged`` is ``stop``, or if all are.
     """
     folder = to_path(model_dir, CHECKPOINTS)
     steps = checkpoint_steps(folder)

@@ -1,4 +1,4 @@
-"""Accuracy of a trained model."""
+"""Evaluation of a trained model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.model_dir import check_labels
 from imagenet_fast.training.recorder import check_evaluated
 
-# At most, in a step, where the configuration does not say.
+# Largest default batch of a device.
 _IMAGES_OF_A_DEVICE = 256
 
 
@@ -36,7 +36,7 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
         more, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
-        # How training splits a batch has no part in evaluation, which may be on other devices.
+        # Evaluation may run on other devices, which need not be able to split training's batch.
         config = config.replace(batch_norm_batch_size=0)
         strategy = make_strategy(config)
         if not config.eval_batch_size:
@@ -50,10 +50,10 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}"
             )
         check_labels(config, info.labels)
-        # The list of unreadable images in model_dir is training's: nothing is written there.
+        # The list of unreadable images in model_dir is training's: write nothing there.
         elsewhere = config.replace(model_dir="")
         if split != "validation":
-            # Devices hold validation images for training; of others, none is seen twice.
+            # Only validation images are held on devices; a test image is read once anyway.
             elsewhere = elsewhere.replace(data_on_device=False)
         model = build_for_evaluation(elsewhere)
         checkpoint = restore_weights(model, config.model_dir)

@@ -1,4 +1,4 @@
-"""What TensorFlow raises in the middle of a run, told so that the user can mend it."""
+"""Turns TensorFlow's errors during a run into errors that the user can fix."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import bucket_error
 from imagenet_fast.distribute.cluster import Cluster
 
-# What was raised inside of a dataset, by Python or an assertion, as TensorFlow tells it.
+# A UserError raised inside a dataset, by Python or an assertion, in TensorFlow's message.
 _USER_ERROR = re.compile(
     r"UserError: (.*?)(?:\s*Traceback \(most recent call last\)|\]\n)", re.DOTALL
 )
-# What it tells of a damaged shard that cannot be read whole, or of one that has gone.
+# Its message about a damaged or missing shard.
 _SHARD = re.compile(r".*(?:FlatMap:|\}\}) (.+); (.+)\n.*\{\{node ReadFile\}\}")
-# What TensorFlow's client of Google Cloud Storage tells: the reason, and then the path.
+# The message of TensorFlow's Google Cloud Storage client: the reason, then the path.
 _BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
-# What only devices, their driver and their libraries make TensorFlow say, in errors of these kinds.
+# Words that only errors of devices, drivers and their libraries contain, in errors of these types.
 _DEVICE = re.compile(
     r"cu(DNN|BLAS|FFT|SOLVER|SPARSE)\b|CUDA|\bDNN library|NCCL|Autotun", re.IGNORECASE
 )
@@ -37,15 +37,14 @@ _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Ca
 
 @contextlib.contextmanager
 def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[None]:
-    """Turns TensorFlow's errors that a user can mend into errors of the user's.
+    """Turns TensorFlow's errors that a user can fix into :class:`UserError`.
 
-    Those are a :class:`UserError` that was raised in a dataset, as by a shard that cannot be read
-    any more, a bucket that cannot be used any more, a device that does not work, and the end of
-    another worker. All other errors pass.
+    These are a ``UserError`` raised in a dataset, as for an unreadable shard, and errors of
+    buckets, devices and other workers. All other errors pass.
 
     Args:
-      then: what the same command does once it is mended, e.g. ``evaluates again``.
-      stage_servers: the addresses of those that a pipeline uses.
+      then: what the same command does after the fix, e.g. ``evaluates again``.
+      stage_servers: addresses of the pipeline's stage servers.
 
     Raises:
       UserError: for such an error.
@@ -55,17 +54,17 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
     except tf.errors.OpError as error:
         told = _USER_ERROR.search(error.message)
         if told:
-            raise UserError(f"{told[1]}; when that is mended, the same command {then}") from error
+            raise UserError(f"{told[1]}; after fixing that, the same command {then}") from error
         shard = _SHARD.search(error.message)
         if shard:
             raise UserError(
-                f"{shard[1]}: cannot be read: {shard[2]}; when that is mended, the same command "
+                f"{shard[1]}: cannot be read: {shard[2]}; after fixing that, the same command "
                 f"{then}"
             ) from error
         place = _BUCKET.search(error.message)
         if place:
             lost = bucket_error(place[1], error)
-            raise UserError(f"{lost}; when that is mended, the same command {then}") from error
+            raise UserError(f"{lost}; after fixing that, the same command {then}") from error
         if isinstance(error, _DEVICE_ERRORS) and _DEVICE.search(error.message):
             raise UserError(
                 f"{error.message.strip().splitlines()[0]} ({type(error).__name__}); "
@@ -79,7 +78,7 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
                 f"({type(error).__name__}); when it runs again, the same command {then}"
             ) from error
         raise UserError(
-            f"{_lost_worker(str(error))} has stopped, and without it this one cannot go on "
+            f"{_lost_worker(str(error))} has stopped, and without it this one cannot continue "
             f"({type(error).__name__}); see its output, then start all workers again: the same "
             f"command {then}"
         ) from error

@@ -1,4 +1,4 @@
-"""Starting from weights that were trained before, and leaving some of them as they are."""
+"""Fine-tuning: pretrained weights and frozen layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from imagenet_fast.training.model_dir import CONFIG_FILE, read_config, read_labe
 # Weights by layer and by name in it.
 Weights = Mapping[str, Mapping[str, np.ndarray]]
 
-# Of what Keras applications' networks were trained on, in the order red, green, blue.
+# Pixel mean of Keras applications' pretrained networks: red, green, blue.
 _KERAS_MEAN = (123.68, 116.779, 103.939)
 
 
@@ -57,12 +57,12 @@ def load_initial_weights(
 ) -> str:
     """Sets a model's weights to those that its configuration's ``initial_weights`` names.
 
-    The last layer starts anew where the classes are not known to be the same. To be called outside
-    of the strategy's scope, so that what is loaded is not there once on each device.
+    The classification head stays new unless the classes are known to be the same. To be called
+    outside the strategy's scope, so that the loaded weights are not copied to each device.
 
     Args:
       model: as ``build_classifier`` makes it.
-      rebuild: makes another one, of a configuration and names of classes.
+      rebuild: builds a model from a configuration and class names.
 
     Returns:
       A sentence that says where the weights are from and which of them are new.

@@ -1,4 +1,4 @@
-"""The rows of a run in its ``metrics.jsonl``."""
+"""A run's metrics over time, in ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from imagenet_fast.base.files import LineFile, read_objects
 from imagenet_fast.base.paths import to_path
 
-# What :class:`Recorder` tells at a time.
+# A row, as :class:`Recorder` makes it.
 Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 
 
 class JsonLines:
-    """Appends rows to ``metrics.jsonl``; rows of steps that will be done again are dropped.
+    """Appends rows to ``metrics.jsonl``; drops rows after the step from which the run resumes.
 
     Args:
       model_dir: the run's directory.
@@ -39,5 +39,5 @@ class JsonLines:
 
 
 def read_rows(model_dir: str) -> list[Row]:
-    """Returns the rows of ``metrics.jsonl``, without lines that are damaged or no rows."""
+    """Returns the rows of ``metrics.jsonl``, without damaged or other lines."""
     return read_objects(to_path(model_dir, METRICS_FILE), {"kind": str, "step": int})

@@ -30,8 +30,8 @@ _START, _END, _POINT = "INTERVAL_START", "INTERVAL_END", "POINT_IN_TIME"
 class MLPerfLog(TensorsCallback):
     """Writes the log of a run over all its restarts.
 
-    Lines about steps that will be done again are dropped, and so is the end of a run that resumes.
-    Epochs count from 1, and those of an evaluation are the epochs done.
+    A resumed run drops the lines after the step from which it resumes, and its earlier end. Epochs
+    count from 1; an evaluation has the number of finished epochs.
 
     Args:
       config: of the run.

@@ -1,4 +1,4 @@
-"""A run's ``model_dir``: whose it is, and what stands in it."""
+"""A run's ``model_dir``: claiming it, and reading its files."""
 
 from __future__ import annotations
 

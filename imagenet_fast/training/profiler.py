@@ -11,7 +11,7 @@ from imagenet_fast.training.recorder import Recorder
 
 
 class Profiler(TensorsCallback):
-    """Records some steps, and whatever happens between them, where TensorBoard looks for it.
+    """Profiles some steps, and everything between them, for TensorBoard.
 
     A run that resumes between the first and the last of them records the rest.
 

@@ -1,4 +1,4 @@
-"""The bar that a run shows in the terminal."""
+"""The progress bar of a run."""
 
 from __future__ import annotations
 

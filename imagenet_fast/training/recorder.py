@@ -1,4 +1,4 @@
-"""What a run tells of itself while it goes: one row of numbers at a time."""
+"""The callback that reads a run's metrics and passes them to its logs."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class RowWriter(Protocol):
 
 
 class Recorder(TensorsCallback):
-    """Reads the model's metrics now and then, checks them, and passes them on as rows.
+    """Reads the model's metrics every few steps, checks them, and passes them on as rows.
 
     A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
     ``loss``, ``top1`` and ``top5`` (of the images since the last row of its kind, or of the whole
     validation set), ``examples``, ``skipped``, ``learning_rate``, ``images_per_second`` (since the
     last row; training only), ``train_seconds`` and ``wall_seconds``.
 
-    Metrics are read, and the devices waited for, only every ``every`` steps.
+    Reading metrics waits for the devices, so it happens only every ``every`` steps.
 
     Args:
       clock: measures the run.

@@ -1,4 +1,4 @@
-"""The line that a run begins with: what is trained, on what, and in what parts."""
+"""The first line of a run: model, data, devices, batch and steps."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import tensorflow as tf
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.batch_norm_groups import images_together
 from imagenet_fast.distribute.devices import RunDevices
 from imagenet_fast.distribute.strategy import per_replica_batch_size
+from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import describe
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.training.classifier import Classifier
@@ -24,14 +26,14 @@ def run_summary(
     total_steps: int,
     steps_per_epoch: int,
 ) -> str:
-    """Returns what is to be known of a run before it begins, in a line.
+    """Returns a one-line summary of a run before it begins.
 
     Args:
       config: of the run.
       info: of its data.
       model: that it trains, which knows its strategy.
       devices: that it trains on.
-      first_step: 0, or where it goes on.
+      first_step: 0, or the step from which it resumes.
       total_steps: of the whole run.
       steps_per_epoch: of its data.
     """
@@ -52,13 +54,13 @@ def run_summary(
     )
 
 
-def batch_norm_images(config: Config, strategy: tf.distribute.Strategy) -> int:
+def batch_norm_images(config: ModelOptions, strategy: tf.distribute.Strategy) -> int:
     """Returns over how many images batch norm takes its statistics."""
     at_once = per_replica_batch_size(config, strategy) // config.accumulation_steps
     return images_together(config.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
 
 
-def memory_of_images(config: Config, info: DatasetInfo) -> str:
+def memory_of_images(config: DataOptions, info: DatasetInfo) -> str:
     """Says how much memory images take: on each device, or in the shuffle buffer of each host.
 
     Of a cache the buffer holds only indices.
@@ -80,7 +82,7 @@ def _stages(pipeline: Pipeline | None) -> str:
     return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
 
 
-def _batch_norm(config: Config, strategy: tf.distribute.Strategy) -> str:
+def _batch_norm(config: ModelOptions, strategy: tf.distribute.Strategy) -> str:
     asked, taken = config.batch_norm_batch_size, batch_norm_images(config, strategy)
     if not asked:
         return ""

@@ -1,4 +1,4 @@
-"""When a run's checkpoints are written."""
+"""The callback that saves checkpoints."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Saver(TensorsCallback):
     Args:
       checkpoints: where to.
       clock: of the run, which stands still meanwhile.
-      recorder: knows the step; what it has not yet told goes first.
-      logs: which must be whole up to a checkpoint, since a run goes on with them from there.
+      recorder: knows the step; it passes on unread metrics before a checkpoint.
+      logs: flushed before a checkpoint, from which a resumed run continues them.
       every: steps between two checkpoints.
       total_steps: of the run, the last of which is saved, too.
       train_examples: of the data, to be kept with the checkpoint.

@@ -1,9 +1,8 @@
-"""Names the files for which training waits, where a disk or a server is slow or away.
+"""Warns which files training waits for, where a disk or a server is slow or unavailable.
 
-TensorFlow's reader waits for a file without a word, for hours if need be. So when no step has ended
-for a while, a little of each shard is read here, beside training. If that takes long, too, or
-fails, the reader has no better luck with them, and the user is told which they are; if not, the
-steps themselves take their time, and nothing is said.
+TensorFlow's reader waits for a file silently, for hours if need be. So when no step has ended for a
+while, this reads a few bytes of each shard, beside training. Slow or failing files are named in a
+warning; if there are none, the steps themselves are slow, and nothing is printed.
 """
 
 from __future__ import annotations

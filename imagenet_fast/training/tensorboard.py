@@ -1,4 +1,4 @@
-"""What a run shows on TensorBoard."""
+"""A run's scalars, images and texts for TensorBoard."""
 
 from __future__ import annotations
 

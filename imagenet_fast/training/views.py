@@ -1,4 +1,4 @@
-"""Test-time augmentation: the mean answer for an image seen in several ways."""
+"""Test-time augmentation: mean outputs over several views of an image."""
 
 from __future__ import annotations
 

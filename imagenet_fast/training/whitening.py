@@ -1,4 +1,4 @@
-"""Whitening filters from the training images that a network is to begin with."""
+"""Patch-whitening filters of a network's first layer, computed from training images."""
 
 from __future__ import annotations
 

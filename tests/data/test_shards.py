@@ -223,5 +223,5 @@ def test_reading_that_fails_where_nothing_is_damaged(shard, monkeypatch, corrupt
         read(shard)
     assert str(caught.value) == (
         f"{shard}: reading failed where nothing is damaged, as when a disk or a server fails for a "
-        "moment; when that is mended, the same command begins anew"
+        "moment; after fixing that, the same command begins anew"
     )

@@ -226,7 +226,7 @@ def test_a_shard_that_disappears_is_named_and_the_run_can_go_on(config, digits, 
     with pytest.raises(UserError) as caught:
         train(config, callbacks=[At(3, lambda model: shard.rename(tmp_path / "away"))])
     assert str(caught.value) == (
-        f"{shard}: cannot be read: No such file or directory; when that is mended, the same "
+        f"{shard}: cannot be read: No such file or directory; after fixing that, the same "
         "command resumes from the last checkpoint"
     )
     (tmp_path / "away").rename(shard)

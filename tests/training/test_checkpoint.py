@@ -199,7 +199,7 @@ def test_no_space_for_a_checkpoint(config, saved, monkeypatch):
         raise tf.errors.ResourceExhaustedError(None, None, "part-0; No space left on device")
 
     monkeypatch.setattr(checkpoints._manager, "save", full)
-    message = "ckpt-3 cannot be written .No space left on device.; when that is mended, the same"
+    message = "ckpt-3 cannot be written .No space left on device.; after fixing that, the same"
     with pytest.raises(UserError, match=message):
         checkpoints.save(3, {})
     assert not half.exists()

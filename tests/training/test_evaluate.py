@@ -351,6 +351,6 @@ def test_a_shard_that_cannot_be_read_any_more(
     arguments = ["evaluate", f"--model_dir={config.model_dir}", f"--data_dir={data}"]
     assert commands.run(arguments) == 2
     assert capfd.readouterr().err.splitlines()[-1] == (
-        f"imagenet-fast evaluate: error: {shard}: cannot be read: {reason}; when that is mended, "
+        f"imagenet-fast evaluate: error: {shard}: cannot be read: {reason}; after fixing that, "
         "the same command evaluates again"
     )

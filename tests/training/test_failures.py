@@ -21,7 +21,7 @@ def test_an_error_of_the_users_in_a_dataset():
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
         list(numbers.prefetch(2))
     assert str(caught.value) == (
-        "/data/train-00001: cannot be read; when that is mended, the same command begins anew"
+        "/data/train-00001: cannot be read; after fixing that, the same command begins anew"
     )
 
 
@@ -40,8 +40,8 @@ def test_another_worker_that_stopped(monkeypatch, error, message, worker):
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
         raise error(None, None, message)
     assert str(caught.value) == (
-        f"{worker} has stopped, and without it this one cannot go on ({error.__name__}); see its "
-        "output, then start all workers again: the same command begins anew"
+        f"{worker} has stopped, and without it this one cannot continue ({error.__name__}); see "
+        "its output, then start all workers again: the same command begins anew"
     )
 
 
@@ -117,7 +117,7 @@ def test_a_shard_that_has_gone(place):
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
         raise tf.errors.NotFoundError(None, None, message)
     assert str(caught.value) == (
-        "/data/a; b/train-0: cannot be read: No such file; when that is mended, the same command "
+        "/data/a; b/train-0: cannot be read: No such file; after fixing that, the same command "
         "begins anew"
     )
 
@@ -132,7 +132,7 @@ def test_a_bucket_that_cannot_be_used_any_more(error):
         raise error(None, None, message)
     assert str(caught.value).startswith("gs://runs/a/ckpt-1.index: ")
     assert "no more access" in str(caught.value) and "worker" not in str(caught.value)
-    assert str(caught.value).endswith("; when that is mended, the same command begins anew")
+    assert str(caught.value).endswith("; after fixing that, the same command begins anew")
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""What a run shows: ``report.html``, its charts and images, and what TensorBoard gets of them."""
+"""The report of a run: ``report.html``, its charts and images, and TensorBoard's images."""

@@ -1,4 +1,4 @@
-"""Curves of a run's rows, drawn for a page or as pictures of their own."""
+"""Charts of a run's metrics, for the report or as SVG files."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rat
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Tells whether a value of a row is a finite number."""
+    """Returns whether a value of a row is a finite number."""
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 

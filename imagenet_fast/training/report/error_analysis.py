@@ -1,4 +1,4 @@
-"""What a trained model gets wrong: which classes it takes for which, and its worst mistakes."""
+"""Error analysis of a trained model: confusion matrix and worst mistakes."""
 
 from __future__ import annotations
 
@@ -22,19 +22,18 @@ _MISTAKES = 24
 
 @dataclasses.dataclass(frozen=True)
 class ErrorAnalysis:
-    """What a model makes of each validation image that can be read.
+    """A model's predictions on all readable validation images.
 
     Attributes:
       step: weight updates that the model has had.
-      confusion: int64 [entries, 3], the confusion matrix without its zeros: a true class, the
-        class that is the model's first answer, and the images of which that holds; in the order of
-        the classes.
-      images: uint8 [mistakes, size, size, 3]: of all images with a wrong first answer those with
-        the highest loss, the highest first.
+      confusion: int64 [entries, 3], the nonzero entries of the confusion matrix: true class,
+        predicted class and number of images, in the order of the classes.
+      images: uint8 [mistakes, size, size, 3], the wrongly predicted images with the highest loss,
+        the highest first.
       labels: int32 [mistakes], their true classes.
-      answers: int32 [mistakes], what they were taken for.
+      answers: int32 [mistakes], the predicted classes.
       label_probabilities: float32 [mistakes], the model's probability of the true class.
-      answer_probabilities: float32 [mistakes], that of its answer.
+      answer_probabilities: float32 [mistakes], that of the predicted class.
       losses: float32 [mistakes], cross-entropy, without label smoothing.
     """
 
@@ -51,11 +50,11 @@ class ErrorAnalysis:
 def analyze_errors(
     model: Classifier, config: Config, info: DatasetInfo, step: int
 ) -> ErrorAnalysis:
-    """Looks at each validation image once more, on all replicas; all workers must come here.
+    """Predicts each validation image once more, on all replicas; all workers must call it.
 
-    It is the evaluation again, with the same batches on the same devices and with averaged weights
-    where the model keeps them, so that the first answers are those that evaluation counted. Each
-    worker counts its own images on the host; sums are taken once, at the end.
+    It repeats the evaluation, with the same batches, devices and averaged weights, so that its
+    predictions are those that evaluation counted. Each worker counts its images on the host; the
+    counts are summed once, at the end.
 
     Args:
       model: to be looked at.

@@ -1,4 +1,4 @@
-"""Confused classes and images with a word below each, drawn for a page or as PNG files."""
+"""Confusion matrices and captioned images, as SVG for the report or as PNG files."""
 
 from __future__ import annotations
 

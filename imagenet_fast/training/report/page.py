@@ -1,4 +1,4 @@
-"""A run as a page: ``report.html``, one file that needs nothing else to be looked at."""
+"""``report.html``: a run on one self-contained page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the report shows of a run's images: inputs, confused classes, worst mistakes."""
+"""HTML of the report's images: inputs, confusion matrix, worst mistakes."""
 
 from __future__ import annotations
 

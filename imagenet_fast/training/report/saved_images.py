@@ -1,4 +1,4 @@
-"""Pictures of a run that its directory keeps, for TensorBoard and for the report."""
+"""Input images and error analysis of a run, saved in its directory and shown on TensorBoard."""
 
 from __future__ import annotations
 
