@@ -1,7 +1,7 @@
 """Train image classifiers as fast as the published records did, in TensorFlow 2 and Keras.
 
-The notebook's names are here; ``imagenet_fast.models``, ``.layers`` and ``.optimizers`` can be used
-alone. Nothing imports TensorFlow until it is used.
+``imagenet_fast.models``, ``.layers`` and ``.optimizers`` also work on their own. TensorFlow is
+imported on first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Config: the options of a training run, all in one; flagfiles, and the JSON beside a model.
+"""``Config``, all options of a training run, with flagfiles and JSON.
 
 Each option is declared in the ``options.py`` of the folder whose code reads it: its type, default,
 help and check, once. Nothing here imports TensorFlow.
@@ -38,8 +38,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
     weight update, over all replicas and workers.
 
     Raises:
-      UserError: if an option does not exist, has a value that it cannot have, or contradicts
-        another one.
+      UserError: if an option does not exist, has an invalid value, or contradicts another one.
     """
 
     def __post_init__(self) -> None:
@@ -66,9 +65,9 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             object.__setattr__(self, name, value)
 
     def on_one_device(self) -> Config:
-        """Returns the configuration of the same network in float32, made whole on one device.
+        """Returns the configuration of the same network in float32 on one device, unsplit.
 
-        Its weights are those of the run, and so is what it computes, but for rounding.
+        It has the same weights and computes the same outputs, up to rounding.
         """
         return self.replace(
             precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
@@ -84,7 +83,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
           **changes: options that differ from the recipe's.
 
         Raises:
-          UserError: if the file cannot be read, or names what is no option.
+          UserError: if the file cannot be read, or has an unknown option.
         """
         lines = list(read_flagfile(path))
         values = {line.name: parse_option(line.name, line.text) for line in lines}
@@ -105,7 +104,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-          UserError: if it is not that.
+          UserError: if ``text`` is not such an object.
         """
         try:
             values = json.loads(text)
@@ -115,7 +114,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             raise UserError("not a configuration: expected a JSON object of options")
         for name in values:
             require_option(name, option_names())
-        # Runs of before the check may have some.
+        # Runs from before this check may have options without effect.
         ignored = set(cls.without_effect(values))
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
@@ -124,7 +123,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
         Args:
           other: the other configuration.
-          free: whether to count options that have no part in the weights.
+          free: whether to count options that do not affect the weights.
         """
         counted = {
             field.name for field in dataclasses.fields(self) if free or not field.metadata["free"]
@@ -151,7 +150,7 @@ class FlagfileLine(NamedTuple):
 
 
 def in_order(given: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns where each option was given last, in the order of these last times.
+    """Returns the file in which each option was last given, in that order.
 
     Args:
       given: pairs of an option's name and a file's path, or an empty text for no file.
@@ -164,7 +163,7 @@ def in_order(given: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, Any]:
-    """Leaves out what a later flagfile or flag has left without effect.
+    """Drops options that a later flagfile or flag has made ineffective.
 
     After ``--flagfile=recipe.flags --schedule=cosine`` nothing reads the recipe's ``decay_at``.
 
@@ -202,7 +201,7 @@ def parse_option(name: str, text: str) -> Any:
     """Returns the value that ``text`` stands for, as the type of the option ``name``.
 
     Raises:
-      UserError: if there is no such option, or ``text`` is no value for it.
+      UserError: if there is no such option, or ``text`` is not a valid value.
     """
     require_option(name, option_names())
     return parse(name, option_type(name), text)
@@ -212,7 +211,7 @@ def read_flagfile(path: str | os.PathLike[str]) -> Iterator[FlagfileLine]:
     """Yields the options of a flagfile, in order, those of nested files in place.
 
     Raises:
-      UserError: if a file cannot be read, a line is no flag, or files name each other in a circle.
+      UserError: if a file cannot be read, a line is no flag, or a file includes itself.
     """
     yield from _read_flagfile(to_path(path), ())
 
@@ -253,7 +252,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
 
 
 def _nearest_flagfiles(path: Path) -> str:
-    """Returns a hint at files of like names, in the folder of ``path`` and among the recipes."""
+    """Returns a hint at similar file names in the folder of ``path`` and among the recipes."""
     files = {
         file.stem: repr(str(file))
         for folder in (to_path(_RECIPES), path.parent)

@@ -16,9 +16,9 @@ COMMANDS = {
     "evaluate": "measure the accuracy of a trained model",
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",
     "predict": "classify image files with a SavedModel",
-    "plan": "tell what a training run would do",
-    "compile": "compile a training step for TPUs or GPUs that are not there",
-    "doctor": "check whether this machine, or this cluster, is as training needs it",
+    "plan": "estimate time, memory and cost of a training run",
+    "compile": "compile a training step for TPUs or GPUs that this machine lacks",
+    "doctor": "check that this machine, or this cluster, is ready for training",
     "input-server": "read and decode images for training on other machines",
     "stage-server": "lend devices to the pipelines of other processes",
     "benchmark": "time parts of the package against other ways to do the same",
@@ -26,9 +26,9 @@ COMMANDS = {
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns its exit status: 0, or 2 after an error of the user's.
+    """Runs a command line and returns its exit status: 0, or 2 after a user error.
 
-    An error of the system's about a file counts as one.
+    Operating-system errors about files count as user errors.
     """
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "--helpfull", "help"):
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
             return 2
         if not error.filename:
             raise
-        # As of a file in a folder that one may not look into.
+        # As for a file in a folder without read permission.
         reason = f"{error.filename}: {error.strerror}"
         print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
         return 2
@@ -81,6 +81,6 @@ def _help() -> str:
             *lines,
             "",
             "imagenet-fast COMMAND --help lists a command's flags, --helpfull all of them;",
-            "imagenet-fast --version tells the version.",
+            "imagenet-fast --version prints the version.",
         ]
     )

@@ -8,7 +8,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.quiet import import_tensorflow
 
-# What a step depends on most.
+# Options that affect a step most; `--help` lists them.
 _MAIN_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "batch_norm_batch_size", "batch_size", "accumulation_steps", "optimizer"),

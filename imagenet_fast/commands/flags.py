@@ -1,4 +1,4 @@
-"""absl flags: those of a Config, derived from its fields, and a command's own."""
+"""absl flags of a command: options of Config, derived from its fields, and its own flags."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class CommandFlags:
       command: its name, for messages.
       options: the options of Config that it takes.
       main: those of them that ``--help`` lists, where ``--helpfull`` lists all; empty: all.
-      of_run: whether those of a run that is there already are taken where they are not given.
-      about: what the command does, where more is to be said than in the list of commands.
+      of_run: whether options that are not given have the values of an existing run.
+      about: what the command does; empty: as in the list of commands.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class CommandFlags:
         _DEFINE[type(default)](name, default, text, flag_values=self._flags)
 
     def parse(self, arguments: Sequence[str], positional: bool = False) -> list[str]:
-        """Reads the arguments, flagfiles among them, and returns those that are no flags.
+        """Parses the arguments, including flagfiles, and returns the positional ones.
 
         Raises:
-          SystemExit: after printing the help, if that was asked for.
-          UserError: if a flag is unknown or has a value that it cannot have.
+          SystemExit: after printing the help, if requested.
+          UserError: if a flag is unknown or has an invalid value.
         """
         if {"--help", "-h", "--helpfull"} & set(arguments):
             print(self._help(positional, full="--helpfull" in arguments))

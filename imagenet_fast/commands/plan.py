@@ -15,7 +15,7 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
-    """Prints the plan that is asked for by a flag without a value, or that of the run."""
+    """Prints the plan named by a flag without a value; by default, that of the run."""
     # Not among absl's flags: --schedule=cosine is an option of Config.
     asked = [name for name in PLANS if f"--{name}" in arguments]
     if not arguments:
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-# What a pipeline depends on most.
+# Options that affect a pipeline most; `--help` lists them.
 _PIPELINE_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "normal_cells", "cell_filters"),
@@ -40,7 +40,7 @@ _PIPELINE_OPTIONS = (
 )
 
 
-# What a run's time depends on most.
+# Options that affect a run's time most; `--help` lists them.
 _RUN_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "batch_norm_batch_size"),
@@ -152,7 +152,7 @@ def _compared(text: str) -> tuple[str, list[str]]:
 
 
 def _with_images(config: Config, of_imagenet: str) -> Config:
-    """Returns what can be planned without data: as if for ImageNet, of which it tells."""
+    """Returns the configuration; without data, one with synthetic images of ImageNet's size."""
     if config.data_dir or config.synthetic:
         return config
     if config.data_on_device:
@@ -230,7 +230,7 @@ def _validate(arguments: list[str]) -> None:
         _keep(validation.files(), flags["output_dir"])
 
 
-# By name: what makes it, and what it tells.
+# By name: the function and its help.
 PLANS = {
     "schedule": (_schedule, "the learning rate from the first step to the last"),
     "validate": (_validate, "what the cost model says of published training times"),

@@ -11,17 +11,17 @@ from imagenet_fast.base.errors import UserError
 
 
 def check_port(name: str, port: int, least: int = 1) -> None:
-    """Checks that there can be such a port.
+    """Checks a port number.
 
     Raises:
-      UserError: if not.
+      UserError: if it is out of range.
     """
     if not least <= port < 2**16:
         raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
 
 
 def hear_signals() -> threading.Event:
-    """Returns what SIGTERM and SIGINT set from now on, which end the process no longer."""
+    """Returns an event that SIGTERM and SIGINT set from now on, instead of ending the process."""
     asked_to_end = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: asked_to_end.set())
@@ -29,7 +29,7 @@ def hear_signals() -> threading.Event:
 
 
 def serve_until(asked_to_end: threading.Event) -> NoReturn:
-    """Lets the threads of servers work until they are asked to end, and ends the process."""
+    """Waits until a signal asks to end, then ends the process."""
     while not asked_to_end.wait(1):
         pass  # A signal that another thread gets does not wake this one.
     # TensorFlow's servers have nothing to lose. Some have no end of their own, others, ended one

@@ -9,7 +9,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.quiet import import_tensorflow
 
-# What most runs are told, if not by a recipe.
+# Options that most runs without a recipe set; `--help` lists them.
 _MAIN_OPTIONS = (
     "data_dir",
     "synthetic",

@@ -1,1 +1,1 @@
-"""``imagenet-fast doctor``: whether a machine, or a cluster, is as training needs it."""
+"""``imagenet-fast doctor``: checks that a machine, or a cluster, is ready for training."""

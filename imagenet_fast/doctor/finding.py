@@ -30,17 +30,17 @@ class Finding:
 
 
 def ok(name: str, found: str, **numbers: Any) -> Finding:
-    """Returns the finding that something is as it should be."""
+    """Returns the finding of a passed check."""
     return Finding(name, OK, found, numbers=numbers)
 
 
 def slow(name: str, found: str, advice: str, **numbers: Any) -> Finding:
-    """Returns the finding that something makes training slower than it could be."""
+    """Returns the finding of something that slows training down."""
     return Finding(name, SLOW, found, advice, numbers)
 
 
 def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
-    """Returns the finding that something makes training fail."""
+    """Returns the finding of something that makes training fail."""
     return Finding(name, WRONG, found, advice, numbers)
 
 
