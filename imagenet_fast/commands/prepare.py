@@ -13,9 +13,7 @@ from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 if TYPE_CHECKING:
-    from imagenet_fast.data.copies import Found
-
-if TYPE_CHECKING:
+    from imagenet_fast.data.duplicates import FoundDuplicates
     from imagenet_fast.data.manifest import Manifest
 
 # The flags that only some kinds of source take: their defaults and what they are.
@@ -170,19 +168,19 @@ def _look(directory: str) -> int:
         found = write_page(directory)
     except OSError as error:
         raise UserError(f"{error.filename}: cannot be written: {error.strerror}") from error
-    _tell_copies(found)
+    _warn_of_duplicates(found)
     print(f"a page on the images: {to_path(directory, FILE)}")
     return 0
 
 
-def _tell_copies(found: Found) -> None:
+def _warn_of_duplicates(found: FoundDuplicates) -> None:
     _warn(
-        copies.told(what)
-        for copies, what in (
-            (found.equal, "copies of images, byte for byte"),
-            (found.alike, "further pairs of images that look alike"),
+        duplicates.summary(what)
+        for duplicates, what in (
+            (found.equal, "duplicate images, byte for byte"),
+            (found.similar, "further pairs of similar images"),
         )
-        if copies
+        if duplicates
     )
 
 
@@ -235,7 +233,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     for skipped in manifest.skipped:
         print(f"left out {skipped.file}: {skipped.reason}")
     try:
-        _tell_copies(write_page(directory))
+        _warn_of_duplicates(write_page(directory))
         print(f"a page on the images: {to_path(directory, FILE)}")
     except (OSError, UserError) as error:  # the data can be trained on all the same
         _warn([f"no {FILE}: {error}"])

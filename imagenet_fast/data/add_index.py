@@ -116,7 +116,7 @@ class _Work:
 
     def _shards(self) -> list[Shard]:
         assert self._manifest
-        return [shard for split in self._manifest.splits.values() for shard in split.shards]
+        return self._manifest.shards
 
     def _settle(self, path: Path, made: Path) -> None:
         """Checks a shard, or puts in its place what an interrupted run has made of it."""

@@ -1,4 +1,4 @@
-"""A prepared data set as a page: ``data.html``, one file that needs nothing else to be read."""
+"""The HTML report on a prepared data set, ``data.html``: a single self-contained file."""
 
 from __future__ import annotations
 
@@ -20,66 +20,74 @@ from imagenet_fast.base.files import write_file
 from imagenet_fast.base.html_page import document, header, section, tile_row
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.base.plotting import PAGE_STYLE, SENTINELS, page_svg
-from imagenet_fast.data.copies import FILE as COPIES_FILE
-from imagenet_fast.data.copies import Copies, Found, Images, find_copies, list_copies
-from imagenet_fast.data.duplicates import DISTANCE
-from imagenet_fast.data.facts import HASH_BITS, read_facts
+from imagenet_fast.data.duplicates import FILE as DUPLICATES_FILE
+from imagenet_fast.data.duplicates import (
+    Duplicates,
+    FoundDuplicates,
+    Images,
+    duplicates_as_json_lines,
+    find_duplicates,
+)
 from imagenet_fast.data.manifest import Manifest, read_manifest
+from imagenet_fast.data.metadata import HASH_BITS, read_metadata
+from imagenet_fast.data.similar_hashes import DISTANCE
 
 FILE = "data.html"
 
-# More classes are not all shown without a click, and of these so many at both ends.
+# With more classes, the table of all is folded, and the largest and smallest ones are shown.
 _FEW_CLASSES = 40
 _ENDS = 10
-# Of more classes than this a page would become large.
-_MOST_CLASSES = 2000
-# Images of samples: in all, unless each class has one, and of a class.
+# The most classes in the table of all.
+_MAX_CLASSES = 2000
+# Sample images: about this many in all, at most this many of a class, and of this many classes.
 _SAMPLES = 240
 _SAMPLES_OF_CLASS = 8
-_MOST_SAMPLES = 1000
+_MAX_SAMPLES = 1000
 _PAIRS_SHOWN = 24
-_LEFT_OUT_SHOWN = 200
-_FEW_LEFT_OUT = 12
-# Height and width in pixels, and the quality as a JPEG, of few images and of many.
+_SKIPPED_SHOWN = 200
+# Longer lists of skipped images are folded.
+_FEW_SKIPPED = 12
+# Side in pixels and JPEG quality of thumbnails: if there are few, and if there are many.
 _LARGE = 96, 78
 _SMALL = 44, 66
-# Images of no more pixels than this each way are shown as they are.
+# Images of at most this many pixels a side are shown at their own size, enlarged by the browser.
 _PIXELATED = 32
 
 _COLORS = {"train": "train", "validation": "validation", "test": "speed"}
 _ASPECTS = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 1.333: "4:3", 2.0: "2:1", 4.0: "4:1"}
 
 
-def write_page(directory: str, progress: bool = True) -> Found:
+def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
     """Writes ``data.html`` and ``duplicates.jsonl`` beside the shards of a prepared data set.
 
     Args:
       directory: The data set, on a disk or in a bucket.
-      progress: Show a progress bar if the shards must be read, as where ``data.npz`` is missing.
+      progress: Whether to show a progress bar if shards must be read because ``data.npz`` is
+        missing or out of date.
 
     Returns:
-      The images that are there twice.
+      The duplicate images.
 
     Raises:
-      OSError: They cannot be written.
-      UserError: There is no data set there, or it is damaged.
+      OSError: The files cannot be written.
+      UserError: There is no data set in ``directory``, or it is damaged.
     """
     path = to_path(directory)
     manifest = read_manifest(path)
-    images = Images(manifest, read_facts(manifest, path, progress), path)
-    found = find_copies(images)
-    write_file(path / COPIES_FILE, list_copies(found, images))
+    images = Images(manifest, read_metadata(manifest, path, progress), path)
+    found = find_duplicates(images)
+    write_file(path / DUPLICATES_FILE, duplicates_as_json_lines(found, images))
     write_file(path / FILE, render(images, found, str(directory)))
     return found
 
 
-def render(images: Images, found: Found, directory: str) -> str:
-    """Returns the page.
+def render(images: Images, found: FoundDuplicates, directory: str) -> str:
+    """Returns the page as HTML.
 
     Args:
       images: The data set.
-      found: The copies in it.
-      directory: Where it is, for the commands that the page shows.
+      found: Its duplicates.
+      directory: Its path, for the commands that the page shows.
 
     Raises:
       UserError: A shard is damaged.
@@ -92,11 +100,11 @@ def render(images: Images, found: Found, directory: str) -> str:
         section("Images by class", _classes(manifest)),
         '<div class="cards">',
         section("Sizes", _sizes(images.rows)),
-        section("Kinds", _kinds(manifest, images.rows)),
+        section("Formats", _formats(manifest, images.rows)),
         "</div>",
-        _left_out(manifest),
+        _skipped(manifest),
         section("Equal files", _equal(found.equal, images)),
-        section("Images that look alike", _alike(found.alike, images, directory)),
+        section("Similar images", _similar(found.similar, images, directory)),
         section("Samples", _samples(images)),
     ]
     return document(f"Data: {manifest.name}", body, _STYLE)
@@ -115,22 +123,25 @@ def _subtitle(manifest: Manifest) -> str:
     return " · ".join(parts)
 
 
-def _tiles(manifest: Manifest, rows: np.ndarray, found: Found) -> Iterable[tuple[str, str, str]]:
+def _tiles(
+    manifest: Manifest, rows: np.ndarray, found: FoundDuplicates
+) -> Iterable[tuple[str, str, str]]:
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
         shards = _count(len(split.shards), "shard")
         what = {"train": "Training", "validation": "Validation", "test": "Test"}.get(name, name)
         yield f"{what} images", f"{split.examples:,}", f"{shards}, {_bytes(size)}"
     converted = sum(manifest.converted.values())
-    yield "Left out", f"{len(manifest.skipped):,}", f"{converted:,} images converted"
-    harm = found.equal.two_classes.sum() + found.equal.two_splits.sum()
-    note = "equal files" if harm else "equal files, all within a class and split"
-    if harm:
+    yield "Skipped", f"{len(manifest.skipped):,}", f"{converted:,} images converted"
+    equal = found.equal
+    if equal.two_classes.any() or equal.two_splits.any():
         note = (
-            f"equal files; {found.equal.two_classes.sum():,} in two classes, "
-            f"{found.equal.two_splits.sum():,} in two splits"
+            f"equal files; {equal.two_classes.sum():,} in two classes, "
+            f"{equal.two_splits.sum():,} in two splits"
         )
-    yield "Copies", found.equal.number(), note if len(found.equal) else "no two files are equal"
+    else:
+        note = "equal files, all within a class and split" if len(equal) else "no equal files"
+    yield "Duplicates", equal.count_text(), note
 
 
 def _warnings(manifest: Manifest) -> str:
@@ -168,9 +179,9 @@ def _classes(manifest: Manifest) -> str:
 
 def _summary_of_counts(train: np.ndarray) -> str:
     least, median, most = train.min(), np.median(train), train.max()
-    ratio = f", {most / least:,.1f} times the smallest" if least else ""
+    ratio = f" (ratio {most / least:,.1f})" if least else ""
     return (
-        f'<p class="note">A class has {least:,} to {most:,} training images{ratio}; the median is '
+        f'<p class="note">Classes have {least:,} to {most:,} training images{ratio}; the median is '
         f"{median:,.0f}.</p>"
     )
 
@@ -178,18 +189,18 @@ def _summary_of_counts(train: np.ndarray) -> str:
 def _class_table(
     labels: Sequence[str], counts: np.ndarray, splits: Sequence[str], chosen: Iterable[int]
 ) -> str:
-    """Returns classes as lines with a bar of their training images and numbers of all splits."""
-    most = max(int(counts[:, 0].max()), 1)
+    """Returns a table of classes: a bar for the training images, and the counts of all splits."""
+    largest = max(int(counts[:, 0].max()), 1)
     head = "".join(f"<th>{html.escape(name)}</th>" for name in splits)
     chosen = list(chosen)
     lines = []
-    for index in chosen[:_MOST_CLASSES]:
+    for index in chosen[:_MAX_CLASSES]:
         numbers = "".join(
             f"<td{_empty(number)}>{number:,}</td>" for number in map(int, counts[index])
         )
         lines.append(
             f'<tr><th scope="row">{html.escape(labels[index])}</th>'
-            f'<td><i style="width:{100 * counts[index, 0] / most:.1f}%"></i></td>{numbers}</tr>'
+            f'<td><i style="width:{100 * counts[index, 0] / largest:.1f}%"></i></td>{numbers}</tr>'
         )
     more = len(chosen) - len(lines)
     return (
@@ -208,9 +219,9 @@ def _sizes(rows: np.ndarray) -> str:
     shorter = np.minimum(height, width)
     aspect = width / height
     if len(np.unique(height * 2**32 + width)) == 1:
-        drawings = f'<p class="note">All images have {width[0]} x {height[0]} pixels.</p>'
+        plots = f'<p class="note">All images have {width[0]} x {height[0]} pixels.</p>'
     else:
-        drawings = _histogram(
+        plots = _histogram(
             shorter, "shorter side in pixels", "images", "images by their shorter side"
         ) + _aspect_histogram(aspect)
     lines = [
@@ -218,20 +229,20 @@ def _sizes(rows: np.ndarray) -> str:
         ("Height in pixels", *map(_whole, _least_median_most(height))),
         ("Shorter side in pixels", *map(_whole, _least_median_most(shorter))),
         ("Width / height", *(f"{own:.3g}" for own in _least_median_most(aspect))),
-        ("Size of the file", *map(_bytes, _least_median_most(rows["bytes"]))),
+        ("File size", *map(_bytes, _least_median_most(rows["bytes"]))),
     ]
-    return drawings + _numbers(("", "least", "median", "greatest"), lines)
+    return plots + _table(("", "minimum", "median", "maximum"), lines)
 
 
 def _least_median_most(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.min()), float(np.median(values)), float(values.max())
 
 
-def _kinds(manifest: Manifest, rows: np.ndarray) -> str:
+def _formats(manifest: Manifest, rows: np.ndarray) -> str:
     total = len(rows)
     converted = sum(manifest.converted.values())
-    found = [("JPEG, kept as it was", total - converted), *manifest.converted.items()]
-    found = sorted((own for own in found if own[1]), key=lambda own: -own[1])
+    originals = [("JPEG, unchanged", total - converted), *manifest.converted.items()]
+    originals = sorted((one for one in originals if one[1]), key=lambda one: -one[1])
     png = int(rows["png"].sum())
     grey = int((rows["channels"] == 1).sum())
     stored = [
@@ -240,12 +251,12 @@ def _kinds(manifest: Manifest, rows: np.ndarray) -> str:
             ("JPEG", total - png),
             ("PNG", png),
             ("RGB", total - grey),
-            ("grey", grey),
+            ("grayscale", grey),
         )
         if number
     ]
     return (
-        f"<h3>As found</h3>{_bars(found, total)}<h3>As stored</h3>{_bars(stored, total)}"
+        f"<h3>Source</h3>{_bars(originals, total)}<h3>Shards</h3>{_bars(stored, total)}"
         + _note_of_conversion(manifest)
     )
 
@@ -254,7 +265,7 @@ def _note_of_conversion(manifest: Manifest) -> str:
     if not manifest.converted:
         return ""
     encoding = manifest.source.get("encoding", "jpeg")
-    return f'<p class="note">What was converted is stored as {html.escape(encoding.upper())}.</p>'
+    return f'<p class="note">Converted images are stored as {html.escape(encoding.upper())}.</p>'
 
 
 def _bars(lines: Iterable[tuple[str, int]], total: int) -> str:
@@ -270,89 +281,89 @@ def _bars(lines: Iterable[tuple[str, int]], total: int) -> str:
     )
 
 
-def _left_out(manifest: Manifest) -> str:
+def _skipped(manifest: Manifest) -> str:
     if not manifest.skipped:
         return ""
-    lines = [(own.file, own.split, own.reason) for own in manifest.skipped[:_LEFT_OUT_SHOWN]]
+    lines = [(one.file, one.split, one.reason) for one in manifest.skipped[:_SKIPPED_SHOWN]]
     more = len(manifest.skipped) - len(lines)
-    listed = _numbers(("file", "split", "reason"), lines, "texts") + (
+    table = _table(("file", "split", "reason"), lines, "texts") + (
         f'<p class="note">{more:,} more are in manifest.json.</p>' * (more > 0)
     )
-    if len(lines) > _FEW_LEFT_OUT:
-        number = _count(len(manifest.skipped), "image")
-        listed = f"<details><summary>{number} that could not be used</summary>{listed}</details>"
-    return section("Left out", listed)
+    if len(lines) > _FEW_SKIPPED:
+        number = _count(len(manifest.skipped), "skipped image")
+        table = f"<details><summary>{number}</summary>{table}</details>"
+    return section("Skipped images", table)
 
 
-# --- Copies ---------------------------------------------------------------------------------------
+# --- Duplicates -----------------------------------------------------------------------------------
 
 
-def _equal(copies: Copies, images: Images) -> str:
-    if not len(copies):
-        return '<p class="note">No two images are the same file.</p>'
+def _equal(equal: Duplicates, images: Images) -> str:
+    if not len(equal):
+        return '<p class="note">No two files are equal.</p>'
     return (
-        '<p class="note">Each image that is stored a second time, byte for byte, beside the first '
-        "one. What was converted is equal where its pixels are.</p>"
-        + _matrix(copies, images)
-        + _pairs(copies, images)
+        '<p class="note">Images that are equal byte for byte, each beside the first one. Converted '
+        "images are equal if their pixels are.</p>" + _matrix(equal, images) + _pairs(equal, images)
     )
 
 
-def _alike(copies: Copies | None, images: Images, directory: str) -> str:
-    if copies is None:
+def _similar(similar: Duplicates | None, images: Images, directory: str) -> str:
+    if similar is None:
         command = f"imagenet-fast prepare --look --data_dir={shlex.quote(directory)}"
         return (
-            '<p class="note">Not searched for, since the library ImageHash is not installed. To '
-            "have them here:</p><pre>pip install ImageHash\n" + html.escape(command) + "</pre>"
+            '<p class="note">Not searched for, because ImageHash is not installed. To add them:</p>'
+            "<pre>pip install ImageHash\n" + html.escape(command) + "</pre>"
         )
     note = (
-        '<p class="note">Images of which at most '
-        f"{DISTANCE} of the {HASH_BITS} bits of a perceptual hash (pHash) differ: copies that were "
-        "encoded again, resized or made a little brighter mostly do, other photographs differ in "
-        f"about {HASH_BITS // 2}. Copies that are cropped, flipped or turned are not found.</p>"
+        '<p class="note">Images whose perceptual hashes (pHash) differ in at most '
+        f"{DISTANCE} of {HASH_BITS} bits, as most re-encoded, resized or brightened copies do; "
+        f"unrelated photographs differ in about {HASH_BITS // 2}. Cropped, flipped and rotated "
+        "copies are not found.</p>"
     )
-    if not len(copies):
-        return note + "<p>No two images look alike.</p>"
-    if not copies.pairs.complete:
+    if not len(similar):
+        return note + "<p>No two images are similar.</p>"
+    if not similar.pairs.complete:
         note += (
-            '<p class="note">The search was ended early: too many images of this data set look '
-            "alike to the hash.</p>"
+            '<p class="note">The search ended early, because too many images have similar hashes.'
+            "</p>"
         )
-    return note + _matrix(copies, images) + _pairs(copies, images)
+    return note + _matrix(similar, images) + _pairs(similar, images)
 
 
-def _matrix(copies: Copies, images: Images) -> str:
-    """Returns the numbers of pairs within and across the splits."""
+def _matrix(duplicates: Duplicates, images: Images) -> str:
+    """Returns a table of the number of pairs within and across splits."""
     names = list(images.manifest.splits)
-    first, second = (images.splits[own] for own in (copies.pairs.first, copies.pairs.second))
+    pairs = duplicates.pairs
+    first, second = (images.splits[index] for index in (pairs.first, pairs.second))
     lines = []
     for one in range(len(names)):
         for other in range(one, len(names)):
-            own = (np.minimum(first, second) == one) & (np.maximum(first, second) == other)
+            chosen = (np.minimum(first, second) == one) & (np.maximum(first, second) == other)
             where = names[one] if one == other else f"{names[one]} and {names[other]}"
-            if own.any() or one != other:
-                lines.append((where, f"{own.sum():,}", f"{copies.two_classes[own].sum():,}"))
-    lines.append(("in all", copies.number(), f"{copies.two_classes.sum():,}"))
-    return _numbers(("", "pairs", "of them in two classes"), lines)
+            if chosen.any() or one != other:
+                two_classes = duplicates.two_classes[chosen].sum()
+                lines.append((where, f"{chosen.sum():,}", f"{two_classes:,}"))
+    lines.append(("total", duplicates.count_text(), f"{duplicates.two_classes.sum():,}"))
+    return _table(("", "pairs", "in two classes"), lines)
 
 
-def _pairs(copies: Copies, images: Images) -> str:
-    shown = min(len(copies), _PAIRS_SHOWN)
-    pairs = copies.pairs
+def _pairs(duplicates: Duplicates, images: Images) -> str:
+    shown = min(len(duplicates), _PAIRS_SHOWN)
+    pairs = duplicates.pairs
     cards = [
         _pair(
-            [images.read(int(place)) for place in (pairs.first[own], pairs.second[own])],
-            int(pairs.distance[own]),
-            bool(copies.two_classes[own]),
-            bool(copies.two_splits[own]),
+            [images.read(int(index)) for index in (pairs.first[pair], pairs.second[pair])],
+            int(pairs.distance[pair]),
+            bool(duplicates.two_classes[pair]),
+            bool(duplicates.two_splits[pair]),
         )
-        for own in range(shown)
+        for pair in range(shown)
     ]
     more = ""
-    if len(copies) > shown:
+    if len(duplicates) > shown:
         more = (
-            f'<p class="note">{shown} of {copies.number()}, first those in two classes, then those '
-            f"in two splits; more are in {COPIES_FILE}.</p>"
+            f'<p class="note">{shown} of {duplicates.count_text()}, those in two classes first, '
+            f"then those in two splits; more are in {DUPLICATES_FILE}.</p>"
         )
     return f'<div class="couples">{"".join(cards)}</div>{more}'
 
@@ -361,14 +372,13 @@ def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) ->
     marks = '<b class="harm">two classes</b>' * two_classes + '<b class="risk">two splits</b>' * (
         two_splits
     )
-    bits = f"{_count(distance, 'bit')} apart" if distance else ""
+    bits = f"<span>{_count(distance, 'bit')} apart</span>" if distance else ""
     sides = "".join(
-        f"<div>{_thumbnail(own.data, *_LARGE, crop=False)}<b>{html.escape(own.label)}</b>"
-        f'<span title="{html.escape(own.file)}">{html.escape(PurePath(own.file).name)}</span>'
-        f"<span>{own.split}</span></div>"
-        for own in both
+        f"<div>{_thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
+        f'<span title="{html.escape(image.file)}">{html.escape(PurePath(image.file).name)}</span>'
+        f"<span>{image.split}</span></div>"
+        for image in both
     )
-    bits = f"<span>{bits}</span>" if bits else ""
     top = f'<p class="marks">{marks}{bits}</p>' if marks or bits else ""
     return f'<div class="couple{" conflict" * two_classes}">{top}<div>{sides}</div></div>'
 
@@ -380,16 +390,16 @@ def _samples(images: Images) -> str:
     labels = images.rows["label"]
     classes = images.manifest.num_classes
     number = max(1, min(_SAMPLES_OF_CLASS, _SAMPLES // classes))
-    shown = range(min(classes, _MOST_SAMPLES))
-    # The first ones of the training set, which is shuffled; of a class that has none, others.
+    shown = range(min(classes, _MAX_SAMPLES))
+    # The first images in the order of the shards: the training set comes first, and is shuffled.
     order = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[order], np.arange(classes + 1))
     size = _LARGE if len(shown) * number <= _SAMPLES else _SMALL
     blocks = []
     for label in shown:
-        places = order[starts[label] : starts[label + 1]][:number]
+        indices = order[starts[label] : starts[label + 1]][:number]
         pictures = "".join(
-            _thumbnail(images.read(int(place)).data, *size, crop=True) for place in places
+            _thumbnail(images.read(int(index)).data, *size, crop=True) for index in indices
         )
         name = html.escape(images.manifest.labels[label])
         if number == 1:
@@ -403,16 +413,16 @@ def _samples(images: Images) -> str:
 
 
 def _thumbnail(data: bytes, side: int, quality: int, crop: bool) -> str:
-    """Returns an image as an element: a square of it, or all."""
+    """Returns an ``img`` element with a thumbnail of an image, or of its central square."""
     image: Image.Image = Image.open(io.BytesIO(data))
     small = max(image.size) <= _PIXELATED
-    # A narrower file is decoded at part of its size.
+    # JPEGs are decoded at a fraction of their size.
     image.draft(None, (2 * side, 2 * side))
     if crop and min(image.size) > side:
         image = ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)
     elif not small:
         image.thumbnail((side, side), Image.Resampling.BICUBIC)
-    image = image.copy()  # As a file it would have all that was in the header.
+    image = image.copy()  # The opened file would keep all metadata of its header.
     image.info.clear()
     file = io.BytesIO()
     if small:
@@ -422,11 +432,11 @@ def _thumbnail(data: bytes, side: int, quality: int, crop: bool) -> str:
     return html_page.image(file.getvalue(), "jpeg")
 
 
-# --- Drawings -------------------------------------------------------------------------------------
+# --- Plots ----------------------------------------------------------------------------------------
 
 
 def _histogram(values: np.ndarray, x: str, y: str, title: str) -> str:
-    """Returns a histogram of whole numbers, without the few that are far above the others."""
+    """Returns a histogram of integers, without the few that are far above the others."""
     most = int(values.max())
     top = int(np.quantile(values, 0.995, method="higher"))
     top = most if most <= 1.5 * top else top
@@ -439,10 +449,9 @@ def _histogram(values: np.ndarray, x: str, y: str, title: str) -> str:
         axes.bar(edges[:-1], counts, np.diff(edges) * 0.92, align="edge", color=_blue())
         axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, integer=True))
 
-    drawing = _drawing(draw, x, y, title)
     above = int((values > edges[-1]).sum())
-    note = f" {_count(above, 'more is', 'more are')} above, up to {most:,}." if above else ""
-    return drawing + (f'<p class="note">{note.strip()}</p>' if note else "")
+    note = f"{_count(above, 'more is', 'more are')} above, up to {most:,}."
+    return _plot(draw, x, y, title) + (f'<p class="note">{note}</p>' if above else "")
 
 
 def _aspect_histogram(aspect: np.ndarray) -> str:
@@ -457,14 +466,14 @@ def _aspect_histogram(aspect: np.ndarray) -> str:
         axes.xaxis.set_major_formatter(matplotlib.ticker.FixedFormatter(list(_ASPECTS.values())))
         axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
 
-    return _drawing(draw, "width : height", "images", "images by their aspect ratio")
+    return _plot(draw, "width : height", "images", "images by their aspect ratio")
 
 
 def _blue() -> str:
     return SENTINELS["validation"]
 
 
-def _drawing(draw: Callable[[Axes], None], x: str, y: str, title: str) -> str:
+def _plot(draw: Callable[[Axes], None], x: str, y: str, title: str) -> str:
     with matplotlib.style.context(PAGE_STYLE):
         figure = Figure(figsize=(5.0, 1.9), layout="constrained")
         axes = figure.add_subplot()
@@ -478,11 +487,11 @@ def _drawing(draw: Callable[[Axes], None], x: str, y: str, title: str) -> str:
     return f'<div class="drawing" role="img" aria-label="{html.escape(title)}">{picture}</div>'
 
 
-# --- How it is written ----------------------------------------------------------------------------
+# --- Tables and numbers ---------------------------------------------------------------------------
 
 
-def _numbers(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "counts") -> str:
-    """Returns a table of numbers, or of texts, below their names."""
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "counts") -> str:
+    """Returns a table with a header, of the CSS class ``kind``: ``counts`` or ``texts``."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in head)
     rows = "".join(
         f'<tr><th scope="row">{html.escape(name)}</th>'

@@ -1,138 +1,182 @@
-"""Images that are in a data set twice: equal files, and images that look alike.
-
-A set of m equal images is m - 1 pairs, each of the set's first image and another one.
-"""
+"""Duplicate and near-duplicate images of a prepared data set, the most harmful ones first."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import json
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Of a hash's bits, so many may differ between images that look alike.
-DISTANCE = 12
-# A hash with fewer bits set is one of an image without structure, as one of a single color: to the
-# hash all of those are one.
-_LEAST_BITS = 16
-# Of fewer parts than this, one had more bits than the numbers that they become.
-_LEAST_PARTS = 8
-# Of data whose images all look alike, not all pairs are searched for.
-_MOST_PAIRS = 200_000
-_MOST_COMPARED = 2_000_000_000
+from imagenet_fast.base.paths import Path
+from imagenet_fast.data import records
+from imagenet_fast.data.examples import ENCODED, FILENAME, decode_example
+from imagenet_fast.data.manifest import Manifest
+from imagenet_fast.data.similar_hashes import Pairs, equal_pairs, similar_pairs
 
-# The number of bits that are set in each number of 16 bits.
-_BITS_SET = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
+FILE = "duplicates.jsonl"
+
+_MAX_LINES = 10_000
+
+
+class Image(NamedTuple):
+    """An image in a shard.
+
+    Attributes:
+      split: ``train``, ``validation`` or ``test``.
+      label: Name of the class.
+      file: Name of the file in the source.
+      shard: Name of the shard.
+      record: Index of the record in the shard.
+      data: The encoded image.
+    """
+
+    split: str
+    label: str
+    file: str
+    shard: str
+    record: int
+    data: bytes
+
+
+class Images:
+    """Random access to the images of a prepared data set, by their index in ``rows``.
+
+    Args:
+      manifest: Of the data set.
+      rows: The images' metadata, of dtype ``metadata.ROW`` and shape (images,).
+      directory: Of the shards.
+
+    Attributes:
+      manifest: As given.
+      rows: As given.
+      splits: Index of each image's split in the manifest, int64 of shape (images,).
+    """
+
+    def __init__(self, manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
+        self.manifest = manifest
+        self.rows = rows
+        self._directory = directory
+        sizes = [split.examples for split in manifest.splits.values()]
+        self.splits = np.repeat(np.arange(len(sizes)), sizes)
+        self._shards = [shard.file for shard in manifest.shards]
+        self._starts = np.cumsum([0, *(shard.examples for shard in manifest.shards)])
+
+    def read(self, index: int) -> Image:
+        """Reads an image.
+
+        Raises:
+          UserError: Its record cannot be read.
+        """
+        shard = int(np.searchsorted(self._starts, index, side="right")) - 1
+        start = int(self._starts[shard])
+        sizes = self.rows["record_bytes"][start:index].astype(np.int64) + records.OVERHEAD
+        path = self._directory / self._shards[shard]
+        record = records.read_record(path, index - start, offset=int(sizes.sum()))
+        fields = decode_example(record)
+        name = fields.get(FILENAME) or [b""]
+        return Image(
+            split=list(self.manifest.splits)[self.splits[index]],
+            label=self.manifest.labels[self.rows["label"][index]],
+            file=name[0].decode(errors="replace"),
+            shard=self._shards[shard],
+            record=index - start,
+            data=fields[ENCODED][0],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
-class Pairs:
-    """Pairs of images.
+class Duplicates:
+    """Pairs of images, the most harmful ones first: those in two classes, then in two splits.
 
     Attributes:
-      first: Places of images in the data set, int64 of shape (pairs,).
-      second: Likewise; each greater than that in ``first``.
-      distance: Number of bits in which their hashes differ, int64 of shape (pairs,).
-      complete: Whether these are all; otherwise there were too many.
+      pairs: The pairs.
+      two_classes: Whether the images of a pair have different labels, bool of shape (pairs,).
+      two_splits: Whether they are in different splits, bool of shape (pairs,).
     """
 
-    first: np.ndarray
-    second: np.ndarray
-    distance: np.ndarray
-    complete: bool = True
+    pairs: Pairs
+    two_classes: np.ndarray
+    two_splits: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.pairs.first)
+
+    def count_text(self) -> str:
+        """Returns the number of pairs as text."""
+        return f"{len(self):,}" if self.pairs.complete else f"at least {len(self):,}"
+
+    def summary(self, what: str) -> str:
+        """Returns the number of pairs, called ``what``, and of the harmful ones among them."""
+        harmful = [
+            f"{count:,} of them in two {kind}"
+            for kind, count in (
+                ("classes", self.two_classes.sum()),
+                ("splits", self.two_splits.sum()),
+            )
+            if count
+        ]
+        return ", ".join([f"{self.count_text()} {what}", *harmful])
 
 
-def equal_files(digests: np.ndarray) -> Pairs:
-    """Returns the images that are equal byte for byte.
+class FoundDuplicates(NamedTuple):
+    """The duplicates in a data set.
 
-    Args:
-      digests: A number that tells files apart, of shape (images,).
+    Attributes:
+      equal: Files that are equal byte for byte.
+      similar: Other images with similar hashes; None if some images have no hash.
     """
-    _, first, inverse = np.unique(digests, return_index=True, return_inverse=True)
-    second = np.arange(len(digests))
-    first = first[inverse.reshape(-1)]
-    others = second != first
-    return Pairs(first[others], second[others], np.zeros(others.sum(), np.int64))
+
+    equal: Duplicates
+    similar: Duplicates | None
 
 
-def look_alike(hashes: np.ndarray, images: np.ndarray, distance: int = DISTANCE) -> Pairs:
-    """Returns images whose hashes differ in at most ``distance`` bits.
-
-    Of images with equal hashes only the first is compared with others. Hashes of so few set bits
-    that the image has no structure are left out.
-
-    Two hashes that differ in d bits are equal in at least one of any d + 1 parts of their bits. So
-    only images are compared that are equal in one of these parts.
-
-    Args:
-      hashes: uint64 of shape (images, words).
-      images: Places of the images to look at, in order, int64 of shape (looked at,).
-      distance: The most bits.
-    """
-    images = images[_bits_set(hashes[images]) >= _LEAST_BITS]
-    found = np.ascontiguousarray(hashes[images])
-    same = equal_files(found.view(f"V{found.itemsize * found.shape[1]}").reshape(-1))
-    alone = np.ones(len(images), bool)
-    alone[same.second] = False
-    unlike = images[alone]
-    near, complete = _near(found[alone], distance)
-    first = np.concatenate([images[same.first], unlike[near[:, 0]]])
-    second = np.concatenate([images[same.second], unlike[near[:, 1]]])
-    return Pairs(first, second, _bits_set(hashes[first] ^ hashes[second]), complete)
+def find_duplicates(images: Images) -> FoundDuplicates:
+    """Searches a data set for equal files and similar images."""
+    rows = images.rows
+    equal = equal_pairs(rows["digest"])
+    similar = None
+    if rows["hashed"].all():
+        is_first = np.ones(len(rows), bool)
+        is_first[equal.second] = False
+        similar = _sorted(similar_pairs(rows["hash"], np.flatnonzero(is_first)), images)
+    return FoundDuplicates(_sorted(equal, images), similar)
 
 
-def _near(hashes: np.ndarray, distance: int) -> tuple[np.ndarray, bool]:
-    """Returns the pairs of hashes that differ in at most ``distance`` bits.
-
-    Args:
-      hashes: All different, uint64 of shape (images, words).
-      distance: The most bits.
-
-    Returns:
-      Two places each, the smaller one first, int64 of shape (pairs, 2); whether these are all.
-    """
-    pairs: set[int] = set()
-    compared = 0
-    for part in _parts(hashes, max(distance + 1, _LEAST_PARTS)):
-        order = np.argsort(part, kind="stable")
-        part = part[order]
-        # Places in that order, of those that have equals behind them; each is compared with the
-        # next one, then with the next but one, and so on.
-        places, step = np.arange(len(part)), 1
-        while True:
-            places = places[: np.searchsorted(places, len(part) - step)]
-            places = places[part[places] == part[places + step]]
-            if not len(places):
-                break
-            first, second = order[places], order[places + step]
-            near = _bits_set(hashes[first] ^ hashes[second]) <= distance
-            pairs.update((first[near] * len(part) + second[near]).tolist())
-            compared += len(places)
-            if compared > _MOST_COMPARED or len(pairs) > _MOST_PAIRS:
-                return _places(pairs, len(part)), False
-            step += 1
-    return _places(pairs, len(hashes)), True
+def _sorted(pairs: Pairs, images: Images) -> Duplicates:
+    labels = images.rows["label"]
+    two_classes = labels[pairs.first] != labels[pairs.second]
+    two_splits = images.splits[pairs.first] != images.splits[pairs.second]
+    order = np.lexsort((pairs.first, pairs.distance, ~two_splits, ~two_classes))
+    return Duplicates(
+        Pairs(pairs.first[order], pairs.second[order], pairs.distance[order], pairs.complete),
+        two_classes[order],
+        two_splits[order],
+    )
 
 
-def _places(pairs: set[int], images: int) -> np.ndarray:
-    found = np.array(sorted(pairs), np.int64)
-    return np.stack([found // max(images, 1), found % max(images, 1)], axis=1)
+def duplicates_as_json_lines(found: FoundDuplicates, images: Images) -> str:
+    """Returns the pairs as lines of JSON, at most 10,000 of each kind."""
+    lines = []
+    for duplicates, equal in ((found.equal, True), (found.similar, False)):
+        if duplicates is None:
+            continue
+        pairs = duplicates.pairs
+        for first, second, distance in zip(
+            pairs.first[:_MAX_LINES].tolist(),
+            pairs.second[:_MAX_LINES].tolist(),
+            pairs.distance[:_MAX_LINES].tolist(),
+        ):
+            both = [_as_json(images.read(index)) for index in (first, second)]
+            lines.append(json.dumps({"equal_files": equal, "distance": distance, "images": both}))
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _parts(hashes: np.ndarray, number: int) -> Iterator[np.ndarray]:
-    """Yields the number that each hash has in each of so many parts, uint32 of shape (images,)."""
-    bits = 64 * hashes.shape[1]
-    octets = hashes.astype("<u8").view(np.uint8).reshape(-1, bits // 8)
-    for bounds in np.array_split(np.arange(bits), number):
-        start, stop = int(bounds[0]), int(bounds[-1]) + 1
-        value = np.zeros(len(hashes), np.uint64)
-        for octet in range(start // 8, (stop + 7) // 8):
-            value = value << np.uint64(8) | octets[:, octet]
-        value >>= np.uint64(-stop % 8)
-        yield (value & np.uint64((1 << (stop - start)) - 1)).astype(np.uint32)
-
-
-def _bits_set(words: np.ndarray) -> np.ndarray:
-    """Returns the number of bits set in each row, int64 of shape (rows,)."""
-    halves = np.ascontiguousarray(words).view(np.uint16).reshape(-1, 4 * words.shape[1])
-    return _BITS_SET[halves].sum(axis=1, dtype=np.int64)
+def _as_json(image: Image) -> dict[str, Any]:
+    return {
+        "split": image.split,
+        "class": image.label,
+        "file": image.file,
+        "shard": image.shard,
+        "record": image.record,
+    }

@@ -1,32 +1,31 @@
-"""One encoded image: whether training can use it, and as which JPEG or PNG.
+"""Checking of image files, and their conversion to JPEGs and PNGs that training can decode.
 
-Training can decode just a part of a JPEG (``tf.image.decode_and_crop_jpeg``), and finds out there
-what is damaged. So every image is decoded here once, before training.
+Every image is decoded completely once, before training: later, training decodes only a crop of a
+JPEG (``tf.image.decode_and_crop_jpeg``), and would notice damage only there.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, TiffImagePlugin, features
 
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000")
-# Those that Pillow may have been built without: how their files begin, and Pillow's and people's
-# names for them.
+# Formats that Pillow may have been built without: the start of their files, Pillow's name of the
+# feature, and the usual name.
 _OPTIONAL = (
     (re.compile(rb"RIFF....WEBP", re.DOTALL), "webp", "WebP"),
     (re.compile(rb"....ftypavi[fs]", re.DOTALL), "avif", "AVIF"),
     (re.compile(rb"\xff\x4f\xff\x51|....jP  ", re.DOTALL), "jpg_2000", "JPEG 2000"),
 )
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-# What may become of an EXIF orientation.
+# Choices for EXIF orientation.
 EXIF = ("ignore", "apply")
-# By EXIF orientation, what makes an image upright.
 _ORIENTATION = 0x0112
+# By EXIF orientation: the transposition that makes the image upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -37,62 +36,60 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Tags of a TIFF.
+# TIFF tags.
 _BITS_PER_SAMPLE, _PHOTOMETRIC = 258, 262
 _WHITE_IS_ZERO = 0
-# A JPEG with a second picture behind it (cameras write them) opens as MPO; decoders see the first.
+# Cameras append second pictures to JPEGs, which Pillow opens as MPO; decoders read the first.
 _JPEG = ("JPEG", "MPO")
 
-# The first bytes of each PNG.
+# The first bytes of every PNG.
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-# What an image that must be encoded can become, with Pillow's options for it.
+# The formats for re-encoded images, with Pillow's options.
 ENCODINGS = {"jpeg": {"quality": 95, "subsampling": 0}, "png": {}}
 
-# Of a PNG's height and of its width; libpng, with which training decodes, refuses more.
-_MOST_ACROSS = 1_000_000
-# A JPEG that is to become smaller is decoded at a half, a quarter or an eighth of its size, which
-# is cheap, as long as that is at least this many times the new size.
-_DECODED_SIZE = 2
-# The left, upper, right and lower border of a part of an image, in pixels.
+# The largest height and width of PNGs that libpng, which training uses, decodes.
+_MAX_PNG_SIDE = 1_000_000
+# JPEGs to be shrunk are decoded at 1/2, 1/4 or 1/8 of their size, which is cheap, if that is at
+# least this many times the new size.
+_MIN_DRAFT_RATIO = 2
+# Left, upper, right and lower, in pixels.
 _Box = tuple[float, float, float, float]
-# What is to be done with a decoded image.
-Seen = Callable[[Image.Image], None]
 
-# Of an object in an error's text: another one each time.
+# The address of an object in an error's text, which differs each time.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class BadImageError(ValueError):
-    """The image cannot be used; the message is the reason, without the image's name."""
+    """An image cannot be used; the message is the reason, without the image's name."""
 
 
 class TooManyPixelsError(BadImageError):
-    """The image is too large to be decoded."""
+    """An image is too large to be decoded."""
 
 
 class SizeLimit(NamedTuple):
-    """The size above which images are made smaller, by one of their sides; both None: none is.
+    """The size above which images are shrunk, by one of their sides; by default no limit.
 
     Attributes:
-      max_side: The most pixels of the longer side.
-      shorter_side: The most pixels of the shorter side.
+      max_side: The largest longer side, in pixels.
+      shorter_side: The largest shorter side, in pixels.
     """
 
     max_side: int | None = None
     shorter_side: int | None = None
 
     def smaller(self, width: int, height: int) -> tuple[int, int] | None:
-        """Returns the width and height, of the same aspect, of an image that is too large."""
-        own, most = max(width, height), self.max_side
+        """Returns the width and height to shrink an image to, or None if it is within the limit."""
+        side, limit = max(width, height), self.max_side
         if self.shorter_side is not None:
-            own, most = min(width, height), self.shorter_side
-        if most is None or own <= most:
+            side, limit = min(width, height), self.shorter_side
+        if limit is None or side <= limit:
             return None
-        # Of whole numbers, halves up, so that turning an image turns its new size.
 
-        def scaled(side: int) -> int:
-            return max(1, (2 * side * most + own) // (2 * own))
+        # Integer arithmetic, halves up, so that turning an image turns its new size.
+        def scaled(length: int) -> int:
+            return max(1, (2 * length * limit + side) // (2 * side))
 
         return scaled(width), scaled(height)
 
@@ -101,16 +98,16 @@ NO_LIMIT = SizeLimit()
 
 
 class EncodedImage(NamedTuple):
-    """An image file that training can decode: a JPEG or a PNG, grey or RGB, of 8 bits.
+    """An image file that training can decode: an 8-bit JPEG or PNG, grayscale or RGB.
 
     Attributes:
       data: The file.
       height: In pixels.
       width: In pixels.
-      channels: 3 (RGB) or 1 (grey).
-      converted_from: What it was made from (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and, behind
-        a comma, what else was done (``'JPEG, resized'``), or None for a JPEG that is byte for byte
-        the original.
+      channels: 3 (RGB) or 1 (grayscale).
+      converted_from: The original format (``'PNG'``, ``'CMYK JPEG'``, ``'pixels'``) and further
+        changes (``'JPEG, resized'``), or None for a JPEG that is byte for byte the original.
+      pixels: The decoded image, in the mode ``L`` or ``RGB``, before it was re-encoded.
     """
 
     data: bytes
@@ -118,6 +115,7 @@ class EncodedImage(NamedTuple):
     width: int
     channels: int
     converted_from: str | None
+    pixels: Image.Image
 
 
 def normalize_encoding(
@@ -126,32 +124,29 @@ def normalize_encoding(
     max_pixels: int | None = None,
     size_limit: SizeLimit = NO_LIMIT,
     exif: str = "ignore",
-    seen: Seen | None = None,
 ) -> EncodedImage:
-    """Returns an image file as one that training can decode.
+    """Converts an image file to one that training can decode.
 
-    Grey and RGB JPEGs stay as they are, unless they are resized or turned. Other JPEGs (CMYK,
-    YCCK), PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000, whatever they are named, are encoded
-    anew, as grey if they were grey, and with 8 bits; what is transparent becomes white. Of several
-    frames or pages it is the first one. Comments, colour profiles and other metadata are not
-    copied.
+    Grayscale and RGB JPEGs stay unchanged, unless they are resized or turned. CMYK and YCCK JPEGs,
+    PNG, GIF, BMP, WebP, TIFF, PPM, AVIF and JPEG 2000 are re-encoded with 8 bits, as grayscale if
+    they were; the format is that of the content, not of the name. Transparent pixels become white.
+    Of several frames or pages the first is used. Comments, colour profiles and other metadata are
+    not copied.
 
     Args:
       data: The image file.
-      encoding: What is encoded anew becomes this, of ``ENCODINGS``: ``jpeg``, of quality 95 without
-        chroma subsampling, or ``png``, which keeps each pixel.
-      max_pixels: The most pixels, height times width, of an image that is decoded; None: as many
-        as Pillow allows, 178,956,970.
-      size_limit: Images above it are made smaller, with Pillow's bicubic filter, which antialiases,
-        and encoded anew. Large JPEGs are decoded at no less than twice the smaller size.
-      exif: Of ``EXIF``: ``ignore`` leaves the pixels as they are stored, as ImageNet's own results
-        do, ``apply`` turns them as EXIF orientation says and encodes them anew, without it. A
-        TIFF's own orientation is applied in any case.
-      seen: Called with the image, decoded, in the mode ``L`` or ``RGB``, as it will be stored.
+      encoding: The format of re-encoded images, from ``ENCODINGS``: ``jpeg`` (quality 95, no chroma
+        subsampling) or ``png`` (lossless).
+      max_pixels: The largest height times width to decode; None: Pillow's limit, 178,956,970.
+      size_limit: Images above it are shrunk by Pillow's antialiased bicubic filter and re-encoded.
+        Large JPEGs are decoded at a fraction of their size, but at least twice the new size.
+      exif: From ``EXIF``: ``ignore`` keeps the pixels as stored, as published ImageNet results do;
+        ``apply`` turns them by the EXIF orientation and re-encodes them. A TIFF's own orientation
+        is always applied.
 
     Raises:
-      TooManyPixelsError: It has more.
-      BadImageError: The format is none of these, or the pixels cannot all be decoded or encoded.
+      TooManyPixelsError: It has more than ``max_pixels``.
+      BadImageError: The format is not one of these, or it cannot be decoded or encoded completely.
     """
     if not data:
         raise BadImageError("empty")
@@ -165,49 +160,50 @@ def normalize_encoding(
         box = _draft(image, size) if size else None
         image.load()
         if box is None:
-            size = size_limit.smaller(*image.size)  # older Pillows turn a TIFF only now
-    except Image.UnidentifiedImageError as error:  # its own message holds a memory address
+            size = size_limit.smaller(
+                *image.size
+            )  # older versions of Pillow turn a TIFF only when it is loaded
+    except Image.UnidentifiedImageError as error:  # its message contains a memory address
         raise BadImageError(_unidentified(data)) from error
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(f"cannot be decoded: {_reason(error)}") from error
     except BadImageError:
         raise
-    except Exception as error:  # Pillow lets errors of any class pass where a file is damaged.
+    except Exception as error:  # of any class: Pillow's decoders raise what they like
         raise BadImageError(f"cannot be decoded: {_reason(error)}") from error
     turn = _turn(image) if exif == "apply" else None
     kind = str(image.format)
     if image.format in _JPEG:
         decodable = image.mode in ("L", "RGB")
         if decodable and not size and turn is None:
-            if seen:
-                seen(image)
-            return EncodedImage(data, image.height, image.width, len(image.getbands()), None)
+            channels = len(image.getbands())
+            return EncodedImage(data, image.height, image.width, channels, None, image)
         kind = "JPEG" if decodable else f"{image.mode} JPEG"
     try:
         image = to_grey_or_rgb(image)
     except Exception as error:
-        raise BadImageError(f"cannot become grey or RGB: {_reason(error)}") from error
-    return _encode(image, encoding, kind, seen, size, box, turn)
+        raise BadImageError(f"cannot be converted to grayscale or RGB: {_reason(error)}") from error
+    return _encode(image, encoding, kind, size, box, turn)
 
 
 def _draft(image: Image.Image, size: tuple[int, int]) -> _Box | None:
-    """Sets a JPEG to be decoded at part of its size, if that is enough for ``size``.
+    """Makes Pillow decode a JPEG at a fraction of its size, if that is large enough for ``size``.
 
     Returns:
-      Where in what is decoded the picture is, which need not fill its last pixels, or None: all.
+      The part of the decoded pixels that the image covers, or None for all of them.
     """
     width, height = size
-    drafted = image.draft(None, (_DECODED_SIZE * width, _DECODED_SIZE * height))
+    drafted = image.draft(None, (_MIN_DRAFT_RATIO * width, _MIN_DRAFT_RATIO * height))
     return drafted[1] if drafted else None
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """Returns what makes a loaded image upright, if it is not and its EXIF can be read."""
-    if image.format == "TIFF":  # Pillow has done it
+    """Returns the transposition that makes an image upright; None if there is no readable EXIF."""
+    if image.format == "TIFF":  # Pillow applies its orientation
         return None
     try:
         return _TURNS.get(image.getexif()[_ORIENTATION])
-    except Exception:  # a KeyError, or Pillow's, of any class, where EXIF is damaged
+    except Exception:  # a KeyError, or any class where EXIF is damaged
         return None
 
 
@@ -218,25 +214,25 @@ def _open(data: bytes) -> Image.Image:
                 f"this Pillow was built without {kind}; install the wheel of pillow>=11.3 from PyPI"
             )
     Image.init()
-    # Older ones do not know AVIF by name.
+    # Older versions of Pillow do not have all of these formats.
     return Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in Image.OPEN])
 
 
 def _unidentified(data: bytes) -> str:
-    """Returns why a file is none that Pillow knows."""
+    """Returns the reason why Pillow does not recognize a file."""
     for begin, _, kind in _OPTIONAL:
         if begin.match(data):
             return f"cannot be decoded: damaged {kind}"
     if data.startswith(_TIFF):
-        return "cannot be decoded: a damaged TIFF, or one of a kind that Pillow does not read"
-    return f"no image of a known format; starts with {data[:4]!r}"
+        return "cannot be decoded: a damaged TIFF, or of a kind that Pillow does not read"
+    return f"not an image of a known format; starts with {data[:4]!r}"
 
 
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:
-    """Returns an image in the mode ``L`` if it is grey, else ``RGB``, on white if it has alpha.
+    """Returns an image in the mode ``L`` or ``RGB``, with alpha blended with white.
 
     Raises:
-      ValueError: Its pixels are floats or have 32 bits, or its colours cannot become RGB.
+      ValueError: Its pixels are floats or have 32 bits, or it cannot be converted to RGB.
     """
     if image.mode.startswith(("I", "F")):
         return _to_8_bits(image)
@@ -249,18 +245,18 @@ def to_grey_or_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bits(image: Image.Image) -> Image.Image:
-    """Returns grey of up to 16 bits with the upper 8, where convert("L") would clip at 255."""
+    """Returns the upper 8 bits of a grayscale image of up to 16; convert("L") would clip at 255."""
     is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
-    # Pillow has 16 bits of a PNG or PPM as I, too.
+    # Pillow opens PNGs and PPMs of 16 bits in the mode I, too.
     if image.mode == "F" or (is_tiff and image.mode == "I"):
         raise ValueError(
-            "its pixels are floats, signed or have 32 bits, and nothing tells which of them are "
-            "black and white; convert it to 8 or 16 bits"
+            "its pixels are floats, signed or have 32 bits, so that the values of black and white "
+            "are unknown; convert it to 8 or 16 bits"
         )
     pixels = np.asarray(image).astype(np.int64)
     bits = 16
     if isinstance(image, TiffImagePlugin.TiffImageFile):
-        bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # 12 are not scaled to 16 by Pillow
+        bits = image.tag_v2[_BITS_PER_SAMPLE][0]  # Pillow does not scale 12 bits to 16
         if image.tag_v2.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
             pixels = 2**bits - 1 - pixels
     return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
@@ -270,15 +266,13 @@ def encode_pixels(
     pixels: np.ndarray,
     encoding: str = "jpeg",
     size_limit: SizeLimit = NO_LIMIT,
-    seen: Seen | None = None,
 ) -> EncodedImage:
-    """Returns raw pixels as an image file.
+    """Encodes raw pixels as an image file.
 
     Args:
-      pixels: uint8 of shape (height, width) for grey, or (height, width, 3) for RGB.
+      pixels: uint8 of shape (height, width) for grayscale, or (height, width, 3) for RGB.
       encoding: As ``normalize_encoding``.
       size_limit: As ``normalize_encoding``.
-      seen: Likewise.
 
     Raises:
       BadImageError: They cannot be encoded.
@@ -291,28 +285,26 @@ def encode_pixels(
             f"not {pixels.dtype} of shape {pixels.shape}"
         )
     image = Image.fromarray(pixels)
-    return _encode(image, encoding, "pixels", seen, size_limit.smaller(*image.size))
+    return _encode(image, encoding, "pixels", size_limit.smaller(*image.size))
 
 
 def _encode(
     image: Image.Image,
     encoding: str,
     kind: str,
-    seen: Seen | None,
     size: tuple[int, int] | None = None,
     box: _Box | None = None,
     turn: Image.Transpose | None = None,
 ) -> EncodedImage:
-    """Returns an image as a file.
+    """Resizes, turns and encodes an image.
 
     Args:
-      image: Grey or RGB.
-      encoding: Of ``ENCODINGS``.
-      kind: What it was.
-      seen: As ``normalize_encoding``.
-      size: The width and height to make of it; None: its own.
-      box: The part of it to make that of; None: all.
-      turn: How to turn it, at last.
+      image: In the mode ``L`` or ``RGB``.
+      encoding: From ``ENCODINGS``.
+      kind: The original format.
+      size: The width and height to resize it to; None: do not resize.
+      box: The part to resize; None: all.
+      turn: A transposition to apply after resizing.
     """
     if size:
         kind += ", resized"
@@ -323,25 +315,23 @@ def _encode(
     if turn is not None:
         kind += ", turned"
         image = image.transpose(turn)
-    # Pillow would copy comments and the colour profile, and fails where they are long or damaged.
+    # Pillow would copy comments and the colour profile, and fail if they are long or damaged.
     image.info.clear()
     buffer = io.BytesIO()
     try:
-        if encoding == "png" and max(image.size) > _MOST_ACROSS:
-            raise ValueError(f"more than {_MOST_ACROSS} each way could not be decoded")
+        if encoding == "png" and max(image.size) > _MAX_PNG_SIDE:
+            raise ValueError(f"training cannot decode sides above {_MAX_PNG_SIDE}")
         image.save(buffer, encoding, **ENCODINGS[encoding])
-    except Exception as error:  # a JPEG has at most 65500 pixels each way
+    except Exception as error:  # as of JPEGs with a side above 65500 pixels
         raise BadImageError(
             f"{image.width} x {image.height} pixels cannot be encoded as {encoding}: "
             f"{_reason(error)}"
         ) from error
-    if seen:
-        seen(image)
     channels = len(image.getbands())
-    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, kind)
+    return EncodedImage(buffer.getvalue(), image.height, image.width, channels, kind, image)
 
 
 def _reason(error: Exception) -> str:
-    """Returns what an error says, in one line that is always the same, or else its class."""
+    """Returns an error's message as one reproducible line, or its class if it has none."""
     text = " ".join(str(error).split())
     return _ADDRESS.sub("", text) or type(error).__name__

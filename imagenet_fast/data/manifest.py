@@ -115,6 +115,11 @@ class Manifest:
         """Number of classes."""
         return len(self.labels)
 
+    @property
+    def shards(self) -> list[Shard]:
+        """The shards of all splits."""
+        return [shard for split in self.splits.values() for shard in split.shards]
+
 
 def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Returns the manifest of the data set in ``directory``.
@@ -204,7 +209,7 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     directory = to_path(directory)
     manifest = read_manifest(directory)
     problems = []
-    total = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    total = sum(shard.bytes for shard in manifest.shards)
     pool = ThreadPoolExecutor(cpu_cores())
     try:
         with tqdm(

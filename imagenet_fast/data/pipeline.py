@@ -36,7 +36,7 @@ from imagenet_fast.data.cache import (
 )
 from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import Share, share_of, training_order

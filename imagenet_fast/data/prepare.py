@@ -1,9 +1,8 @@
-"""Converts a source of labelled images into TFRecord shards and a manifest.
+"""Conversion of a source of labelled images into TFRecord shards with a manifest.
 
-Which images go into which shard, and in which order, is settled before any work, so the shards are
-the same bytes whatever the number of threads and however often the work was interrupted. A finished
-shard is renamed into place and noted in a journal; a run that finds a journal goes on from there,
-and the last thing that a run does is to replace the journal by the manifest.
+The images of each shard and their order are chosen before any work, so the shards' bytes do not
+depend on the number of threads or on interruptions. A finished shard is renamed into place and
+added to a journal, from which a later run resumes. At the end, the manifest replaces the journal.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Optional
 
-from PIL import Image
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_local_path
-from imagenet_fast.data import facts, prepare_plan, records
 from imagenet_fast.data import manifest as manifests
+from imagenet_fast.data import metadata, prepare_plan, records
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.data.images import (
@@ -46,26 +44,26 @@ from imagenet_fast.data.prepare_journal import (
     read_job,
     unwritable,
 )
-from imagenet_fast.data.prepare_plan import Lists, Task
+from imagenet_fast.data.prepare_plan import Assignment, Task
 from imagenet_fast.data.sources import Item, Source
 
-# By encoding; raised whenever the same source begins to give other shards.
+# By encoding; increased when the same source would give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
 _BAD_IMAGES_SHOWN = 5
-# Returns the index of an image file of a height and a width, as ``jpeg_index.index_file``.
+# Returns the JPEG index of an image file, given its height and width: ``jpeg_index.index_file``.
 _Indexer = Callable[[bytes, int, int], Optional[bytes]]
-# What a job may differ in from the one that was begun, where its images may come and go.
+# What may have changed since the job was started, if the source's files may come and go.
 _CHANGING = ("images", "fingerprint")
 
 
 def default_shards(images: int) -> dict[str, int]:
-    """Returns the usual numbers of shards for a data set of ``images`` training images.
+    """Returns the default numbers of shards for a data set of ``images`` training images.
 
-    Powers of two, so that 2, 4, 8 ... workers get equally many files: for training as many as have
-    1000 images each, but 8 to 1024; for validation and a test an eighth of that, but at least 4.
-    ImageNet gets its customary 1024 and 128.
+    They are powers of two, so that 2, 4, 8 ... workers get equally many files. Training has a shard
+    for every 1000 images, but 8 to 1024 shards; validation and test have an eighth as many, but at
+    least 4. ImageNet gets its customary 1024 and 128.
     """
     train = 8
     while train < 1024 and images >= 2 * train * 1000:
@@ -89,52 +87,48 @@ def prepare(
     max_bad_images: int | float | str = 100,
     progress: bool = True,
 ) -> Manifest:
-    """Writes the images of ``source`` as shards into ``directory``, or goes on doing so.
+    """Writes the images of ``source`` as shards into ``directory``, or resumes doing so.
 
-    Beside them are the manifest and what is known of each image, as ``facts`` has it.
+    It also writes the manifest and the images' metadata (:mod:`~imagenet_fast.data.metadata`).
 
-    All splits are shuffled: training wants neighbours of different classes, and part of the
-    validation set should be a fair sample of it; if there are no images of a split other than
-    ``train``, there will be no such split. If the directory holds the finished data set, shards
-    that are missing or have the wrong size are made again and nothing else is done.
+    All splits are shuffled: training batches should mix classes, and a part of the validation set
+    should be a fair sample of it. Only ``train`` must have images. If the directory holds the
+    finished data set, only shards that are missing or have the wrong size are rewritten.
 
     Args:
       source: The images.
-      directory: Where to; made if need be.
-      train_shards: Number of files; by default that of ``default_shards``.
-      validation_shards: Likewise.
+      directory: Output directory, created if it does not exist.
+      train_shards: Number of training files; by default that of ``default_shards``.
+      validation_shards: Number of validation files, likewise.
       seed: Of the shuffle.
-      encoding: What images become that are resized or turned, or are no JPEGs that training can
-        decode: ``jpeg``, of quality 95, or ``png``, which keeps each pixel. Other JPEGs stay as
-        they are.
-      max_side: Images whose longer side has more pixels are made smaller, to this many, and encoded
-        anew; None: none are.
-      shorter_side: Likewise by the shorter side; at most one of both.
-      exif: What becomes of EXIF orientation: ``ignore`` keeps pixels as they are stored, ``apply``
-        turns those of images that are not upright, which are encoded anew.
-      jpeg_index: Index baseline JPEGs, from which training then decodes no more than the blocks
-        around a crop. That takes a C++ compiler; without one, it is left out with a warning.
-      threads: Number of shards that are written at the same time; by default that of cores.
-      max_bad_images: How many images that cannot be decoded are left out, and listed in the
-        manifest, before that is an error: a count, or a fraction of all, as 0.01 or ``"1%"``.
-      progress: Show a progress bar.
+      encoding: Format of images that are re-encoded: ``jpeg`` (quality 95) or ``png`` (lossless).
+        Images are re-encoded if they are resized, turned, or not JPEGs that training can decode;
+        other JPEGs are copied unchanged.
+      max_side: Images with a longer side above this are resized to it; None: no limit.
+      shorter_side: Likewise for the shorter side. At most one of both limits may be given.
+      exif: EXIF orientation: ``ignore`` keeps the pixels as stored, ``apply`` turns images upright.
+      jpeg_index: Whether to index baseline JPEGs, so that training decodes only the blocks around a
+        crop. It takes a C++ compiler; without one, a warning is printed and there is no index.
+      threads: Number of shards written in parallel; by default the number of CPU cores.
+      max_bad_images: How many undecodable images to skip, and list in the manifest, before an
+        error: a count, or a fraction of all images such as 0.01 or ``"1%"``.
+      progress: Whether to show a progress bar.
 
     Returns:
-      The manifest, as it was written into ``directory``.
+      The manifest, as written into ``directory``.
 
     Raises:
-      UserError: The directory cannot be written to, is in use by another process, or holds another
-        data set or this one made in another way; there is no such encoding or limit; a number of
-        shards or a side is impossible; an image cannot be read or has a label out of range; too
-        many images cannot be decoded.
+      UserError: The directory is not writable, is in use by another process, or holds another data
+        set or this one converted with other options; an argument is invalid; an image cannot be
+        read or has a label out of range; or too many images cannot be decoded.
     """
     check_choices(encoding, exif)
     size_limit = _size_limit(max_side, shorter_side)
     bad_limit = ImageLimit.parse(str(max_bad_images), "max_bad_images")
     directory = target_directory(directory)
-    settled = prepare_plan.read_lists(directory) if source.list_files() else None
+    assignment = prepare_plan.read_assignment(directory) if source.list_files() else None
     shards = _shard_counts(
-        source, {"train": train_shards, "validation": validation_shards}, settled or {}
+        source, {"train": train_shards, "validation": validation_shards}, assignment or {}
     )
     job = {
         **source.describe(),
@@ -145,9 +139,9 @@ def prepare(
         "exif": exif,
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
-    made = _job_there(directory)
-    indexer = _indexer(jpeg_index, made)
-    if indexer or "jpeg_index" in made:
+    existing = _existing_job(directory)
+    indexer = _indexer(jpeg_index, existing)
+    if indexer or "jpeg_index" in existing:
         job["jpeg_index"] = indexer is not None
     converter = _Converter(
         source,
@@ -161,30 +155,41 @@ def prepare(
         progress,
     )
     if (directory / manifests.FILE).exists():
-        return _mend(converter, source, settled, job, directory)
-    _check_no_strangers(directory)
-    with Journal(directory, job, free=_CHANGING if settled else ()) as journal:
-        there = {
+        return _repair(converter, source, assignment, job, directory)
+    _check_no_foreign_shards(directory)
+    return _convert(converter, source, assignment, job, directory)
+
+
+def _convert(
+    converter: _Converter,
+    source: Source,
+    assignment: Assignment | None,
+    job: dict[str, Any],
+    directory: Path,
+) -> Manifest:
+    """Writes the shards that the journal lacks, and then the metadata and the manifest."""
+    with Journal(directory, job, free=_CHANGING if assignment else ()) as journal:
+        written = {
             done.shard.file: done
             for done in journal.done
             if not manifests.size_problem(done.shard, directory / done.shard.file)
         }
-        tasks, kept = _settle(source, settled, there, journal, job, directory)
+        tasks, keep_plan = _plan(source, assignment, written, journal, job, directory)
         digests = {task.file: task.digest for task in tasks}
-        intact = {file: done for file, done in there.items() if done.digest == digests[file]}
+        valid = {file: done for file, done in written.items() if done.digest == digests[file]}
 
         def finish(done: Done) -> None:
             journal.add(done)
-            intact[done.shard.file] = done
+            valid[done.shard.file] = done
 
-        todo = [task for task in tasks if task.file not in intact]
-        converter.run(todo, list(intact.values()), finish)
-        manifest = _summarize(source, job, [intact[task.file] for task in tasks])
-        packed = {done.shard.file: done.facts for done in intact.values()}
+        missing = [task for task in tasks if task.file not in valid]
+        converter.run(missing, list(valid.values()), finish)
+        manifest = _summarize(source, job, [valid[task.file] for task in tasks])
+        packed = {done.shard.file: done.metadata for done in valid.values()}
         try:
-            facts.write_facts(manifest, packed, directory)
-            if not kept:
-                prepare_plan.remove_lists(directory)
+            metadata.write_metadata(manifest, packed, directory)
+            if not keep_plan:
+                prepare_plan.remove_assignment(directory)
             manifests.write_manifest(manifest, directory)
         except OSError as error:
             raise unwritable(directory / manifests.FILE, error) from error
@@ -192,19 +197,20 @@ def prepare(
     return manifest
 
 
-def _job_there(directory: Path) -> dict[str, Any]:
-    """Returns the job that a directory was made by, or begun by, empty if there is none."""
+def _existing_job(directory: Path) -> dict[str, Any]:
+    """Returns the finished or started job of a directory, or an empty one."""
     if (directory / manifests.FILE).exists():
         return manifests.read_manifest(directory).source
     return read_job(directory) or {}
 
 
-def _indexer(asked: bool, made: dict[str, Any]) -> _Indexer | None:
-    """Returns what indexes JPEGs; None if they are not to be: also if they are not so far.
+def _indexer(requested: bool, existing: dict[str, Any]) -> _Indexer | None:
+    """Returns the function that indexes JPEGs; None without an index.
 
-    If they are so far, and cannot be here, it raises a UserError at the first one.
+    An existing job without an index stays so. If it has one, but the ops cannot be compiled here,
+    the function raises a UserError for the first image.
     """
-    if not asked or (made and not made.get("jpeg_index")):
+    if not requested or (existing and not existing.get("jpeg_index")):
         return None
     from imagenet_fast.data.jpeg_index import index_file, load_jpeg_ops
 
@@ -216,7 +222,7 @@ def _indexer(asked: bool, made: dict[str, Any]) -> _Indexer | None:
         def fail(*_: object) -> None:
             raise UserError(message)
 
-        if made:
+        if existing:
             return fail
         warn_once(f"jpeg_index: images will be read more slowly, without indexes: {error}")
         return None
@@ -224,10 +230,10 @@ def _indexer(asked: bool, made: dict[str, Any]) -> _Indexer | None:
 
 
 def check_choices(encoding: str, exif: str) -> None:
-    """Checks what ``prepare`` is asked to make of images.
+    """Checks the choices of ``prepare``.
 
     Raises:
-      UserError: There is no such encoding, or no such choice for EXIF.
+      UserError: ``encoding`` or ``exif`` is not one of the choices.
     """
     require_choice("encoding", encoding, ENCODINGS)
     require_choice("exif", exif, EXIF)
@@ -243,7 +249,7 @@ def _size_limit(max_side: int | None, shorter_side: int | None) -> SizeLimit:
 
 
 def target_directory(directory: str | os.PathLike[str]) -> Path:
-    """Returns where shards are to be written, which must be a disk: a journal is kept there.
+    """Returns the output directory, which must be on a disk because the journal needs locks.
 
     Raises:
       UserError: It is in a bucket.
@@ -255,78 +261,80 @@ def target_directory(directory: str | os.PathLike[str]) -> Path:
     return to_local_path(directory, "data_dir", advice)
 
 
-def _settle(
+def _plan(
     source: Source,
-    settled: Lists | None,
-    there: dict[str, Done],
+    assignment: Assignment | None,
+    written: dict[str, Done],
     journal: Journal,
     job: dict[str, Any],
     directory: Path,
 ) -> tuple[list[Task], bool]:
-    """Returns the shards to be made, and whether later runs cannot tell them by the seed alone.
+    """Returns all shards' tasks, and whether they cannot be recomputed from the seed alone.
 
     Args:
       source: The images.
-      settled: What an earlier run has settled.
-      there: The shards that it has made, which may be of other images by now.
-      journal: Of the job that was begun.
-      job: The one asked for.
-      directory: Where both are kept.
+      assignment: The images of each shard as an earlier run chose them.
+      written: The shards that it wrote, perhaps of images that have changed since.
+      journal: Of the job that was started.
+      job: The requested job.
+      directory: Of the plan and the journal.
 
     Raises:
-      UserError: The images are others, or what is settled cannot be written.
+      UserError: The images are others, or the plan cannot be written.
     """
     dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
     files = source.list_files()
     if files is None:
-        return prepare_plan.tasks_of(source, dealt), False
-    usual = lists = prepare_plan.lists_of(files, dealt)
-    if settled is not None:
-        done = {
-            file for file, own in there.items() if own.digest == prepare_plan.digest(settled[file])
+        return prepare_plan.tasks_by_index(source, dealt), False
+    by_seed = current = prepare_plan.assignment_by_seed(files, dealt)
+    if assignment is not None:
+        unchanged = {
+            file
+            for file, done in written.items()
+            if done.digest == prepare_plan.digest(assignment[file])
         }
-        followed = prepare_plan.follow(settled, files, done)
-        if followed is None:
+        updated = prepare_plan.update(assignment, files, unchanged)
+        if updated is None:
             check_same_job(journal.job, job, directory)
         else:
-            lists = followed
-    if lists != settled:
+            current = updated
+    if current != assignment:
         try:
-            prepare_plan.write_lists(directory, lists)
+            prepare_plan.write_assignment(directory, current)
         except OSError as error:
             raise unwritable(directory / prepare_plan.FILE, error) from error
-    return prepare_plan.tasks_of_lists(files, lists), lists != usual
+    return prepare_plan.tasks_by_file(files, current), current != by_seed
 
 
-def _mend(
+def _repair(
     converter: _Converter,
     source: Source,
-    settled: Lists | None,
+    assignment: Assignment | None,
     job: dict[str, Any],
     directory: Path,
 ) -> Manifest:
-    """Makes the shards of a finished data set again that are not what its manifest says."""
+    """Rewrites the shards of a finished data set that are missing or have the wrong size."""
     manifest = manifests.read_manifest(directory)
     check_same_job(manifest.source, {k: v for k, v in job.items() if k not in _CHANGING}, directory)
     if manifest.source.get("fingerprint") != job["fingerprint"]:
-        then, now = _numbers(manifest.source["images"]), _numbers(job["images"])
+        before, now = _numbers(manifest.source["images"]), _numbers(job["images"])
         raise UserError(
-            f"{directory}: is finished, but the images have changed since ({then} then, {now} "
-            "now): train on it as it is, or prepare the images of now in another directory"
+            f"{directory}: is finished, but the images have changed since ({before} then, {now} "
+            "now): train on it as it is, or prepare the current images in another directory"
         )
-    for there, asked in zip(manifest.labels, source.labels):
-        if there != asked:
+    for old_name, new_name in zip(manifest.labels, source.labels):
+        if old_name != new_name:
             raise UserError(
-                f"{directory}: is finished, with the class {there!r}, which is {asked!r} now: "
-                "train on it as it is, or prepare the images in another directory"
+                f"{directory}: is finished, with the class {old_name!r}, which is {new_name!r} "
+                "now: train on it as it is, or prepare the images in another directory"
             )
     files = source.list_files()
-    if settled is None or files is None:
+    if assignment is None or files is None:
         dealt = prepare_plan.deal(source.splits, job["shards"], job["seed"])
-        tasks = prepare_plan.tasks_of(source, dealt)
+        tasks = prepare_plan.tasks_by_index(source, dealt)
     else:
-        tasks = prepare_plan.tasks_of_lists(files, settled)
-    shards = {shard.file: shard for split in manifest.splits.values() for shard in split.shards}
+        tasks = prepare_plan.tasks_by_file(files, assignment)
+    shards = {shard.file: shard for shard in manifest.shards}
     damaged = [
         task for task in tasks if manifests.size_problem(shards[task.file], directory / task.file)
     ]
@@ -335,19 +343,18 @@ def _mend(
         if done.shard != shards[done.shard.file]:
             (directory / done.shard.file).unlink()
             raise UserError(
-                f"{directory / done.shard.file}: was made again and is not what it was: the images "
-                "or Pillow have changed since; delete the directory and prepare it afresh"
+                f"{directory / done.shard.file}: was rewritten and differs from the original: the "
+                "images or Pillow have changed since; delete the directory and prepare it again"
             )
 
     if damaged:
         with Journal(directory, job) as journal:
             converter.run(damaged, [], compare)
             journal.remove()
-    # Left behind by a run that was killed between writing the manifest and this. It does no harm
-    # where nothing can be removed, as on a disk that is mounted read-only.
-    if (directory / JOURNAL).exists():
-        with contextlib.suppress(OSError):
-            (directory / JOURNAL).unlink()
+    # A run that was killed between writing the manifest and removing the journal leaves it behind.
+    # It does no harm where nothing can be removed, as on a read-only file system.
+    with contextlib.suppress(OSError):
+        (directory / JOURNAL).unlink(missing_ok=True)
     return manifest
 
 
@@ -355,37 +362,37 @@ def _numbers(images: dict[str, int]) -> str:
     return ", ".join(f"{number} {split}" for split, number in images.items())
 
 
-def _check_no_strangers(directory: Path) -> None:
-    """Keeps shards that something else made from being replaced by ours of the same name."""
+def _check_no_foreign_shards(directory: Path) -> None:
+    """Refuses to overwrite shards of the same names that another program wrote."""
     if not directory.is_dir() or (directory / JOURNAL).exists():
         return
     for split in _SPLITS:
         for path in directory.glob(f"{split}-*-of-*"):
             raise UserError(
-                f"{directory}: holds {path.name}, which neither a manifest nor a journal tells of; "
-                "choose another directory"
+                f"{directory}: holds {path.name}, which is in no manifest or journal; choose "
+                "another directory"
             )
 
 
-# --- The shards -----------------------------------------------------------------------------------
+# --- Shards ---------------------------------------------------------------------------------------
 
 
 def _shard_counts(
-    source: Source, asked: dict[str, int | None], settled: Collection[str]
+    source: Source, requested: dict[str, int | None], planned: Collection[str]
 ) -> dict[str, int]:
-    """Returns the number of shards of each split: by default those that are settled already."""
-    usual = default_shards(source.splits["train"])
-    usual |= collections.Counter(map(prepare_plan.split_of, settled))
+    """Returns the number of shards of each split; by default as an earlier run planned them."""
+    defaults = default_shards(source.splits["train"])
+    defaults |= collections.Counter(map(prepare_plan.split_of, planned))
     counts = {}
     for split in _SPLITS:
         images = source.splits.get(split, 0)
-        if not images and split != "train" and asked.get(split) is None:
+        if not images and split != "train" and requested.get(split) is None:
             continue
         if not images:
             raise UserError(f"{source.name}: has no {split} images")
-        number = asked.get(split)
+        number = requested.get(split)
         if number is None:
-            counts[split] = usual[split] if settled else min(usual[split], images)
+            counts[split] = defaults[split] if planned else min(defaults[split], images)
             continue
         counts[split] = number
         if not 0 < counts[split] <= images:
@@ -396,11 +403,11 @@ def _shard_counts(
     return counts
 
 
-# --- The work -----------------------------------------------------------------------------------
+# --- Conversion -----------------------------------------------------------------------------------
 
 
 class _Converter:
-    """Makes shards, several at a time in threads: reading and codecs leave Python's lock alone."""
+    """Writes shards in parallel threads: reading and codecs release Python's global lock."""
 
     def __init__(
         self,
@@ -424,21 +431,21 @@ class _Converter:
         self._bad_limit = bad_limit
         self._images = sum(source.splits.values())
         self._progress = progress
-        self._lock = threading.Lock()  # held to skip an image, move the bar or finish a shard
+        self._lock = threading.Lock()  # for skipped images, the progress bar and the journal
         self._skipped: list[Skipped] = []
         self._stopped = False
 
     def run(self, tasks: list[Task], done: list[Done], finish: Callable[[Done], None]) -> None:
-        """Makes the shards of ``tasks``.
+        """Writes the shards of ``tasks``.
 
         Args:
-          tasks: What to do.
-          done: What was done in earlier runs, for the progress bar and the limit on bad images.
-          finish: Called with each shard as soon as it lies under its final name, one at a time.
+          tasks: The shards to write.
+          done: Shards of earlier runs, for the progress bar and the limit on bad images.
+          finish: Called with each shard once it has its final name; calls do not overlap.
         """
         self._skipped += [skipped for shard in done for skipped in shard.skipped]
         self._check_skipped()
-        import tensorflow  # noqa: F401  (seconds, which are not to count as the first image's)
+        import tensorflow  # noqa: F401  (takes seconds, which the progress bar should not count)
 
         before = sum(shard.images for shard in done)
         self._bar = tqdm(
@@ -450,17 +457,17 @@ class _Converter:
         )
         pool = ThreadPoolExecutor(self._threads)
         with self._bar, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # of metadata that nobody reads
+            warnings.filterwarnings("ignore", module="PIL")  # about metadata that is not used
             try:
                 futures = [pool.submit(self._make, task, finish) for task in tasks]
                 for future in as_completed(futures):
                     future.result()
             finally:
-                self._stopped = True  # an error or Ctrl-C needn't wait for whole shards
+                self._stopped = True  # after an error or Ctrl-C, do not finish shards
                 pool.shutdown(cancel_futures=True)
 
     def _make(self, task: Task, finish: Callable[[Done], None]) -> None:
-        """Makes one shard, in a thread of the pool."""
+        """Writes one shard, in a thread of the pool."""
         path = self._directory / task.file
         counts = [0] * len(self._source.labels)
         converted: collections.Counter[str] = collections.Counter()
@@ -488,6 +495,7 @@ class _Converter:
         try:
             written = records.write_records(path, examples())
             shard = Shard(task.file, written.examples, written.bytes, written.sha256)
+            packed = metadata.pack(rows)
             with self._lock:
                 finish(
                     Done(
@@ -497,7 +505,7 @@ class _Converter:
                         dict(converted),
                         skipped,
                         task.digest,
-                        facts.pack(rows),
+                        packed,
                         unindexed,
                     )
                 )
@@ -519,18 +527,13 @@ class _Converter:
     def _convert(
         self, item: Item, converted: collections.Counter[str], rows: list[tuple]
     ) -> tuple[bytes, bool]:
-        """Returns a record, and whether its image should have an index and cannot have one."""
-        seen: list[Image.Image] = []
+        """Returns a record, and whether its JPEG is large enough for an index but cannot have one."""
         if isinstance(item.image, bytes):
             image = normalize_encoding(
-                item.image,
-                self._encoding,
-                size_limit=self._size_limit,
-                exif=self._exif,
-                seen=seen.append,
+                item.image, self._encoding, size_limit=self._size_limit, exif=self._exif
             )
         else:
-            image = encode_pixels(item.image, self._encoding, self._size_limit, seen.append)
+            image = encode_pixels(item.image, self._encoding, self._size_limit)
         if image.converted_from:
             converted[image.converted_from] += 1
         index = self._indexer(image.data, image.height, image.width) if self._indexer else None
@@ -546,7 +549,7 @@ class _Converter:
             channels=image.channels,
             jpeg_index=index or b"",
         )
-        rows.append(facts.describe(image, seen[0], item.label, len(record)))
+        rows.append(metadata.describe(image, item.label, len(record)))
         return record, index == b""
 
     def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
@@ -557,15 +560,15 @@ class _Converter:
         return skipped
 
     def _check_skipped(self) -> None:
-        most = self._bad_limit.images(self._images)
-        if len(self._skipped) <= most:
+        limit = self._bad_limit.images(self._images)
+        if len(self._skipped) <= limit:
             return
         examples = "; ".join(
             f"{skipped.file}: {skipped.reason}" for skipped in self._skipped[:_BAD_IMAGES_SHOWN]
         )
         of = "" if self._bad_limit.count is not None else f"={self._bad_limit} of {self._images}"
         raise UserError(
-            f"{self._source.name}: more than {most} images (max_bad_images{of}) cannot be used, "
+            f"{self._source.name}: more than {limit} images (max_bad_images{of}) cannot be used, "
             f"such as {examples}"
         )
 
@@ -583,13 +586,13 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         converted.update(shard.converted)
     if not splits["train"].examples:
         raise UserError(f"{source.name}: none of its training images can be used")
-    absent = [
-        _no_training_image(label, {name: own.class_counts[number] for name, own in splits.items()})
+    problems = [
+        _no_training_image(label, {n: split.class_counts[number] for n, split in splits.items()})
         for number, label in enumerate(source.labels)
         if not splits["train"].class_counts[number]
     ]
     if "validation" in splits and not splits["validation"].examples:
-        absent.append("none of the validation images can be used, by which to measure accuracy")
+        problems.append("no validation image can be used: accuracy cannot be measured")
     return Manifest(
         name=source.name,
         labels=source.labels,
@@ -598,7 +601,7 @@ def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifes
         converted=dict(sorted(converted.items())),
         skipped=tuple(skipped for shard in done for skipped in shard.skipped),
         unindexed=sum(shard.unindexed for shard in done),
-        warnings=(*source.warnings, *absent),
+        warnings=(*source.warnings, *problems),
     )
 
 

@@ -1,4 +1,4 @@
-"""The journal of ``prepare``: what of its job is done, so that a run that was ended goes on."""
+"""The journal of ``prepare``: the job and its finished shards, from which a later run resumes."""
 
 from __future__ import annotations
 
@@ -19,46 +19,45 @@ JOURNAL = "prepare.journal"
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """A shard that was made, and what became of the images that were to be in it."""
+    """A finished shard, and what became of the images that were planned for it."""
 
     split: str
     shard: Shard
     class_counts: list[int]
     converted: dict[str, int]
     skipped: list[Skipped]
-    digest: str  # as that of the task
-    facts: str = ""  # of the images that are in it, packed; empty: not known
+    digest: str  # the task's
+    metadata: str = ""  # its images', packed; empty: unknown
     unindexed: int = 0  # as in the manifest
 
     @property
     def images(self) -> int:
-        """Those of them that are in it, and those that were left out."""
+        """Number of images planned for it: those in it and the skipped ones."""
         return self.shard.examples + len(self.skipped)
 
 
 class Journal:
-    """The job and the shards that are done, a line of JSON each; held by one process at a time."""
+    """The job and the finished shards, a line of JSON each; locked by one process at a time."""
 
     def __init__(self, directory: Path, job: dict[str, Any], free: Collection[str] = ()) -> None:
-        """Opens the journal in ``directory``, or begins it.
+        """Opens or creates the journal in ``directory``.
 
         Args:
-          directory: Where.
-          job: What is to be done.
-          free: Keys of the job in which it may differ from what was begun.
+          directory: Of the shards; created if it does not exist.
+          job: The requested job.
+          free: Keys of the job that may differ from the started one.
 
         Raises:
-          UserError: The directory cannot be written to or is in use, the journal is of another job,
-            or there are shards that no journal tells of.
+          UserError: The directory is not writable or in use, or the journal is of another job.
         """
         self._path = directory / JOURNAL
-        self.job = job  # that was begun
+        self.job = job  # of the first run
         self.done: list[Done] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("a+b")
         except OSError as error:
-            raise UserError(f"{directory}: cannot be written to: {error.strerror}") from error
+            raise UserError(f"{directory}: is not writable: {error.strerror}") from error
         try:
             self._lock()
             self._begin(free)
@@ -78,21 +77,21 @@ class Journal:
         self._close()
 
     def add(self, done: Done) -> None:
-        """Notes a shard that lies under its final name."""
+        """Adds a shard that has its final name."""
         self._write(dataclasses.asdict(done))
 
     def remove(self) -> None:
-        """Removes the journal, once it isn't needed any more."""
+        """Removes the journal, once the manifest is written."""
         self._path.unlink()
 
     def _close(self) -> None:
-        # What could not be written is tried once more, and has been told.
+        # Closing retries a failed write, which has been reported.
         with contextlib.suppress(OSError):
             self._file.close()
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
         except BlockingIOError as error:
             raise UserError(f"{self._path.parent}: another process is preparing it") from error
         except OSError:  # a file system without locks
@@ -101,15 +100,15 @@ class Journal:
     def _begin(self, free: Collection[str]) -> None:
         lines = self._read()
         if lines:
-            asked = {key: value for key, value in self.job.items() if key not in free}
-            check_same_job(lines[0], asked, self._path.parent)
+            requested = {key: value for key, value in self.job.items() if key not in free}
+            check_same_job(lines[0], requested, self._path.parent)
             self.job = lines[0]
             self.done = [_from_json(line) for line in lines[1:]]
         else:
             self._write(self.job)
 
     def _read(self) -> list[dict[str, Any]]:
-        """Returns the whole lines and cuts off one that a kill left unfinished."""
+        """Returns the complete lines, and truncates a last one that a killed run cut short."""
         self._file.seek(0)
         lines = self._file.read().splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n"):
@@ -130,7 +129,7 @@ class Journal:
 
 
 def read_job(directory: Path) -> dict[str, Any] | None:
-    """Returns the job that was begun in a directory and has not ended, if there is one."""
+    """Returns the unfinished job of a directory, or None."""
     path = directory / JOURNAL
     if not path.exists():
         return None
@@ -139,14 +138,14 @@ def read_job(directory: Path) -> dict[str, Any] | None:
     try:
         return json.loads(line)
     except ValueError:
-        return None  # cut short by a kill, or damaged, of which Journal tells
+        return None  # incomplete or damaged, which Journal reports
 
 
 def unwritable(path: Path, error: OSError) -> UserError:
-    """Returns what to raise when a file of the directory cannot be written."""
+    """Returns the error for a file of the directory that cannot be written."""
     return UserError(
-        f"{path}: cannot be written: {error.strerror}; when that is mended, the same command "
-        "goes on"
+        f"{path}: cannot be written: {error.strerror}; once that is fixed, rerun the command to "
+        "resume"
     )
 
 
@@ -158,31 +157,31 @@ def _from_json(values: dict[str, Any]) -> Done:
         converted=values["converted"],
         skipped=[Skipped(**skipped) for skipped in values["skipped"]],
         digest=values["digest"],
-        facts=values.get("facts", ""),
+        metadata=values.get("metadata", ""),
         unindexed=values.get("unindexed", 0),
     )
 
 
-def check_same_job(there: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
-    """Checks that a directory was made, or begun, by the same job.
+def check_same_job(existing: dict[str, Any], job: dict[str, Any], directory: Path) -> None:
+    """Checks that a directory's data set was made, or started, by the same job.
 
     Args:
-      there: the job that it tells of.
-      job: the one asked for.
-      directory: where.
+      existing: the job in its manifest or journal.
+      job: the requested job.
+      directory: of the data set, for messages.
 
     Raises:
-      UserError: if they differ, naming in what.
+      UserError: if they differ; the message names the differences.
     """
-    # What was made before there was a choice does not tell.
-    there = {"encoding": "jpeg", "exif": "ignore", **there}
+    # Older versions, without these options, did not record them.
+    existing = {"encoding": "jpeg", "exif": "ignore", **existing}
     differences = [
-        f"{key} {there.get(key)!r} there, {value!r} asked for"
+        f"{key} {existing.get(key)!r} there, {value!r} requested"
         for key, value in job.items()
-        if there.get(key) != value
+        if existing.get(key) != value
     ]
     if differences:
         raise UserError(
-            f"{directory}: holds other data, or the same made in another way: "
+            f"{directory}: holds other data, or the same prepared with other options: "
             f"{'; '.join(differences)}; choose another directory or delete this one"
         )

@@ -1,8 +1,8 @@
-"""Which images ``prepare`` puts into which shard.
+"""Assignment of images to the shards that ``prepare`` writes.
 
-The seed settles that before any work. Where images are files that may come and go, it stays
-settled: it is kept in a file, of which a later run takes the difference to the files that there
-are. So a shard is made again only if its own images have changed.
+The seed determines the assignment before any work. If the source's images are files, which may
+come and go, the assignment is saved, and a later run updates it by the files that were added or
+removed, so that a shard is rewritten only if its own images have changed.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ import numpy as np
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
-from imagenet_fast.data.sources import Listed, Source
+from imagenet_fast.data.sources import ListedFile, Source
 
 FILE = "prepare.plan"
 
-# By name of the shard, the images in it.
-Lists = dict[str, list[Listed]]
+# By shard file: its images.
+Assignment = dict[str, list[ListedFile]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A shard to be made.
+    """A shard to be written.
 
     Attributes:
-      split: Of which it is a part.
+      split: Its split.
       file: Its name.
-      places: Where the source has its images, in order: the numbers of a split of the source and of
-        an image in it, int64 of shape (images, 2).
-      digest: Of the images' names, labels and sizes; empty where the source does not list them.
+      places: Its images in order: the index of the source's split and of the image in it, int64 of
+        shape (images, 2).
+      digest: Of the images' names, labels and sizes; empty if the source does not list files.
     """
 
     split: str
@@ -45,20 +45,20 @@ class Task:
 
 
 def split_of(file: str) -> str:
-    """Returns the split of the shard of that name."""
+    """Returns the split of a shard, by its name."""
     return file.partition("-")[0]
 
 
 def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dict[str, np.ndarray]:
-    """Deals images to shards at random, equally many to each of a split.
+    """Deals shuffled images to shards, equally many to each shard of a split.
 
     Args:
-      images: Their number by split.
-      shards: Likewise.
+      images: Number of images of each split.
+      shards: Number of shards of each split.
       seed: Of the shuffle.
 
     Returns:
-      By name of the shard, the images' indices in their split.
+      By shard file, the images' indices in their split.
     """
     dealt = {}
     for number, split in enumerate(shards):
@@ -69,78 +69,84 @@ def deal(images: Mapping[str, int], shards: Mapping[str, int], seed: int) -> dic
     return dealt
 
 
-def tasks_of(source: Source, dealt: Mapping[str, np.ndarray]) -> list[Task]:
-    """Returns the shards of a source that does not list its images."""
+def tasks_by_index(source: Source, dealt: Mapping[str, np.ndarray]) -> list[Task]:
+    """Returns the tasks for a source that does not list files."""
     numbers = {split: number for number, split in enumerate(source.splits)}
     return [
-        Task(split_of(file), file, _pairs(np.full(len(own), numbers[split_of(file)]), own))
-        for file, own in dealt.items()
+        Task(split_of(file), file, _pairs(np.full(len(indices), numbers[split_of(file)]), indices))
+        for file, indices in dealt.items()
     ]
 
 
-def lists_of(files: Mapping[str, list[Listed]], dealt: Mapping[str, np.ndarray]) -> Lists:
-    """Returns the images of each shard as the seed alone has them."""
+def assignment_by_seed(
+    files: Mapping[str, list[ListedFile]], dealt: Mapping[str, np.ndarray]
+) -> Assignment:
+    """Returns the assignment that the seed alone determines."""
     return {
         file: [files[split_of(file)][index] for index in indices] for file, indices in dealt.items()
     }
 
 
-def tasks_of_lists(files: Mapping[str, list[Listed]], lists: Lists) -> list[Task]:
-    """Returns the shards with the given images, which the source has in ``files``."""
+def tasks_by_file(files: Mapping[str, list[ListedFile]], assignment: Assignment) -> list[Task]:
+    """Returns the tasks for an assignment of a source's ``files``."""
     places = {
         image: (number, index)
         for number, members in enumerate(files.values())
         for index, image in enumerate(members)
     }
     tasks = []
-    for file, images in lists.items():
+    for file, images in assignment.items():
         pairs = np.array([places[image] for image in images], np.int64).reshape(-1, 2)
         tasks.append(Task(split_of(file), file, pairs, digest(images)))
     return tasks
 
 
-def digest(images: list[Listed]) -> str:
-    """Returns a hex SHA-256 of what is listed."""
-    found = hashlib.sha256()
+def digest(images: list[ListedFile]) -> str:
+    """Returns a hex SHA-256 of the images' names, labels and sizes."""
+    state = hashlib.sha256()
     for file, label, size in images:
-        found.update(f"{file}\0{label}\0{size}\n".encode(errors="surrogateescape"))
-    return found.hexdigest()
+        state.update(f"{file}\0{label}\0{size}\n".encode(errors="surrogateescape"))
+    return state.hexdigest()
 
 
-def follow(settled: Lists, files: Mapping[str, list[Listed]], done: Container[str]) -> Lists | None:
-    """Returns what was settled, without images that are gone and with new ones.
+def update(
+    assignment: Assignment, files: Mapping[str, list[ListedFile]], written: Container[str]
+) -> Assignment | None:
+    """Returns an assignment without removed images and with new ones.
 
-    An image stays in its shard, and in its split where that was chosen at random. New ones are
-    dealt to shards that are still to be made, if there are any.
+    An image stays in its shard, and in its split if that was chosen at random. New images go to the
+    smallest shards, of those that are not written yet if there are any.
 
     Args:
-      settled: Images by shard.
-      files: Images that there are, by split.
-      done: Names of the shards that are made.
+      assignment: Images by shard.
+      files: The source's present images, by split.
+      written: Names of the shards that are written.
 
     Returns:
-      None if fewer than half of the images are still there: then they are others.
+      None if fewer than half of the images are still there, so that it is another data set.
     """
-    there = {image for members in files.values() for image in members}
-    lists = {file: [own for own in images if own in there] for file, images in settled.items()}
-    known = {image for images in lists.values() for image in images}
-    if 2 * len(known) < sum(map(len, settled.values())):
+    present = {image for members in files.values() for image in members}
+    updated = {
+        file: [image for image in images if image in present] for file, images in assignment.items()
+    }
+    kept = {image for images in updated.values() for image in images}
+    if 2 * len(kept) < sum(map(len, assignment.values())):
         return None
     for split, members in files.items():
-        shards = [file for file in lists if split_of(file) == split]
-        shards = [file for file in shards if file not in done] or shards
-        heap = [(len(lists[file]), file) for file in shards]
+        shards = [file for file in updated if split_of(file) == split]
+        shards = [file for file in shards if file not in written] or shards
+        heap = [(len(updated[file]), file) for file in shards]
         heapq.heapify(heap)
         for image in members:
-            if image not in known:
+            if image not in kept:
                 count, file = heap[0]
-                lists[file].append(image)
+                updated[file].append(image)
                 heapq.heapreplace(heap, (count + 1, file))
-    return lists
+    return updated
 
 
-def read_lists(directory: Path) -> Lists | None:
-    """Returns what an earlier run has settled; None if there is nothing.
+def read_assignment(directory: Path) -> Assignment | None:
+    """Returns the assignment that an earlier run saved, or None.
 
     Raises:
       UserError: It cannot be read.
@@ -149,25 +155,25 @@ def read_lists(directory: Path) -> Lists | None:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         shards = map(json.loads, lines)
-        return {own["file"]: [Listed(*image) for image in own["images"]] for own in shards}
+        return {one["file"]: [ListedFile(*image) for image in one["images"]] for one in shards}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: cannot be read ({error}); delete {directory}") from error
 
 
-def write_lists(directory: Path, lists: Lists) -> None:
-    """Keeps what is settled for later runs.
+def write_assignment(directory: Path, assignment: Assignment) -> None:
+    """Saves an assignment for later runs.
 
     Raises:
       OSError: It cannot be written.
     """
-    lines = [json.dumps({"file": file, "images": images}) for file, images in lists.items()]
+    lines = [json.dumps({"file": file, "images": images}) for file, images in assignment.items()]
     write_file(directory / FILE, "".join(f"{line}\n" for line in lines))
 
 
-def remove_lists(directory: Path) -> None:
-    """Removes what was kept.
+def remove_assignment(directory: Path) -> None:
+    """Removes the saved assignment.
 
     Raises:
       OSError: It cannot be removed.

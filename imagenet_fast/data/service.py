@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.addresses import check_free, unreachable
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.resize_op import with_resize_kernel
 

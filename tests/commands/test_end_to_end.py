@@ -223,9 +223,9 @@ def test_pixels_with_a_border_as_pngs(tmp_path, capfd):
     image = np.asarray(Image.open(io.BytesIO(example[ENCODED][0])))
     place = int(example[FILENAME][0].decode().removeprefix("train_"))
     np.testing.assert_array_equal(image, np.pad(pixels[place], 2))
-    assert "encoding 'png' there, 'jpeg' asked for" in run(capfd, *arguments, "--pad_to=32").err
+    assert "encoding 'png' there, 'jpeg' requested" in run(capfd, *arguments, "--pad_to=32").err
     message = run(capfd, *arguments, "--encoding=png").err
-    assert "is finished" in message and "prepare the images of now in another directory" in message
+    assert "is finished" in message and "prepare the current images in another directory" in message
     for side in ("--max_side=14", "--shorter_side=14"):
         finished = run(capfd, *arguments[:2], f"--data_dir={tmp_path}/{side}", side)
         assert finished.out.splitlines()[0] == "converted 20 images: pixels, resized"

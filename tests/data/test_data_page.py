@@ -15,9 +15,9 @@ from PIL import Image
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.commands import prepare as command
-from imagenet_fast.data import data_page, facts
-from imagenet_fast.data.copies import FILE as COPIES
+from imagenet_fast.data import data_page, metadata
 from imagenet_fast.data.data_page import FILE, write_page
+from imagenet_fast.data.duplicates import FILE as DUPLICATES
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import open_source
 
@@ -31,7 +31,7 @@ def photo(seed, size=(70, 60)):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three classes of 9, 6 and 4 images for training and 2 each for validation, with copies."""
+    """Three classes: 9, 6 and 4 images for training, 2 each for validation, with duplicates."""
     root = tmp_path_factory.mktemp("images") / "toy"
     for split, label in itertools.product(("train", "val"), range(3)):
         place = root / split / NAMES[label]
@@ -75,7 +75,7 @@ def page_of(directory):
     return (directory / FILE).read_text(encoding="ascii")
 
 
-def test_a_page_needs_nothing_else(prepared):
+def test_page_is_self_contained(prepared):
     elements = Elements(page_of(prepared))
     assert not {"script", "link", "iframe", "object"} & elements.tags.keys()
     assert elements.links and all(link.startswith("data:image/") for link in elements.links)
@@ -83,7 +83,7 @@ def test_a_page_needs_nothing_else(prepared):
     assert NAMES[0] in elements.text
 
 
-def test_counts_are_those_of_the_files(prepared, folder):
+def test_counts_match_the_files(prepared, folder):
     text = page_of(prepared)
     table = text[text.index("<h2>Images by class") :]
     lines = re.findall(r'<th scope="row">(.*?)</th>(.*?)</tr>', table)[:3]
@@ -109,7 +109,7 @@ def equal_files(folder):
 
 
 def listed(directory, equal):
-    lines = map(json.loads, (directory / COPIES).read_text().splitlines())
+    lines = map(json.loads, (directory / DUPLICATES).read_text().splitlines())
     return [line for line in lines if line["equal_files"] == equal]
 
 
@@ -127,12 +127,12 @@ def test_equal_files_are_found(prepared, folder):
                 name,
             )
     assert {image["file"] for pair in pairs for image in pair["images"]} == set.union(*groups)
-    # That in two classes comes first, then that in two splits.
+    # Pairs in two classes come first, then those in two splits.
     assert pairs[0]["images"][0]["class"] != pairs[0]["images"][1]["class"]
     assert [image["split"] for image in pairs[-2]["images"]] == ["train", "validation"]
 
 
-def test_images_that_look_alike_are_those_that_imagehash_finds(prepared, folder):
+def test_similar_images_match_imagehash(prepared, folder):
     imagehash = pytest.importorskip("imagehash")
     write_page(str(prepared), progress=False)
     paths = sorted(path for path in folder.rglob("*.*") if path.suffix and path.name != "bad.jpg")
@@ -149,11 +149,11 @@ def test_images_that_look_alike_are_those_that_imagehash_finds(prepared, folder)
     assert found[0]["distance"] == hashes[one] - hashes[other]
 
 
-def test_without_the_library_the_page_says_how_to_get_it(prepared, tmp_path, monkeypatch):
+def test_page_says_how_to_install_imagehash(prepared, tmp_path, monkeypatch):
     directory = tmp_path / "it's <here>"
     shutil.copytree(prepared, directory)
-    (directory / facts.FILE).unlink()
-    monkeypatch.setattr(facts, "_phash", lambda: None)
+    (directory / metadata.FILE).unlink()
+    monkeypatch.setattr(metadata, "_phash", lambda: None)
     text = page_of(directory)
     assert "pip install ImageHash" in text
     assert f"prepare --look --data_dir={shlex.quote(str(directory))}" in html.unescape(text)
@@ -163,20 +163,20 @@ def test_without_the_library_the_page_says_how_to_get_it(prepared, tmp_path, mon
 def test_many_classes_are_folded_and_samples_are_bounded(prepared, monkeypatch):
     monkeypatch.setattr(data_page, "_FEW_CLASSES", 2)
     monkeypatch.setattr(data_page, "_SAMPLES", 3)
-    monkeypatch.setattr(data_page, "_MOST_SAMPLES", 2)
+    monkeypatch.setattr(data_page, "_MAX_SAMPLES", 2)
     text = page_of(prepared)
     assert "<summary>All 3 classes</summary>" in text
-    assert "4 to 10 training images, 2.5 times the smallest" in text
+    assert "4 to 10 training images (ratio 2.5)" in text
     assert "The first 2 of 3 classes." in text
     samples = text[text.index("<h2>Samples") :]
     assert samples.count("<img") == 2
 
 
-def test_the_command_tells_of_copies_and_can_make_the_page_again(folder, tmp_path, capsys):
+def test_command_warns_of_duplicates_and_rewrites_the_page(folder, tmp_path, capsys):
     arguments = ["--source=folders", f"--source_path={folder}", f"--data_dir={tmp_path / 'out'}"]
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
-    told = "warning: 3 copies of images, byte for byte, 1 of them in two classes, 1 of them in two"
+    told = "warning: 3 duplicate images, byte for byte, 1 of them in two classes, 1 of them in two"
     assert told in shown.err
     assert "in more than one class" in shown.err
     assert f"a page on the images: {tmp_path / 'out' / FILE}\n" in shown.out
@@ -187,11 +187,11 @@ def test_the_command_tells_of_copies_and_can_make_the_page_again(folder, tmp_pat
     assert told in capsys.readouterr().err
 
 
-def test_data_without_its_page_are_data_all_the_same(folder, tmp_path, capsys, monkeypatch):
+def test_prepare_succeeds_without_the_page(folder, tmp_path, capsys, monkeypatch):
     def fail(*arguments):
         raise UserError("train-00001-of-00008: record 3 is corrupt")
 
-    monkeypatch.setattr(data_page, "read_facts", fail)
+    monkeypatch.setattr(data_page, "read_metadata", fail)
     arguments = ["--source=folders", f"--source_path={folder}", f"--data_dir={tmp_path / 'out'}"]
     assert command.main(arguments) == 0
     shown = capsys.readouterr()

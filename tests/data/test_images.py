@@ -44,7 +44,7 @@ def close(image, pixels):
 def test_good_jpegs_stay_as_they_are(mode, channels, progressive):
     data = encoded(Image.fromarray(RAMP).convert(mode), "JPEG", progressive=progressive)
     image = normalize_encoding(data)
-    assert image == (data, 48, 64, channels, None)
+    assert image[:5] == (data, 48, 64, channels, None)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000"])
@@ -208,7 +208,7 @@ def test_pixels_are_encoded_without_chroma_subsampling():
 
 def test_pixels_in_any_memory_order():
     first = np.ascontiguousarray(RAMP.transpose(2, 0, 1))
-    assert encode_pixels(first.transpose(1, 2, 0)) == encode_pixels(RAMP)
+    assert encode_pixels(first.transpose(1, 2, 0)).data == encode_pixels(RAMP).data
 
 
 @pytest.mark.parametrize(
@@ -341,7 +341,8 @@ def test_a_large_jpeg_is_decoded_at_no_less_than_twice_its_new_size(monkeypatch)
 def test_jpegs_within_the_limit_keep_their_bytes(encoding):
     data = encoded(Image.fromarray(RAMP), "JPEG")
     for limit in (SizeLimit(max_side=64), SizeLimit(shorter_side=48)):
-        assert normalize_encoding(data, encoding, size_limit=limit) == (data, 48, 64, 3, None)
+        image = normalize_encoding(data, encoding, size_limit=limit)
+        assert image[:5] == (data, 48, 64, 3, None)
 
 
 def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
@@ -492,7 +493,7 @@ def test_exif_orientation_is_applied_as_by_pillow(kind, orientation):
     data = with_orientation(Image.fromarray(RAMP), kind, orientation)
     image = normalize_encoding(data, "png", exif="apply")
     if kind == "JPEG" and orientation == 1:
-        assert image == normalize_encoding(data, "png") == (data, 48, 64, 3, None)
+        assert image[:5] == normalize_encoding(data, "png")[:5] == (data, 48, 64, 3, None)
         return
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     done = ", turned" if orientation > 1 else ""

@@ -18,8 +18,8 @@ from PIL import Image
 
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data import facts, records
 from imagenet_fast.data import manifest as manifests
+from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import (
     CHANNELS,
     COLORSPACE,
@@ -304,7 +304,7 @@ def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
     root, directory = begun
     finish(root, directory)
     names = {path.name for path in directory.iterdir()}
-    assert names == {FILE, facts.FILE, *(name for name in names if "-of-" in name)}
+    assert names == {FILE, metadata.FILE, *(name for name in names if "-of-" in name)}
 
 
 def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
@@ -409,7 +409,7 @@ def test_mending_from_changed_images_is_refused(source, folders, tmp_path):
     fetch = source.read
     other = jpeg(999)
     source.read = lambda split, index: fetch(split, index)._replace(image=other)
-    with pytest.raises(UserError, match="00003-of-00008: was made again and is not what it was"):
+    with pytest.raises(UserError, match="00003-of-00008: was rewritten and differs"):
         prepare(source, tmp_path, progress=False)
     assert not shard.exists()
 
@@ -422,19 +422,19 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
     else:
         interrupt(source, tmp_path, after=30)
     before = contents(tmp_path)
-    with pytest.raises(UserError, match=r"holds other data.*: seed 0 there, 5 asked for"):
+    with pytest.raises(UserError, match=r"holds other data.*: seed 0 there, 5 requested"):
         prepare(source, tmp_path, seed=5, progress=False)
-    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
+    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' requested"):
         prepare(source, tmp_path, encoding="png", progress=False)
-    with pytest.raises(UserError, match="exif 'ignore' there, 'apply' asked for"):
+    with pytest.raises(UserError, match="exif 'ignore' there, 'apply' requested"):
         prepare(source, tmp_path, exif="apply", progress=False)
-    with pytest.raises(UserError, match="max_side None there, 9 asked for"):
+    with pytest.raises(UserError, match="max_side None there, 9 requested"):
         prepare(source, tmp_path, max_side=9, progress=False)
-    with pytest.raises(UserError, match="shorter_side None there, 9 asked for"):
+    with pytest.raises(UserError, match="shorter_side None there, 9 requested"):
         prepare(source, tmp_path, shorter_side=9, progress=False)
     with pytest.raises(UserError, match=r"shards .*'train': 8.*'train': 2"):
         prepare(source, tmp_path, train_shards=2, progress=False)
-    with pytest.raises(UserError, match=r"held_out \[0.25, 0\] there, \[0.25, 1\] asked for"):
+    with pytest.raises(UserError, match=r"held_out \[0.25, 0\] there, \[0.25, 1\] requested"):
         prepare(open_source("folders", folders, holdout=0.25, seed=1), tmp_path, progress=False)
     assert contents(tmp_path) == before
 
@@ -456,7 +456,7 @@ def test_what_does_not_tell_its_encoding_has_jpegs_as_they_were(folders, tmp_pat
     text, number = re.subn(r'\s*"exif": "ignore",', "", text)
     assert number == 1
     notes.write_text(text)
-    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' asked for"):
+    with pytest.raises(UserError, match="encoding 'jpeg' there, 'png' requested"):
         prepare(source, older, encoding="png", progress=False)
     prepare(source, older, progress=False)
     for file, data in contents(tmp_path / "whole").items():
@@ -491,7 +491,7 @@ def test_an_unwritable_directory_is_refused_before_any_work(source, tmp_path):
     (tmp_path / "file").touch()
     source.read = None
     for directory in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(UserError, match=r"file.*: cannot be written to: "):
+        with pytest.raises(UserError, match=r"file.*: is not writable: "):
             prepare(source, directory, progress=False)
 
 
@@ -518,8 +518,8 @@ def test_a_disk_that_is_full_for_a_while(source, tmp_path, limit, file):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert re.fullmatch(
-        rf"{tmp_path}/full/{file}: cannot be written: File too large; when that is mended, the "
-        "same command goes on",
+        rf"{tmp_path}/full/{file}: cannot be written: File too large; once that is fixed, "
+        "rerun the command to resume",
         str(caught.value),
     )
     prepare(source, tmp_path / "full", progress=False)
@@ -745,7 +745,7 @@ def test_large_images_are_made_smaller_and_counted(tmp_path):
         "only/d.png": (9, 9),
     }
     assert examples["only/b.jpg"][ENCODED][0] == (root / "only/b.jpg").read_bytes()
-    with pytest.raises(UserError, match="max_side 16 there, None asked for"):
+    with pytest.raises(UserError, match="max_side 16 there, None requested"):
         prepare(source, tmp_path / "out", progress=False)
     assert prepare(source, tmp_path / "out", max_side=16, progress=False) == manifest
 

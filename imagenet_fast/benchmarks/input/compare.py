@@ -13,7 +13,7 @@ from imagenet_fast.benchmarks.input.stages import make_bounds, make_stages
 from imagenet_fast.benchmarks.input.variants import VARIANTS, make_variant
 from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved
 from imagenet_fast.config import Config
-from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.pipeline import make_dataset, thread_count
 
 _THIS = PEERS["own"]

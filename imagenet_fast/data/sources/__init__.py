@@ -9,7 +9,7 @@ from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
-from imagenet_fast.data.sources.base import Item, Listed, Source
+from imagenet_fast.data.sources.base import Item, ListedFile, Source
 from imagenet_fast.data.sources.cifar import open_cifar10, open_cifar100
 from imagenet_fast.data.sources.digits import open_digits
 from imagenet_fast.data.sources.folders import open_folders
@@ -19,7 +19,7 @@ from imagenet_fast.data.sources.imagenet import open_imagenet
 from imagenet_fast.data.sources.listed import open_list
 from imagenet_fast.data.sources.tfds import open_tfds
 
-__all__ = ["KINDS", "Item", "Listed", "Source", "open_source"]
+__all__ = ["KINDS", "Item", "ListedFile", "Source", "open_source"]
 
 # A kind's options are the parameters of its function; it needs a path if `path` has no default.
 KINDS: dict[str, Callable[..., Source]] = {

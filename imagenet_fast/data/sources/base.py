@@ -24,7 +24,7 @@ class Item(NamedTuple):
     filename: str
 
 
-class Listed(NamedTuple):
+class ListedFile(NamedTuple):
     """An image that lies in a file of its own.
 
     Attributes:
@@ -81,7 +81,7 @@ class Source(abc.ABC):
             "fingerprint": self._fingerprint,
         }
 
-    def list_files(self) -> dict[str, list[Listed]] | None:
+    def list_files(self) -> dict[str, list[ListedFile]] | None:
         """Returns the images of each split by index, where each is a file that may come and go.
 
         None of other sources, which are whole or not at all.

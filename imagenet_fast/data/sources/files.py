@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.sources.base import Item, Listed, Source, printable
+from imagenet_fast.data.sources.base import Item, ListedFile, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 
 _NAMED = 5  # of what is warned of
@@ -28,7 +28,7 @@ SPLITS = {
     "test": "test",
 }
 
-Files = Mapping[str, list[Listed]]  # by split; names are relative to the data set's directory
+Files = Mapping[str, list[ListedFile]]  # by split; names are relative to the data set's directory
 
 
 class FileSource(Source):
@@ -71,7 +71,7 @@ class FileSource(Source):
         held_out = list(self._held_out) if self._held_out else None
         return {**super().describe(), "held_out": held_out}
 
-    def list_files(self) -> dict[str, list[Listed]]:
+    def list_files(self) -> dict[str, list[ListedFile]]:
         """As ``Source``."""
         return self._files
 
@@ -124,7 +124,7 @@ def file_source(
     return FileSource(kind, name, root, labels, files, warnings, held_out)
 
 
-def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[Listed]]:
+def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[ListedFile]]:
     """Returns the splits with some of each class moved from ``train`` to ``validation``."""
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
@@ -150,7 +150,7 @@ def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _warnings_of_classes(
-    labels: tuple[str, ...], validation: list[Listed], advice: str
+    labels: tuple[str, ...], validation: list[ListedFile], advice: str
 ) -> tuple[str, ...]:
     """Returns what to say of the classes of which training cannot measure the accuracy."""
     measured = {image.label for image in validation}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.data.sources.base import Listed, printable
+from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
     SPLITS,
     FileSource,
@@ -172,7 +172,7 @@ def _check_classes(folder: Path, train: Path, labels: tuple[str, ...]) -> None:
 
 def _list_images(
     root: Path, folders: Mapping[str, Path], labels: tuple[str, ...]
-) -> tuple[dict[str, list[Listed]], tuple[str, ...]]:
+) -> tuple[dict[str, list[ListedFile]], tuple[str, ...]]:
     """Returns the images in the class folders of each split, always in the same order.
 
     Also what to say of what is left out.
@@ -209,7 +209,7 @@ def _list_images(
                     continue
                 if known.endswith(_SUFFIXES):
                     file = path.relative_to(root).as_posix()
-                    images.append(Listed(file, label, size_of(path)))
+                    images.append(ListedFile(file, label, size_of(path)))
                 else:
                     left_out[printable(path.suffix.lower())] += 1
         files[split] = sorted(images)

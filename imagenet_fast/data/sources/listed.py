@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
-from imagenet_fast.data.sources.base import Listed, printable
+from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
     SPLITS,
     FileSource,
@@ -88,9 +88,9 @@ def open_list(
     rows = _without_repeats(path, root, rows)
     labels = _classes(path, rows)
     numbers = {label: number for number, label in enumerate(labels)}
-    files: dict[str, list[Listed]] = {"train": []}
+    files: dict[str, list[ListedFile]] = {"train": []}
     for row, size in zip(rows, _sizes(path, root, rows)):
-        image = Listed(row.file, numbers[row.label], size)
+        image = ListedFile(row.file, numbers[row.label], size)
         files.setdefault(row.split, []).append(image)
     files = {split: sorted(images) for split, images in files.items()}
     return file_source(

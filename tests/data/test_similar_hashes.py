@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from imagenet_fast.data import duplicates
-from imagenet_fast.data.duplicates import equal_files, look_alike
+from imagenet_fast.data import similar_hashes
+from imagenet_fast.data.similar_hashes import equal_pairs, similar_pairs
 
 
-def drawn(count, seed=0):
-    """Hashes of which many are near: the second half are others with some bits changed."""
+def random_hashes(count, seed=0):
+    """Returns hashes whose second half are variants of others with some bits changed."""
     draw = np.random.RandomState(seed)
     bits = draw.randint(0, 2, (count, 256)).astype(bool)
     for place in range(count // 2):
@@ -17,7 +17,7 @@ def drawn(count, seed=0):
 
 
 def by_force(bits, distance):
-    """All pairs within the distance; of equal ones, the first with each other one alone."""
+    """Returns all pairs within the distance; of equal hashes, the first with each other one."""
     firsts = {}
     for place, row in enumerate(bits):
         firsts.setdefault(row.tobytes(), place)
@@ -39,61 +39,61 @@ def as_set(pairs):
 
 
 @pytest.mark.parametrize("distance", [0, 5, 12])
-def test_what_is_found_is_what_comparing_all_with_all_finds(distance):
-    bits, hashes = drawn(400)
-    found = look_alike(hashes, np.arange(len(hashes)), distance)
+def test_pairs_equal_those_of_comparing_all_with_all(distance):
+    bits, hashes = random_hashes(400)
+    found = similar_pairs(hashes, np.arange(len(hashes)), distance)
     assert found.complete
     assert len(found.first) == len(as_set(found))
     assert as_set(found) == by_force(bits, distance)
 
 
 @pytest.mark.parametrize("clean", range(13))
-def test_pairs_that_are_equal_in_one_part_alone_are_found(clean):
+def test_pairs_with_a_single_equal_part_are_found(clean):
     parts = np.array_split(np.arange(256), 13)
     bits = np.random.RandomState(clean).randint(0, 2, (2, 256)).astype(bool)
     bits[1] = bits[0]
     # Next to the clean part where that is possible.
     bits[1, [part[-1] for part in parts[:clean]] + [part[0] for part in parts[clean + 1 :]]] ^= True
-    found = look_alike(np.packbits(bits, axis=1).view("<u8"), np.arange(2))
+    found = similar_pairs(np.packbits(bits, axis=1).view("<u8"), np.arange(2))
     assert as_set(found) == {(0, 1, 12)}
 
 
-def test_only_the_images_asked_for_are_compared():
-    _, hashes = drawn(60)
+def test_only_the_given_images_are_compared():
+    _, hashes = random_hashes(60)
     images = np.r_[0:10, 40:60]
-    found = as_set(look_alike(hashes, images))
-    everything = as_set(look_alike(hashes, np.arange(60)))
+    found = as_set(similar_pairs(hashes, images))
+    everything = as_set(similar_pairs(hashes, np.arange(60)))
     assert len(found) > 3
     assert found == {pair for pair in everything if {*pair[:2]} <= {*images.tolist()}}
     assert found < everything
 
 
-def test_hashes_of_images_without_structure_are_no_copies_of_each_other():
+def test_hashes_of_images_without_structure_are_ignored():
     hashes = np.zeros((5, 4), "<u8")
     hashes[:, 0] = 1
-    assert not len(look_alike(hashes, np.arange(5)).first)
+    assert not len(similar_pairs(hashes, np.arange(5)).first)
     hashes[:2] = 0x0F0F0F0F0F0F0F0F
-    assert as_set(look_alike(hashes, np.arange(5))) == {(0, 1, 0)}
+    assert as_set(similar_pairs(hashes, np.arange(5))) == {(0, 1, 0)}
 
 
-def test_the_search_ends_where_everything_looks_alike(monkeypatch):
-    monkeypatch.setattr(duplicates, "_MOST_PAIRS", 50)
+def test_search_ends_if_all_images_are_similar(monkeypatch):
+    monkeypatch.setattr(similar_hashes, "_MAX_PAIRS", 50)
     bits = np.random.RandomState(0).randint(0, 2, (1, 256)).astype(bool).repeat(40, axis=0)
     bits[np.arange(40), np.arange(40)] ^= True
-    found = look_alike(np.packbits(bits, axis=1).view("<u8"), np.arange(40))
+    found = similar_pairs(np.packbits(bits, axis=1).view("<u8"), np.arange(40))
     assert not found.complete
     assert 50 < len(found.first) <= 50 + 40
     assert set(found.distance.tolist()) == {2}
 
 
-def test_no_images_have_no_copies():
+def test_no_images_give_no_pairs():
     for found in (
-        equal_files(np.zeros(0, "<u8")),
-        look_alike(np.zeros((0, 4), "<u8"), np.arange(0)),
+        equal_pairs(np.zeros(0, "<u8")),
+        similar_pairs(np.zeros((0, 4), "<u8"), np.arange(0)),
     ):
         assert found.complete and not len(found.first)
 
 
-def test_equal_files_are_paired_with_the_first_of_them():
-    found = equal_files(np.array([7, 3, 7, 5, 3, 7], "<u8"))
+def test_equal_digests_are_paired_with_the_first():
+    found = equal_pairs(np.array([7, 3, 7, 5, 3, 7], "<u8"))
     assert sorted(as_set(found)) == [(0, 2, 0), (0, 5, 0), (1, 4, 0)]

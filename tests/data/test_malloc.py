@@ -8,7 +8,7 @@ import pytest
 # A thread that takes and frees blocks as decoding does, and the pages mapped meanwhile.
 CHURN = """
 import ctypes, resource, threading
-from imagenet_fast.data.memory import keep_freed_memory
+from imagenet_fast.data.malloc import keep_freed_memory
 
 print(keep_freed_memory())
 libc = ctypes.CDLL(None)

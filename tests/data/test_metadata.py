@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data import facts
-from imagenet_fast.data.facts import FILE, perceptual_hash, read_facts
+from imagenet_fast.data import metadata
 from imagenet_fast.data.manifest import read_manifest
+from imagenet_fast.data.metadata import FILE, perceptual_hash, read_metadata
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.prepare_journal import JOURNAL
 from imagenet_fast.data.sources import open_source
@@ -21,7 +21,7 @@ def smooth(seed, size):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """JPEGs, grey ones among them, and PNGs, of different sizes, in two classes."""
+    """JPEGs, some of them grayscale, and PNGs, of different sizes, in two classes."""
     root = tmp_path_factory.mktemp("images") / "toy"
     for label, name in enumerate(("ant", "bee")):
         (root / name).mkdir(parents=True)
@@ -46,10 +46,10 @@ def copy(prepared, tmp_path):
 
 
 def load(directory):
-    return read_facts(read_manifest(directory), directory, progress=False)
+    return read_metadata(read_manifest(directory), directory, progress=False)
 
 
-def test_facts_are_those_of_the_files(prepared, folder):
+def test_metadata_describes_the_files(prepared, folder):
     rows = load(prepared)
     assert len(rows) == 24
     assert rows["label"].tolist().count(0) == 12
@@ -66,7 +66,7 @@ def test_facts_are_those_of_the_files(prepared, folder):
     assert len(set(rows["digest"].tolist())) == 24
 
 
-def test_facts_lost_are_had_again_from_the_shards(copy, prepared):
+def test_lost_metadata_is_recomputed_from_the_shards(copy, prepared):
     expected = load(prepared)
     for damage in (
         lambda path: path.unlink(),
@@ -76,20 +76,20 @@ def test_facts_lost_are_had_again_from_the_shards(copy, prepared):
     ):
         damage(copy / FILE)
         found = load(copy)
-        for name in facts.ROW.names:
-            if name != "hash":  # of images that were converted, of what they were before
+        for name in metadata.ROW.names:
+            if name != "hash":  # of converted images, the original's
                 assert np.array_equal(found[name], expected[name]), name
         assert (copy / FILE).exists()
 
 
-def test_facts_of_other_shards_do_not_count(copy, folder, tmp_path):
+def test_metadata_of_other_shards_is_ignored(copy, folder, tmp_path):
     other = tmp_path / "other"
     prepare(open_source("folders", folder, holdout=0.25), other, seed=5, progress=False)
     shutil.copy(other / FILE, copy / FILE)
     assert not np.array_equal(load(other)["digest"], load(copy)["digest"])
 
 
-def test_a_damaged_record_is_named(copy):
+def test_damaged_record_is_named(copy):
     (copy / FILE).unlink()
     shard = next(copy.glob("train-*"))
     data = bytearray(shard.read_bytes())
@@ -99,8 +99,8 @@ def test_a_damaged_record_is_named(copy):
         load(copy)
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_a_run_that_goes_on_has_the_facts_of_the_shards_before(folder, prepared, tmp_path, told):
+@pytest.mark.parametrize("in_journal", [True, False])
+def test_resumed_run_has_the_metadata_of_earlier_shards(folder, prepared, tmp_path, in_journal):
     source = open_source("folders", folder, holdout=0.25)
     read, left = source.read, [15]
 
@@ -115,27 +115,27 @@ def test_a_run_that_goes_on_has_the_facts_of_the_shards_before(folder, prepared,
         prepare(source, tmp_path, threads=1, progress=False)
     journal = tmp_path / JOURNAL
     first, *lines = map(json.loads, journal.read_text().splitlines())
-    assert lines and all(line["facts"] for line in lines)
-    if not told:  # as before there were any
-        lines = [{key: line[key] for key in line if key != "facts"} for line in lines]
+    assert lines and all(line["metadata"] for line in lines)
+    if not in_journal:  # as of a version without metadata
+        lines = [{key: line[key] for key in line if key != "metadata"} for line in lines]
         journal.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *lines)))
     prepare(open_source("folders", folder, holdout=0.25), tmp_path, progress=False)
-    if told:
+    if in_journal:
         assert (tmp_path / FILE).read_bytes() == (prepared / FILE).read_bytes()
     else:
         assert np.array_equal(load(tmp_path)["digest"], load(prepared)["digest"])
 
 
-def test_without_the_library_there_are_no_hashes_until_it_is_there(copy, monkeypatch):
-    monkeypatch.setattr(facts, "_phash", lambda: None)
+def test_hashes_are_added_once_imagehash_is_installed(copy, monkeypatch):
+    monkeypatch.setattr(metadata, "_phash", lambda: None)
     (copy / FILE).unlink()
     assert not load(copy)["hashed"].any()
     hashes = np.arange(256).reshape(16, 16) % 3 == 0
-    monkeypatch.setattr(facts, "_phash", lambda: lambda image, hash_size: Hash(hashes))
+    monkeypatch.setattr(metadata, "_phash", lambda: lambda image, hash_size: Hash(hashes))
     rows = load(copy)
     assert rows["hashed"].all()
     assert np.array_equal(np.unpackbits(rows["hash"][5].view(np.uint8)), hashes.reshape(-1))
-    monkeypatch.setattr(facts, "_read_shards", None)  # it is in the file now
+    monkeypatch.setattr(metadata, "_read_shards", None)  # the file has them now
     assert np.array_equal(load(copy), rows)
 
 
@@ -144,7 +144,7 @@ class Hash:
         self.hash = bits
 
 
-def test_the_hash_is_that_of_imagehash():
+def test_hash_equals_imagehashs():
     imagehash = pytest.importorskip("imagehash")
     for mode in ("RGB", "L"):
         image = smooth(3, (200, 150)).convert(mode)
@@ -152,7 +152,7 @@ def test_the_hash_is_that_of_imagehash():
         assert np.array_equal(bits, imagehash.phash(image, 16).hash.reshape(-1))
 
 
-def test_a_copy_of_another_size_has_nearly_the_same_hash():
+def test_resized_image_has_nearly_the_same_hash():
     pytest.importorskip("imagehash")
     image = Image.fromarray(np.random.RandomState(0).randint(0, 256, (40, 50, 3), np.uint8))
     image = image.resize((1000, 800), Image.Resampling.BICUBIC)

@@ -1,9 +1,9 @@
-"""What is known of each image of a prepared data set: sizes, a digest and a perceptual hash.
+"""Metadata of each image of a prepared data set: label, sizes, a digest and a perceptual hash.
 
-``prepare`` collects it on the way, while it has each image decoded, and keeps it beside the shards
-in ``data.npz``: arrays with a value an image, in the order of the manifest's shards and of the
-records in them. ``numpy.load`` reads it. It can be made again from the shards; hashes of images
-that were converted to JPEGs are then those of the JPEGs.
+``prepare`` computes it while images are decoded and writes it to ``data.npz`` beside the shards:
+arrays with a value for each image, in the order of the manifest's shards and of their records, for
+``numpy.load``. It can be recomputed from the shards; the perceptual hashes of images that were
+converted to JPEG are then those of the JPEGs.
 """
 
 from __future__ import annotations
@@ -34,41 +34,40 @@ from imagenet_fast.data.manifest import Manifest, Shard
 
 FILE = "data.npz"
 
-# The perceptual hash has as many bits each way. With 8, as is usual, thousands of Fashion-MNIST's
-# images would be as near to each other as a photograph is to itself at half its size.
+# The perceptual hash has 16 x 16 bits. With the usual 8 x 8, thousands of pairs of Fashion-MNIST's
+# images are as similar as a photograph and its copy at half the size.
 _HASH_SIDE = 16
 HASH_BITS = _HASH_SIDE**2
-# Before it is hashed, an image is made smaller by averaging pixels, which is fast, to no less.
-_LEAST_SIDE = 128
+# Before hashing, images are shrunk by averaging blocks of pixels, which is fast, to at least this.
+_MIN_SIDE = 128
 
-# Little-endian on every machine, as the files are to be.
+# Explicitly little-endian, so that files are the same on every machine.
 ROW = np.dtype(
     [
-        ("label", "<i4"),  # a class, an index of the manifest's labels
+        ("label", "<i4"),  # the class, an index of the manifest's labels
         ("height", "<u4"),  # in pixels
         ("width", "<u4"),
-        ("channels", "u1"),  # 1: grey, 3: RGB
-        ("png", "?"),  # or a JPEG
+        ("channels", "u1"),  # 1: grayscale, 3: RGB
+        ("png", "?"),  # else JPEG
         ("bytes", "<u4"),  # of the image file
-        ("record_bytes", "<u4"),  # of the record's data, which holds the file
-        ("digest", "<u8"),  # equal where the files are equal byte for byte
-        ("hashed", "?"),  # whether there was a library for the next
-        ("hash", "<u8", (HASH_BITS // 64,)),  # perceptual: few bits differ where images look alike
+        ("record_bytes", "<u4"),  # of the record's data, which contains the file
+        ("digest", "<u8"),  # equal for files that are equal byte for byte
+        ("hashed", "?"),  # whether the library for the next was installed
+        ("hash", "<u8", (HASH_BITS // 64,)),  # pHash: similar images differ in few bits
     ]
 )
 _NAMES = ROW.names or ()
 
 
-def describe(image: EncodedImage, pixels: Image.Image, label: int, record_bytes: int) -> tuple:
+def describe(image: EncodedImage, label: int, record_bytes: int) -> tuple:
     """Returns the values of ``ROW`` for an image.
 
     Args:
       image: The image, as it is stored.
-      pixels: The same, decoded, in the mode ``L`` or ``RGB``.
       label: Its class.
       record_bytes: The length of its record's data.
     """
-    hashed = perceptual_hash(pixels)
+    hashed = perceptual_hash(image.pixels)
     return (
         label,
         image.height,
@@ -77,7 +76,7 @@ def describe(image: EncodedImage, pixels: Image.Image, label: int, record_bytes:
         image.data.startswith(PNG_SIGNATURE),
         len(image.data),
         record_bytes,
-        # A quarter of a cryptographic digest's time: nobody is to be kept from making two equal.
+        # A quarter of a cryptographic hash's time; collisions need not resist an attacker.
         google_crc32c.value(image.data) << 32 | zlib.adler32(image.data),
         hashed is not None,
         0 if hashed is None else hashed,
@@ -85,11 +84,11 @@ def describe(image: EncodedImage, pixels: Image.Image, label: int, record_bytes:
 
 
 def perceptual_hash(image: Image.Image) -> np.ndarray | None:
-    """Returns the image's pHash as uint64 of shape (4,); None without the library ImageHash."""
+    """Returns the image's pHash as uint64 of shape (4,), or None if ImageHash is not installed."""
     phash = _phash()
     if phash is None:
         return None
-    small = image.reduce(max(1, min(image.size) // _LEAST_SIDE))
+    small = image.reduce(max(1, min(image.size) // _MIN_SIDE))
     bits = phash(small, hash_size=_HASH_SIDE).hash
     return np.packbits(bits.ravel()).view("<u8")
 
@@ -104,67 +103,62 @@ def _phash() -> Callable | None:
 
 
 def pack(rows: list[tuple]) -> str:
-    """Returns the images of a shard as text for a line of the journal."""
+    """Returns the rows of a shard as text for a line of the journal."""
     return base64.b64encode(zlib.compress(np.array(rows, ROW).tobytes())).decode("ascii")
 
 
 def unpack(text: str) -> np.ndarray:
-    """Returns what was packed, of dtype ``ROW`` and shape (images,)."""
+    """Returns the rows that :func:`pack` encoded, of dtype ``ROW`` and shape (images,)."""
     return np.frombuffer(zlib.decompress(base64.b64decode(text)), ROW)
 
 
-def write_facts(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
-    """Writes ``data.npz``, the same bytes for the same images.
+def write_metadata(manifest: Manifest, packed: Mapping[str, str], directory: Path) -> None:
+    """Writes ``data.npz``; the same images give the same bytes.
 
     Args:
       manifest: Of the data set.
-      packed: By the name of a shard, its images; shards that are missing are read.
+      packed: The packed rows of each shard, by its name; missing ones are computed from the shard.
       directory: Of the shards.
 
     Raises:
       OSError: It cannot be written.
       UserError: A shard cannot be read.
     """
-    shards = _shards(manifest)
-    missing = [shard for shard in shards if not packed.get(shard.file)]
+    missing = [shard for shard in manifest.shards if not packed.get(shard.file)]
     read = _read_shards(missing, manifest.label_offset, directory, progress=False)
     rows = [
-        read[shard.file] if shard.file in read else unpack(packed[shard.file]) for shard in shards
+        read[shard.file] if shard.file in read else unpack(packed[shard.file])
+        for shard in manifest.shards
     ]
     _write(manifest, np.concatenate(rows), directory)
 
 
-def read_facts(manifest: Manifest, directory: Path, progress: bool = True) -> np.ndarray:
-    """Returns the images of a data set, of dtype ``ROW`` and shape (images,).
+def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) -> np.ndarray:
+    """Returns the metadata of all images of a data set, of dtype ``ROW`` and shape (images,).
 
-    If they are not in ``data.npz``, or without hashes that there can be now, all shards are read
-    and their images decoded, and it is written.
+    If ``data.npz`` is missing or out of date, or lacks hashes and ImageHash is installed, it is
+    rewritten from the shards, which decodes all images.
 
     Args:
       manifest: Of the data set.
-      directory: Where both are.
-      progress: Show a progress bar where shards are read.
+      directory: Of the shards and ``data.npz``.
+      progress: Whether to show a progress bar while shards are read.
 
     Raises:
-      OSError: They cannot be written.
+      OSError: ``data.npz`` cannot be written.
       UserError: A shard cannot be read.
     """
     rows = _load(manifest, directory)
     if rows is None or (_phash() is not None and not rows["hashed"].all()):
-        shards = _shards(manifest)
-        read = _read_shards(shards, manifest.label_offset, directory, progress)
-        rows = np.concatenate([read[shard.file] for shard in shards])
+        read = _read_shards(manifest.shards, manifest.label_offset, directory, progress)
+        rows = np.concatenate([read[shard.file] for shard in manifest.shards])
         _write(manifest, rows, directory)
     return rows
 
 
-def _shards(manifest: Manifest) -> list[Shard]:
-    return [shard for split in manifest.splits.values() for shard in split.shards]
-
-
 def _key(manifest: Manifest) -> str:
-    """Returns what tells whether the shards are still those that the file was written for."""
-    return hashlib.sha256("".join(shard.sha256 for shard in _shards(manifest)).encode()).hexdigest()
+    """Returns a digest of the shards, by which an outdated ``data.npz`` is recognized."""
+    return hashlib.sha256("".join(shard.sha256 for shard in manifest.shards).encode()).hexdigest()
 
 
 def _write(manifest: Manifest, rows: np.ndarray, directory: Path) -> None:
@@ -183,7 +177,7 @@ def _load(manifest: Manifest, directory: Path) -> np.ndarray | None:
             for name in _NAMES:
                 rows[name] = arrays[name]
             return rows
-    # Missing, damaged or of another version: the shards have it all.
+    # Missing, damaged or of another version: it is recomputed from the shards.
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
 
@@ -215,12 +209,11 @@ def _read_shard(path: Path, label_offset: int) -> np.ndarray:
     for number, record in enumerate(records.read_records(path)):
         try:
             fields = decode_example(record)
-            # A JPEG or PNG of theirs stays as it is, or becomes what a PNG was made from.
             data = fields[ENCODED][0]
-            seen: list[Image.Image] = []
-            image = normalize_encoding(data, "png", seen=seen.append)._replace(data=data)
+            # PNG is lossless, so that the pixels are those of the file.
+            image = normalize_encoding(data, "png")._replace(data=data)
             label = fields[LABEL][0] + label_offset
-            rows.append(describe(image, seen[0], label, len(record)))
+            rows.append(describe(image, label, len(record)))
         except (BadImageError, KeyError, IndexError, ValueError) as error:
             raise UserError(f"{path}: record {number}: {error}") from error
     return np.array(rows, ROW)
