@@ -527,7 +527,7 @@ class _Converter:
     def _convert(
         self, item: Item, converted: collections.Counter[str], rows: list[tuple]
     ) -> tuple[bytes, bool]:
-        """Returns a record, and whether its JPEG is large enough for an index but cannot have one."""
+        """Returns a record, and whether its JPEG lacks an index it should have."""
         if isinstance(item.image, bytes):
             image = normalize_encoding(
                 item.image, self._encoding, size_limit=self._size_limit, exif=self._exif

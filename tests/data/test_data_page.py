@@ -92,7 +92,7 @@ def test_counts_match_the_files(prepared, folder):
         files = [len(list((folder / split / name).iterdir())) for split in ("train", "val")]
         files[0] -= name == NAMES[2]  # the bad one
         assert re.findall(r">(\d+)</td>", cells) == list(map(str, files))
-    assert "bad.jpg" in text and "no image of a known format" in text
+    assert "bad.jpg" in text and "not an image of a known format" in text
     pngs = sum(1 for _ in folder.rglob("*.png"))
     assert re.search(rf">PNG</th>.*?>{pngs}</td>", text)
     widths = [Image.open(path).width for path in folder.rglob("[0-9l]*.*")]

@@ -51,7 +51,7 @@ def test_good_jpegs_stay_as_they_are(mode, channels, progressive):
 def test_other_formats_become_jpegs(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
     image = normalize_encoding(encoded(Image.fromarray(RAMP), kind, **options))
-    assert image[1:] == (48, 64, 3, kind)
+    assert image[1:5] == (48, 64, 3, kind)
     if kind == "GIF":  # 256 colours
         assert np.abs(decoded(image).astype(int) - RAMP).mean() < 12
     else:
@@ -68,7 +68,7 @@ def test_pngs_keep_each_pixel(kind, mode):
         options = {"lossless": True} if kind == "WEBP" else {}
         image = normalize_encoding(encoded(original, kind, **options), "png")
     channels = 3 if kind in ("GIF", "WEBP") else len(mode)  # these two know no grey
-    assert image[1:] == (15, 11, channels, kind)
+    assert image[1:5] == (15, 11, channels, kind)
     assert Image.open(io.BytesIO(image.data)).format == "PNG"
     assert png_channels(image.data) == channels
     np.testing.assert_array_equal(decoded(image), np.asarray(original.convert("RGB")))
@@ -89,7 +89,7 @@ def test_jpegs_do_not_become_pngs(mode):
 def test_cmyk_jpegs_become_rgb_pngs_without_its_profile():
     data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", icc_profile=b"of CMYK")
     image = normalize_encoding(data, "png")
-    assert image[1:] == (48, 64, 3, "CMYK JPEG")
+    assert image[1:5] == (48, 64, 3, "CMYK JPEG")
     expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
     np.testing.assert_array_equal(decoded(image), expected)
     assert b"iCCP" not in image.data
@@ -163,7 +163,7 @@ def test_damaged_files_of_eleven_formats_are_images_or_bad_images():
 def test_cmyk_jpegs_become_rgb():
     data = encoded(Image.fromarray(RAMP).convert("CMYK"), "JPEG", quality=95)
     image = normalize_encoding(data)
-    assert image[1:] == (48, 64, 3, "CMYK JPEG")
+    assert image[1:5] == (48, 64, 3, "CMYK JPEG")
     assert close(image, RAMP)
 
 
@@ -202,7 +202,7 @@ def test_pixels_are_encoded_without_chroma_subsampling():
     stripes[:, ::2] = (200, 40, 40)
     stripes[:, 1::2] = (40, 40, 200)
     image = encode_pixels(stripes)
-    assert image[1:] == (32, 32, 3, "pixels")
+    assert image[1:5] == (32, 32, 3, "pixels")
     assert np.abs(decoded(image).astype(int) - stripes).mean() < 6  # 4:2:0 would give about 50
 
 
@@ -228,12 +228,14 @@ def test_what_is_too_wide_for_a_jpeg_is_bad():
     assert normalize_encoding(data, "png").width == 70000
 
 
-def test_what_training_could_not_decode_is_no_png():
+def test_pngs_that_training_cannot_decode_raise():
     import tensorflow as tf
 
     most = encode_pixels(np.zeros((1_000_000, 1), np.uint8), "png")
     assert tf.io.decode_png(most.data).shape == (1_000_000, 1, 1)
-    with pytest.raises(BadImageError, match=r"^1000001 x 1 pixels cannot be encoded as png: more "):
+    with pytest.raises(
+        BadImageError, match=r"^1000001 x 1 pixels cannot be encoded as png: training "
+    ):
         encode_pixels(np.zeros((1, 1_000_001), np.uint8), "png")
 
 
@@ -292,7 +294,7 @@ def test_large_images_are_resized_as_by_pillow(kind, mode):
         image = normalize_encoding(
             encoded(original, kind), "png", size_limit=SizeLimit(max_side=20)
         )
-    assert image[1:] == (15, 20, len(mode), f"{kind}, resized")
+    assert image[1:5] == (15, 20, len(mode), f"{kind}, resized")
     expected = original.resize((20, 15), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(decoded(image), np.asarray(expected.convert("RGB")))
 
@@ -316,7 +318,7 @@ def test_large_jpegs_are_decoded_small_without_harm(kind, options, mode):
     whole = Image.open(io.BytesIO(data)).convert("L" if mode == "L" else "RGB")
     image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=50))
     name = "CMYK JPEG" if mode == "CMYK" else "JPEG"
-    assert image[1:] == (37, 50, 1 if mode == "L" else 3, f"{name}, resized")
+    assert image[1:5] == (37, 50, 1 if mode == "L" else 3, f"{name}, resized")
     expected = np.asarray(whole.resize((50, 37), Image.Resampling.BICUBIC).convert("RGB"))
     difference = np.abs(decoded(image).astype(int) - expected)
     assert difference.mean() < 0.6 and difference.max() <= 4
@@ -348,7 +350,7 @@ def test_jpegs_within_the_limit_keep_their_bytes(encoding):
 def test_a_large_jpeg_becomes_one_of_high_quality_without_its_metadata():
     large = encoded(Image.fromarray(RAMP), "JPEG", comment=b"comment", quality=60)
     image = normalize_encoding(large, size_limit=SizeLimit(shorter_side=24))
-    assert image[1:] == (24, 32, 3, "JPEG, resized")
+    assert image[1:5] == (24, 32, 3, "JPEG, resized")
     whole = decoded(large_image := normalize_encoding(large))
     assert large_image.data == large
     small = Image.fromarray(whole).resize((32, 24), Image.Resampling.BICUBIC)
@@ -429,7 +431,7 @@ def test_pixels_of_no_known_range_are_bad_and_not_clipped(data):
 
 
 def test_a_tiff_of_a_kind_that_pillow_does_not_read_is_told():
-    with pytest.raises(BadImageError, match="a damaged TIFF, or one of a kind that Pillow does"):
+    with pytest.raises(BadImageError, match="a damaged TIFF, or of a kind that Pillow does"):
         normalize_encoding(tiff(DEEP.astype(np.uint64), 64))
 
 
@@ -444,7 +446,7 @@ def test_of_several_pages_it_is_the_first(kind):
 def test_a_turned_tiff_is_resized_as_it_is_seen():
     data = encoded(Image.fromarray(RAMP), "TIFF", tiffinfo={274: 6})
     image = normalize_encoding(data, "png", size_limit=SizeLimit(max_side=32))
-    assert image[1:] == (32, 24, 3, "TIFF, resized")
+    assert image[1:5] == (32, 24, 3, "TIFF, resized")
 
 
 @pytest.mark.parametrize(
@@ -467,7 +469,7 @@ def test_a_pillow_that_does_not_know_avif_reads_the_rest(monkeypatch):
     Image.init()
     monkeypatch.delitem(Image.OPEN, "AVIF")
     assert normalize_encoding(encoded(Image.fromarray(RAMP), "TIFF")).converted_from == "TIFF"
-    with pytest.raises(BadImageError, match="no image of a known format"):
+    with pytest.raises(BadImageError, match="not an image of a known format"):
         normalize_encoding(b"neither of them")
 
 
@@ -497,7 +499,7 @@ def test_exif_orientation_is_applied_as_by_pillow(kind, orientation):
         return
     expected = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     done = ", turned" if orientation > 1 else ""
-    assert image[1:] == (expected.height, expected.width, 3, kind + done)
+    assert image[1:5] == (expected.height, expected.width, 3, kind + done)
     np.testing.assert_array_equal(decoded(image), np.asarray(expected))
     assert not Image.open(io.BytesIO(image.data)).getexif()
     ignored = Image.open(io.BytesIO(normalize_encoding(data, "png").data))
@@ -522,7 +524,7 @@ def test_large_images_that_are_not_upright_are_resized_and_turned(limit):
     image = normalize_encoding(data, size_limit=limit, exif="apply")
     turned = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
     size = limit.smaller(*turned.size)
-    assert image[1:] == (*size[::-1], 3, "JPEG, resized, turned")
+    assert image[1:5] == (*size[::-1], 3, "JPEG, resized, turned")
     difference = decoded(image).astype(int) - turned.resize(size, Image.Resampling.BICUBIC)
     assert np.abs(difference).mean() < 3
 

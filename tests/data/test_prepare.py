@@ -347,7 +347,7 @@ def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
         prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
     assert str(caught.value) == (
         f"{directory}: is finished, but the images have changed since (90 train, 30 validation "
-        "then, 89 train, 30 validation now): train on it as it is, or prepare the images of now in "
+        "then, 89 train, 30 validation now): train on it as it is, or prepare the current images in "
         "another directory"
     )
     assert contents(directory) == before
@@ -465,7 +465,7 @@ def test_what_does_not_tell_its_encoding_has_jpegs_as_they_were(folders, tmp_pat
 
 def test_shards_of_unknown_origin_are_not_replaced(source, tmp_path):
     (tmp_path / "train-00000-of-00008").write_bytes(b"precious")
-    with pytest.raises(UserError, match="holds train-00000-of-00008, which neither"):
+    with pytest.raises(UserError, match="holds train-00000-of-00008, which is in no manifest"):
         prepare(source, tmp_path, progress=False)
     assert contents(tmp_path) == {"train-00000-of-00008": b"precious"}
 
@@ -667,7 +667,7 @@ def test_a_split_of_which_no_image_can_be_used(tmp_path, split):
             prepare(Spoiled(), tmp_path, progress=False)
         return
     manifest = prepare(Spoiled(), tmp_path, progress=False)
-    assert manifest.warnings[-1].startswith("none of the validation images can be used")
+    assert manifest.warnings[-1].startswith("no validation image can be used")
     assert [skipped.split for skipped in manifest.skipped] == ["validation"] * 4
     # To training it is data without that split.
     assert list(read_info(Config(data_dir=str(tmp_path))).splits) == ["train"]
