@@ -347,8 +347,8 @@ def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
         prepare(open_source("folders", root, holdout=0.25), directory, progress=False)
     assert str(caught.value) == (
         f"{directory}: is finished, but the images have changed since (90 train, 30 validation "
-        "then, 89 train, 30 validation now): train on it as it is, or prepare the current images in "
-        "another directory"
+        "then, 89 train, 30 validation now): train on it as it is, or prepare the current images "
+        "in another directory"
     )
     assert contents(directory) == before
 
