@@ -207,7 +207,7 @@ def test_data_with_an_index_is_mended_with_it(source, tmp_path, monkeypatch):
     made = make(source, tmp_path / "made")
     before = content(made)
     min(made.glob("train-*")).unlink()
-    with pytest.raises(UserError, match="jpeg_index True there, False asked for"):
+    with pytest.raises(UserError, match="jpeg_index True there, False requested"):
         make(source, made, jpeg_index=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")
