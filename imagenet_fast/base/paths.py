@@ -1,12 +1,14 @@
-"""Where files are: on this machine, or, named gs://BUCKET/..., in Google Cloud Storage.
+"""Paths on this machine, and in Google Cloud Storage (``gs://BUCKET/...``).
 
 All directories and files that users name become paths by :func:`to_path`. Those of this machine
 are ``pathlib``'s own. Those in buckets have the part of its interface that this package needs, and
 raise ``OSError`` as it does; TensorFlow's client does the work, as it does where TensorFlow itself
 reads and writes.
 
-PyPI's ``etils.epath`` has more of that interface, but lets TensorFlow's errors pass, asks for
-rights to the bucket itself, and is another one than ``pathlib`` on this machine, too.
+PyPI's ``etils.epath`` has more of that interface, but passes on TensorFlow's errors, needs rights
+on the bucket itself, and replaces ``pathlib`` for local paths, too. ``universal-pathlib`` with
+``gcsfs`` would add a second client with its own credentials: TensorFlow's still reads the shards
+and checkpoints.
 """
 
 from __future__ import annotations

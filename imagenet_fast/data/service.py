@@ -145,10 +145,10 @@ def batches_from_servers(
       make: makes another batch of each batch; likewise.
       servers: their addresses, which :func:`check_servers` has checked.
       watched: whether to look whether they are still there, which takes Python and
-        :func:`can_watch`. Else the dataset waits for ever for one that has gone.
+        :func:`can_watch`. Else the dataset waits forever for one that is unavailable.
 
     Raises (in the dataset):
-      UserError: if a server has gone.
+      UserError: if a server is unavailable.
       tf.errors.OpError: if a server has been started anew, or lost a batch, so that the stream
         would not be the same; and for what went wrong in a server.
     """
@@ -183,17 +183,18 @@ def _made_by(server: str) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
 
 
 def _watched(batches: tf.data.Dataset, servers: tuple[str, ...]) -> tf.data.Dataset:
-    """Returns the same batches, but ends with an error when a server has gone.
+    """Returns the same batches, but raises an error when a server has become unreachable.
 
-    tf.data service would wait for it for ever. So a second dataset, which gives nothing, looks
-    after the servers, and is interleaved with the batches in whatever order they come.
+    tf.data service would wait forever. A second dataset, without elements, therefore checks the
+    servers, and is interleaved with the batches in nondeterministic order. A Python thread could
+    only log the error: the training thread waits inside TensorFlow, where nothing interrupts it.
     """
 
     def look() -> bool:
         for server in servers:
             reason = unreachable(server)
             if reason:
-                raise UserError(f"input server {server} has gone ({reason}): start it again")
+                raise UserError(f"input server {server} is unavailable ({reason}): restart it")
         return False
 
     def nothing(_: tf.Tensor) -> tf.Tensor:

@@ -1,10 +1,11 @@
-"""From a trained model to an ONNX or a TFLite file that takes prepared images.
+"""Export of a trained model to an ONNX or a TFLite file, which take prepared images.
 
 Both have the input ``pixels``, uint8 [batch, image_size, image_size, 3], of images as
 :func:`~imagenet_fast.serving.prepare.prepare_image` prepares them, and the outputs
 ``probabilities``, float32 [batch, classes], and ``features``, float32 [batch, channels], which are
-those of the SavedModel's signature ``pixels``. Normalization is inside; decoding is not, since the
-formats have no decoders of JPEGs.
+those of the SavedModel's signature ``pixels``. Normalization is part of the model. Decoding is not,
+because the formats have no JPEG decoders; nor is resizing: images of different sizes cannot be in
+one batch, and TFLite has neither bicubic nor antialiased resizing.
 """
 
 from __future__ import annotations

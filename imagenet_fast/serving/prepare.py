@@ -1,7 +1,7 @@
-"""Images as evaluation prepares them, by Pillow and numpy alone.
+"""Evaluation's preprocessing with Pillow and NumPy only, for exported ONNX and TFLite models.
 
-ONNX and TFLite files take pixels, not JPEGs: TensorFlow's decoders cannot be converted. Nothing
-here imports TensorFlow, so that it need not be where these files are used.
+These models take resized pixels (:mod:`~imagenet_fast.serving.convert` says why), and are used
+where TensorFlow is not installed.
 """
 
 from __future__ import annotations

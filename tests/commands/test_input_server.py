@@ -89,5 +89,5 @@ def test_training_ends_when_a_server_does(digits, tmp_path):
         finally:
             training.kill()
     assert training.returncode == 2
-    assert f"error: input server {address} has gone" in errors
+    assert f"error: input server {address} is unavailable" in errors
     assert "the same command resumes from the last checkpoint" in errors
