@@ -89,7 +89,8 @@ def prepare(
 ) -> Manifest:
     """Writes the images of ``source`` as shards into ``directory``, or resumes doing so.
 
-    It also writes the manifest and the images' metadata (:mod:`~imagenet_fast.data.metadata`).
+    It also writes the manifest and the images' metadata, see
+    :func:`~imagenet_fast.data.metadata.read_metadata`.
 
     All splits are shuffled: training batches should mix classes, and a part of the validation set
     should be a fair sample of it. Only ``train`` must have images. If the directory holds the
