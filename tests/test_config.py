@@ -385,7 +385,7 @@ def test_numbers_of_numpy():
         ({"cache_dir": "gs://b/cache"}, "cache_dir is gs://b/cache, but must be on a disk of this"),
         ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
         ({"pipeline_stages": 0}, "pipeline_stages is 0, but must be positive"),
-        ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance is of 3 stages"),
+        ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance has 3 stages"),
         ({"fusion": "auto", "fusion_segments": (3,)}, "fusion=auto chooses fusion_segments itself"),
         ({"fusion": "auto", "deterministic": True}, "measures times, which are never the same"),
         ({"fusion": "auto", "pipeline_stages": 2}, "fusion=auto is not for pipelines"),

@@ -1,7 +1,7 @@
 """A cost model of pipelines: the time and memory that the stages need for a batch.
 
 A task is ``(stage, micro-batch, backward)``. A schedule is a list of tasks in which each task
-follows those that it depends on, as the functions of ``pipeline_parallel.orders`` return it.
+follows those that it depends on, as ``pipeline_parallel.schedules.tasks`` returns it.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def simulate(
     Each device runs its tasks in order, as soon as it is free and the task's inputs have arrived.
 
     If activations are not kept, a backward task recomputes the forward pass when its gradient has
-    arrived. The last stage, whose backward pass follows at once, runs the forward pass only then.
+    arrived. In the last stage, a forward pass that the backward pass follows at once runs only
+    then.
 
     Args:
       order: the schedule.
@@ -149,16 +150,23 @@ def simulate(
     last = len(forward) - 1
     transfer = transfer or [0.0] * last
     count = _micro_batches(order)
+    row = [(number, is_backward) for stage, number, is_backward in order if stage == last]
+    at_once = {
+        number
+        for (number, is_backward), following in zip(row, row[1:])
+        if not is_backward and following == (number, True)
+    }
     free = [0.0] * len(forward)
     done: dict[tuple[int, int, bool], float] = {}
     intervals: list[Interval] = []
     for stage, number, is_backward in order:
         kept = keeps_activations(rematerialize, number, count)
+        merged = stage == last and number in at_once
         parts = [("backward", backward[stage])] if is_backward else []
-        if not is_backward and (kept or stage < last):
+        if not is_backward and (kept or not merged):
             parts = [("forward", forward[stage])]
         elif is_backward and not kept:
-            parts.insert(0, ("recompute" if stage < last else "forward", forward[stage]))
+            parts.insert(0, ("forward" if merged else "recompute", forward[stage]))
         if not parts:
             continue
         time = free[stage]

@@ -10,9 +10,9 @@ from typing import Any
 import tf_keras as keras
 
 from imagenet_fast.cost_model.pipeline import BlockCost, micro_batches_in_memory, stage_memory
-from imagenet_fast.pipeline_parallel.orders import Task, tasks
 from imagenet_fast.pipeline_parallel.partition import partition
 from imagenet_fast.pipeline_parallel.profile import estimate
+from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
 
 def balance_for(

@@ -1,4 +1,4 @@
-"""A batch in parts of sizes as equal as can be."""
+"""A batch split into micro-batches of equal or nearly equal size."""
 
 from __future__ import annotations
 
@@ -6,82 +6,93 @@ from typing import Any
 
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError
-
 
 class MicroBatches:
-    """The parts of a batch; the first ones may be larger by one.
+    """A batch split into micro-batches; the first ones may have one example more.
+
+    A batch of fewer examples than ``count`` has one micro-batch for each example. If the batch size
+    is only known when the graph runs, the graph still has ``count`` micro-batches: those beyond the
+    batch repeat its last example, with weight 0.
 
     Args:
-      inputs: tensors in any structure, whose first dimension is the batch's.
+      inputs: tensors in any structure, whose first dimension is the batch.
       targets: the same.
-      count: how many parts there are.
+      count: number of micro-batches of a batch with at least as many examples.
 
     Attributes:
-      count: the same.
-      examples: in the batch; a tensor, if it is not known before the program runs.
-
-    Raises:
-      UserError: if there are fewer examples than parts; where that is not known before the program
-        runs, it runs into an ``InvalidArgumentError``.
+      count: number of micro-batches.
+      examples: in the batch; a tensor if the size is only known when the graph runs.
     """
 
     def __init__(self, inputs: Any, targets: Any, count: int) -> None:
-        self.count = count
         first = tf.nest.flatten(inputs)[0]
-        self.examples = first.shape[0]
-        advice = (
-            f"cannot be split into {count} micro-batches: use fewer, larger batches, or leave out "
-            "what full batches leave of the data"
-        )
-        if self.examples is None:
-            found = tf.shape(first)[0]
-            check = tf.debugging.Assert(found >= count, [f"a batch {advice}. Its examples:", found])
-            with tf.control_dependencies([check]):
-                self.examples = tf.identity(found)
-        elif self.examples < count:
-            raise UserError(f"a batch of {self.examples} {advice}")
+        self._static = first.shape[0] is not None
+        self.examples = first.shape[0] if self._static else tf.shape(first)[0]
+        self.count = min(count, self.examples) if self._static else count
         self._inputs = inputs
         self._targets = targets
 
     @property
     def size(self) -> int | None:
-        """Of each part, if all have the same, known one."""
-        if isinstance(self.examples, int) and self.examples % self.count == 0:
+        """Examples of each micro-batch, if they are equally many and known."""
+        if self._static and self.examples % self.count == 0:
             return self.examples // self.count
         return None
 
     @property
     def specs(self) -> tuple[Any, Any]:
-        """What describes the inputs and the targets of a part."""
+        """The ``tf.TensorSpec`` of a micro-batch's inputs and targets."""
         return tf.nest.map_structure(
-            lambda own: tf.TensorSpec([self.size, *own.shape[1:]], own.dtype),
+            lambda whole: tf.TensorSpec([self.size, *whole.shape[1:]], whole.dtype),
             (self._inputs, self._targets),
         )
 
     def inputs(self, number: int | tf.Tensor) -> Any:
-        """Returns the inputs of a part."""
-        return tf.nest.map_structure(lambda own: self._part(own, number), self._inputs)
+        """Returns the inputs of a micro-batch."""
+        return tf.nest.map_structure(lambda whole: self.part(whole, number), self._inputs)
 
     def targets(self, number: int | tf.Tensor) -> Any:
-        """Returns the targets of a part."""
-        return tf.nest.map_structure(lambda own: self._part(own, number), self._targets)
+        """Returns the targets of a micro-batch."""
+        return tf.nest.map_structure(lambda whole: self.part(whole, number), self._targets)
 
-    def share(self, number: int | tf.Tensor) -> float | tf.Tensor:
-        """Returns the fraction of a part in the batch; a tensor is float32."""
+    def fraction(self, number: int | tf.Tensor) -> float | tf.Tensor:
+        """Returns the fraction of the batch in a micro-batch, as a float or float32.
+
+        0 for a micro-batch that repeats an example.
+        """
         begin, end = self._bounds(number)
-        if isinstance(end, int) and isinstance(self.examples, int):
+        if isinstance(number, int) and self._static:
             return (end - begin) / self.examples
         return tf.cast(end - begin, tf.float32) / tf.cast(self.examples, tf.float32)
 
-    def _bounds(self, number: int | tf.Tensor) -> tuple[Any, Any]:
-        size, larger = self.examples // self.count, self.examples % self.count
-        known = isinstance(number, int) and isinstance(larger, int)
-        least = min if known else tf.minimum
-        return tuple(own * size + least(own, larger) for own in (number, number + 1))
-
-    def _part(self, values: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    def part(self, whole: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+        """Returns the rows of a micro-batch."""
         begin, end = self._bounds(number)
-        part = values[begin:end]
-        part.set_shape([self.size, *values.shape[1:]])
-        return part
+        if not self._static:
+            begin = tf.minimum(begin, self.examples - 1)
+            end = tf.maximum(end, begin + 1)
+        rows = whole[begin:end]
+        rows.set_shape([self.size, *whole.shape[1:]])
+        return rows
+
+    def gradient(self, whole: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+        """Returns the rows of a micro-batch in a gradient; 0 if they repeat an example."""
+        rows = self.part(whole, number)
+        if self._static:
+            return rows
+        begin, end = self._bounds(number)
+        return tf.where(end > begin, rows, tf.zeros_like(rows))
+
+    def joined(self, rows: tf.Tensor) -> tf.Tensor:
+        """Returns the batch from the rows of all micro-batches, without repeated examples."""
+        if not self._static:
+            rows = rows[: self.examples]
+        rows.set_shape([self.examples if self._static else None, *rows.shape[1:]])
+        return rows
+
+    def _bounds(self, number: int | tf.Tensor) -> tuple[Any, Any]:
+        """Returns the first row of a micro-batch and the row after its last one."""
+        size, larger = self.examples // self.count, self.examples % self.count
+        least = min if isinstance(number, int) and self._static else tf.minimum
+        begin, end = (at * size + least(at, larger) for at in (number, number + 1))
+        return begin, end

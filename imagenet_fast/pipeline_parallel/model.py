@@ -1,4 +1,4 @@
-"""A Keras model whose blocks are computed on several devices, micro-batch by micro-batch."""
+"""GPipe: a Keras model whose blocks are computed on several devices, micro-batch by micro-batch."""
 
 from __future__ import annotations
 
@@ -10,52 +10,67 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
-from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline, without_batch_size
 
 
+@keras.saving.register_keras_serializable("imagenet_fast")
 class GPipe(keras.Model):
     """A sequence of blocks, cut into stages on devices of their own (Huang et al. 2018).
 
     In training, a batch is split into micro-batches that follow each other through the stages, so
-    that all devices work at the same time. The gradients are those of the whole batch, summed over
-    the micro-batches, whatever the number of stages; batch norm normalizes each micro-batch by its
-    own statistics, and its moving averages move once a batch. ``fit``, ``evaluate`` and ``predict``
-    work as of any model; outside of training, the blocks follow each other without micro-batches.
+    that all devices work at the same time. The gradients are those of the whole batch, for any
+    number of stages and micro-batches. Batch norm normalizes each micro-batch by its own
+    statistics, and updates its moving averages once per batch. A batch of fewer examples than
+    micro-batches has one micro-batch per example. ``fit``, ``evaluate`` and ``predict`` work as for
+    any model; outside of training, the blocks run one after another without micro-batches.
 
-    Checkpoints hold the blocks, not the stages: one that was trained with one balance can be loaded
-    into another.
+    With ``gpipe``, ``compile`` takes any loss, as for any Keras model: it is computed once, for the
+    whole batch. With ``1f1b``, whose backward passes begin before the batch is complete, it takes
+    means and sums over the examples. Losses that a block adds with ``add_loss`` are averaged over
+    the batch, as Keras' activity regularizers are.
+
+    Checkpoints hold the blocks, not the stages: any other ``balance`` can load them. A model that
+    ``keras.models.load_model``, ``clone_model`` or ``from_config`` returns has all blocks on one
+    device.
 
     Args:
-      blocks: Keras layers or models, each of one argument, a tensor or a tuple of tensors, which
-        the block before it returns. Not built yet, or built on the device of their stage.
-      devices: names of the stages' devices, in order; None: the GPUs or, without any, the CPUs.
-      balance: how many blocks each device gets; None: about as many each.
-      num_micro_batches: parts of a batch, of sizes as equal as can be.
-      rematerialize: whose activations are computed again in the backward pass, in place of being
-        kept: ``always``, ``except_last`` (all but those of the last micro-batch) or ``never``.
-      schedule: ``unrolled``: all micro-batches forward, then all backward, in a graph that grows
-        with their number; ``while``: the same in loops, with a graph that does not; ``1f1b``: as
-        ``unrolled``, but one forward and one backward in turn, which keeps fewer activations.
+      blocks: Keras layers or models, each of one argument, a tensor or a structure of tensors,
+        which the block before it returns. A list in place of a block is a ``keras.Sequential``,
+        and a ``keras.Sequential`` in place of the list stands for its layers. Not built yet, or
+        built on the device of their stage.
+      devices: names of the stages' devices, in order; None: all GPUs or, without any, all CPUs.
+      balance: number of blocks of each stage; None: about equally many.
+      num_micro_batches: number of micro-batches of a batch, of equal or nearly equal size.
+      rematerialize: whose activations the backward pass recomputes, in place of storing them:
+        ``always``, ``except_last`` (all micro-batches but the last) or ``never``.
+      schedule: ``gpipe``: all forward passes, then all backward passes; ``1f1b``: one forward and
+        one backward pass in turn, which stores fewer activations.
+      unroll: the graph of a ``gpipe`` step: True: a node for each pass of each micro-batch; False:
+        loops, whose graph does not grow with the number of micro-batches; None: loops if there are
+        more than 64 forward passes.
       name: of the model.
 
     Raises:
-      UserError: if the blocks cannot be split like that, or an option has no such value.
+      UserError: if the blocks cannot be split like that, a device does not exist, a built block is
+        on another device than its stage, or an option has no such value.
     """
 
     def __init__(
         self,
-        blocks: Sequence[keras.layers.Layer],
+        blocks: Sequence[keras.layers.Layer | Sequence[keras.layers.Layer]] | keras.Sequential,
         devices: Sequence[str] | None = None,
         *,
         balance: Sequence[int] | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
-        schedule: str = "unrolled",
+        schedule: str = "gpipe",
+        unroll: bool | None = None,
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
         devices = list(devices or default_devices())
-        self.blocks = list(blocks)
+        self.blocks = _as_blocks(blocks)
         self._pipeline = Pipeline(
             self.blocks,
             devices,
@@ -63,7 +78,9 @@ class GPipe(keras.Model):
             num_micro_batches=num_micro_batches,
             rematerialize=rematerialize,
             schedule=schedule,
+            unroll=unroll,
         )
+        self._compiled_loss_alone: CompiledLoss | None = None
 
     @property
     def pipeline(self) -> Pipeline:
@@ -71,26 +88,70 @@ class GPipe(keras.Model):
         return self._pipeline
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the last block's outputs, computed without micro-batches."""
+        """Returns the last block's outputs, computed without micro-batches.
+
+        Raises:
+          UserError: at the first call, if stages share weights, or a weight is on another device
+            than its stage.
+        """
         return self._pipeline(inputs, training)
 
     def build_on(self, inputs: Any) -> None:
-        """Makes the weights, each on the device of its stage, for inputs like these; once.
+        """Makes the weights, each on the device of its stage; does nothing if they exist.
 
         Args:
-          inputs: tensors, or what describes them, in any structure.
+          inputs: tensors or ``tf.TensorSpec`` of a batch, in any structure.
 
         Raises:
-          UserError: if blocks of different stages share weights, or one has been built elsewhere.
+          UserError: if stages share weights, or a weight is on another device than its stage.
         """
         if self.built:
             return
-        specs = tf.nest.map_structure(
-            lambda own: tf.TensorSpec([None, *own.shape[1:]], own.dtype), inputs
-        )
         with tf.init_scope():
-            tf.function(lambda own: self(own, training=False)).get_concrete_function(specs)
-        self._pipeline.check_placement()
+            tf.function(lambda batch: self(batch, training=False)).get_concrete_function(
+                without_batch_size(inputs)
+            )
+
+    def get_build_config(self) -> dict[str, Any] | None:
+        """Returns the inputs' shapes and dtypes, for loading."""
+        if self._pipeline.input_specs is None:
+            return None
+        return {"inputs": keras.saving.serialize_keras_object(self._pipeline.input_specs)}
+
+    def build_from_config(self, config: Mapping[str, Any]) -> None:
+        """Makes the weights for inputs as of :meth:`get_build_config`."""
+        self.build_on(keras.saving.deserialize_keras_object(config["inputs"]))
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the blocks and all options but devices and balance, for saving."""
+        return {
+            "name": self.name,
+            "blocks": [keras.saving.serialize_keras_object(block) for block in self.blocks],
+            "num_micro_batches": self._pipeline.num_micro_batches,
+            "rematerialize": self._pipeline.rematerialize,
+            "schedule": self._pipeline.schedule,
+            "unroll": self._pipeline.unroll,
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], custom_objects: Any = None) -> GPipe:
+        """Returns the model on one device, the first GPU or CPU."""
+        blocks = [
+            keras.saving.deserialize_keras_object(block, custom_objects)
+            for block in config["blocks"]
+        ]
+        return cls(**{**config, "blocks": blocks, "devices": default_devices()[:1]})
+
+    def add_loss(self, losses: Any, **kwargs: Any) -> None:
+        """Refuses losses that belong to no block.
+
+        Raises:
+          UserError: always.
+        """
+        raise UserError(
+            "a pipeline computes the losses of its blocks only: call add_loss in the call of a "
+            "layer in a block, or give the layer a regularizer"
+        )
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Keras' ``compile``.
@@ -104,14 +165,15 @@ class GPipe(keras.Model):
                 "XLA cannot compile the step of a pipeline, whose stages are on devices of their "
                 "own: leave jit_compile out of compile"
             )
-        # On GPUs Keras would have XLA compile the update, which it cannot where the variables are
-        # on several devices.
+        # On GPUs Keras would have XLA compile the update, which fails if the variables are on
+        # several devices.
         unwrapped(self.optimizer).jit_compile = False
+        self._compiled_loss_alone = CompiledLoss(self.compiled_loss)
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""
         train = super().make_train_function(force)
-        # Variables that are made in the first step have it traced a second time.
+        # Variables that the first step makes would have it traced a second time.
         if self.built:
             make_slots(self.optimizer, self._pipeline.variables)
             return train
@@ -124,30 +186,43 @@ class GPipe(keras.Model):
         return built_first
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
-        """Takes one step on a batch, with the loss and the optimizer that ``compile`` was given."""
+        """Takes one step on a batch, with the loss and the optimizer given to ``compile``."""
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         examples = tf.shape(tf.nest.flatten(inputs)[0])[0]
         scaled = isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer)
-        targets = (labels,) if weights is None else (labels, weights)
-        compiled = _loss(self.loss)
+        splits = self._pipeline.schedule == "1f1b"
+        compiled = self._compiled_loss_alone
+        assert compiled is not None, "compile makes it"
+
+        given = {"labels": labels, "weights": weights}
+        targets = {name: values for name, values in given.items() if values is not None}
 
         def loss(outputs: Any, targets: Any) -> tf.Tensor:
-            labels, *weights = (_as_column(target, outputs) for target in targets)
-            own = compiled(labels, outputs, *weights)
-            if compiled.reduction != keras.losses.Reduction.SUM:  # it is a mean
-                own *= tf.cast(tf.shape(outputs)[0] / examples, own.dtype)
-            return self.optimizer.get_scaled_loss(own) if scaled else own
+            of = (outputs, targets.get("labels"), targets.get("weights"))
+            value = compiled.part(*of, examples) if splits else compiled.whole(*of)
+            return self.optimizer.get_scaled_loss(value) if scaled else value
 
         scale = self.optimizer.loss_scale if scaled else 1.0
         self.build_on(inputs)
         step = self._pipeline.compute(inputs, targets, loss, scale)
+        if self.compiled_loss._user_losses is None and not any(
+            stage.losses for stage in self._pipeline.stages
+        ):
+            raise UserError("there is no loss to train with: give one to compile")
+        penalty = step.penalty / tf.cast(scale, tf.float32)
+        checks = []
+        if splits:
+            whole = compiled.whole(step.outputs, labels, weights)
+            parts = step.loss / tf.cast(scale, tf.float32)
+            checks.append(check_parts(parts, whole, step.outputs))
         gradients = step.gradients
         if scaled:
             gradients = self.optimizer.get_unscaled_gradients(gradients)
+        with tf.control_dependencies(checks):
+            gradients = [None if own is None else tf.identity(own) for own in gradients]
         self.optimizer.apply_gradients(zip(gradients, self._pipeline.variables))
         # For the progress bar.
-        penalty = [step.penalty / tf.cast(scale, tf.float32)]
-        self.compiled_loss(labels, step.outputs, weights, regularization_losses=penalty)
+        self.compiled_loss(labels, step.outputs, weights, regularization_losses=[penalty])
         return self.compute_metrics(inputs, labels, step.outputs, weights)
 
 
@@ -157,39 +232,14 @@ def default_devices() -> list[str]:
     return [device.name for device in devices]
 
 
-def _loss(loss: Any) -> keras.losses.Loss:
-    """Returns what ``compile`` was given as Keras applies it.
-
-    Raises:
-      UserError: if it is not one loss, or not one number of a batch.
-    """
-    if loss is None or isinstance(loss, (list, tuple, Mapping)):
+def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:
+    if isinstance(blocks, keras.Sequential):
+        return list(blocks.layers)
+    if isinstance(blocks, keras.Model):
         raise UserError(
-            "a pipeline trains with one loss: give compile(loss=...) a Keras loss, its name, or a "
-            "function of labels and outputs"
+            f"the model {blocks.name!r} is not a list of blocks: "
+            "imagenet_fast.pipeline_parallel.in_stages.build_in_stages cuts a functional model"
         )
-    loss = keras.losses.get(loss)
-    if not isinstance(loss, keras.losses.Loss):
-        return _FunctionLoss(loss)
-    if loss.reduction == keras.losses.Reduction.NONE:
-        raise UserError(
-            f"the loss {loss.name} has reduction='none', but a pipeline trains with one number for "
-            "a batch: leave reduction out for the mean, or give reduction='sum', by which a Keras "
-            "model takes the same steps as by 'none'"
-        )
-    return loss
-
-
-class _FunctionLoss(keras.losses.Loss):
-    def __init__(self, function: Callable[..., tf.Tensor]) -> None:
-        super().__init__()
-        self._function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> tf.Tensor:
-        return self._function(y_true, y_pred)
-
-
-def _as_column(values: tf.Tensor, outputs: tf.Tensor) -> tf.Tensor:
-    """Returns one value for each row of the outputs, as Keras gives them to a loss."""
-    column = values.shape.rank == 1 and outputs.shape.rank == 2
-    return values[:, tf.newaxis] if column else values
+    return [
+        keras.Sequential(block) if isinstance(block, (list, tuple)) else block for block in blocks
+    ]

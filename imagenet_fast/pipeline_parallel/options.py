@@ -1,4 +1,4 @@
-"""The options of pipelines: stages on devices of their own, through which micro-batches pass."""
+"""The options of pipeline parallelism: stages, their schedule and rematerialization."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, option
 from imagenet_fast.distribute.options import ClusterOptions
+from imagenet_fast.pipeline_parallel.schedules import SCHEDULES, canonical_schedule
 
 REMATERIALIZE = ("always", "except_last", "never")
-PIPELINE_SCHEDULES = ("unrolled", "while", "1f1b")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,7 @@ class PipelineOptions(ClusterOptions):
 
     pipeline_servers: tuple[str, ...] = option(
         (),
-        "host:port of each `imagenet-fast stage-server`, whose devices take the stages that this "
+        "host:port of each `imagenet-fast stage-server`, whose devices run the stages that this "
         "process has no device for",
         group="hardware",
         check=ADDRESSES,
@@ -26,35 +26,41 @@ class PipelineOptions(ClusterOptions):
     )
     pipeline_balance: tuple[int, ...] = option(
         (),
-        "blocks of each stage, as 3,6,7,8; none: stages of about as much work each, which "
+        "number of blocks of each stage, as 3,6,7,8; none: stages of about equal work, which "
         "`imagenet-fast plan --pipeline` shows",
         group="hardware",
         check=ALL_POSITIVE,
         free=True,
     )
     pipeline_schedule: str = option(
-        "unrolled",
-        "order of micro-batches in a pipeline; unrolled: all forward, then all backward; while: "
-        "the same in loops, whose graph does not grow with their number; 1f1b: forward and "
-        "backward in turn, which keeps fewer activations",
+        "gpipe",
+        "order of micro-batches in a pipeline; gpipe: all forward passes, then all backward "
+        "passes; 1f1b: forward and backward passes in turn, which stores fewer activations",
         group="hardware",
-        choices=PIPELINE_SCHEDULES,
+        choices=SCHEDULES,
         free=True,
     )
     rematerialize: str = option(
         "except_last",
-        "activations that a pipeline computes again in the backward pass instead of keeping them; "
+        "activations that a pipeline recomputes in the backward pass instead of storing them; "
         "always: all; except_last: all but those of the last micro-batch; never: none",
         group="hardware",
         choices=REMATERIALIZE,
         free=True,
     )
 
+    def __post_init__(self) -> None:
+        # config.json and flagfiles of earlier versions have former names.
+        if isinstance(self.pipeline_schedule, str):
+            schedule = canonical_schedule(self.pipeline_schedule, "pipeline_schedule")
+            object.__setattr__(self, "pipeline_schedule", schedule)
+        super().__post_init__()
+
     def _check_together(self) -> None:
         super()._check_together()
         stages = len(self.pipeline_balance)
         if stages and self.pipeline_stages > 1 and stages != self.pipeline_stages:
             raise UserError(
-                f"pipeline_balance is of {stages} stages, but pipeline_stages is "
+                f"pipeline_balance has {stages} stages, but pipeline_stages is "
                 f"{self.pipeline_stages}"
             )

@@ -1,7 +1,7 @@
-"""The passes of micro-batches through the stages of a pipeline, and what they add up to.
+"""The passes of micro-batches through the stages of a pipeline, and their totals.
 
-A device makes its passes in the order in which they are asked for here; different devices make
-theirs at the same time, as far as their data allow.
+A device runs its passes in the order in which they are added to the graph here. Different devices
+run theirs at the same time, as far as the data allow.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from imagenet_fast.cost_model.pipeline import keeps_activations
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
-from imagenet_fast.pipeline_parallel.programs import Programs, Sums, Tensors
-from imagenet_fast.pipeline_parallel.stage import Stage
+from imagenet_fast.pipeline_parallel.programs import Loss, Programs, Tensors, Totals, floats_of
+from imagenet_fast.pipeline_parallel.stage import Stage, masked
 
 
 class State(NamedTuple):
-    """How far a stage is.
+    """The progress of a stage.
 
     Attributes:
-      done: what its next pass waits for.
-      sums: of the passes so far.
+      done: a tensor that its next pass waits for.
+      totals: of the passes so far.
     """
 
     done: tf.Tensor
-    sums: Sums
+    totals: Totals
 
 
 class Kept(NamedTuple):
-    """What a stage keeps of a micro-batch, from its forward pass to its backward pass.
+    """What a stage stores of a micro-batch between its forward and backward passes.
 
     Attributes:
-      inputs: of the stage, on its device.
-      activations: None: they are computed again.
+      inputs: of the stage, on its device, ``WithMasks``.
+      activations: None: the backward pass recomputes them.
     """
 
     inputs: Any
@@ -41,20 +42,26 @@ class Kept(NamedTuple):
 
 
 class Passes:
-    """The passes of one batch, which add up their results.
+    """The passes of one batch.
 
     Args:
       stages: of the pipeline.
       programs: of each stage.
-      batch: in its parts.
-      scale: by which regularization is multiplied, as the loss is.
+      batch: in micro-batches.
+      loss: of the whole batch, from all outputs and targets; None: the last stage computes it for
+        each micro-batch.
+      targets: of the whole batch.
+      scale: factor of regularization, as of the loss.
+      rematerialize: ``always``, ``except_last`` or ``never``.
 
     Attributes:
-      stages: the same.
-      programs: the same.
-      batch: the same.
-      last: the place of the last stage.
-      state: of each stage, what its next pass waits for, and the sums so far.
+      stages: as given.
+      programs: as given.
+      batch: as given.
+      last: index of the last stage.
+      loss: as given.
+      outputs: of the whole batch, ``WithMasks``, after ``finish_forward``.
+      state: of each stage.
     """
 
     def __init__(
@@ -62,93 +69,139 @@ class Passes:
         stages: Sequence[Stage],
         programs: Sequence[Programs],
         batch: MicroBatches,
+        loss: Loss | None,
+        targets: Any,
         scale: Any,
+        rematerialize: str,
     ) -> None:
         self.stages = stages
         self.programs = programs
         self.batch = batch
         self.last = len(stages) - 1
+        self.loss = loss
+        self.outputs: Any = None
+        self._targets_of_batch = targets
         self._scale = scale
+        self._rematerialize = rematerialize
+        self._upstream: Tensors = []
         self.state: list[State] = []
         for stage, own in zip(stages, programs):
             with tf.device(stage.device):
                 self.state.append(State(tf.constant(0), own.zeros()))
 
+    def keeps(self, stage: int, number: int) -> bool:
+        """Whether a stage stores the activations of a micro-batch.
+
+        The last stage runs the backward pass of the last micro-batch right after its forward pass.
+        """
+        count = self.batch.count
+        at_once = self.loss is not None and stage == self.last and number == count - 1
+        return at_once or keeps_activations(self._rematerialize, number, count)
+
     def forward(self, place: int, number: Any, inputs: Any, keep: bool) -> tuple[Kept, Any]:
-        """Takes a micro-batch through a stage.
+        """Runs the forward pass of a micro-batch in a stage.
 
         Args:
-          place: of the stage.
-          number: of the micro-batch.
+          place: index of the stage.
+          number: index of the micro-batch.
           inputs: of the stage.
-          keep: whether to keep activations.
+          keep: whether to store activations.
 
         Returns:
           What its backward pass needs; the outputs.
         """
-        done, sums = self.state[place]
+        done, totals = self.state[place]
         with tf.device(self.stages[place].device):
             inputs = _after([done], inputs)
-            outputs, activations, sums = self.programs[place].forward(
-                *self._of(number), inputs, self._targets(place, number), sums, keep
+            outputs, activations, totals = self.programs[place].forward(
+                *self._of(number), inputs, self._targets(place, number), totals, keep
             )
-            self._finish(place, tf.nest.flatten(outputs), sums)
+            self._finish(place, tf.nest.flatten(outputs), totals)
         return Kept(inputs, activations), outputs
 
     def backward(
         self, place: int, number: Any, kept: Kept, upstream: Tensors
     ) -> tuple[Any, Tensors]:
-        """Takes a micro-batch back through a stage.
+        """Runs the backward pass of a micro-batch in a stage.
 
         Args:
-          place: of the stage.
-          number: of the micro-batch.
-          kept: of its forward pass; of the last stage, its inputs do without that.
-          upstream: the gradients that the stage after it returned.
+          place: index of the stage.
+          number: index of the micro-batch.
+          kept: of its forward pass; or, for a last stage with a loss, its inputs.
+          upstream: the gradients that the next stage returned.
 
         Returns:
-          The outputs, if they had to be computed; the gradients of the inputs.
+          The outputs, if they were computed here; the gradients of the inputs.
         """
-        done, sums = self.state[place]
+        done, totals = self.state[place]
         with tf.device(self.stages[place].device):
             upstream = _after([done], upstream)
             inputs, activations = kept
             if activations is None:
-                # The inputs wait for the gradient: else the forward pass would be computed again
-                # too early, or merged with the first one by TensorFlow.
+                # The inputs wait for the gradient. Otherwise TensorFlow would recompute the forward
+                # pass too early, or merge it with the first one.
                 inputs = _after([done, *upstream], inputs)
-            aims = self._targets(place, number)
-            outputs, back, sums = self.programs[place].backward(
-                *self._of(number), inputs, aims, upstream, activations, sums
+            outputs, back, totals = self.programs[place].backward(
+                *self._of(number),
+                inputs,
+                self._targets(place, number),
+                upstream,
+                activations,
+                totals,
             )
-            self._finish(place, back or sums.gradients, sums)
+            self._finish(place, back or totals.gradients, totals)
         return outputs, back
 
     def inputs(self, number: Any) -> Any:
-        """Returns a micro-batch on the first stage's device."""
+        """Returns the inputs of a micro-batch, ``WithMasks``, on the first stage's device."""
         with tf.device(self.stages[0].device):
             return self.batch.inputs(number)
 
+    def finish_forward(self, outputs: Sequence[Any]) -> None:
+        """Joins the outputs of micro-batches, in their order, and computes a loss of the batch."""
+        done, totals = self.state[self.last]
+        with tf.device(self.stages[self.last].device):
+            rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+            self.outputs = tf.nest.map_structure(self.batch.joined, rows)
+            if self.loss is None:
+                return
+            floats = floats_of(self.outputs)
+            with tf.GradientTape() as tape:
+                tape.watch(floats)
+                loss = self.loss(masked(self.outputs), self._targets_of_batch)
+            self._upstream = tape.gradient(
+                loss, floats, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            )
+            total = totals.loss + tf.cast(loss, tf.float32)
+            self.state[self.last] = State(done, totals._replace(loss=total))
+
+    def upstream(self, number: Any) -> Tensors:
+        """Returns the gradients of a micro-batch's outputs for a loss of the whole batch."""
+        if self.loss is None:
+            return []
+        with tf.device(self.stages[self.last].device):
+            return [self.batch.gradient(whole, number) for whole in self._upstream]
+
     def _of(self, number: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns a micro-batch's number, int32, and share of the batch, float32."""
-        share = self.batch.share(number) * self._scale
-        # No constants: TensorFlow would make a program of its own for each of them.
+        """Returns the index, int32, and the scaled fraction, float32, of a micro-batch."""
+        fraction = self.batch.fraction(number) * self._scale
+        # Not constants: TensorFlow would specialize the function for each value.
         return (
             tf.raw_ops.PlaceholderWithDefault(input=tf.convert_to_tensor(number), shape=[]),
             tf.raw_ops.PlaceholderWithDefault(
-                input=tf.convert_to_tensor(share, tf.float32), shape=[]
+                input=tf.convert_to_tensor(fraction, tf.float32), shape=[]
             ),
         )
 
     def _targets(self, place: int, number: Any) -> Any:
-        return self.batch.targets(number) if place == self.last else ()
+        return self.batch.targets(number) if place == self.last and self.loss is None else ()
 
-    def _finish(self, place: int, results: Tensors, sums: Sums) -> None:
+    def _finish(self, place: int, results: Tensors, totals: Totals) -> None:
         with tf.control_dependencies(results):
-            self.state[place] = State(tf.constant(0), sums)
+            self.state[place] = State(tf.constant(0), totals)
 
 
 def _after(waits: Tensors, values: Any) -> Any:
-    """Returns the values on the device in scope, once something else is done."""
+    """Returns the values on the device in scope, once ``waits`` are computed."""
     with tf.control_dependencies(waits):
         return tf.nest.map_structure(tf.identity, values)

@@ -1,9 +1,10 @@
-"""A pipeline of stages, and the gradients of a batch that passes through it."""
+"""A pipeline: consecutive stages on devices of their own, and the gradients of a batch."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,25 +15,30 @@ from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
-from imagenet_fast.pipeline_parallel.options import PIPELINE_SCHEDULES, REMATERIALIZE
+from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.passes import Passes
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs
-from imagenet_fast.pipeline_parallel.stage import Stage
+from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
+from imagenet_fast.pipeline_parallel.stage import Stage, masked, with_masks
 from imagenet_fast.pipeline_parallel.statistics import commit
 from imagenet_fast.pipeline_parallel.unrolled import unrolled
 
+# A graph of more forward passes has loops. Tracing 4 stages with 64 micro-batches took 14 s
+# unrolled and 2.7 s with loops (benchmarks/pipeline).
+_MOST_UNROLLED = 64
+
 
 class BatchResult(NamedTuple):
-    """What a batch came to.
+    """Results of a batch.
 
     Attributes:
-      outputs: of the last block.
-      gradients: of the loss, for each trainable variable, on its device; None: it has no part in
-        the loss.
+      outputs: of the last block, with Keras masks.
+      gradients: of the loss for each trainable variable, on its device; None: the loss does not
+        depend on it.
       loss: without regularization, float32.
-      penalty: what regularization adds to the loss, float32.
+      penalty: regularization and ``add_loss``, float32.
     """
 
     outputs: Any
@@ -42,24 +48,31 @@ class BatchResult(NamedTuple):
 
 
 class Pipeline:
-    """Blocks that follow each other, cut into stages on devices of their own.
+    """Consecutive blocks, cut into stages on devices of their own.
 
-    Keras does not look into it: the weights are to be those of a model.
+    It is no Keras layer: a model has to own the blocks.
 
     Args:
       blocks: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       devices: names of the stages' devices, in order.
-      balance: how many blocks each device gets; None: about as many each.
-      num_micro_batches: parts of a batch, of sizes as equal as can be.
+      balance: number of blocks of each stage; None: about equally many.
+      num_micro_batches: number of micro-batches of a batch.
       rematerialize: as of ``GPipe``.
       schedule: as of ``GPipe``.
+      unroll: as of ``GPipe``.
 
     Attributes:
       stages: in order.
       num_micro_batches: as given.
+      rematerialize: as given.
+      schedule: as given.
+      unroll: as given.
+      input_specs: ``tf.TensorSpec`` of the inputs of the first call, for any batch size; None:
+        there was none.
 
     Raises:
-      UserError: if the blocks cannot be split like that, or an option has no such value.
+      UserError: if the blocks cannot be split like that, a device does not exist, or an option has
+        no such value.
     """
 
     def __init__(
@@ -70,96 +83,106 @@ class Pipeline:
         balance: Sequence[int] | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
-        schedule: str = "unrolled",
+        schedule: str = "gpipe",
+        unroll: bool | None = None,
     ) -> None:
-        if num_micro_batches < 1:
-            raise UserError(f"num_micro_batches is {num_micro_batches}, but must be positive")
+        self.num_micro_batches = _positive(num_micro_batches)
         require_choice("rematerialize", rematerialize, REMATERIALIZE)
-        require_choice("schedule", schedule, PIPELINE_SCHEDULES)
+        self.schedule = canonical_schedule(schedule)
+        if self.schedule != "gpipe" and unroll is False:
+            raise UserError(f"schedule={self.schedule} has no graph with loops: leave out unroll")
         for block in blocks:
             _check_block(block)
+        for device in devices:
+            _check_device(device)
         self.stages = [
             Stage(blocks[begin:end], device)
             for (begin, end), device in zip(bounds(balance, len(blocks), len(devices)), devices)
         ]
-        self.num_micro_batches = num_micro_batches
-        self._rematerialize = rematerialize
-        self._schedule = schedule
+        self.rematerialize = rematerialize
+        self.unroll = unroll
+        self.input_specs: Any = None
+        self.check_placement()
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What is trained, stage by stage."""
+        """The trainable variables, stage by stage."""
         return [variable for stage in self.stages for variable in stage.variables]
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the last block's outputs, computed without micro-batches.
 
         Raises:
-          UserError: if a mask leads from a stage to the next, where it would be lost.
+          UserError: at the first call, if :meth:`check_placement` finds a fault.
         """
-        for before, stage in zip([None, *self.stages], self.stages):
-            if before:
-                _check_no_mask(inputs, before.blocks[-1])
+        outputs = inputs
+        for stage in self.stages:
             with tf.device(stage.device):
-                inputs = stage(tf.nest.map_structure(tf.identity, inputs), training)
-        return inputs
+                received = masked(tf.nest.map_structure(tf.identity, with_masks(outputs)))
+                outputs = stage(received, training)
+        if self.input_specs is None:
+            self.check_placement()
+            self.input_specs = without_batch_size(inputs)
+        return outputs
 
     # No Python here depends on tensors; that of the blocks may, and is converted.
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: Any, targets: Any, loss: Loss, scale: Any = 1.0) -> BatchResult:
-        """Takes a batch forward and backward; what moving averages there are, move.
+        """Computes a batch forward and backward, and updates moving averages.
 
-        To be called in a ``tf.function``; the weights have been made.
+        To be called in a ``tf.function``, with built blocks.
 
         Args:
-          inputs: tensors in any structure, whose first dimension is the batch's.
+          inputs: tensors in any structure, whose first dimension is the batch.
           targets: the same; what the loss needs besides the outputs.
-          loss: from a micro-batch's outputs and targets to its part of the loss, a scalar; the loss
-            is the sum of these.
-          scale: of the loss, with which the regularization of layers is to be multiplied, too.
+          loss: from outputs and targets to a scalar. ``gpipe`` calls it once, for the whole batch;
+            ``1f1b`` for each micro-batch, and the loss is the sum.
+          scale: loss scale that ``loss`` includes, by which regularization is to be multiplied.
 
         Raises:
-          UserError: if the batch is smaller than the number of micro-batches, or a block does what
-            cannot be done in a pipeline.
+          UserError: if a block does what a pipeline cannot repeat or move.
         """
-        batch = MicroBatches(inputs, targets, self.num_micro_batches)
-        passes = Passes(self.stages, self._programs(batch, loss), batch, scale)
-        if self._schedule == "while":
-            outputs = looped(passes, self._rematerialize)
+        batch = MicroBatches(with_masks(inputs), targets, self.num_micro_batches)
+        whole = self.schedule == "gpipe"
+        passes = Passes(
+            self.stages,
+            self._programs(batch, None if whole else loss),
+            batch,
+            loss if whole else None,
+            targets,
+            scale,
+            self.rematerialize,
+        )
+        if self._has_loops(batch.count):
+            looped(passes, keep=self.rematerialize == "never")
         else:
-            outputs = unrolled(passes, self._schedule, self._rematerialize)
+            unrolled(passes, self.schedule)
         gradients, penalties = [], []
-        for stage, programs, (_, sums) in zip(self.stages, passes.programs, passes.state):
-            commit(stage.norms, programs.moments(sums))
-            gradients += programs.gradients(sums)
-            penalties.append(sums.penalty)
-        blocks = [block for stage in self.stages for block in stage.blocks]
-        for layer in {own for block in blocks for own in (block, *block.submodules)}:
+        for stage, programs, (_, totals) in zip(self.stages, passes.programs, passes.state):
+            commit(stage.norms, programs.moments(totals))
+            gradients += programs.gradients(totals)
+            penalties.append(totals.penalty)
+        for layer in {layer for stage in self.stages for layer in stage.layers}:
             if isinstance(layer, Dropout):
                 layer.count()
-        return BatchResult(outputs, gradients, passes.state[-1].sums.loss, tf.add_n(penalties))
-
-    def _programs(self, batch: MicroBatches, loss: Loss) -> list[Programs]:
-        """Returns the programs of all stages."""
-        made: list[Programs] = []
-        inputs, targets = batch.specs
-        for place, stage in enumerate(self.stages):
-            aims, own_loss = (targets, loss) if place == len(self.stages) - 1 else ((), None)
-            with tf.device(stage.device):
-                made.append(Programs(stage, inputs, aims, own_loss, first=place == 0))
-            inputs = made[-1].outputs
-        return made
+        return BatchResult(
+            masked(passes.outputs),
+            gradients,
+            passes.state[-1].totals.loss,
+            tf.add_n(penalties),
+        )
 
     def check_placement(self) -> None:
-        """Checks that all weights are on the devices of their stages.
+        """Checks that all existing weights are on the devices of their stages.
 
         Raises:
-          UserError: if one is not, or is shared by several stages.
+          UserError: if one is not, or several stages share it.
         """
         owners: dict[Any, int] = {}
         canonical = functools.cache(full_device_name)
         for place, stage in enumerate(self.stages):
-            for variable in (own for block in stage.blocks for own in block.variables):
+            built = [block for block in stage.blocks if block.built]
+            for variable in (own for block in built for own in block.variables):
                 first = owners.setdefault(variable.ref(), place)
                 if first != place:
                     raise UserError(
@@ -172,13 +195,71 @@ class Pipeline:
                         f"{stage.device}: give the pipeline blocks that are not built yet"
                     )
 
-
-def _check_no_mask(outputs: Any, block: keras.layers.Layer) -> None:
-    if any(getattr(own, "_keras_mask", None) is not None for own in tf.nest.flatten(outputs)):
-        raise UserError(
-            f"the outputs of block {block.name!r} have a mask, which does not reach the next "
-            "stage: put the layers up to the one that uses it into one block"
+    def _programs(self, batch: MicroBatches, loss: Loss | None) -> list[Programs]:
+        """Returns the functions of all stages."""
+        made: list[Programs] = []
+        inputs, targets = batch.specs
+        stored = self.rematerialize == "never" or (
+            self.rematerialize == "except_last" and batch.count == 1
         )
+        for place, stage in enumerate(self.stages):
+            own_loss = loss if place == len(self.stages) - 1 else None
+            aims = () if own_loss is None else targets
+            # With a loss of each micro-batch, the backward pass follows the forward pass at once.
+            recomputes = not stored and own_loss is None
+            with tf.device(stage.device):
+                programs = Programs(stage, inputs, aims, own_loss, place == 0, recomputes)
+            made.append(programs)
+            inputs = programs.outputs
+        return made
+
+    def _has_loops(self, count: int) -> bool:
+        if self.schedule != "gpipe" or count == 1:
+            return False
+        if self.unroll is not None:
+            return not self.unroll
+        return len(self.stages) * count > _MOST_UNROLLED
+
+
+def without_batch_size(inputs: Any) -> Any:
+    """Returns the ``tf.TensorSpec`` of tensors, for any batch size."""
+    return tf.nest.map_structure(
+        lambda batch: tf.TensorSpec([None, *batch.shape[1:]], batch.dtype), inputs
+    )
+
+
+def _positive(number: Any) -> int:
+    """Returns the number of micro-batches.
+
+    Raises:
+      UserError: if it is not a positive integer.
+    """
+    try:
+        count = operator.index(number)
+    except TypeError:
+        raise UserError(f"num_micro_batches is {number!r}, but must be an integer") from None
+    if count < 1:
+        raise UserError(f"num_micro_batches is {count}, but must be positive")
+    return count
+
+
+def _check_device(name: str) -> None:
+    try:
+        wanted = tf.DeviceSpec.from_string(name)
+    except (AttributeError, TypeError, ValueError):
+        raise UserError(f"device {name!r} is no name of a device, such as 'GPU:0'") from None
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    if not any(_matches(wanted, tf.DeviceSpec.from_string(device)) for device in listed):
+        raise UserError(f"device {name!r} does not exist; there are {', '.join(listed)}")
+
+
+def _matches(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
+    """Whether all parts of a name that both specify are equal."""
+    parts = [
+        (getattr(wanted, part), getattr(device, part))
+        for part in ("job", "replica", "task", "device_type", "device_index")
+    ]
+    return all(one is None or other is None or one == other for one, other in parts)
 
 
 def _check_block(block: Any) -> None:
@@ -197,6 +278,6 @@ def _check_block(block: Any) -> None:
     if len(needed) != 1:
         raise UserError(
             f"block {block.name!r} takes {len(needed)} inputs ({', '.join(needed)}), but a block "
-            "of a pipeline takes one: wrap it in a layer whose call(self, inputs) takes a tuple "
-            "apart, and have the block before it return that tuple"
+            "of a pipeline takes one: wrap it in a layer whose call(self, inputs) unpacks a tuple, "
+            "and have the block before it return that tuple"
         )

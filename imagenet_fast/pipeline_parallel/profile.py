@@ -115,7 +115,7 @@ def _count(
         with shape_only():
             block = _copy(block, specs)
     stage = Stage([block], "CPU:0")
-    programs = Programs(stage, specs, (), None, first)
+    programs = Programs(stage, specs, (), None, first, recomputes=False)
     forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
     other = [own for own in block.weights if not _is_in(own, stage.variables)]
     cost = BlockCost(
@@ -131,7 +131,7 @@ def _count(
         needed_output_bytes=_bytes(needed_outputs),
         activation_bytes=_bytes(programs.activations),
     )
-    return cost, programs.outputs
+    return cost, programs.outputs.values
 
 
 def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
@@ -162,7 +162,7 @@ def _seconds(
     """Returns the times of the forward and backward passes."""
     with tf.device(device):
         stage = Stage([_copy(block, specs)], device)
-        programs = Programs(stage, specs, (), None, first)
+        programs = Programs(stage, specs, (), None, first, recomputes=False)
         inputs, upstream = tf.nest.map_structure(_random, (specs, floats_of(programs.outputs)))
         of = (tf.constant(0), tf.constant(1.0))
 

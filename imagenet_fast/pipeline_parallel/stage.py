@@ -1,9 +1,9 @@
-"""A stage of a pipeline: some blocks that follow each other, on a device of their own."""
+"""A stage of a pipeline: consecutive blocks on one device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
@@ -11,43 +11,81 @@ import tf_keras as keras
 from imagenet_fast.pipeline_parallel.statistics import batch_norms
 
 
-class Stage:
-    """Blocks on a device.
-
-    Args:
-      blocks: that follow each other.
-      device: on which they are computed.
+class WithMasks(NamedTuple):
+    """What one stage sends to the next.
 
     Attributes:
-      blocks: the same.
-      device: the same.
+      values: the outputs, in any structure.
+      masks: their Keras masks, by the position of the output in the flattened structure.
+    """
+
+    values: Any
+    masks: dict[int, tf.Tensor]
+
+
+class Stage:
+    """Consecutive blocks on one device.
+
+    Args:
+      blocks: Keras layers.
+      device: that computes them.
+
+    Attributes:
+      blocks: as given.
+      device: as given.
     """
 
     def __init__(self, blocks: Sequence[keras.layers.Layer], device: str) -> None:
         self.blocks = list(blocks)
         self.device = device
-        # Of what several blocks share, it knows once.
-        self._all = keras.layers.Layer()
-        self._all.blocks = self.blocks
+        # A layer that several blocks share counts once in it.
+        self._container = keras.layers.Layer()
+        self._container.blocks = self.blocks
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """What is trained."""
-        return self._all.trainable_variables
+        """The trainable variables."""
+        return self._container.trainable_variables
+
+    @property
+    def layers(self) -> list[keras.layers.Layer]:
+        """The blocks and all layers inside them."""
+        return [layer for block in self.blocks for layer in (block, *block.submodules)]
 
     @property
     def norms(self) -> list[keras.layers.BatchNormalization]:
-        """The batch norms in the blocks."""
+        """The batch-norm layers in the blocks."""
         return batch_norms(self.blocks)
 
     @property
     def losses(self) -> list[tf.Tensor]:
-        """What the blocks' regularization adds to the loss, in the call that was made last."""
-        return self._all.losses
+        """Regularization and ``add_loss`` of the most recent call."""
+        return self._container.losses
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the outputs of the last block; to be called in the device's scope."""
         for block in self.blocks:
-            # Keras tells the layers inside a block, too, if its own call has no such argument.
+            # Keras also passes it to the layers inside a block whose call has no such argument.
             inputs = block(inputs, training=training)
         return inputs
+
+
+def with_masks(outputs: Any) -> WithMasks:
+    """Returns tensors, or their specs, with the masks that Keras has attached to them."""
+    if isinstance(outputs, WithMasks):
+        return outputs
+    masks = {
+        place: output._keras_mask
+        for place, output in enumerate(tf.nest.flatten(outputs))
+        if getattr(output, "_keras_mask", None) is not None
+    }
+    return WithMasks(outputs, masks)
+
+
+def masked(outputs: WithMasks) -> Any:
+    """Returns the tensors, with the masks attached for Keras."""
+    flat = tf.nest.flatten(outputs.values)
+    for place, mask in outputs.masks.items():
+        flat[place] = tf.identity(flat[place])
+        flat[place]._keras_mask = mask
+    return tf.nest.pack_sequence_as(outputs.values, flat)

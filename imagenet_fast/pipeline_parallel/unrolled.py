@@ -1,47 +1,43 @@
-"""A schedule whose graph holds every pass of every micro-batch, in any order."""
+"""A step's graph with one node for each pass of each micro-batch, in any schedule."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
-from imagenet_fast.cost_model.pipeline import keeps_activations
-from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.pipeline_parallel.passes import Kept, Passes
 from imagenet_fast.pipeline_parallel.programs import Tensors
+from imagenet_fast.pipeline_parallel.schedules import tasks
 
 
-def unrolled(passes: Passes, schedule: str, rematerialize: str) -> Any:
-    """Takes all micro-batches forward and backward.
+def unrolled(passes: Passes, schedule: str) -> None:
+    """Runs all passes of all micro-batches.
 
     Args:
-      passes: adds up what is found.
-      schedule: as of :func:`~imagenet_fast.pipeline_parallel.orders.tasks`.
-      rematerialize: ``always``: of each stage only its inputs are kept, and its activations
-        computed again; ``except_last``: those of the last micro-batch are kept; ``never``: all are.
-
-    Returns:
-      The outputs of the last stage for the whole batch.
+      passes: collects the results.
+      schedule: of :func:`~imagenet_fast.pipeline_parallel.schedules.tasks`.
     """
     count, last = passes.batch.count, passes.last
     kept: dict[tuple[int, int], Kept] = {}
-    # By micro-batch: what the stage before, or after, has made of it.
+    # By micro-batch: outputs of the stage before, gradients from the stage after.
     outputs: dict[int, Any] = {}
-    upstream: dict[int, Tensors] = {number: [] for number in range(count)}
+    upstream: dict[int, Tensors] = {}
     for place, number, backward in tasks(schedule, last + 1, count):
-        if backward:
-            found, upstream[number] = passes.backward(
-                place, number, kept.pop((place, number)), upstream[number]
-            )
-            if found is not None and place == last:
-                outputs[number] = found
+        if not backward:
+            inputs = outputs.pop(number) if place else passes.inputs(number)
+            keep = passes.keeps(place, number)
+            if keep or place < last or passes.loss is not None:
+                kept[place, number], outputs[number] = passes.forward(place, number, inputs, keep)
+            else:  # its backward pass follows at once, and computes the outputs
+                kept[place, number] = Kept(inputs)
             continue
-        inputs = outputs.pop(number) if place else passes.inputs(number)
-        keep = keeps_activations(rematerialize, number, count)
-        if keep or place < last:
-            kept[place, number], outputs[number] = passes.forward(place, number, inputs, keep)
-        else:  # its backward pass computes it anyway
-            kept[place, number] = Kept(inputs)
-    parts = [outputs[number] for number in range(count)]
-    return tf.nest.map_structure(lambda *own: tf.concat(own, axis=0), *parts)
+        if place == last:
+            if passes.loss is not None and passes.outputs is None:
+                passes.finish_forward([outputs[other] for other in range(count)])
+            upstream[number] = passes.upstream(number)
+        computed, upstream[number] = passes.backward(
+            place, number, kept.pop((place, number)), upstream[number]
+        )
+        if computed is not None:
+            outputs[number] = computed
+    if passes.outputs is None:
+        passes.finish_forward([outputs[number] for number in range(count)])

@@ -28,9 +28,9 @@ from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.balance import best_balance
 from imagenet_fast.pipeline_parallel.model import default_devices
-from imagenet_fast.pipeline_parallel.orders import Task, tasks
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
+from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 from imagenet_fast.planning.gantt import gantt
 from imagenet_fast.planning.step_costs import slots_of
 from imagenet_fast.training.build import build_classifier, check_pipeline

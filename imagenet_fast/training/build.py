@@ -36,7 +36,7 @@ from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.placement import stage_devices
-from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
@@ -289,7 +289,7 @@ def _timed_fusion(config: Config, model: Classifier) -> Fusion | None:
 
 def build_all_reduce(
     options: ClusterOptions, pipeline: Pipeline | None = None, fusion: Fusion | None = None
-) -> AllReduce | StageSums:
+) -> AllReduce | StageAllReduce:
     """Returns the gradient all-reduce, under the strategy in scope.
 
     Args:
@@ -303,7 +303,7 @@ def build_all_reduce(
     fusion = fusion or Fusion(options.fusion_bytes, options.fusion_segments)
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
-    return StageSums(
+    return StageAllReduce(
         [stage.device for stage in pipeline.stages],
         lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
     )

@@ -20,7 +20,7 @@ from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
-from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.losses import image_losses
 from imagenet_fast.training.metric_sums import NAMES, Metric, MetricSums, batch_sums
 from imagenet_fast.training.micro_batches import micro_batches
@@ -91,7 +91,7 @@ class TrainingStep(keras.Model):
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
         self.metric_sums = MetricSums()
-        self.all_reduce: AllReduce | StageSums | None = None
+        self.all_reduce: AllReduce | StageAllReduce | None = None
         self.weight_average: WeightAverage | None = None
         self.lookahead: Lookahead | None = None
         # Each replica returns metrics of all replicas, which Keras would add up.

@@ -14,7 +14,7 @@ from imagenet_fast.distribute.exchange import texts_of_all, wait_for_all
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.pipeline_parallel.placement import stage_devices
-from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 
 
 def main():
@@ -30,7 +30,7 @@ def main():
         for place, device in enumerate(devices):
             with tf.device(device):
                 variables += [tf.Variable(tf.fill([n], float(place))) for n in (2, 3)]
-        sums = StageSums(
+        sums = StageAllReduce(
             devices, lambda place: AllReduce(place=place, name=f"stage_{place}", fusion=Fusion(9))
         )
     found["places"] = [variable.device for variable in variables]

@@ -15,7 +15,7 @@ from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.pipeline_parallel.stage_sums import StageSums
+from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 
 JOB = pathlib.Path(__file__).with_name("pipeline_strategy_job.py")
 
@@ -84,4 +84,4 @@ def test_another_strategy_cannot_be_with_pipelines():
 def test_segments_are_not_of_one_stage():
     make = lambda place: AllReduce(fusion=Fusion(segments=(2,)), place=place)  # noqa: E731
     with pytest.raises(UserError, match="fusion_segments is not for pipelines"):
-        StageSums(["CPU:0"], make)
+        StageAllReduce(["CPU:0"], make)

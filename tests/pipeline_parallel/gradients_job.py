@@ -86,7 +86,8 @@ def pipelined(kind, stages, parts, rematerialize, schedule):
         DEVICES[:stages],
         num_micro_batches=parts,
         rematerialize=rematerialize,
-        schedule=schedule,
+        schedule=schedule.removesuffix(", looped"),
+        unroll=not schedule.endswith("looped"),
     )
 
     @tf.function

@@ -16,7 +16,7 @@ from imagenet_fast.cost_model.pipeline import (
 )
 from imagenet_fast.pipeline_parallel.balance import balance_for, best_balance
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
-from imagenet_fast.pipeline_parallel.orders import tasks
+from imagenet_fast.pipeline_parallel.schedules import tasks
 
 
 def block(forward, backward, **sizes):
@@ -44,7 +44,7 @@ def seconds(costs, balance, order, rematerialize):
 
 
 @pytest.mark.parametrize("rematerialize", ["always", "except_last", "never"])
-@pytest.mark.parametrize("schedule", ["unrolled", "1f1b"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_few_balances_are_faster(schedule, rematerialize):
     ratios = []
     for seed in range(30):
@@ -65,7 +65,7 @@ def test_the_last_stage_gets_more_where_it_computes_nothing_twice():
     assert best_balance(costs, tasks("1f1b", 2, 8), "always") == [6, 8]
     assert best_balance(costs, tasks("1f1b", 2, 8), "never") == [7, 7]
     # There, others recompute while it makes its only forward pass.
-    assert best_balance(costs, tasks("unrolled", 2, 8), "always") == [7, 7]
+    assert best_balance(costs, tasks("gpipe", 2, 8), "always") == [7, 7]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -106,7 +106,7 @@ def test_of_a_network_that_is_built_in_stages():
         stages=2,
         batch_size=9,
         micro_batches=2,
-        schedule="unrolled",
+        schedule="gpipe",
         rematerialize="always",
     )
     model, _, balance = build_in_stages(make, ["CPU:0", "CPU:0"], balancer)

@@ -94,7 +94,7 @@ def test_activations_are_what_the_pipeline_keeps_of_a_stage(name, size, options)
         whole = [own for own in kept.activations if own.shape.is_fully_defined()]
         size_of_all = sum(own.shape.num_elements() * own.dtype.size for own in whole)
         assert together(own).activation_bytes == size_of_all > 0
-        specs = kept.outputs
+        specs = kept.outputs.values
 
 
 @pytest.mark.long

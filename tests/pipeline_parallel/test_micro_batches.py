@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 
 SIZES = [(1, 1), (6, 1), (6, 3), (7, 3), (13, 8), (8, 8)]
@@ -15,7 +14,7 @@ def rows(count, width=2):
     return np.arange(count * width, dtype="float32").reshape(count, width)
 
 
-def check(inputs, targets, shares, count):
+def check(inputs, targets, fractions, count):
     """That all of the parts are right, as they were computed."""
     expected = np.array_split(rows(len(np.concatenate(inputs))), count)
     assert [len(own) for own in inputs] == [len(own) for own in expected]
@@ -23,7 +22,7 @@ def check(inputs, targets, shares, count):
         for own, part in zip(found, expected):
             np.testing.assert_array_equal(own, part)
     np.testing.assert_allclose(
-        shares, [len(own) / sum(map(len, expected)) for own in expected], rtol=1e-6
+        fractions, [len(own) / sum(map(len, expected)) for own in expected], rtol=1e-6
     )
 
 
@@ -34,10 +33,10 @@ def test_parts_of_a_batch_of_a_known_size(examples, count):
     check(
         [batch.inputs(number).numpy() for number in numbers],
         [batch.targets(number).numpy() for number in numbers],
-        [batch.share(number) for number in numbers],
+        [batch.fraction(number) for number in numbers],
         count,
     )
-    assert isinstance(batch.share(0), float)
+    assert isinstance(batch.fraction(0), float)
     assert (batch.examples, batch.count) == (examples, count)
 
 
@@ -57,7 +56,7 @@ def test_parts_in_a_graph(examples, count, known):
         found = []
         for number in range(count):
             own = number if known == "number" else numbers[number]
-            found.append((batch.inputs(own), batch.targets(own), batch.share(own)))
+            found.append((batch.inputs(own), batch.targets(own), batch.fraction(own)))
             assert found[-1][2].dtype == tf.float32
             if known == "size" and examples % count == 0:
                 assert found[-1][0].shape == (examples // count, 2)
@@ -65,8 +64,8 @@ def test_parts_in_a_graph(examples, count, known):
                 assert found[-1][0].shape[1:] == (2,)
         return found
 
-    inputs, targets, shares = zip(*split(rows(examples), np.arange(count, dtype=np.int32)))
-    check([own.numpy() for own in inputs], [own.numpy() for own in targets], shares, count)
+    inputs, targets, fractions = zip(*split(rows(examples), np.arange(count, dtype=np.int32)))
+    check([own.numpy() for own in inputs], [own.numpy() for own in targets], fractions, count)
 
 
 def test_what_describes_a_part():
@@ -88,19 +87,27 @@ def test_structures():
     assert batch.targets(1) == ()
 
 
-def test_more_parts_than_examples():
-    told = "a batch of 3 cannot be split into 4 micro-batches: use fewer, larger batches, or leave"
-    with pytest.raises(UserError, match=told):
-        MicroBatches(tf.zeros([3, 2]), (), 4)
+def test_fewer_examples_than_micro_batches():
+    """One micro-batch each."""
+    batch = MicroBatches(tf.constant(rows(3)), (), 4)
+    assert batch.count == 3
+    np.testing.assert_array_equal([batch.inputs(n)[0] for n in range(3)], rows(3))
 
 
-def test_more_parts_than_examples_where_the_size_is_not_known():
+def test_fewer_examples_than_micro_batches_where_the_size_is_not_known():
+    """The others repeat the last one, and count for nothing."""
+
     @tf.function(input_signature=[tf.TensorSpec([None, 2])])
-    def last(values):
-        return MicroBatches(values, (), 4).inputs(3)
+    def split(values):
+        batch = MicroBatches(values, (), 4)
+        assert batch.count == 4
+        parts = [batch.inputs(number) for number in range(4)]
+        gradients = [batch.gradient(values, number) for number in range(4)]
+        fractions = [batch.fraction(number) for number in range(4)]
+        return parts, gradients, fractions, batch.joined(tf.concat(parts, axis=0))
 
-    np.testing.assert_array_equal(last(rows(4)), rows(4)[3:])
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="cannot be split into 4 micro-batches: use f"
-    ):
-        last(rows(3))
+    parts, gradients, fractions, joined = split(rows(3))
+    np.testing.assert_array_equal(np.concatenate(parts), rows(3)[[0, 1, 2, 2]])
+    np.testing.assert_array_equal(np.concatenate(gradients), [*rows(3), [0, 0]])
+    np.testing.assert_allclose(fractions, [1 / 3] * 3 + [0])
+    np.testing.assert_array_equal(joined, rows(3))

@@ -12,7 +12,7 @@ JOB = pathlib.Path(__file__).with_name("gradients_job.py")
 # Of the last, some micro-batches are larger than others, and they are more than stages by two.
 PARTS = (1, 2, 3, 6)
 MODES = ("always", "except_last", "never")
-SCHEDULES = ("unrolled", "while", "1f1b")
+SCHEDULES = ("gpipe", "gpipe, looped", "1f1b")
 
 
 def noisy_cases():
@@ -31,8 +31,8 @@ NOISY = list(noisy_cases())
 PLAIN = list(itertools.product([3], PARTS[-1:], MODES, SCHEDULES))
 # Each schedule, mode and kind of network, and fewer and more micro-batches than stages.
 FEW = [
-    ("noisy", 2, 2, "always", "unrolled"),
-    ("noisy", 3, 6, "except_last", "while"),
+    ("noisy", 2, 2, "always", "gpipe"),
+    ("noisy", 3, 6, "except_last", "gpipe, looped"),
     ("noisy", 4, 3, "never", "1f1b"),
     ("plain", 3, 6, "except_last", "1f1b"),
 ]

@@ -139,7 +139,7 @@ def test_picture(plan):
     labels = texts(svg)
     assert {"stage", "0", "1", "2", "time; one device would need 1"} <= set(labels)
     assert {"forward", "recompute", "backward"} <= set(labels)
-    assert any(own.startswith("resnet8, batch 32 in 4, unrolled") for own in labels)
+    assert any(own.startswith("resnet8, batch 32 in 4, gpipe") for own in labels)
     assert plan.picture() == svg
 
 

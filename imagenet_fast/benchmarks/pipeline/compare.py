@@ -24,7 +24,7 @@ from imagenet_fast.benchmarks.pipeline.emulated_device import BACKWARD, check_em
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, interleave
 from imagenet_fast.cost_model.pipeline import Simulation, simulate
-from imagenet_fast.pipeline_parallel.orders import tasks
+from imagenet_fast.pipeline_parallel.schedules import tasks
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline.worker"]
 
@@ -160,7 +160,7 @@ def simulated(case: Case, forward: float = 1.0) -> Simulation:
     """
     each = [forward / case.stages / case.micro_batches] * case.stages
     return simulate(
-        tasks(case.schedule, case.stages, case.micro_batches),
+        tasks(case.schedule.removesuffix("-looped"), case.stages, case.micro_batches),
         each,
         [BACKWARD * stage for stage in each],
         rematerialize=case.rematerialize,
@@ -237,7 +237,7 @@ def graphs() -> list[GraphSize]:
     """Builds the graphs of growing numbers of micro-batches, with each schedule."""
     cases = [
         Case(64, 4, m, schedule=schedule)
-        for schedule in ("unrolled", *_OTHERS)
+        for schedule in ("gpipe", *_OTHERS)
         for m in (1, 4, 16, 64)
     ]
     with _trainer(_SMALL, devices=4) as worker:
@@ -253,8 +253,8 @@ def graphs() -> list[GraphSize]:
     ]
 
 
-# The schedules besides ``unrolled``.
-_OTHERS = ("while", "1f1b")
+# The schedules besides ``gpipe``.
+_OTHERS = ("gpipe-looped", "1f1b")
 PARTS: dict[str, Callable[..., list[Any]]] = {
     "emulated": emulated,
     "overlap": overlap,

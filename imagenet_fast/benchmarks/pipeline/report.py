@@ -71,7 +71,7 @@ def _emulated(results: Sequence[StepTimes]) -> list[str]:
 def _overlap(results: Sequence[StepTimes]) -> list[str]:
     rows = [[*_TIME_HEAD, "to 1", "simulated"]]
     for result in results:
-        case = result.case._replace(micro_batches=1, schedule="unrolled")
+        case = result.case._replace(micro_batches=1, schedule="gpipe")
         base = next(other for other in results if other.case == case)
         rows.append(
             [
@@ -163,7 +163,7 @@ def _time_cells(result: StepTimes) -> list[str]:
 
 def _as_in_paper(case: Case) -> bool:
     """Whether the schedule and recomputation are those of Huang et al. 2018."""
-    return case.rematerialize == "always" and case.schedule == "unrolled"
+    return case.rematerialize == "always" and case.schedule == "gpipe"
 
 
 def _find(results: Sequence[StepTimes], stages: int, micro_batches: int) -> StepTimes:
@@ -234,7 +234,7 @@ def _draw_overlap(axes: Axes, results: Sequence[StepTimes]) -> None:
         first, *others = [
             result
             for result in results
-            if result.case.rematerialize == kept and result.case.schedule == "unrolled"
+            if result.case.rematerialize == kept and result.case.schedule == "gpipe"
         ]
         _draw_series(
             axes,

@@ -33,14 +33,14 @@ class Case(NamedTuple):
       stages: of the pipeline; 0: a plain Keras model.
       micro_batches: of ``GPipe``.
       rematerialize: of ``GPipe``.
-      schedule: of ``GPipe``.
+      schedule: of ``GPipe``; ``gpipe-looped`` has a graph with loops, ``gpipe`` an unrolled one.
     """
 
     batch: int
     stages: int = 0
     micro_batches: int = 1
     rematerialize: str = "always"
-    schedule: str = "unrolled"
+    schedule: str = "gpipe"
 
 
 class Network(NamedTuple):
@@ -188,7 +188,8 @@ def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
         devices[: case.stages],
         num_micro_batches=case.micro_batches,
         rematerialize=case.rematerialize,
-        schedule=case.schedule,
+        schedule=case.schedule.removesuffix("-looped"),
+        unroll=not case.schedule.endswith("-looped"),
     )
 
 

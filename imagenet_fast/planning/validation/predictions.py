@@ -22,8 +22,8 @@ from imagenet_fast.cost_model.compute import Efficiency, StepWork
 from imagenet_fast.cost_model.fusion import best_segments
 from imagenet_fast.cost_model.pipeline import BlockCost, simulate
 from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
-from imagenet_fast.pipeline_parallel.orders import tasks
 from imagenet_fast.pipeline_parallel.partition import bounds
+from imagenet_fast.pipeline_parallel.schedules import tasks
 from imagenet_fast.planning.step_costs import Block, block_seconds, count_blocks, count_step
 from imagenet_fast.planning.validation.published import (
     ROWS,
@@ -394,7 +394,7 @@ def _pipeline_throughput(run: Pipelined, efficiency: Efficiency) -> float:
         for first, end in bounds(balance, len(blocks), run.stages)
     ]
     simulation = simulate(
-        tasks("unrolled", run.stages, run.micro_batches),
+        tasks("gpipe", run.stages, run.micro_batches),
         [stage.forward for stage in stages],
         [stage.backward for stage in stages],
         transfer=[stage.output_bytes / chip.link for stage in stages[:-1]],

@@ -1,10 +1,13 @@
-"""The orders of passes, drawn, and what must hold of them."""
+"""Schedules, drawn, and what must hold of them."""
 
 import collections
 
 import pytest
 
-from imagenet_fast.pipeline_parallel import orders
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.config import Config
+from imagenet_fast.pipeline_parallel import schedules
 
 SIZES = [(1, 1), (1, 5), (2, 1), (3, 2), (3, 4), (4, 4), (4, 9), (5, 3)]
 
@@ -31,7 +34,7 @@ def drawn(tasks, stages):
     rows, ends = [[] for _ in range(stages)], {}
     for task in tasks:
         row = rows[task.stage]
-        begin = max([len(row), *(ends[own] for own in orders.needed_by(task, stages))])
+        begin = max([len(row), *(ends[own] for own in schedules.dependencies(task, stages))])
         row += ["  "] * (begin - len(row))
         row.append(f"{'B' if task.backward else 'F'}{task.micro_batch}")
         ends[task] = begin + 1
@@ -40,24 +43,24 @@ def drawn(tasks, stages):
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_diagrams(name):
-    rows = drawn(orders.ORDERS[name](3, 4), 3)
+    rows = drawn(schedules.tasks(name, 3, 4), 3)
     assert rows == DRAWN[name]
     for row in rows:
-        assert row in orders.__doc__
+        assert row in schedules.__doc__
 
 
 @pytest.mark.parametrize(("stages", "count"), SIZES)
-@pytest.mark.parametrize("name", orders.ORDERS)
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_every_task_once_and_after_those_it_needs(name, stages, count):
     done = set()
-    for task in orders.ORDERS[name](stages, count):
+    for task in schedules.tasks(name, stages, count):
         stage, number, backward = task
         needed = {(stage, number, False)} if backward else set()
         if backward and stage < stages - 1:
             needed.add((stage + 1, number, True))
         if not backward and stage:
             needed.add((stage - 1, number, False))
-        assert set(orders.needed_by(task, stages)) == needed
+        assert set(schedules.dependencies(task, stages)) == needed
         assert needed <= done
         assert task not in done
         done.add(task)
@@ -70,10 +73,10 @@ def test_every_task_once_and_after_those_it_needs(name, stages, count):
 
 
 @pytest.mark.parametrize(("stages", "count"), SIZES)
-@pytest.mark.parametrize("name", orders.ORDERS)
+@pytest.mark.parametrize("name", schedules.SCHEDULES)
 def test_the_bubble_is_that_of_the_paper(name, stages, count):
     """(K - 1) / (M + K - 1) of the time (Huang et al. 2018, section 2.3)."""
-    rows = drawn(orders.ORDERS[name](stages, count), stages)
+    rows = drawn(schedules.tasks(name, stages, count), stages)
     slots = (max(map(len, rows)) + 1) // 3
     assert slots == 2 * (count + stages - 1)
 
@@ -84,7 +87,7 @@ def test_micro_batches_that_wait(stages, count):
 
     def waiting(name):
         now, most = collections.Counter(), collections.Counter()
-        for stage, _, backward in orders.ORDERS[name](stages, count):
+        for stage, _, backward in schedules.tasks(name, stages, count):
             now[stage] += -1 if backward else 1
             most[stage] = max(most[stage], now[stage])
         return [most[stage] for stage in range(stages)]
@@ -93,7 +96,20 @@ def test_micro_batches_that_wait(stages, count):
     assert waiting("1f1b") == [min(stages - stage, count) for stage in range(stages)]
 
 
-def test_schedules_and_their_orders():
-    found = {name: orders.tasks(name, 3, 4) for name in ("unrolled", "while", "1f1b")}
-    assert found["unrolled"] == found["while"] == orders.gpipe(3, 4)
-    assert found["1f1b"] == orders.one_forward_one_backward(3, 4)
+@pytest.mark.parametrize("former", ["unrolled", "while"])
+def test_former_names_work_with_a_notice(former, capsys):
+    warn_once.cache_clear()
+    assert schedules.canonical_schedule(former, "pipeline_schedule") == "gpipe"
+    assert f"pipeline_schedule={former} is now called gpipe" in capsys.readouterr().err
+
+
+def test_unknown_names():
+    with pytest.raises(UserError, match="schedule='1b1f' does not exist; did you mean '1f1b'"):
+        schedules.canonical_schedule("1b1f")
+
+
+def test_configurations_of_earlier_versions_are_read():
+    assert Config.from_json('{"pipeline_schedule": "while"}') == Config()
+    assert Config(pipeline_schedule="unrolled") == Config()
+    with pytest.raises(UserError, match="pipeline_schedule='1b1f' does not exist; did you mean"):
+        Config(pipeline_schedule="1b1f")

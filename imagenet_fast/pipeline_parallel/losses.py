@@ -1,0 +1,134 @@
+"""The loss that ``compile`` was given, of a whole batch or of each micro-batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+from tf_keras.src.engine.compile_utils import LossesContainer
+
+from imagenet_fast.base.errors import UserError
+
+_Reduction = keras.losses.Reduction
+_HOW = "use schedule='gpipe', which computes the loss of the whole batch at once"
+
+
+class CompiledLoss:
+    """Keras' loss of a model's outputs, without metrics, whose variables a stage cannot change.
+
+    Args:
+      compiled: what Keras' ``compile`` made: ``model.compiled_loss``.
+    """
+
+    def __init__(self, compiled: LossesContainer) -> None:
+        self._container = _LossesAlone(
+            compiled._user_losses,
+            compiled._user_loss_weights,
+            compiled._output_names,
+            total_loss_mean=_NoMetric(),
+        )
+
+    def whole(self, outputs: Any, labels: Any, weights: Any) -> tf.Tensor:
+        """Returns the loss of a batch, a scalar; 0 without one.
+
+        Raises:
+          UserError: if the losses do not match the outputs, or one is not reduced to a scalar.
+        """
+        given = tf.nest.flatten(self._container._user_losses)
+        count = len(tf.nest.flatten(outputs))
+        if len(given) not in (1, count):
+            raise UserError(f"compile was given {len(given)} losses, but the outputs are {count}")
+        for loss in given:
+            if getattr(loss, "reduction", None) == _Reduction.NONE:
+                raise UserError(
+                    f"the loss {loss.name} has reduction='none', but a pipeline trains with one "
+                    "number for a batch: leave reduction out for the mean, or give "
+                    "reduction='sum', by which a Keras model takes the same steps as by 'none'"
+                )
+        value = self._container(labels, outputs, weights)
+        return tf.constant(0.0) if value is None else value
+
+    def part(self, outputs: Any, labels: Any, weights: Any, examples: Any) -> tf.Tensor:
+        """Returns a micro-batch's part of a batch's loss, a scalar.
+
+        Args:
+          outputs: of the micro-batch.
+          labels: of the micro-batch.
+          weights: of the micro-batch's examples, or None.
+          examples: in the batch.
+
+        Raises:
+          UserError: if the loss of a batch is known not to be a sum over micro-batches.
+        """
+        loss = self.whole(outputs, labels, weights)
+        if not self._averages(outputs):
+            return loss
+        count = tf.shape(tf.nest.flatten(outputs)[0])[0]
+        return loss * tf.cast(count / examples, loss.dtype)
+
+    def _averages(self, outputs: Any) -> bool:
+        """Whether the loss is a mean over the examples; else it is a sum."""
+        used = [
+            (loss, output)
+            for loss, output in zip(self._container._losses, tf.nest.flatten(outputs))
+            if loss is not None
+        ]
+        means = [loss.reduction != _Reduction.SUM for loss, _ in used]
+        if len(set(means)) > 1:
+            raise UserError(
+                "schedule='1f1b' cannot train with losses of which some are means and others sums "
+                f"over the batch: give them the same reduction, or {_HOW}"
+            )
+        for mean, (loss, output) in zip(means, used):
+            if mean and _ignores_a_class(loss):
+                raise UserError(
+                    f"schedule='1f1b' cannot train with the loss {loss.name}, a mean over the "
+                    f"labels that are not of ignore_class={loss._fn_kwargs['ignore_class']}, whose "
+                    f"number differs between micro-batches: {_HOW}"
+                )
+            if mean and getattr(output, "_keras_mask", None) is not None:
+                raise UserError(
+                    f"schedule='1f1b' cannot train with the loss {loss.name} of masked outputs, a "
+                    "mean over the unmasked ones, whose number differs between micro-batches: "
+                    f"{_HOW}"
+                )
+        return any(means)
+
+
+def check_parts(parts: tf.Tensor, whole: tf.Tensor, outputs: Any) -> tf.Operation:
+    """Returns a check that the losses of micro-batches add up to the loss of the batch.
+
+    Its failure is an ``InvalidArgumentError``. NaN passes, for callbacks to find.
+
+    Args:
+      parts: the sum.
+      whole: the loss of the batch.
+      outputs: of which it is; their precision is that of the comparison.
+    """
+    half = any(output.dtype.size < 4 for output in tf.nest.flatten(outputs))
+    whole = tf.cast(whole, parts.dtype)
+    tolerance = (3e-2 if half else 1e-4) * tf.abs(whole) + 1e-6
+    message = (
+        "the loss is not a mean or a sum over the examples: those of the micro-batches do not add "
+        f"up to that of the batch; {_HOW}. Their sum and the loss:"
+    )
+    return tf.debugging.Assert(
+        tf.logical_not(tf.abs(parts - whole) > tolerance), [message, parts, whole]
+    )
+
+
+def _ignores_a_class(loss: keras.losses.Loss) -> bool:
+    return getattr(loss, "_fn_kwargs", {}).get("ignore_class") is not None
+
+
+class _NoMetric:
+    """In place of the metric of the progress bar."""
+
+    def update_state(self, *_: Any, **__: Any) -> None:
+        """Does nothing."""
+
+
+class _LossesAlone(LossesContainer):
+    def _create_metrics(self) -> None:
+        self._per_output_metrics = [None] * len(self._output_names)

@@ -1,0 +1,114 @@
+"""Pipeline schedules: the order in which each stage works on the micro-batches of a batch.
+
+``gpipe`` runs all forward passes, then all backward passes (Huang et al. 2018)::
+
+    device 2            F0 F1 F2 F3 B3 B2 B1 B0
+    device 1         F0 F1 F2 F3       B3 B2 B1 B0
+    device 0      F0 F1 F2 F3             B3 B2 B1 B0      -> time
+
+``1f1b`` alternates one forward and one backward pass (Narayanan et al. 2019 and 2020,
+"PipeDream-flush"). It takes the same time, but stage k of K stores at most K - k micro-batches::
+
+    device 2            F0 B0 F1 B1 F2 B2 F3 B3
+    device 1         F0 F1    B0 F2 B1 F3 B2    B3
+    device 0      F0 F1 F2       B0 F3 B1    B2    B3      -> time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from imagenet_fast.base.errors import require_choice
+from imagenet_fast.base.notices import warn_once
+
+SCHEDULES = ("gpipe", "1f1b")
+# Before forms of the graph were chosen by size, ``gpipe`` had a name for each form.
+_FORMER_NAMES = {"unrolled": "gpipe", "while": "gpipe"}
+
+
+class Task(NamedTuple):
+    """One pass of one micro-batch through one stage.
+
+    Attributes:
+      stage: index of the stage.
+      micro_batch: index of the micro-batch.
+      backward: whether it is the backward pass.
+    """
+
+    stage: int
+    micro_batch: int
+    backward: bool
+
+
+def canonical_schedule(name: str, option: str = "schedule") -> str:
+    """Returns the schedule's name, with a notice if ``name`` is a former one.
+
+    Args:
+      name: of a schedule.
+      option: the option that has this value, for the message.
+
+    Raises:
+      UserError: if there is no such schedule.
+    """
+    if name in _FORMER_NAMES:
+        warn_once(
+            f"{option}={name} is now called {_FORMER_NAMES[name]}: whether its graph is unrolled "
+            "or has loops depends on its size"
+        )
+        name = _FORMER_NAMES[name]
+    require_choice(option, name, SCHEDULES)
+    return name
+
+
+def tasks(schedule: str, stages: int, micro_batches: int) -> list[Task]:
+    """Returns the tasks of all stages, each after the tasks that it depends on.
+
+    Args:
+      schedule: ``gpipe`` or ``1f1b``.
+      stages: number of stages.
+      micro_batches: number of micro-batches.
+    """
+    return (_one_forward_one_backward if schedule == "1f1b" else _gpipe)(stages, micro_batches)
+
+
+def dependencies(task: Task, stages: int) -> list[Task]:
+    """Returns the tasks whose results a task needs."""
+    stage, number, backward = task
+    if not backward:
+        return [Task(stage - 1, number, False)] if stage else []
+    after = [Task(stage + 1, number, True)] if stage < stages - 1 else []
+    return [Task(stage, number, False), *after]
+
+
+def _gpipe(stages: int, micro_batches: int) -> list[Task]:
+    forward = [Task(k, m, False) for m in range(micro_batches) for k in range(stages)]
+    return [*forward, *(Task(k, m, True) for k, m, _ in reversed(forward))]
+
+
+def _one_forward_one_backward(stages: int, micro_batches: int) -> list[Task]:
+    rows = []
+    for stage in range(stages):
+        ahead = min(stages - stage, micro_batches)
+        row = [Task(stage, number, False) for number in range(ahead)]
+        for number in range(micro_batches):
+            row.append(Task(stage, number, True))
+            if ahead + number < micro_batches:
+                row.append(Task(stage, ahead + number, False))
+        rows.append(row)
+    return _merged(rows)
+
+
+def _merged(rows: Sequence[Sequence[Task]]) -> list[Task]:
+    """Merges the stages' task lists into one in which each task follows its dependencies."""
+    done: dict[Task, None] = {}
+    places = [0] * len(rows)
+    while any(place < len(row) for place, row in zip(places, rows)):
+        for stage, row in enumerate(rows):
+            while places[stage] < len(row):
+                task = row[places[stage]]
+                if not all(needed in done for needed in dependencies(task, len(rows))):
+                    break
+                done[task] = None
+                places[stage] += 1
+    return list(done)
