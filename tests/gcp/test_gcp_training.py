@@ -57,7 +57,7 @@ def rows(bench, name):
 def test_a_run_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
     use(bench, digits, port, "undisturbed")
     output = bench.run("--yes", "keep_running", timeout=300)
-    assert "2 workers x 1 CPU" in output and "preempted" not in output
+    assert "2 workers x 1 CPU" in output and "was preempted" not in output
     bench.run("--yes", "delete")
 
     use(bench, digits, port, "preempted")
