@@ -182,7 +182,7 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
             "costs='flop' does not exist; did you mean 'flops'?",
         ),
         (["--pipeline", "--device_memory_gb=-1"], "device_memory_gb is -1, but must not be"),
-        (["--pipeline", "--pipeline_stages=2", "--pipeline_balance=3"], "is of 1 stages, but"),
+        (["--pipeline", "--pipeline_stages=2", "--pipeline_balance=3"], "has 1 stages, but"),
         (
             [*SMALL, "--pipeline_stages=2", "--xla"],
             "pipeline_stages does not work with xla: drop one",
