@@ -303,6 +303,10 @@ def _trace(
             [*stage.variables, *watched],
             output_gradients=[*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)],
         )
+        gradients = [None if own is None else tf.convert_to_tensor(own) for own in gradients]
+        for variable, gradient in zip(stage.variables, gradients):
+            if gradient is not None:  # whose shape a recurrent layer does not know
+                gradient.set_shape(variable.shape)
         backward = graph.get_operations()[len(forward) :]
         traced.update(
             forward=set(forward),
@@ -315,7 +319,7 @@ def _trace(
             },
             penalty=penalty,
             loss=_sum(losses),
-            gradients=[None if own is None else tf.convert_to_tensor(own) for own in gradients],
+            gradients=gradients,
             activations=_activations(forward, backward, flat),
         )
 

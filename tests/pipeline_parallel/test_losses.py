@@ -1,0 +1,301 @@
+"""Losses of any kind: a pipeline's step against Keras' own, with one tape over the whole batch."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.pipeline_parallel.model import GPipe
+
+layers = keras.layers
+CROSS_ENTROPY = keras.losses.SparseCategoricalCrossentropy
+DEVICES = ["CPU:0"] * 4
+EXAMPLES = 10
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.normal(size=(EXAMPLES, 8, 8, 3)).astype("float32")
+LABELS = np.arange(EXAMPLES) % 3
+# Most pixels of class 2 are in the first images.
+PIXELS = RANDOM.integers(0, 3, (EXAMPLES, 8, 8))
+PIXELS[:4, 2:] = 2
+LENGTHS = np.arange(EXAMPLES) % 4 + 1
+WORDS = np.where(np.arange(4) < LENGTHS[:, None], RANDOM.integers(1, 9, (EXAMPLES, 4)), 0)
+WEIGHTS = np.linspace(0, 2, EXAMPLES, dtype="float32")
+
+
+class Down(layers.Layer):
+    """Half of a U-Net's left side: appends its features to the skip connections."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = layers.Conv2D(channels, 3, 2, padding="same", activation="tanh")
+
+    def call(self, inputs):
+        inputs = inputs if isinstance(inputs, tuple) else (inputs,)
+        return (*inputs, self.conv(inputs[-1]))
+
+
+class Up(layers.Layer):
+    """Joins the last features with the skip connection before them."""
+
+    def __init__(self, channels):
+        super().__init__()
+        self.conv = layers.Conv2DTranspose(channels, 3, 2, padding="same", activation="tanh")
+
+    def call(self, inputs):
+        *rest, skip, last = inputs
+        joined = tf.concat([skip, self.conv(last)], axis=-1)
+        return (*rest, joined) if rest else joined
+
+
+class TwoHeads(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.label = layers.Dense(3, name="label")
+        self.size = layers.Dense(1, name="size")
+
+    def call(self, inputs):
+        return {"label": self.label(inputs), "size": self.size(inputs)}
+
+
+class Penalized(layers.Dense):
+    def call(self, inputs):
+        outputs = super().call(inputs)
+        self.add_loss(tf.reduce_mean(tf.square(outputs)))
+        return outputs
+
+
+def classifier(last=3):
+    return [
+        layers.Conv2D(4, 3, activation="tanh", kernel_regularizer="l2"),
+        layers.Flatten(),
+        layers.Dense(5, "tanh"),
+        last if isinstance(last, layers.Layer) else layers.Dense(last),
+    ]
+
+
+def unet():
+    return [Down(4), Down(5), Up(4), Up(3)]
+
+
+def tagger():
+    return [
+        layers.Embedding(9, 4, mask_zero=True),
+        layers.SimpleRNN(4, return_sequences=True),
+        layers.Dense(5, "tanh"),
+        layers.Dense(3),
+    ]
+
+
+def lstm_classifier():
+    return [
+        layers.Embedding(9, 4, mask_zero=True),
+        layers.Dense(5, "tanh"),
+        layers.LSTM(4),
+        layers.Dense(3),
+    ]
+
+
+def contrastive(labels, outputs):
+    """Each image against all others, of which those of its class are near."""
+    outputs = tf.math.l2_normalize(outputs, axis=-1)
+    same = tf.cast(labels == tf.transpose(labels), tf.float32)
+    return -tf.reduce_sum(same * tf.nn.log_softmax(outputs @ tf.transpose(outputs) / 0.5), axis=-1)
+
+
+def by_hand(labels, outputs):
+    """A mean over the examples, which a function does not say of itself."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        labels=tf.cast(labels[:, 0], tf.int32), logits=outputs
+    )
+
+
+class Case(NamedTuple):
+    """A network, its data and its loss; and whether 1f1b takes it."""
+
+    blocks: object
+    inputs: np.ndarray
+    labels: object
+    loss: object
+    loss_weights: object = None
+    weights: np.ndarray | None = None
+    splits: bool = True
+
+
+LABEL_AND_SIZE = {"label": LABELS, "size": WEIGHTS[:, np.newaxis]}
+CASES = {
+    "U-Net, ignore_class": Case(
+        unet, IMAGES, PIXELS, CROSS_ENTROPY(from_logits=True, ignore_class=2), splits=False
+    ),
+    "U-Net, mean": Case(unet, IMAGES, PIXELS, CROSS_ENTROPY(from_logits=True)),
+    "sum": Case(classifier, IMAGES, LABELS, CROSS_ENTROPY(from_logits=True, reduction="sum")),
+    "weights": Case(classifier, IMAGES, LABELS, CROSS_ENTROPY(from_logits=True), weights=WEIGHTS),
+    "function": Case(classifier, IMAGES, LABELS, by_hand),
+    "masked tagger": Case(tagger, WORDS, WORDS % 3, CROSS_ENTROPY(from_logits=True), splits=False),
+    "masked tagger, sum": Case(
+        tagger, WORDS, WORDS % 3, CROSS_ENTROPY(from_logits=True, reduction="sum")
+    ),
+    "LSTM classifier": Case(lstm_classifier, WORDS, LABELS, CROSS_ENTROPY(from_logits=True)),
+    "contrastive": Case(classifier, IMAGES, LABELS, contrastive, splits=False),
+    "two outputs": Case(
+        functools.partial(classifier, TwoHeads()),
+        IMAGES,
+        LABEL_AND_SIZE,
+        {"label": CROSS_ENTROPY(from_logits=True), "size": "mse"},
+        {"label": 0.25, "size": 3.0},
+    ),
+    "two outputs, weights": Case(
+        functools.partial(classifier, TwoHeads()),
+        IMAGES,
+        LABEL_AND_SIZE,
+        {"label": CROSS_ENTROPY(from_logits=True), "size": "mse"},
+        weights={"label": WEIGHTS, "size": WEIGHTS[::-1].copy()},
+    ),
+    "a mean and a sum": Case(
+        functools.partial(classifier, TwoHeads()),
+        IMAGES,
+        LABEL_AND_SIZE,
+        {"label": CROSS_ENTROPY(from_logits=True, reduction="sum"), "size": "mse"},
+        splits=False,
+    ),
+    "add_loss": Case(
+        functools.partial(classifier, Penalized(3)),
+        IMAGES,
+        LABELS,
+        CROSS_ENTROPY(from_logits=True),
+    ),
+}
+REFUSALS = {
+    "U-Net, ignore_class": (UserError, "not of ignore_class=2, whose number differs.*'gpipe'"),
+    "masked tagger": (UserError, "of masked outputs, a mean over the unmasked ones.*'gpipe'"),
+    "a mean and a sum": (UserError, "some are means and others sums.*'gpipe'"),
+    "contrastive": (
+        tf.errors.InvalidArgumentError,
+        "(?s)not a mean or a sum over the examples.*use schedule=.*gpipe",
+    ),
+}
+
+
+class Chain(keras.Model):
+    """The blocks as a plain Keras model, with Keras' own step."""
+
+    def __init__(self, blocks):
+        super().__init__()
+        self.blocks = blocks
+
+    def call(self, inputs, training=None):
+        for block in self.blocks:
+            inputs = block(inputs, training=training)
+        return inputs
+
+
+def step(model, case, weights=None):
+    """The weights before a step, its gradients, and all that Keras logs."""
+    model.compile(keras.optimizers.SGD(1.0), case.loss, loss_weights=case.loss_weights)
+    model(case.inputs[:1])
+    if weights is not None:
+        model.set_weights(weights)
+    before = model.get_weights()
+    logs = model.train_on_batch(
+        case.inputs, case.labels, sample_weight=case.weights, return_dict=True
+    )
+    return before, [a - b for a, b in zip(before, model.get_weights())], logs
+
+
+@functools.cache
+def plain(name):
+    keras.utils.set_random_seed(1)
+    return step(Chain(CASES[name].blocks()), CASES[name])
+
+
+def check(name, stages, micro_batches, **options):
+    weights, expected, logs = plain(name)
+    model = GPipe(
+        CASES[name].blocks(), DEVICES[:stages], num_micro_batches=micro_batches, **options
+    )
+    _, gradients, own_logs = step(model, CASES[name], weights)
+    assert len(gradients) == len(expected)
+    assert all(np.abs(gradient).max() > 1e-6 for gradient in expected)
+    for gradient, other in zip(gradients, expected):
+        np.testing.assert_allclose(gradient, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
+    assert own_logs == pytest.approx(logs, rel=1e-5)
+
+
+FEW = {
+    "U-Net, ignore_class": (4, 3),
+    "masked tagger": (2, 4),
+    "contrastive": (2, 3),
+    "two outputs, weights": (2, 4),
+    "add_loss": (4, 3),
+}
+GRID = [(1, 3), (2, 1), (2, 4), (4, 3)]
+
+
+def grid(names, few):
+    """All pairs of stages and micro-batches of each case, of which all but a few are long."""
+    return [
+        pytest.param(name, *pair, marks=() if few.get(name) == pair else pytest.mark.long)
+        for name in names
+        for pair in GRID
+    ]
+
+
+@pytest.mark.parametrize(("name", "stages", "micro_batches"), grid(CASES, FEW))
+def test_gpipe(name, stages, micro_batches):
+    check(name, stages, micro_batches)
+
+
+@pytest.mark.parametrize(
+    ("name", "keep"),
+    [
+        ("masked tagger", "except_last"),
+        *(
+            pytest.param(name, keep, marks=pytest.mark.long)
+            for name in CASES
+            for keep in ("always", "never")
+        ),
+    ],
+)
+def test_gpipe_with_loops(name, keep):
+    check(name, 2, 4, unroll=False, rematerialize=keep)
+
+
+@pytest.mark.parametrize(
+    ("name", "stages", "micro_batches"),
+    grid(
+        [name for name, case in CASES.items() if case.splits],
+        {"function": (2, 4), "two outputs": (4, 3), "masked tagger, sum": (2, 4)},
+    ),
+)
+def test_1f1b(name, stages, micro_batches):
+    check(name, stages, micro_batches, schedule="1f1b")
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_1f1b_refuses_what_does_not_split(name):
+    case = CASES[name]
+    assert not case.splits
+    kind, message = REFUSALS[name]
+    model = GPipe(case.blocks(), DEVICES[:2], num_micro_batches=3, schedule="1f1b")
+    model.compile("sgd", case.loss)
+    model.build_on(case.inputs)
+    before = model.get_weights()
+    with pytest.raises(kind, match=message):
+        model.train_on_batch(case.inputs, case.labels)
+    for weight, other in zip(model.get_weights(), before):
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_cases_that_are_refused_are_those_that_do_not_split():
+    assert set(REFUSALS) == {name for name, case in CASES.items() if not case.splits}
+
+
+def test_losses_of_no_block_are_refused():
+    model = GPipe(classifier(), DEVICES[:2])
+    with pytest.raises(UserError, match="call add_loss in the call of a layer in a block"):
+        model.add_loss(lambda: tf.constant(1.0))
