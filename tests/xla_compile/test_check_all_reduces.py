@@ -155,12 +155,12 @@ def test_gradients_of_half_of_the_replicas(lower_anew, monkeypatch):
 
 
 def test_gradients_that_are_left_out(lower_anew, monkeypatch):
-    original = Classifier._sum_over_replicas
+    original = Classifier._all_reduce
 
     def all_but_the_first(self, gradients, sums):
         return [gradients[0], *original(self, gradients[1:], sums)]
 
-    monkeypatch.setattr(Classifier, "_sum_over_replicas", all_but_the_first)
+    monkeypatch.setattr(Classifier, "_all_reduce", all_but_the_first)
     # The 3x3 convolution of 3 channels to 16.
     assert checks(lower_anew())[1].wrong == (
         f"{75_295 - 3 * 3 * 3 * 16:,} of f32, but there should be 75,295"
