@@ -69,7 +69,9 @@ def train(strategy, options):
     weights = np.concatenate([value.ravel() for value in model.get_weights()])
     iterator = iter(strategy.experimental_distribute_dataset(data))
     graphs = [model.train_tf_function.get_concrete_function(iterator).graph]
-    average = tf.function(lambda: strategy.run(model._average_statistics_in_replica), autograph=False)
+    average = tf.function(
+        lambda: strategy.run(model._average_statistics_in_replica), autograph=False
+    )
     graphs.append(average.get_concrete_function().graph)
     return [collectives(strategy, graph) for graph in graphs], weights.tolist()
 
