@@ -62,6 +62,9 @@ class Dropout(keras.layers.Layer):
             self.count()
         else:
             seed = tf.random.experimental.stateless_fold_in(seed, part)
+            call = micro_batch.count_call(self)
+            if call:  # not the first, whose noise is that of runs of earlier versions
+                seed = tf.random.experimental.stateless_fold_in(seed, call)
         return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
 
     def count(self) -> None:

@@ -6,9 +6,11 @@ computed twice and must then come out the same.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,12 +24,18 @@ def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
     Args:
       index: its number, from 0.
     """
-    before = current()
-    _local.index = index
+    before = current(), getattr(_local, "calls", None)
+    _local.index, _local.calls = index, collections.Counter()
     try:
         yield
     finally:
-        _local.index = before
+        _local.index, _local.calls = before
+
+
+def count_call(layer: Any) -> int:
+    """Returns how often a layer has drawn random numbers for this part of the batch before."""
+    _local.calls[id(layer)] += 1
+    return _local.calls[id(layer)] - 1
 
 
 def current() -> tf.Tensor | int | None:

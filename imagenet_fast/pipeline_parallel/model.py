@@ -30,9 +30,9 @@ class GPipe(keras.Model):
     means and sums over the examples. Losses that a block adds with ``add_loss`` are averaged over
     the batch, as Keras' activity regularizers are.
 
-    Checkpoints hold the blocks, not the stages: any other ``balance`` can load them. A model that
-    ``keras.models.load_model``, ``clone_model`` or ``from_config`` returns has all blocks on one
-    device.
+    Checkpoints hold the blocks, not the stages: any other ``balance`` can load them. A model from a
+    ``.keras`` file, ``clone_model`` or ``from_config`` has all blocks on one device. What Keras
+    loads from a SavedModel has no pipeline: it predicts.
 
     Args:
       blocks: Keras layers or models, each of one argument, a tensor or a structure of tensors,
@@ -169,6 +169,12 @@ class GPipe(keras.Model):
         # several devices.
         unwrapped(self.optimizer).jit_compile = False
         self._compiled_loss_alone = CompiledLoss(self.compiled_loss)
+
+    def compile_from_config(self, config: Mapping[str, Any]) -> None:
+        """Compiles a loaded model as the saved one was, with the optimizer's variables."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            make_slots(self.optimizer, self._pipeline.variables)
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""

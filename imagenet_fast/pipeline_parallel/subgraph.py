@@ -37,11 +37,15 @@ def subgraph(
     values = values or {}
     known = {*(own.name for own in (*feeds, *captured)), *values}
     wanted = [own.name for own in (*fetches, *terms)]
-    ends = [*(name for name in wanted if name not in known), *(own.name for own in effects)]
+    # Reading a variable is an effect for TensorFlow, but the value may be given and unused.
+    acts = [own.name for own in effects if f"{own.name}:0" not in known]
+    ends = [*(name for name in wanted if name not in known), *acts]
     definition, used = _needed(graph.as_graph_def(), ends, known)
 
     def program(*fed: tf.Tensor) -> Tensors:
         own_graph = tf.compat.v1.get_default_graph()
+        # TensorFlow deletes the functions that loops call, which are the function's, with it.
+        own_graph.cut_from = function
         given = {**dict(zip((own.name for own in captured), function.captured_inputs)), **values}
         given = {name: own_graph.capture(given[name]) for name in given if name in used}
         given.update(zip((own.name for own in feeds), fed))

@@ -319,3 +319,96 @@ def test_the_step_is_not_compiled():
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
         GPipe(blocks(), DEVICES[:2], **options)
+
+
+@pytest.mark.parametrize("first", ["predict", "evaluate", "call", "fit"])
+def test_weights_that_stages_share_are_refused_whatever_comes_first(first):
+    shared = keras.layers.Dense(CLASSES, name="shared")
+    head = keras.Sequential([shared])
+    model = GPipe(
+        [keras.layers.Flatten(), keras.layers.Dense(CLASSES), shared, head],
+        DEVICES[:2],
+        balance=[3, 1],
+    )
+    model.compile("sgd", SPARSE)
+    call = {
+        "predict": lambda: model.predict(IMAGES, verbose=0),
+        "evaluate": lambda: model.evaluate(IMAGES, LABELS, verbose=0),
+        "call": lambda: model(IMAGES),
+        "fit": lambda: model.fit(IMAGES, LABELS, verbose=0),
+    }[first]
+    with pytest.raises(UserError, match="shared/kernel:0 is shared by blocks of stages 0 and 1"):
+        call()
+
+
+def test_a_sequential_and_lists_stand_for_blocks():
+    whole = GPipe(keras.Sequential(blocks()), DEVICES[:2])
+    assert [block.name for block in whole.blocks[:3]] == ["conv0", "conv1", "conv2"]
+    first, *rest = blocks()
+    nested = GPipe([[first, rest[0]], *rest[1:]], DEVICES[:2])
+    assert len(nested.blocks) == 3
+    nested(IMAGES)
+    whole(IMAGES)
+    whole.set_weights(nested.get_weights())
+    np.testing.assert_allclose(whole(IMAGES), nested(IMAGES), rtol=1e-6)
+
+
+def test_a_functional_model_is_no_list_of_blocks():
+    with pytest.raises(UserError, match=r"is not a list of blocks: .*build_in_stages cuts"):
+        GPipe(plain(blocks()), DEVICES[:2])
+
+
+@pytest.fixture(scope="module")
+def model_and_predictions():
+    """A trained model, and what it predicts."""
+    model = noisy_model([2, 2], "except_last")
+    fit(model)
+    return model, model.predict(IMAGES, verbose=0)
+
+
+def test_a_saved_model_predicts(model_and_predictions, tmp_path):
+    model, expected = model_and_predictions
+    model.save(tmp_path / "saved")
+    loaded = keras.models.load_model(tmp_path / "saved")
+    np.testing.assert_allclose(loaded.predict(IMAGES, verbose=0), expected, rtol=1e-5)
+
+
+def test_a_keras_file_is_loaded_on_one_device(model_and_predictions, tmp_path):
+    model, expected = model_and_predictions
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert len(loaded.pipeline.stages) == 1
+    np.testing.assert_allclose(loaded.predict(IMAGES, verbose=0), expected, rtol=1e-5)
+    # The optimizer goes on from where it was, too.
+    for variable, other in zip(loaded.optimizer.variables, model.optimizer.variables):
+        np.testing.assert_array_equal(variable, other)
+    fit(loaded)
+    assert not np.allclose(loaded.predict(IMAGES, verbose=0), expected)
+
+
+def test_weights_are_saved_and_loaded(model_and_predictions, tmp_path):
+    model, expected = model_and_predictions
+    model.save_weights(tmp_path / "w.weights.h5")
+    other = noisy_model([1, 2, 1], "never")
+    other.build_on(IMAGES)
+    other.load_weights(tmp_path / "w.weights.h5")
+    np.testing.assert_allclose(other.predict(IMAGES, verbose=0), expected, rtol=1e-5)
+
+
+def test_a_clone_is_on_one_device(model_and_predictions):
+    model, expected = model_and_predictions
+    clone = keras.models.clone_model(model)
+    assert clone.get_config().keys() == model.get_config().keys()
+    assert clone.pipeline.num_micro_batches == 3
+    assert len(clone.pipeline.stages) == 1
+    clone.build_on(IMAGES)
+    clone.set_weights(model.get_weights())
+    np.testing.assert_allclose(clone.predict(IMAGES, verbose=0), expected, rtol=1e-5)
+
+
+def test_a_model_checkpoint(tmp_path):
+    model = noisy_model([2, 2], "except_last")
+    callback = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="loss")
+    model.fit(IMAGES, LABELS, batch_size=25, verbose=0, callbacks=[callback])
+    loaded = keras.models.load_model(tmp_path / "best.keras")
+    np.testing.assert_allclose(loaded(IMAGES), model(IMAGES), rtol=1e-5)

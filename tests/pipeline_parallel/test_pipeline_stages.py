@@ -5,6 +5,8 @@ The gradients of larger networks are those of test_pipeline_gradients.py.
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -252,3 +254,125 @@ def test_masks_reach_the_next_stage():
     expected = blocks[1](blocks[0](numbers))
     assert np.abs(expected - tf.reduce_mean(blocks[0](numbers), axis=1)).max() > 1e-3
     np.testing.assert_allclose(Pipeline(blocks, DEVICES[:2])(numbers), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_loops_in_a_block_outlive_the_trace(schedule):
+    """TensorFlow deletes a loop's functions with the graph in which they were traced."""
+    blocks = [layers.Reshape([4, 1]), layers.SimpleRNN(3), layers.Dense(2)]
+    pipeline = Pipeline(blocks, DEVICES[:2], num_micro_batches=2, schedule=schedule)
+    pipeline(VALUES)
+
+    @tf.function
+    def step(inputs, targets):
+        gradients = pipeline.compute(inputs, targets, squares).gradients
+        gc.collect()
+        return gradients
+
+    assert_close(step(VALUES, AIMS), taped(pipeline)[1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "told"),
+    [
+        ("GPU:99", "device 'GPU:99' does not exist; there are /device:CPU:0"),
+        ("CPU:7", "device 'CPU:7' does not exist"),
+        ("accelerator", "'accelerator' is no name of a device, such as 'GPU:0'"),
+    ],
+)
+def test_devices_that_do_not_exist(device, told):
+    with pytest.raises(UserError, match=told):
+        Pipeline([layers.Dense(2), layers.Dense(2)], ["CPU:0", device])
+
+
+class Twice(layers.Layer):
+    """Calls a dropout layer twice."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.dropout = dropout
+
+    def call(self, inputs, training=None):
+        ones = tf.ones_like(inputs)
+        return 0 * inputs[:, tf.newaxis] + tf.stack(
+            [self.dropout(ones, training=training) for _ in range(2)], axis=1
+        )
+
+
+@pytest.mark.parametrize("rematerialize", ["always", "never"])
+def test_a_dropout_that_is_called_twice_draws_twice(rematerialize):
+    pipeline = Pipeline(
+        [layers.Dense(50), Twice(Dropout(0.5)), layers.Flatten()],
+        DEVICES[:2],
+        num_micro_batches=2,
+        rematerialize=rematerialize,
+    )
+    pipeline(VALUES)
+    step = tf.function(
+        lambda inputs: pipeline.compute(inputs, (), lambda out, _: tf.reduce_sum(out)).outputs
+    )
+    first, second = np.split(step(VALUES).numpy(), 2, axis=1)
+    assert np.mean(first != second) == pytest.approx(0.5, abs=0.15)
+    again = np.split(step(VALUES).numpy(), 2, axis=1)[0]
+    assert np.any(first != again)
+
+
+class Attention(layers.Layer):
+    """Self-attention with Keras' own dropout."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = layers.MultiHeadAttention(2, 3, dropout=0.5)
+
+    def call(self, inputs, training=None):
+        inputs = inputs[:, :, tf.newaxis]
+        return tf.reduce_sum(self.attention(inputs, inputs, training=training), axis=-1)
+
+
+@pytest.mark.parametrize("make", [lambda: layers.Dropout(0.5), Attention])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_dropout_of_keras_where_nothing_is_recomputed(make, schedule):
+    """The backward pass gets the mask of the forward pass."""
+
+    def pipeline(rematerialize):
+        blocks = [layers.Dense(4), make(), layers.Dense(2, use_bias=False)]
+        return Pipeline(
+            blocks,
+            DEVICES[:1] * 2,
+            balance=[2, 1],
+            num_micro_batches=2,
+            rematerialize=rematerialize,
+            schedule=schedule,
+        )
+
+    with pytest.raises(UserError, match=r"draws random numbers.*or rematerialize='never'"):
+        compute(pipeline("except_last"))
+    kept = pipeline("never")
+    step, _ = compute(kept)
+    assert all(np.isfinite(gradient).all() for gradient in step.gradients)
+
+
+def test_the_mask_of_dropout_of_keras_is_that_of_the_forward_pass():
+    """Of x * w with w = 1: its gradient is the sum of the outputs, if the loss is their sum."""
+
+    class Scale(layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight("scale", shape=[50], initializer="ones")
+
+        def call(self, inputs):
+            return inputs * self.scale
+
+    blocks = [Scale(), layers.Dropout(0.5), layers.Activation("linear")]
+    pipeline = Pipeline(
+        blocks, DEVICES[:2], balance=[2, 1], num_micro_batches=2, rematerialize="never"
+    )
+    inputs = tf.constant(np.random.default_rng(0).normal(size=(6, 50)).astype("float32"))
+    pipeline(inputs)
+
+    @tf.function
+    def step(inputs):
+        return pipeline.compute(inputs, (), lambda outputs, _: tf.reduce_sum(outputs))
+
+    outputs, (gradient,), *_ = step(inputs)
+    assert 0.3 < np.mean(outputs == 0) < 0.7
+    np.testing.assert_allclose(gradient, np.sum(outputs, axis=0), rtol=1e-5, atol=1e-5)
