@@ -27,8 +27,8 @@ def blocks():
     return [*made, keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])]
 
 
-def train(devices, schedule):
-    model = GPipe(blocks(), devices, num_micro_batches=3, schedule=schedule)
+def train(devices, unroll):
+    model = GPipe(blocks(), devices, num_micro_batches=3, unroll=unroll)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss)
     losses = model.fit(IMAGES, LABELS, batch_size=12, epochs=2, shuffle=False, verbose=0)
@@ -43,12 +43,12 @@ def train(devices, schedule):
 
 
 def main():
-    path, schedule, *servers = sys.argv[1:]
+    path, graph, *servers = sys.argv[1:]
     devices = stage_devices(3, servers)
     found = {
         "devices": devices,
-        "alone": train(devices[:1] * 3, "unrolled"),
-        "served": train(devices, schedule),
+        "alone": train(devices[:1] * 3, unroll=True),
+        "served": train(devices, unroll=graph == "unrolled"),
     }
     pathlib.Path(path).write_text(json.dumps(found))
 

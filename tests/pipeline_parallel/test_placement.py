@@ -46,11 +46,11 @@ def test_a_server_that_is_not_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["while", pytest.param("unrolled", marks=pytest.mark.long)])
-def test_stages_in_servers_compute_the_same(run_python, tmp_path, schedule):
+@pytest.mark.parametrize("graph", ["loops", pytest.param("unrolled", marks=pytest.mark.long)])
+def test_stages_in_servers_compute_the_same(run_python, tmp_path, graph):
     path = tmp_path / "out.json"
     with running_stage_server() as (_, one), running_stage_server() as (_, other):
-        run_python([JOB, path, schedule, one, other])
+        run_python([JOB, path, graph, one, other])
     found = json.loads(path.read_text())
     jobs = [tf.DeviceSpec.from_string(device) for device in found["devices"]]
     assert [(own.job, own.task) for own in jobs] == [("trainer", 0), ("stage", 0), ("stage", 1)]
