@@ -143,7 +143,7 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
     balance = partition([1.0] * blocks, stages) if balance is None else balance
     if len(balance) != stages:
         raise UserError(
-            f"balance {list(balance)} is of {len(balance)} stages, but there are {stages} devices"
+            f"balance {list(balance)} has {len(balance)} stages, but there are {stages} devices"
         )
     check_balance(balance, blocks)
     ends = list(itertools.accumulate(balance))

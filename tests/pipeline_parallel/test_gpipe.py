@@ -312,7 +312,7 @@ def test_the_step_is_not_compiled():
         ({"num_micro_batches": 2.5}, "num_micro_batches is 2.5, but must be an integer"),
         ({"num_micro_batches": 0}, "num_micro_batches is 0"),
         ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
-        ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] is of 3 stages, but there are 2 devices"),
+        ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] has 3 stages, but there are 2 devices"),
         ({"balance": [4, 0]}, "leaves a stage without blocks"),
     ],
 )

@@ -158,7 +158,7 @@ def test_bounds_of_what_cannot_be_dealt_out_evenly():
         (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 devices"),
         (None, 0, "5 blocks cannot be split into 0 stages"),
         ([2, 2], 2, r"balance \[2, 2\] is of 4 blocks, but there are 5"),
-        ([5], 2, r"balance \[5\] is of 1 stages, but there are 2 devices"),
+        ([5], 2, r"balance \[5\] has 1 stages, but there are 2 devices"),
         ([5, 0], 2, r"balance \[5, 0\] leaves a stage without blocks"),
     ],
 )
