@@ -279,7 +279,7 @@ def _pipeline(arguments: list[str]) -> None:
     )
     flags.define("memory_limit", 512, "MiB that each process may ask for in the part of that name")
     flags.define("repeats", 5, "timed steps of each, in the parts that time them")
-    flags.define("output_dir", "", "where to write the tables, a JSON file and a plot")
+    flags.define("output_dir", "", "where to write tables, JSON and plot; empty: nowhere")
     flags.parse(arguments)
     counts = _counts(flags, "memory_limit", "repeats")
     names = _parts(flags, "parts", _PIPELINE_PARTS)
@@ -319,7 +319,7 @@ def _numbers(flags: CommandFlags, name: str) -> list[int]:
 def _define_turns(flags: CommandFlags, repeats: int, warmup: int) -> None:
     flags.define("repeats", repeats, "timed samples of each")
     flags.define("warmup", warmup, "untimed samples of each at the start")
-    flags.define("output_dir", "", "where to write the table, a JSON file and a plot")
+    flags.define("output_dir", "", "where to write table, JSON and plot; empty: nowhere")
 
 
 def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
