@@ -17,6 +17,9 @@ from imagenet_fast.distribute.gpus import gpu_name, own_uuids, same_gpus
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import collective_hint, worker_place, workers_of
 
+# A driver that hangs would otherwise make all workers wait forever.
+_SECONDS = 60
+
 
 @dataclasses.dataclass(frozen=True)
 class RunDevices:
@@ -106,14 +109,14 @@ def check_same_devices(cluster: Cluster, strategy: tf.distribute.Strategy) -> No
 
     Raises:
       UserError: in all workers, naming those that differ and what they have; or naming a worker
-        that stopped after it connected.
+        that stopped, or did not list its GPUs in time, after it connected.
     """
     own = {"gpus": visible_gpu_names(), "uuids": own_uuids()}
     try:
-        texts = texts_of_all(strategy, json.dumps(own))
+        texts = texts_of_all(strategy, json.dumps(own), _SECONDS)
     except tf.errors.UnavailableError as error:
         raise UserError(
-            f"a worker connected and then stopped: see its output ({error.message})"
+            f"a worker connected, but did not list its GPUs: see its output ({error.message})"
         ) from None
     wrong = _difference(cluster, [json.loads(text) for text in texts])
     if wrong:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,14 +27,21 @@ _HEALTH_MILLISECONDS = 30_000
 _ACKNOWLEDGE_MILLISECONDS = 10_000
 
 
-def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
+def texts_of_all(
+    strategy: tf.distribute.Strategy, text: str, seconds: float | None = None
+) -> list[str]:
     """Returns each worker's text, in worker order; with one process, its text alone.
 
     The first worker collects the texts and publishes the list. It returns after all others have
     read the list, so that it may exit next, and the service with it.
 
+    Args:
+      strategy: of the workers.
+      text: this worker's.
+      seconds: how long to wait for a worker that runs but does not answer; None: without limit.
+
     Raises:
-      tf.errors.UnavailableError: in all workers, if one has stopped.
+      tf.errors.UnavailableError: in all workers, naming one that stopped or did not answer in time.
     """
     tasks, index = _tasks(strategy)
     if len(tasks) < 2:
@@ -42,14 +50,17 @@ def texts_of_all(strategy: tf.distribute.Strategy, text: str) -> list[str]:
     own_key, all_key, read_key = (f"{prefix}/{name}" for name in ("text/{}", "all", "read/{}"))
     if index:
         service.set_config_key_value(own_key.format(index), text)
-        result = json.loads(_wait_for(all_key, tasks[0]))
-        service.set_config_key_value(read_key.format(index), "")
+        # Twice as long, so that the chief has time to name another worker.
+        result = json.loads(_wait_for(all_key, tasks[0], seconds and 2 * seconds))
+        # The chief may exit, and the service with it, before it answers this call.
+        with contextlib.suppress(tf.errors.UnavailableError):
+            service.set_config_key_value(read_key.format(index), "")
     else:
         others = list(range(1, len(tasks)))
         result = {"texts": [text]}
         for other in others:
             try:
-                result["texts"].append(_wait_for(own_key.format(other), tasks[other]))
+                result["texts"].append(_wait_for(own_key.format(other), tasks[other], seconds))
             except tf.errors.UnavailableError as error:
                 result["error"] = error.message
                 others.remove(other)
@@ -124,19 +135,24 @@ def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:
     return names, tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
 
 
-def _wait_for(key: str, task: str) -> str:
+def _wait_for(key: str, task: str, seconds: float | None) -> str:
     """Returns the value of a key that ``task`` sets.
 
     Raises:
-      tf.errors.UnavailableError: if the task has stopped: TensorFlow alone would wait forever.
+      tf.errors.UnavailableError: if the task has stopped, for which TensorFlow alone would wait
+        forever, or did not set the key within ``seconds``.
     """
-    service = context.context()
+    service, start = context.context(), time.monotonic()
     try:
         while True:
             try:
                 return service.get_config_key_value(key, _POLL_MILLISECONDS)
             except tf.errors.DeadlineExceededError:
                 service.check_collective_ops_peer_health(task, timeout_in_ms=_HEALTH_MILLISECONDS)
+                if seconds is not None and time.monotonic() - start > seconds:
+                    raise tf.errors.UnavailableError(
+                        None, None, f"no answer within {seconds:g} s"
+                    ) from None
     except tf.errors.OpError as error:
         # Errors of a cluster blame the task that they name last.
         raise tf.errors.UnavailableError(None, None, f"{error.message} ({task})") from error

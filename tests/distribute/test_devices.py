@@ -15,7 +15,7 @@ from imagenet_fast.distribute.cluster import Cluster
 def check_all(monkeypatch, workers, gpus):
     """Returns what each of the workers raises, by its number; ``gpus`` has the ids of each."""
     names = [json.dumps({"gpus": ["NVIDIA L4"] * len(own), "uuids": own}) for own in gpus]
-    monkeypatch.setattr(devices, "texts_of_all", lambda strategy, text: names)
+    monkeypatch.setattr(devices, "texts_of_all", lambda strategy, text, seconds: names)
     raised = {}
     for index in range(len(workers)):
         try:
@@ -53,19 +53,25 @@ def test_each_worker_says_what_it_has(monkeypatch):
     FakeGpus(monkeypatch, 2)
     monkeypatch.setattr(devices, "own_uuids", lambda: ["aa", "bb"])
     said = []
-    monkeypatch.setattr(devices, "texts_of_all", lambda _, text: said.append(text) or [text])
+
+    def texts_of_all(_, text, seconds):
+        said.append((json.loads(text), seconds))
+        return [text]
+
+    monkeypatch.setattr(devices, "texts_of_all", texts_of_all)
     devices.check_same_devices(Cluster(("a:1",), 0), None)
-    assert json.loads(said[0]) == {"gpus": ["NVIDIA H100"] * 2, "uuids": ["aa", "bb"]}
+    # Not without limit: a driver may hang.
+    assert said == [({"gpus": ["NVIDIA H100"] * 2, "uuids": ["aa", "bb"]}, 60)]
 
 
 def test_a_worker_that_stops_before_it_says_anything(monkeypatch):
     FakeGpus(monkeypatch, 0)
 
-    def stopped(strategy, text):
+    def stopped(strategy, text, seconds):
         raise tf.errors.UnavailableError(None, None, "Socket closed (/job:worker/task:1)")
 
     monkeypatch.setattr(devices, "texts_of_all", stopped)
-    with pytest.raises(UserError, match=r"a worker connected and then stopped: .*task:1"):
+    with pytest.raises(UserError, match=r"a worker connected, but did not list its GPUs: .*task:1"):
         devices.check_same_devices(Cluster(("a:1", "b:1"), 0), None)
 
 

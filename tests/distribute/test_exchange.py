@@ -2,11 +2,13 @@
 
 import json
 import pathlib
+import types
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from imagenet_fast.distribute import exchange
 from imagenet_fast.distribute.exchange import (
     rows_of_all_workers,
     sum_over_workers,
@@ -47,6 +49,59 @@ def test_sums_are_not_traced(job):
 def test_a_worker_that_stopped_is_named_by_all(job):
     for own in job[0]:
         assert own["error"].endswith("(/job:worker/replica:0/task:2)")
+
+
+@pytest.fixture
+def exiting_chief(monkeypatch):
+    """exiting_chief(result) is a chief that publishes a result, and exits once it is read."""
+
+    def publish(result):
+        class Service:
+            def set_config_key_value(self, key, value):
+                if "/read/" in key:
+                    raise tf.errors.UnavailableError(None, None, "Socket closed (task:0)")
+
+            def get_config_key_value(self, key, timeout_in_ms):
+                return json.dumps(result)
+
+        monkeypatch.setattr(exchange, "context", types.SimpleNamespace(context=Service))
+        monkeypatch.setattr(exchange, "_tasks", lambda _: (["task:0", "task:1", "task:2"], 1))
+
+    return publish
+
+
+def test_the_chief_may_exit_when_all_have_read(exiting_chief):
+    exiting_chief({"texts": ["a", "b", "c"]})
+    assert texts_of_all(None, "b") == ["a", "b", "c"]
+
+
+def test_a_worker_that_stopped_is_named_although_the_chief_exits(exiting_chief):
+    exiting_chief({"texts": ["a", "b"], "error": "no answer (task:2)"})
+    with pytest.raises(tf.errors.UnavailableError, match=r"^no answer \(task:2\)$"):
+        texts_of_all(None, "b")
+
+
+@pytest.mark.parametrize(("index", "named"), [(0, 1), (1, 0)])
+def test_a_worker_that_runs_but_does_not_answer(monkeypatch, index, named):
+    published = {}
+
+    class Service:
+        def set_config_key_value(self, key, value):
+            published[key.rpartition("/")[2]] = value
+
+        def get_config_key_value(self, key, timeout_in_ms):
+            raise tf.errors.DeadlineExceededError(None, None, "timed out")
+
+        def check_collective_ops_peer_health(self, task, timeout_in_ms):
+            """It runs."""
+
+    monkeypatch.setattr(exchange, "context", types.SimpleNamespace(context=Service))
+    monkeypatch.setattr(exchange, "_tasks", lambda _: (["task:0", "task:1"], index))
+    expected = rf"no answer within {0.2 if index else 0.1} s \(task:{named}\)"
+    with pytest.raises(tf.errors.UnavailableError, match=expected):
+        texts_of_all(None, "a", 0.1)
+    if not index:  # the chief tells the others
+        assert json.loads(published["all"])["error"] == "no answer within 0.1 s (task:1)"
 
 
 def test_one_process():
