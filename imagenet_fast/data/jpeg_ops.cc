@@ -1,4 +1,4 @@
-// Ops that make indexes of JPEGs, and that cut windows out of JPEGs with their help: see jpeg_index.h.
+// Ops that make indexes of JPEGs, and that cut crops out of JPEGs with their help: see jpeg_index.h.
 
 #include <algorithm>
 #include <cstdint>
@@ -105,29 +105,13 @@ void Compute(void*, TF_OpKernelContext* context) {
   if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
 }
 
-void InferShape(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-}
-
-void Register(const char* name, const std::vector<const char*>& inputs,
-              const std::vector<const char*>& outputs, void (*compute)(void*, TF_OpKernelContext*)) {
-  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
-  for (const char* input : inputs) TF_OpDefinitionBuilderAddInput(op, input);
-  for (const char* output : outputs) TF_OpDefinitionBuilderAddOutput(op, output);
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
-  const Status status(TF_NewStatus());
-  TF_RegisterOpDefinition(op, status.get());
-  if (!IsOk(status)) return;  // Then loading it finds no op.
-  TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", nullptr, compute, nullptr),
-                           status.get());
-}
-
-__attribute__((constructor)) void RegisterAll() {
-  Register("ImagenetFastIndexJpegs", {"jpegs: string"}, {"indexes: string"},
-           Compute<MakeIndexes>);
-  Register("ImagenetFastCutJpegs",
-           {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
-           {"cuts: string", "cut_boxes: int32", "were_cut: bool"}, Compute<CutJpegs>);
+__attribute__((constructor)) void Register() {
+  RegisterOp("ImagenetFastIndexJpegs", {"jpegs: string"}, {"indexes: string"}, {}, UnknownShape,
+             nullptr, Compute<MakeIndexes>, nullptr);
+  RegisterOp("ImagenetFastCutJpegs",
+             {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
+             {"cuts: string", "cut_boxes: int32", "were_cut: bool"}, {}, UnknownShape, nullptr,
+             Compute<CutJpegs>, nullptr);
 }
 
 }  // namespace

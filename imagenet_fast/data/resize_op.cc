@@ -345,26 +345,11 @@ void Compute(void* kernel, TF_OpKernelContext* context) {
   if (!IsOk(status)) TF_OpKernelContext_Failure(context, status.get());
 }
 
-void InferShape(TF_ShapeInferenceContext* context, TF_Status* status) {
-  TF_ShapeInferenceContextSetUnknownShape(context, status);
-}
-
 __attribute__((constructor)) void Register() {
-  const char* const name = "ImagenetFastResize";
-  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
-  TF_OpDefinitionBuilderAddInput(op, "image: uint8");
-  TF_OpDefinitionBuilderAddInput(op, "flipped: bool");
-  TF_OpDefinitionBuilderAddInput(op, "box: int32");
-  TF_OpDefinitionBuilderAddOutput(op, "resized: uint8");
-  TF_OpDefinitionBuilderAddAttr(op, "size: int >= 1");
-  TF_OpDefinitionBuilderAddAttr(op, "method: {'bilinear', 'bicubic'}");
-  TF_OpDefinitionBuilderAddAttr(op, "antialias: bool");
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
-  const Status status(TF_NewStatus());
-  TF_RegisterOpDefinition(op, status.get());
-  if (!IsOk(status)) return;  // load_ops() then fails, as the library has no op.
-  TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", CreateKernel, Compute, DeleteKernel),
-                           status.get());
+  RegisterOp("ImagenetFastResize", {"image: uint8", "flipped: bool", "box: int32"},
+             {"resized: uint8"},
+             {"size: int >= 1", "method: {'bilinear', 'bicubic'}", "antialias: bool"}, UnknownShape,
+             CreateKernel, Compute, DeleteKernel);
 }
 
 }  // namespace

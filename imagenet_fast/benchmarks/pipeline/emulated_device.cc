@@ -63,18 +63,8 @@ void InferShape(TF_ShapeInferenceContext* context, TF_Status* status) {
 }
 
 __attribute__((constructor)) void Register() {
-  const char* const name = "ImagenetFastEmulatedWork";
-  TF_OpDefinitionBuilder* const op = TF_NewOpDefinitionBuilder(name);
-  TF_OpDefinitionBuilderAddInput(op, "values: float");
-  TF_OpDefinitionBuilderAddInput(op, "microseconds: int64");
-  TF_OpDefinitionBuilderAddOutput(op, "after: float");
-  TF_OpDefinitionBuilderAddAttr(op, "device: int");
-  TF_OpDefinitionBuilderSetShapeInferenceFunction(op, InferShape);
-  const Status status(TF_NewStatus());
-  TF_RegisterOpDefinition(op, status.get());
-  if (!IsOk(status)) return;  // Then loading it finds no op.
-  TF_RegisterKernelBuilder(name, TF_NewKernelBuilder(name, "CPU", CreateKernel, Compute, DeleteKernel),
-                           status.get());
+  RegisterOp("ImagenetFastEmulatedWork", {"values: float", "microseconds: int64"}, {"after: float"},
+             {"device: int"}, InferShape, CreateKernel, Compute, DeleteKernel);
 }
 
 }  // namespace
