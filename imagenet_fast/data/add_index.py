@@ -1,10 +1,11 @@
-"""``prepare --add_index``: indexes of JPEGs, added to the records of shards that are there."""
+"""``prepare --add_index``: adds JPEG indexes to the records of existing shards."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import threading
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from tqdm import tqdm
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import records
+from imagenet_fast.data import metadata, records
 from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_file, load_jpeg_ops
 from imagenet_fast.data.manifest import Manifest, Shard
@@ -27,7 +28,7 @@ _SPLITS = ("train", "validation", "test")
 
 
 class Added(NamedTuple):
-    """What became of the images: how many JPEGs have an index now, and how many cannot."""
+    """The number of JPEGs that have an index now, and of those that cannot have one."""
 
     indexed: int
     unindexed: int
@@ -36,16 +37,16 @@ class Added(NamedTuple):
 def add_index(
     directory: str | os.PathLike[str], threads: int | None = None, progress: bool = True
 ) -> Added:
-    """Adds an index to each record of a JPEG that has none, as ``prepare`` writes it.
+    """Writes into each JPEG's record the index that ``prepare`` writes, replacing older ones.
 
-    Each shard is written anew beside the old one, which it then replaces; the directory can be
-    trained on after each of them, and an interrupted run may be repeated.
+    Each shard is rewritten beside the old one and then replaces it. Training can read the directory
+    at any time, and an interrupted run can be repeated.
 
     Args:
-      directory: The shards, those of a manifest, which is changed with them, or of another
-        converter: ``train-00000-of-01024`` and so on.
-      threads: Shards that are written at the same time; by default as many as cores.
-      progress: Show a progress bar, in shards.
+      directory: The shards, either with a manifest, which is updated, or of another converter:
+        ``train-00000-of-01024`` and so on.
+      threads: Number of shards written in parallel; by default the number of CPU cores.
+      progress: Whether to show a progress bar, in shards.
 
     Raises:
       UserError: There are no shards, one is damaged or cannot be written, or the native ops cannot
@@ -56,108 +57,117 @@ def add_index(
         load_jpeg_ops()
     except OSError as error:
         raise UserError(f"JPEGs cannot be indexed: {error}") from error
-    work = _Work(directory)
+    indexer = _Indexer(directory)
     pool = ThreadPoolExecutor(threads or cpu_cores())
-    with tqdm(total=len(work.files), desc="index", unit=" shards", disable=not progress) as bar:
+    with tqdm(total=len(indexer.files), desc="index", unit=" shards", disable=not progress) as bar:
         try:
-            futures = [pool.submit(work.do, file) for file in work.files]
+            futures = [pool.submit(indexer.rewrite, file) for file in indexer.files]
             for future in as_completed(futures):
                 future.result()
                 bar.update()
         finally:
-            work.stopped = True
+            indexer.stopped = True
             pool.shutdown(cancel_futures=True)
-    work.finish()
-    return Added(work.indexed, work.unindexed)
+    indexer.finish()
+    return Added(indexer.indexed, indexer.unindexed)
 
 
-class _Work:
-    """The shards of a directory, several of which are worked on at the same time."""
+class _Indexer:
+    """Rewrites the shards of a directory, several at a time, and updates the manifest."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._manifest: Manifest | None = None
-        self._lock = threading.Lock()  # held to change the manifest or the counts
+        self._lock = threading.Lock()  # for the manifest and the counts
+        self._record_bytes: dict[str, list[int]] = {}  # by shard
         self.stopped = False
         self.indexed = self.unindexed = 0
         if (directory / manifests.FILE).exists():
-            self._manifest = manifests.read_manifest(directory)
-            self.files = [shard.file for shard in self._shards()]
+            self._manifest = self._old_manifest = manifests.read_manifest(directory)
+            self.files = [shard.file for shard in self._manifest.shards]
             return
         found = (path.name for split in _SPLITS for path in directory.glob(f"{split}-*-of-*"))
         self.files = sorted(name for name in found if not name.endswith(_SUFFIX))
         if not self.files:
             raise UserError(f"{directory}: has no shards; make them with `imagenet-fast prepare`")
 
-    def do(self, file: str) -> None:
-        """Writes a shard anew."""
-        path, made = self._directory / file, self._directory / f"{file}{_SUFFIX}"
+    def rewrite(self, file: str) -> None:
+        """Rewrites a shard."""
+        path, rewritten = self._directory / file, self._directory / f"{file}{_SUFFIX}"
         try:
-            self._settle(path, made)
+            self._recover(path, rewritten)
             counts = [0, 0]
-            written = records.write_records(
-                made, (self._indexed(record, counts) for record in records.read_records(path))
-            )
+            sizes: list[int] = []
+
+            def indexed_records() -> Iterator[bytes]:
+                for record in records.read_records(path):
+                    record = self._add_index(record, counts)
+                    sizes.append(len(record))
+                    yield record
+
+            written = records.write_records(rewritten, indexed_records())
             with self._lock:
                 self.indexed += counts[0]
                 self.unindexed += counts[1]
-                # First the manifest: a run that ends here finds what it needs to go on.
-                self._replace_entry(Shard(file, *written))
-                made.replace(path)
+                self._record_bytes[file] = sizes
+                # The manifest first: after a crash here, the next run can tell that the new shard
+                # is complete.
+                self._update_manifest(Shard(file, *written))
+                rewritten.replace(path)
         except OSError as error:
             raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
     def finish(self) -> None:
-        """Says in the manifest that all is done."""
+        """Records in the manifest that all shards are indexed, and updates ``data.npz``."""
         if self._manifest:
             source = {**self._manifest.source, "jpeg_index": True}
             done = dataclasses.replace(self._manifest, source=source, unindexed=self.unindexed)
+            sizes = [self._record_bytes[file] for file in self.files]
+            metadata.update_record_bytes(self._old_manifest, done, sizes, self._directory)
             manifests.write_manifest(done, self._directory)
 
-    def _shards(self) -> list[Shard]:
-        assert self._manifest
-        return self._manifest.shards
-
-    def _settle(self, path: Path, made: Path) -> None:
-        """Checks a shard, or puts in its place what an interrupted run has made of it."""
+    def _recover(self, path: Path, rewritten: Path) -> None:
+        """Checks a shard; replaces it if an interrupted run had finished its new version."""
         if not self._manifest:
             return
-        (expected,) = (shard for shard in self._shards() if shard.file == path.name)
+        (expected,) = (shard for shard in self._manifest.shards if shard.file == path.name)
         if manifests.sha256(path) == expected.sha256:
             return
-        if not made.exists() or manifests.sha256(made) != expected.sha256:
+        if not rewritten.exists() or manifests.sha256(rewritten) != expected.sha256:
             raise UserError(
                 f"{path}: differs from the manifest; see `imagenet-fast prepare --verify`"
             )
-        made.replace(path)
+        rewritten.replace(path)
 
-    def _indexed(self, record: bytes, counts: list[int]) -> bytes:
+    def _add_index(self, record: bytes, counts: list[int]) -> bytes:
+        """Returns a record with its index; counts JPEGs with an index and those without."""
         if self.stopped:
             raise CancelledError
         try:
             example = tf.train.Example.FromString(record)
         except DecodeError:
-            return record  # Training skips it and counts it.
+            return record  # training skips and counts it
         fields = example.features.feature
-        if JPEG_INDEX not in fields and ENCODED in fields:
+        if ENCODED in fields:
             height, width = (
                 fields[side].int64_list.value[0] if side in fields else LEAST_PIXELS
                 for side in (HEIGHT, WIDTH)
             )
             index = index_file(fields[ENCODED].bytes_list.value[0], height, width)
+            fields.pop(JPEG_INDEX, None)
             if index:
                 fields[JPEG_INDEX].bytes_list.value.append(index)
+            counts[0] += bool(index)
             counts[1] += index == b""
-        counts[0] += JPEG_INDEX in fields
         return example.SerializeToString(deterministic=True)
 
-    def _replace_entry(self, shard: Shard) -> None:
+    def _update_manifest(self, shard: Shard) -> None:
         if not self._manifest:
             return
         splits = {
             name: dataclasses.replace(
                 split,
-                shards=tuple(shard if own.file == shard.file else own for own in split.shards),
+                shards=tuple(shard if old.file == shard.file else old for old in split.shards),
             )
             for name, split in self._manifest.splits.items()
         }

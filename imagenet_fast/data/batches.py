@@ -44,6 +44,7 @@ def training_batches(
     options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
+    in_python: bool = True,
 ) -> tf.data.Dataset:
     """Returns the batches that are trained on.
 
@@ -54,12 +55,13 @@ def training_batches(
       options: says what becomes of an image.
       threads: batches that are made at the same time.
       bad_images: where to list those that cannot be read.
+      in_python: whether the batches are made in this process, so that Python can warn.
 
     Returns:
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
       float32 [batch]. The weight is 1; 0 where an image could not be read.
     """
-    plan = functools.partial(plan_training, info=info, options=options)
+    plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
     return _batches(order, plan, options, threads, bad_images)
 
 
@@ -71,6 +73,7 @@ def plan_training(
     info: DatasetInfo,
     options: DataOptions,
     careful: bool = False,
+    warn: bool = False,
 ) -> Plan:
     """Returns what will be done to the images of a batch of records, and the images themselves.
 
@@ -82,6 +85,7 @@ def plan_training(
       info: of the data set.
       options: says what becomes of an image.
       careful: whether to look at the images themselves for their sizes.
+      warn: whether to warn of JPEG indexes that do not fit, which takes Python.
     """
     examples, labels = parse_examples(records, info)
     sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
@@ -89,7 +93,7 @@ def plan_training(
     if indexes is not None:
         own = examples[JPEG_INDEX]
         examples[JPEG_INDEX] = tf.where(tf.strings.length(own) > 0, own, indexes)
-    encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options)
+    encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options, warn)
     return encoded, labels, boxes, is_cut, draw_changes(identities, options)
 
 
@@ -99,6 +103,7 @@ def evaluation_batches(
     options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
+    in_python: bool = True,
 ) -> tf.data.Dataset:
     """Returns the batches that are evaluated: as :func:`training_batches`, of batches of records.
 
@@ -114,19 +119,24 @@ def evaluation_batches(
             fn_output_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([2], tf.int32)),
         )
         boxes = evaluation_crop_boxes(sizes, options)
-        encoded, boxes, is_cut = _cut(encoded, examples, boxes, options)
+        encoded, boxes, is_cut = _cut(encoded, examples, boxes, options, in_python)
         return encoded, labels, boxes, is_cut, {}
 
     return _batches(records, plan, options, threads, bad_images)
 
 
 def _cut(
-    encoded: tf.Tensor, examples: dict[str, tf.Tensor], boxes: tf.Tensor, options: DataOptions
+    encoded: tf.Tensor,
+    examples: dict[str, tf.Tensor],
+    boxes: tf.Tensor,
+    options: DataOptions,
+    warn: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns images, boxes in them, and which of the images hold just the blocks around them."""
     if not uses_jpeg_index(options):
         return encoded, boxes, tf.zeros_like(boxes[:, 0], tf.bool)
-    return cut_jpegs(encoded, examples[JPEG_INDEX], boxes, decode.jpeg_ratios(boxes, options))
+    scales = decode.jpeg_ratios(boxes, options)
+    return cut_jpegs(encoded, examples[JPEG_INDEX], boxes, scales, warn)
 
 
 def uses_jpeg_index(options: DataOptions) -> bool:

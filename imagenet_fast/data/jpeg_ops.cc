@@ -71,23 +71,29 @@ void CutJpegs(TF_OpKernelContext* context, const Status& status) {
   const Tensor were_cut(
       TF_AllocateOutput(context, 2, TF_BOOL, shape, 1, count * sizeof(bool), status.get()));
   if (!IsOk(status)) return;
+  const Tensor misfits(
+      TF_AllocateOutput(context, 3, TF_BOOL, shape, 1, count * sizeof(bool), status.get()));
+  if (!IsOk(status)) return;
   const int32_t* box = static_cast<const int32_t*>(TF_TensorData(boxes.get()));
   const int32_t* const scale = static_cast<const int32_t*>(TF_TensorData(scales.get()));
   TF_TString* const cut = static_cast<TF_TString*>(TF_TensorData(cuts.get()));
   int32_t* cut_box = static_cast<int32_t*>(TF_TensorData(cut_boxes.get()));
   bool* const was_cut = static_cast<bool*>(TF_TensorData(were_cut.get()));
+  bool* const misfit = static_cast<bool*>(TF_TensorData(misfits.get()));
   std::vector<uint8_t> buffer;
   for (int64_t i = 0; i < count; ++i, box += 4, cut_box += 4) {
     const jpeg_index::Bytes jpeg = ToBytes(Strings(jpegs) + i);
     const jpeg_index::Bytes index = ToBytes(Strings(indexes) + i);
     jpeg_index::Bytes bytes = jpeg;
     jpeg_index::Cut made = {};
-    was_cut[i] = false;
+    was_cut[i] = misfit[i] = false;
     if (index.size) {
       buffer.resize(std::max(buffer.size(), jpeg_index::MostCutBytes(jpeg.size)));
-      was_cut[i] = jpeg_index::CutWindow(jpeg, index, {box[0], box[1], box[2], box[3]}, scale[i],
-                                         buffer.data(), buffer.size(),
-                                         &made) == jpeg_index::Result::kOk;
+      const jpeg_index::Result result =
+          jpeg_index::CutWindow(jpeg, index, {box[0], box[1], box[2], box[3]}, scale[i],
+                                buffer.data(), buffer.size(), &made);
+      was_cut[i] = result == jpeg_index::Result::kOk;
+      misfit[i] = result == jpeg_index::Result::kBadIndex;
       if (was_cut[i]) bytes = {buffer.data(), made.size};
     }
     TF_TString_Copy(cut + i, reinterpret_cast<const char*>(bytes.data), bytes.size);
@@ -110,7 +116,7 @@ __attribute__((constructor)) void Register() {
              nullptr, Compute<MakeIndexes>, nullptr);
   RegisterOp("ImagenetFastCutJpegs",
              {"jpegs: string", "indexes: string", "boxes: int32", "scales: int32"},
-             {"cuts: string", "cut_boxes: int32", "were_cut: bool"}, {}, UnknownShape, nullptr,
+             {"cuts: string", "cut_boxes: int32", "were_cut: bool", "misfits: bool"}, {}, UnknownShape, nullptr,
              Compute<CutJpegs>, nullptr);
 }
 

@@ -14,7 +14,7 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -154,6 +154,28 @@ def read_metadata(manifest: Manifest, directory: Path, progress: bool = True) ->
         rows = np.concatenate([read[shard.file] for shard in manifest.shards])
         _write(manifest, rows, directory)
     return rows
+
+
+def update_record_bytes(
+    old: Manifest, new: Manifest, sizes: Sequence[Sequence[int]], directory: Path
+) -> None:
+    """Updates ``data.npz`` after the shards were rewritten with the same images.
+
+    It stays as it is if it was out of date before: :func:`read_metadata` recomputes it then.
+
+    Args:
+      old: The manifest before.
+      new: The manifest after.
+      sizes: Of the records' data, in bytes, for each shard.
+      directory: Of the shards and ``data.npz``.
+
+    Raises:
+      OSError: It cannot be written.
+    """
+    rows = _load(old, directory)
+    if rows is not None:
+        rows["record_bytes"] = np.concatenate(sizes)
+        _write(new, rows, directory)
 
 
 def _key(manifest: Manifest) -> str:

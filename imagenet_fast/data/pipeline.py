@@ -304,7 +304,7 @@ def _training_batches(
             order = records_from_memory(order, share, options, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
-            return training_batches(order, info, options, threads, bad_images)
+            return training_batches(order, info, options, threads, bad_images, with_python)
 
         if options.input_servers:
             servers = servers_of(
@@ -358,7 +358,7 @@ def _evaluation_batches(
     share, bad_images = _share(info, options, context, split, with_python=here)
     threads = thread_count(options)
     records = share.own(share.interleave(share.shards(), read_shard, threads)).batch(batch_size)
-    images = evaluation_batches(records, info, options, threads, bad_images).unbatch()
+    images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)
 

@@ -1,16 +1,19 @@
 """Indexes of JPEGs from ``prepare`` to batches: what they change, and what they do not."""
 
 import io
+import shutil
+import threading
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from imagenet_fast import Config, make_dataset
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.data import cache, records
+from imagenet_fast.data import cache, jpeg_index, records
 from imagenet_fast.data.add_index import Added, add_index
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
 from imagenet_fast.data.jpeg_index import index_file
@@ -137,14 +140,31 @@ def test_cached_records_are_indexed_once(indexed, plain, monkeypatch):
 
 def test_indexes_added_later_are_those_of_prepare(indexed, plain):
     assert add_index(plain, progress=False) == Added(2 * IMAGES - 3, 1)
-    names = [name for name in content(indexed) if name != "data.npz"]
-    for name in names:
-        assert (plain / name).read_bytes() == (indexed / name).read_bytes(), name
-    assert not list(plain.glob("*.indexed"))
+    assert content(plain) == content(indexed)  # also data.npz
     # Once more, nothing changes.
     before = content(plain)
     assert add_index(plain, progress=False) == Added(2 * IMAGES - 3, 1)
     assert content(plain) == before
+
+
+def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, capfd, monkeypatch):
+    wrong = index_file(examples(indexed)[0][ENCODED][0], 300, 300)
+    expected = content(indexed)
+    data = shutil.copytree(indexed, tmp_path / "data")
+    path = min(data.glob("train-*"))
+    rewritten = []
+    for record in records.read_records(path):
+        example = tf.train.Example.FromString(record)
+        example.features.feature[JPEG_INDEX].bytes_list.value[:] = [wrong]
+        rewritten.append(example.SerializeToString())
+    records.write_records(path, rewritten)
+    (data / "manifest.json").unlink()
+    monkeypatch.setattr(jpeg_index, "_warned", threading.Event())
+    batches(data, num_classes=2)
+    batches(data, num_classes=2)
+    assert capfd.readouterr().err.count("8 JPEGs do not match their indexes") == 1
+    add_index(data, progress=False)
+    assert path.read_bytes() == expected[path.name]
 
 
 def test_adding_that_was_interrupted_goes_on(indexed, plain, monkeypatch):

@@ -21,6 +21,11 @@ _NAMED = 5  # of what is warned of
 # Read of images of equal size to find those that are in several classes, in bytes.
 _COMPARED = 256 * 2**20
 
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
+    *(".ppm", ".pgm", ".pnm", ".avif", ".jp2", ".j2k"),
+)
+
 # What others call the splits.
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.base import ListedFile, printable
 from imagenet_fast.data.sources.files import (
+    IMAGE_SUFFIXES,
     SPLITS,
     FileSource,
     file_source,
@@ -18,10 +19,6 @@ from imagenet_fast.data.sources.files import (
     warnings_of_names,
 )
 
-_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff"),
-    *(".ppm", ".pgm", ".pnm", ".avif", ".jp2", ".j2k"),
-)
 # What Windows leaves in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
 _VALIDATION = tuple(name for name, split in SPLITS.items() if split == "validation")
@@ -69,7 +66,7 @@ def open_folders(
     empty = set(range(len(labels))) - {image.label for image in files["train"]}
     if empty:
         folder = folders["train"] / labels[min(empty)]
-        raise UserError(f"{folder}: no image ({', '.join(_SUFFIXES)}) in it")
+        raise UserError(f"{folder}: no image ({', '.join(IMAGE_SUFFIXES)}) in it")
     return file_source(
         "folders",
         name or printable(path.name),
@@ -119,7 +116,7 @@ def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
         return ()
     kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
     return (
-        f"files that are not named like images ({', '.join(_SUFFIXES)}) are left out: "
+        f"files that are not named like images ({', '.join(IMAGE_SUFFIXES)}) are left out: "
         f"{first_names(kinds)}",
     )
 
@@ -198,7 +195,7 @@ def _list_images(
         strays += [
             printable(path.relative_to(root).as_posix())
             for path in sorted(folder.iterdir())
-            if path.name.lower().endswith(_SUFFIXES) and not path.is_dir()
+            if path.name.lower().endswith(IMAGE_SUFFIXES) and not path.is_dir()
         ]
         for label, name in enumerate(labels):
             if not (folder / name).is_dir():
@@ -207,7 +204,7 @@ def _list_images(
                 known = path.name.lower()
                 if known.startswith(".") or known in _IGNORED:
                     continue
-                if known.endswith(_SUFFIXES):
+                if known.endswith(IMAGE_SUFFIXES):
                     file = path.relative_to(root).as_posix()
                     images.append(ListedFile(file, label, size_of(path)))
                 else:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,12 @@ import numpy as np
 
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
 from imagenet_fast.data.sources.base import Item, Source, printable
-from imagenet_fast.data.sources.files import SPLITS, first_names, warnings_of_names
+from imagenet_fast.data.sources.files import (
+    IMAGE_SUFFIXES,
+    SPLITS,
+    first_names,
+    warnings_of_names,
+)
 from imagenet_fast.data.sources.holdout import hold_out
 
 _SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
@@ -34,7 +42,7 @@ class HuggingFaceSource(Source):
         rows: Mapping[str, _Rows],
         numbers: Mapping[str, np.ndarray],
         chosen: Mapping[str, tuple[str, np.ndarray]],
-        image_column: str,
+        image_columns: Sequence[str],
         fingerprint: str,
         warnings: tuple[str, ...],
     ) -> None:
@@ -46,7 +54,7 @@ class HuggingFaceSource(Source):
           rows: By their own split.
           numbers: Their labels, int64.
           chosen: For each split, from which of these its images are, and which rows.
-          image_column: The name of the images' column.
+          image_columns: The columns of the images; a row has its image in the first that has one.
           fingerprint: As ``Source``.
           warnings: As ``Source``.
         """
@@ -55,13 +63,16 @@ class HuggingFaceSource(Source):
         self._rows = dict(rows)
         self._numbers = dict(numbers)
         self._chosen = dict(chosen)
-        self._image = image_column
+        self._image_columns = image_columns
 
     def read(self, split: str, index: int) -> Item:
         """As ``Source``; the filename is the row's own, else its split and number."""
         origin, places = self._chosen[split]
         place = int(places[index])
-        value = self._rows[origin][place][self._image] or {}
+        row = self._rows[origin][place]
+        value: dict[str, Any] = next(
+            (row[column] for column in self._image_columns if row[column]), {}
+        )
         file, content = value.get("path"), value.get("bytes")
         if content is None and file:
             content = Path(file).read_bytes()
@@ -104,14 +115,17 @@ def open_huggingface(
     datasets = _import_datasets()
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
-    rows = _load(datasets, path.resolve())
+    formats = [] if image_column else _tar_formats(path)
+    rows = _load(datasets, path.resolve(), formats, label_column)
     features = rows["train"].features
-    columns = (
-        _column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image"),
-        _column(path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"),
+    if len(formats) < 2:
+        formats = [_column(path, features, datasets.Image, image_column, _IMAGE_COLUMNS, "image")]
+    label_column = _column(
+        path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
     )
-    rows = {split: _undecoded(datasets, path, own, columns[0]) for split, own in rows.items()}
-    labels, numbers, warnings = _labels(datasets, path, rows, columns[1])
+    for column in formats:
+        rows = {split: _undecoded(datasets, path, own, column) for split, own in rows.items()}
+    labels, numbers, warnings = _labels(datasets, path, rows, label_column)
     rows = {split: own for split, own in rows.items() if split in numbers}
     chosen = {split: (split, np.arange(len(own))) for split, own in numbers.items()}
     if "validation" not in rows:
@@ -123,7 +137,7 @@ def open_huggingface(
         digest.update(split.encode() + places.astype(np.int64).tobytes())
     own_name, fingerprint = name or printable(path.resolve().name), digest.hexdigest()
     return HuggingFaceSource(
-        own_name, labels, rows, numbers, chosen, columns[0], fingerprint, warnings
+        own_name, labels, rows, numbers, chosen, formats, fingerprint, warnings
     )
 
 
@@ -140,11 +154,54 @@ def _import_datasets() -> Any:
     return datasets
 
 
-def _load(datasets: Any, path: Path) -> dict[str, _Rows]:
+def _tar_formats(path: Path) -> list[str]:
+    """Returns the names of the image columns of a folder of WebDataset's tars."""
+    fields: set[str] = set()
+    for file in path.rglob("*.tar"):
+        with contextlib.suppress(tarfile.TarError, OSError), tarfile.open(file) as tar:
+            fields.update(member.name.rpartition("/")[2].partition(".")[2] for member in tar)
+    return [name for name in _IMAGE_COLUMNS if name in fields]
+
+
+def _data_files(path: Path) -> dict[str, list[str]] | None:
+    """Returns the files of each split of a folder of tables, or tars, with some pictures.
+
+    By itself, the library reads the type of file that is most frequent.
+    """
+    files = [file for file in sorted(path.rglob("*")) if file.is_file()]
+    data = [file for file in files if file.suffix == ".parquet"]
+    data = data or [file for file in files if file.suffix == ".tar"]
+    readme = path / "README.md"
+    if readme.is_file() and "configs:" in readme.read_text(errors="replace"):
+        return None  # it names the files
+    if not data or not any(file.name.lower().endswith(IMAGE_SUFFIXES) for file in files):
+        return None
+    splits: dict[str, list[str]] = {}
+    for file in data:
+        words = re.split("[^a-z]+", file.relative_to(path).as_posix().lower())
+        split = next((SPLITS[word] for word in reversed(words) if word in SPLITS), "train")
+        splits.setdefault(split, []).append(str(file))
+    return splits
+
+
+def _load(
+    datasets: Any, path: Path, tar_formats: list[str], label_column: str | None
+) -> dict[str, _Rows]:
     """Returns the rows of each split, by our name for it."""
-    saved = any((path / file).is_file() for file in _SAVED)
+    options: dict[str, Any] = {"data_files": _data_files(path)}
+    if len(tar_formats) > 1:
+        # By itself, the library expects all samples to have images of the same format.
+        options["features"] = datasets.Features(
+            {
+                **{name: datasets.Image() for name in tar_formats},
+                label_column or "cls": datasets.Value("string" if label_column else "int64"),
+            }
+        )
     try:
-        found = datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path))
+        if any((path / file).is_file() for file in _SAVED):
+            found = datasets.load_from_disk(str(path))
+        else:
+            found = datasets.load_dataset(str(path), **options)
     except Exception as error:  # whatever its readers raise
         raise UserError(
             f"{path}: Hugging Face's datasets cannot load it: {first_line(error)}"

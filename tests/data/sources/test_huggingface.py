@@ -76,10 +76,14 @@ def tars(folder):
     ):
         with tarfile.open(folder / f"{split}-000000.tar", "w") as tar:
             for number in numbers:
-                for suffix, content in (("png", IMAGES[number]), ("cls", b"%d" % LABELS[number])):
-                    info = tarfile.TarInfo(f"{number:03d}.{suffix}")
-                    info.size = len(content)
-                    tar.addfile(info, io.BytesIO(content))
+                add_sample(tar, number, "png")
+
+
+def add_sample(tar, number, image_suffix):
+    for suffix, content in ((image_suffix, IMAGES[number]), ("cls", b"%d" % LABELS[number])):
+        info = tarfile.TarInfo(f"{number:03d}.{suffix}")
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
 
 
 def class_folders(folder):
@@ -122,6 +126,29 @@ def test_each_layout_gives_the_same_images(tmp_path, make):
         images = {content: label for content, label, _ in found(source, split)}
         assert images == {content: label for content, label, _ in expected(numbers)}
     assert source.describe() == open_source("huggingface", tmp_path / "insects").describe()
+
+
+def test_pictures_beside_tables_are_ignored(tmp_path):
+    parquet(tmp_path / "own")
+    for name in ("test.png", "train_a.png", "train_b.png", "train_c.png"):
+        (tmp_path / "own" / name).write_bytes(IMAGES[0])
+    source = open_source("huggingface", tmp_path / "own")
+    assert source.splits == {"train": 16, "validation": 4, "test": 4}
+    assert source.labels == tuple(CLASSES)
+
+
+@pytest.mark.parametrize("first", [0, 8])  # the library looks at the first five samples
+def test_tars_of_images_in_two_formats(tmp_path, first):
+    (tmp_path / "own").mkdir()
+    with tarfile.open(tmp_path / "own" / "train-0.tar", "w") as tar:
+        for number in range(16):
+            suffix = "jpg" if number >= first and number % 2 else "png"
+            add_sample(tar, number, suffix)
+    source = open_source("huggingface", tmp_path / "own")
+    read = [*found(source, "train"), *found(source, "validation")]
+    assert sorted((content, label) for content, label, _ in read) == sorted(
+        zip(IMAGES[:16], LABELS)
+    )
 
 
 def test_some_of_each_class_is_held_out(tmp_path):
