@@ -69,9 +69,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
         It has the same weights and computes the same outputs, up to rounding.
         """
-        return self.replace(
-            precision="float32", loss_scale=0.0, pipeline_stages=1, batch_norm_batch_size=0
-        )
+        return self.replace(precision="float32", pipeline_stages=1, batch_norm_batch_size=0)
 
     @classmethod
     def from_flagfile(cls, path: str | os.PathLike[str], **changes: Any) -> Config:
@@ -115,7 +113,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         for name in values:
             require_option(name, option_names())
         # Runs from before this check may have options without effect.
-        ignored = set(cls.without_effect(values))
+        ignored = cls.without_effect(values)
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
     def differences(self, other: Config, *, free: bool = True) -> list[str]:
@@ -172,18 +170,20 @@ def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) ->
       sources: of :func:`in_order`.
     """
     order = list(sources)
-    fields = {field.name: field for field in dataclasses.fields(Config)}
+    without_effect = Config.without_effect(values)
 
     def superseded(name: str) -> bool:
-        other = fields[name].metadata["beside"].option
-        return (
+        if name not in without_effect:
+            return False
+        other = without_effect[name].option
+        later = (
             other in sources
             and sources[other] != sources[name]
             and order.index(other) > order.index(name)
         )
+        return later or superseded(other)
 
-    dropped = {name for name in Config.without_effect(values) if superseded(name)}
-    return {name: value for name, value in values.items() if name not in dropped}
+    return {name: value for name, value in values.items() if not superseded(name)}
 
 
 def option_names() -> list[str]:

@@ -163,10 +163,10 @@ LEFT_OUT = {
     *("xla", "fusion", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
-    *("knots_at", "knots", "optimizer_epsilon"),
+    *("decay_every", "knots_at", "knots", "optimizer_epsilon"),
     *("width", "pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
-    *("identity_init", "normal_cells", "cell_filters", "batch_norm_scale", "dropout"),
-    "batch_norm_after_pool5",
+    *("whitening_images", "identity_init", "normal_cells", "cell_filters", "batch_norm_scale"),
+    *("dropout", "batch_norm_after_pool5"),
 }
 CHANGED = Config(
     **{
@@ -176,6 +176,7 @@ CHANGED = Config(
 )
 
 
+TABLE = {"batch_table": "mlperf", "batch_size": 4096}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
 
 
@@ -420,7 +421,7 @@ def test_numbers_of_numpy():
         # Contradictions.
         ({"batch_size": 10, "accumulation_steps": 4}, "batch_size 10 cannot be split into"),
         ({"synthetic": True}, "synthetic data needs num_classes"),
-        ({"loss_scale": 128.0}, "loss_scale is for precision=mixed_float16, but precision is flo"),
+        ({"loss_scale": 128.0}, "loss_scale=128 is for precision=mixed_float16, but precision is"),
         ({"tpu": "local", "strategy": "mirrored"}, "tpu='local' contradicts strategy=mirrored"),
         ({"schedule": "piecewise_linear"}, "schedule=piecewise_linear needs knots_at and knots"),
         (
@@ -526,7 +527,20 @@ def test_unknown_option_with_the_nearest():
         ),
         ({"warmup_start": 0.1, **KNOTS}, "but schedule is piecewise_linear"),
         ({"warmup": "2 epochs", **KNOTS}, "warmup=2 epochs is for schedule=constant or"),
-        ({"batch_table": "mlperf", "batch_size": 4096, **KNOTS}, "batch_table=mlperf is for"),
+        ({**TABLE, **KNOTS}, "batch_table=mlperf is for"),
+        (
+            {"decay_at": "3 epochs", "decay_every": "2 epochs"},
+            "decay_at=3 epochs has no effect, because decay_every is 2 epochs: leave it out",
+        ),
+        ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is relu"),
+        ({"whitening_images": 5000}, "is for model=resnet9 or model=airbench94 or"),
+        ({"weight_decay_on": "all", "weight_decay": 0}, "=all is not for weight_decay=0: leave it"),
+        ({"momentum": 0.8, **TABLE}, "momentum=0.8 has no effect, because batch_table is mlperf"),
+        ({"weight_decay": 1e-5, **TABLE}, "weight_decay=1e-05 has no effect, because batch_table"),
+        ({"learning_rate": 3.0, **TABLE}, "learning_rate=3 has no effect, because batch_table is"),
+        ({"rate_scaling": "sqrt", **TABLE}, "rate_scaling=sqrt has no effect, because batch_tab"),
+        ({"warmup": "2 epochs", **TABLE}, "warmup=2 epochs has no effect, because batch_table is"),
+        ({"warmup_start": 0.1, **TABLE}, "warmup_start=0.1 has no effect, because batch_table is"),
         ({"ema_every": 5}, "ema_every=5 has no effect, because ema_decay is 0: leave it out"),
         ({"lookahead_decay": 0.9}, "has no effect, because lookahead_every is 0"),
         ({"crop_min_area": 0.25, "train_crop": "pad"}, "is for train_crop=random_resized or"),
@@ -549,8 +563,12 @@ def test_without_effect(changes, message):
 def test_another_model_after_a_recipe_takes_its_options_away():
     recipe = PACKAGE.parent / "flags" / "myrtle_cifar10.flags"
     assert Config.from_flagfile(recipe).whitening
-    config = Config.from_flagfile(recipe, model="resnet18")
-    assert (config.whitening, config.pool_order) == (False, "conv_bn_relu_pool")
+    for config in (
+        Config.from_flagfile(recipe, model="resnet18"),
+        Config.from_flagfile(recipe).replace(model="resnet18"),
+    ):
+        assert (config.whitening, config.pool_order) == (False, "conv_bn_relu_pool")
+        assert (config.activation, config.celu_alpha) == ("relu", 0.075)  # one by the other
 
 
 def test_another_choice_takes_its_options_away():
@@ -608,9 +626,19 @@ def test_json_of_an_older_version_takes_the_defaults():
     assert Config.from_json('{"seed": 3}') == Config(seed=3)
 
 
-def test_json_of_a_run_that_had_options_without_effect():
-    text = json.dumps({**json.loads(Config(seed=3).to_json()), "lars_eeta": 0.01})
-    assert Config.from_json(text) == Config(seed=3)
+@pytest.mark.parametrize(
+    ("given", "ignored"),
+    [
+        ({}, {"lars_eeta": 0.01}),
+        ({}, {"celu_alpha": 0.3, "whitening_images": 5000, "loss_scale": 8.0}),
+        ({"weight_decay": 0.0}, {"weight_decay_on": "all"}),
+        ({"decay_every": "2 epochs"}, {"decay_at": ["3 epochs"]}),
+        (TABLE, {"learning_rate": 3.0, "warmup": "2 epochs", "weight_decay": 0.0}),
+    ],
+)
+def test_json_of_a_run_that_had_options_without_effect(given, ignored):
+    text = json.dumps({**json.loads(Config(**given).to_json()), **ignored})
+    assert Config.from_json(text) == Config(**given)
 
 
 @pytest.mark.parametrize(

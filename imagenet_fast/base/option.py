@@ -42,23 +42,22 @@ class Check(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What another option of the same group must be for this one to have an effect.
+    """A condition on another option, without which this one has no effect.
 
     Attributes:
       option: the other's name.
-      values: of which it must have one; none: it must not have its default.
-      others: whether it must have a value that is none of these instead.
+      values: those that meet the condition; none: all but its default.
+      unless: whether the condition is the opposite: any other value, or the default.
     """
 
     option: str
     values: tuple[Any, ...] = ()
-    others: bool = False
+    unless: bool = False
 
     def holds(self, value: Any, default: Any) -> bool:
-        """Returns whether the other option is what it must be."""
-        if not self.values:
-            return value != default
-        return (value in self.values) != self.others
+        """Returns whether a value of the other option, which has this default, meets it."""
+        given = value in self.values if self.values else value != default
+        return given != self.unless
 
 
 def _is_address(value: str) -> bool:
@@ -89,7 +88,7 @@ def option(
     group: str,
     choices: tuple[str, ...] = (),
     check: Check | None = None,
-    beside: Beside | None = None,
+    beside: Beside | tuple[Beside, ...] = (),
     free: bool = False,
 ) -> Any:
     """Declares a field of :class:`Options`.
@@ -100,7 +99,7 @@ def option(
       group: the heading in ``--helpfull`` under which it stands.
       choices: the values allowed, if they can be listed.
       check: which values are allowed; None: all.
-      beside: without it, a value other than the default is refused; None: it needs no other option.
+      beside: unless all of these hold, a value other than the default is refused.
       free: whether it may change when a run is resumed, because it has no part in the weights.
     """
     metadata = {
@@ -108,7 +107,7 @@ def option(
         "group": group,
         "choices": choices,
         "check": check,
-        "beside": beside,
+        "beside": (beside,) if isinstance(beside, Beside) else beside,
         "free": free,
     }
     return dataclasses.field(default=default, metadata=metadata)
@@ -139,21 +138,17 @@ class Options:
           UserError: if one has another value than its default.
         """
         fields = {field.name: field for field in dataclasses.fields(self)}
-        for name in self.without_effect(vars(self)):
-            field = fields[name]
-            beside = field.metadata["beside"]
-            text, found = (
-                option_text(getattr(self, name)),
-                option_text(getattr(self, beside.option)),
-            )
-            if beside.values and beside.others:
-                reason = f"is not for {beside.option}={found}"
-            elif beside.values:
-                needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
-                reason = f"is for {needed}, but {beside.option} is {found}"
+        for name, beside in self.without_effect(vars(self)).items():
+            other = option_text(getattr(self, beside.option))
+            if not beside.values:
+                reason = f"has no effect, because {beside.option} is {other}"
+            elif beside.unless:
+                reason = f"is not for {beside.option}={other}"
             else:
-                reason = f"has no effect, because {beside.option} is {found}"
-            default = option_text(field.default) or "empty"
+                needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
+                reason = f"is for {needed}, but {beside.option} is {other}"
+            default = option_text(fields[name].default) or "empty"
+            text = option_text(getattr(self, name))
             raise UserError(f"{name}={text} {reason}: leave it out; its default is {default}")
 
     def _check_together(self) -> None:
@@ -206,24 +201,34 @@ class Options:
         return tuple(_convert(name, item, entry) for entry in value)
 
     @classmethod
-    def without_effect(cls, values: Mapping[str, Any]) -> list[str]:
-        """Returns the names of those options whose values, not their defaults, nothing reads.
+    def without_effect(cls, values: Mapping[str, Any]) -> dict[str, Beside]:
+        """Returns the options whose values, not their defaults, nothing reads, and why.
 
         Args:
           values: of options, by name; those left out have their defaults.
+
+        Returns:
+          By name, the first condition that does not hold.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
 
-        def value_of(name: str) -> Any:
-            return cls.convert(name, values.get(name, fields[name].default))
+        def effective(name: str) -> Any:
+            default = fields[name].default
+            return default if unmet(name) else cls.convert(name, values.get(name, default))
 
-        def idle(field: dataclasses.Field) -> bool:
-            beside = field.metadata["beside"]
-            if beside is None or value_of(field.name) == field.default:
-                return False
-            return not beside.holds(value_of(beside.option), fields[beside.option].default)
+        def unmet(name: str) -> Beside | None:
+            for beside in fields[name].metadata["beside"]:
+                other = fields.get(beside.option)  # None: of a group that is not in use
+                if other and not beside.holds(effective(beside.option), other.default):
+                    return beside
+            return None
 
-        return [name for name, field in fields.items() if idle(field)]
+        given = {
+            name: unmet(name)
+            for name, value in values.items()
+            if name in fields and cls.convert(name, value) != fields[name].default
+        }
+        return {name: beside for name in fields if (beside := given.get(name))}
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:

@@ -72,7 +72,7 @@ class ModelOptions(SharedOptions):
         "limit of celu at minus infinity, without its sign",
         group="model",
         check=POSITIVE,
-        beside=_RESNET9,
+        beside=Beside("activation", ("celu",)),
     )
     logits_scale: float = option(
         0.0,
@@ -117,6 +117,7 @@ class ModelOptions(SharedOptions):
         "number of training images, the first ones, from which whitening filters are made",
         group="model",
         check=POSITIVE,
+        beside=_FOR_CIFAR,
     )
     initial_weights: str = option(
         "",

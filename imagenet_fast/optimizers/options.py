@@ -23,7 +23,9 @@ from imagenet_fast.optimizers.batch_tables import BATCH_TABLES
 _LARS = Beside("optimizer", ("lars",))
 _MUON = Beside("optimizer", ("muon",))
 _OWN_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"))
-_OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), others=True)
+_OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), unless=True)
+# A table sets the option itself.
+_NO_BATCH_TABLE = Beside("batch_table", unless=True)
 _STEPS = Beside("schedule", ("steps",))
 _KNOTS = Beside("schedule", ("piecewise_linear",))
 _WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
@@ -45,6 +47,7 @@ class OptimizerOptions(SharedOptions):
         "fraction of the momentum that a step keeps, in optimizers that have one",
         group="optimization",
         check=BELOW_ONE,
+        beside=_NO_BATCH_TABLE,
     )
     nesterov: bool = option(
         True,
@@ -58,6 +61,7 @@ class OptimizerOptions(SharedOptions):
         "filters, muon; else the optimizer's own weight_decay, as adamw's",
         group="optimization",
         check=NOT_NEGATIVE,
+        beside=_NO_BATCH_TABLE,
     )
     weight_decay_on: str = option(
         "auto",
@@ -65,6 +69,7 @@ class OptimizerOptions(SharedOptions):
         "weights_and_biases; all; auto: weights in lars, else weights_and_biases",
         group="optimization",
         choices=("auto", "weights", "weights_and_biases", "all"),
+        beside=Beside("weight_decay", (0.0,), unless=True),
     )
     lars_eeta: float = option(
         0.001,
@@ -166,14 +171,8 @@ class OptimizerOptions(SharedOptions):
         "fixed scale of the loss under mixed_float16; 0: adapted as training goes",
         group="hardware",
         check=NOT_NEGATIVE,
+        beside=Beside("precision", ("mixed_float16",)),
     )
-
-    def _check_together(self) -> None:
-        super()._check_together()
-        if self.loss_scale and self.precision != "mixed_float16":
-            raise UserError(
-                f"loss_scale is for precision=mixed_float16, but precision is {self.precision}"
-            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,6 +190,7 @@ class ScheduleOptions(SharedOptions):
         "reference learning rate, for a batch of learning_rate_batch images",
         group="learning rate",
         check=NOT_NEGATIVE,
+        beside=_NO_BATCH_TABLE,
     )
     learning_rate_batch: int = option(
         256,
@@ -204,6 +204,7 @@ class ScheduleOptions(SharedOptions):
         "scaling rule), sqrt or none",
         group="learning rate",
         choices=("linear", "sqrt", "none"),
+        beside=_NO_BATCH_TABLE,
     )
     batch_table: str = option(
         "",
@@ -219,7 +220,7 @@ class ScheduleOptions(SharedOptions):
         "time at the start in which the learning rate grows from warmup_start to that of this "
         "batch",
         group="learning rate",
-        beside=_WARMUP,
+        beside=(_WARMUP, _NO_BATCH_TABLE),
     )
     warmup_kind: str = option(
         "gradual",
@@ -234,7 +235,7 @@ class ScheduleOptions(SharedOptions):
         "one is higher",
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
-        beside=_WARMUP,
+        beside=(_WARMUP, _NO_BATCH_TABLE),
     )
     schedule: str = option(
         "steps",
@@ -248,7 +249,7 @@ class ScheduleOptions(SharedOptions):
         "schedule=steps: when to multiply the learning rate by decay_factor",
         group="learning rate",
         check=IN_ORDER,
-        beside=_STEPS,
+        beside=(_STEPS, Beside("decay_every", unless=True)),
     )
     decay_factor: float = option(
         0.1,

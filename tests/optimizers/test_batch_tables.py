@@ -1,5 +1,7 @@
 """Values by the batch: the recipes' own, those between them, and their way into a Config."""
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -12,6 +14,8 @@ from imagenet_fast.optimizers.batch_tables import (
     describe,
     values_for_batch,
 )
+
+FLAGS = pathlib.Path(__file__).parents[2] / "flags"
 
 
 @pytest.mark.parametrize(
@@ -112,9 +116,12 @@ def test_config_takes_the_values():
     assert set(config.differences(Config())) == set(names) - {"weight_decay"}
 
 
-def test_the_table_goes_before_values_that_are_given():
-    config = Config(batch_size=32768, batch_table="google_tpu_pod", learning_rate=1.0)
-    assert config.scaled_learning_rate == 32.0
+def test_a_table_replaces_a_recipes_values_but_not_those_given_with_it():
+    recipe = FLAGS / "mlperf_32k.flags"
+    config = Config.from_flagfile(recipe, batch_size=4096, batch_table="mlperf")
+    assert (config.learning_rate, config.weight_decay) == (10.0, 2e-4)
+    with pytest.raises(UserError, match="learning_rate=1 has no effect, because batch_table is ml"):
+        config.replace(learning_rate=1.0)
 
 
 def test_another_batch_takes_its_own_values():
