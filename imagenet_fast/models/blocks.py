@@ -28,7 +28,7 @@ def cut(model: keras.Model) -> list[keras.Model]:
     Raises:
         UserError: if the model is none of that kind.
     """
-    _check(model)
+    check_functional(model)
     blocks = []
     inputs = model.inputs
     for name, outputs in _ends(model):
@@ -37,7 +37,12 @@ def cut(model: keras.Model) -> list[keras.Model]:
     return blocks
 
 
-def _check(model: Any) -> None:
+def check_functional(model: Any) -> None:
+    """Checks that a model can be cut.
+
+    Raises:
+        UserError: if it is not functional, or has several inputs or outputs.
+    """
     if not getattr(model, "_is_graph_network", False):
         raise UserError(
             f"a {type(model).__name__} cannot be cut into blocks, but only a Keras model that is "

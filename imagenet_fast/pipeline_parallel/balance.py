@@ -1,4 +1,4 @@
-"""How many blocks each stage of a pipeline gets, by what they cost."""
+"""The balance of a pipeline: the number of blocks of each stage, by their cost and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from imagenet_fast.cost_model.pipeline import BlockCost, micro_batches_in_memory, stage_memory
 from imagenet_fast.pipeline_parallel.partition import partition
-from imagenet_fast.pipeline_parallel.profile import estimate
+from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
 
@@ -24,24 +24,33 @@ def balance_for(
     micro_batches: int,
     schedule: str,
     rematerialize: str,
+    slots: float = 0.0,
+    limit: float = math.inf,
+    device: str = "",
 ) -> list[int]:
-    """Returns the balance with the least work, in FLOPs, of the slowest stage.
+    """Returns the balance with the least work of the slowest stage among those that fit.
 
     Args:
-      blocks: that follow each other; see :func:`~imagenet_fast.pipeline_parallel.profile.estimate`.
-      inputs: what describes the first one's, as ``tf.TensorSpec``, of any batch.
-      stages: how many there are to be.
+      blocks: consecutive; see :func:`~imagenet_fast.pipeline_parallel.profile.estimate`.
+      inputs: specs of the first block's inputs, as ``tf.TensorSpec``, of any batch size.
+      stages: their number.
       batch_size: examples in a batch.
-      micro_batches: parts of a batch.
+      micro_batches: of a batch.
       schedule: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       rematerialize: as of ``GPipe``.
+      slots: optimizer slots per trainable value.
+      limit: bytes of memory of each device.
+      device: on which to measure the blocks' seconds; empty: their FLOPs count.
 
     Raises:
-      UserError: if there are fewer blocks than stages, or a block does what cannot be done in a
-        pipeline.
+      UserError: if there are fewer blocks than stages, the stages do not fit, or a block does what
+        a pipeline cannot repeat or move.
+      NotImplementedError: if a block that is not built has no ``get_config``, by which to copy it.
     """
-    costs = estimate(blocks, inputs, math.ceil(batch_size / micro_batches))
-    return best_balance(costs, tasks(schedule, stages, micro_batches), rematerialize)
+    cost = functools.partial(measure, device=device) if device else estimate
+    costs = cost(blocks, inputs, math.ceil(batch_size / micro_batches))
+    order = tasks(schedule, stages, micro_batches)
+    return best_balance(costs, order, rematerialize, slots=slots, limit=limit)
 
 
 def best_balance(

@@ -13,8 +13,8 @@ from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.partition import bounds
 
-# From blocks, whose weights have no values, to how many of them each stage gets.
-Balancer = Callable[[Sequence[keras.Model]], Sequence[int]]
+# From blocks, whose weights have no values, to the number of blocks of each stage, or None.
+Balancer = Callable[[Sequence[keras.Model]], Sequence[int] | None]
 
 
 def build_in_stages(
@@ -28,7 +28,8 @@ def build_in_stages(
       make: returns a functional model of one input and one output; called twice, and must do the
         same each time. Outside of a strategy's scope.
       devices: of the stages, in order.
-      balance: how many blocks each stage gets, or what tells it; None: about as many each.
+      balance: number of blocks of each stage, or a function of the blocks that returns it; None:
+        about equally many.
 
     Returns:
       The model; its blocks, which share its layers; the balance.

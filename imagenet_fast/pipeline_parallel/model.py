@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, require_choice
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.models.blocks import check_functional
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
+from imagenet_fast.pipeline_parallel.balance import balance_for
+from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline, without_batch_size
+from imagenet_fast.pipeline_parallel.placement import stage_devices
+
+# Examples in a micro-batch for counting FLOPs, where the batch size is unknown.
+_EXAMPLES = 32
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -38,9 +48,22 @@ class GPipe(keras.Model):
       blocks: Keras layers or models, each of one argument, a tensor or a structure of tensors,
         which the block before it returns. A list in place of a block is a ``keras.Sequential``,
         and a ``keras.Sequential`` in place of the list stands for its layers. Not built yet, or
-        built on the device of their stage.
-      devices: names of the stages' devices, in order; None: all GPUs or, without any, all CPUs.
-      balance: number of blocks of each stage; None: about equally many.
+        built on the device of their stage. Or a functional model of one input and one output,
+        which is cut wherever a single layer's outputs pass, and whose weights are copied to the
+        stages; or a function that returns such a model, whose weights are then made there.
+      devices: names of the stages' devices, in order; None: the first GPUs or, without any, CPUs.
+      num_stages: number of stages; None: one for each device or, without ``devices``, for each GPU
+        or CPU.
+      balance: number of blocks of each stage; None: the one with the least work of the slowest
+        stage, chosen when the shape of the inputs is known. Blocks without a ``get_config`` have
+        unknown work: about equally many in each stage.
+      costs: the work by which stages are balanced: ``flops``: floating-point operations;
+        ``measured``: seconds of each block on the first device.
+      device_memory_gb: GiB of each device for weights, gradients, optimizer slots and activations,
+        within which stages are balanced; None: no limit.
+      optimizer_slots: values per weight for this: 1 for SGD with momentum, 2 for Adam.
+      batch_size: examples in a batch, for ``measured`` and ``device_memory_gb``; None: that of the
+        inputs, if their shape has it.
       num_micro_batches: number of micro-batches of a batch, of equal or nearly equal size.
       rematerialize: whose activations the backward pass recomputes, in place of storing them:
         ``always``, ``except_last`` (all micro-batches but the last) or ``never``.
@@ -58,10 +81,17 @@ class GPipe(keras.Model):
 
     def __init__(
         self,
-        blocks: Sequence[keras.layers.Layer | Sequence[keras.layers.Layer]] | keras.Sequential,
+        blocks: Sequence[keras.layers.Layer | Sequence[keras.layers.Layer]]
+        | keras.Model
+        | Callable[[], keras.Model],
         devices: Sequence[str] | None = None,
         *,
+        num_stages: int | None = None,
         balance: Sequence[int] | None = None,
+        costs: str = "flops",
+        device_memory_gb: float | None = None,
+        optimizer_slots: float = 2.0,
+        batch_size: int | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
         schedule: str = "gpipe",
@@ -69,18 +99,36 @@ class GPipe(keras.Model):
         name: str | None = None,
     ) -> None:
         super().__init__(name=name)
-        devices = list(devices or default_devices())
+        require_choice("costs", costs, ("flops", "measured"))
+        devices = _devices(devices, num_stages)
+        choose = functools.partial(
+            _choose_balance,
+            stages=len(devices),
+            batch_size=batch_size,
+            micro_batches=num_micro_batches,
+            schedule=schedule,
+            rematerialize=rematerialize,
+            slots=optimizer_slots,
+            limit=math.inf if device_memory_gb is None else device_memory_gb * 2**30,
+            device=devices[0] if costs == "measured" else "",
+        )
+        inputs = None
+        if callable(blocks) and not _is_unbuilt_sequential(blocks):
+            blocks, balance = _cut_functional(blocks, devices, balance, choose)
+            inputs = blocks[0].input
         self.blocks = _as_blocks(blocks)
         self._pipeline = Pipeline(
             self.blocks,
             devices,
-            balance=balance,
+            balance=functools.partial(choose, self.blocks) if balance is None else balance,
             num_micro_batches=num_micro_batches,
             rematerialize=rematerialize,
             schedule=schedule,
             unroll=unroll,
         )
         self._compiled_loss_alone: CompiledLoss | None = None
+        if inputs is not None:
+            self.build_on(inputs)
 
     @property
     def pipeline(self) -> Pipeline:
@@ -107,6 +155,7 @@ class GPipe(keras.Model):
         """
         if self.built:
             return
+        self._pipeline.cut_for(inputs)
         with tf.init_scope():
             tf.function(lambda batch: self(batch, training=False)).get_concrete_function(
                 without_batch_size(inputs)
@@ -238,14 +287,87 @@ def default_devices() -> list[str]:
     return [device.name for device in devices]
 
 
+def _devices(devices: Sequence[str] | None, stages: int | None) -> list[str]:
+    if devices is None:
+        return default_devices() if stages is None else stage_devices(stages)
+    if stages not in (None, len(devices)):
+        raise UserError(
+            f"num_stages is {stages}, but there are {len(devices)} devices: give each stage one"
+        )
+    return list(devices)
+
+
+def _is_unbuilt_sequential(blocks: Any) -> bool:
+    return isinstance(blocks, keras.Sequential) and not blocks._is_graph_network
+
+
 def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:
     if isinstance(blocks, keras.Sequential):
         return list(blocks.layers)
-    if isinstance(blocks, keras.Model):
-        raise UserError(
-            f"the model {blocks.name!r} is not a list of blocks: "
-            "imagenet_fast.pipeline_parallel.in_stages.build_in_stages cuts a functional model"
-        )
     return [
         keras.Sequential(block) if isinstance(block, (list, tuple)) else block for block in blocks
     ]
+
+
+def _cut_functional(
+    model: keras.Model | Callable[[], keras.Model],
+    devices: Sequence[str],
+    balance: Sequence[int] | None,
+    choose: Callable[[Sequence[keras.Model], Any], Sequence[int] | None],
+) -> tuple[list[keras.Model], list[int]]:
+    """Returns a functional model's blocks, with weights on the stages' devices, and the balance."""
+    make, given = model, None
+    if isinstance(model, keras.layers.Layer):
+        check_functional(model)
+        make, given = functools.partial(keras.models.clone_model, model), model
+    network, blocks, balance = build_in_stages(
+        make,
+        devices,
+        (lambda blocks: choose(blocks, blocks[0].input)) if balance is None else balance,
+    )
+    if given is not None:
+        network.set_weights(given.get_weights())
+    return blocks, balance
+
+
+def _choose_balance(
+    blocks: Sequence[keras.layers.Layer],
+    inputs: Any,
+    *,
+    stages: int,
+    batch_size: int | None,
+    micro_batches: int,
+    limit: float,
+    device: str,
+    **options: Any,
+) -> list[int] | None:
+    """Returns the balance by cost; None: the cost of a block cannot be estimated.
+
+    Raises:
+      UserError: if the batch size is needed and unknown, or the stages do not fit.
+    """
+    batch_size = batch_size or tf.nest.flatten(inputs)[0].shape[0]
+    if batch_size is None:
+        if device or math.isfinite(limit):
+            raise UserError(
+                "costs='measured' and device_memory_gb depend on the batch size, which the shape "
+                "of the inputs does not have: give GPipe a batch_size"
+            )
+        batch_size = _EXAMPLES * micro_batches
+    try:
+        return balance_for(
+            blocks,
+            inputs,
+            stages,
+            batch_size=batch_size,
+            micro_batches=micro_batches,
+            limit=limit,
+            device=device,
+            **options,
+        )
+    except NotImplementedError as error:
+        warn_once(
+            f"the work of a block cannot be estimated, because {error}: the stages of the pipeline "
+            "get about equally many blocks, unless GPipe is given a balance"
+        )
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -16,10 +16,10 @@ from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
-from imagenet_fast.pipeline_parallel.partition import bounds
+from imagenet_fast.pipeline_parallel.partition import bounds, check_stages
 from imagenet_fast.pipeline_parallel.passes import Passes
 from imagenet_fast.pipeline_parallel.placement import full_device_name
-from imagenet_fast.pipeline_parallel.programs import Loss, Programs
+from imagenet_fast.pipeline_parallel.programs import Loss, Programs, spec_of
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
 from imagenet_fast.pipeline_parallel.stage import Stage, masked, with_masks
 from imagenet_fast.pipeline_parallel.statistics import commit
@@ -55,14 +55,15 @@ class Pipeline:
     Args:
       blocks: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       devices: names of the stages' devices, in order.
-      balance: number of blocks of each stage; None: about equally many.
+      balance: number of blocks of each stage, or a function that returns it for the specs of a
+        batch's inputs, called when these are known; None: about equally many.
       num_micro_batches: number of micro-batches of a batch.
       rematerialize: as of ``GPipe``.
       schedule: as of ``GPipe``.
       unroll: as of ``GPipe``.
 
     Attributes:
-      stages: in order.
+      stages: in order; empty until the balance is known.
       num_micro_batches: as given.
       rematerialize: as given.
       schedule: as given.
@@ -80,7 +81,7 @@ class Pipeline:
         blocks: Sequence[keras.layers.Layer],
         devices: Sequence[str],
         *,
-        balance: Sequence[int] | None = None,
+        balance: Sequence[int] | Callable[[Any], Sequence[int] | None] | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
         schedule: str = "gpipe",
@@ -95,19 +96,35 @@ class Pipeline:
             _check_block(block)
         for device in devices:
             _check_device(device)
-        self.stages = [
-            Stage(blocks[begin:end], device)
-            for (begin, end), device in zip(bounds(balance, len(blocks), len(devices)), devices)
-        ]
+        check_stages(len(blocks), len(devices))
         self.rematerialize = rematerialize
         self.unroll = unroll
         self.input_specs: Any = None
-        self.check_placement()
+        self.stages: list[Stage] = []
+        self._blocks, self._devices = list(blocks), list(devices)
+        self._choose_balance = balance if callable(balance) else None
+        if not callable(balance):
+            self._cut(balance)
+        elif len(devices) in (1, len(blocks)):  # There is one balance only.
+            self._cut(None)
 
     @property
     def variables(self) -> list[tf.Variable]:
         """The trainable variables, stage by stage."""
         return [variable for stage in self.stages for variable in stage.variables]
+
+    @tf.autograph.experimental.do_not_convert
+    def cut_for(self, inputs: Any) -> None:
+        """Makes the stages, if their balance depends on the inputs and is not chosen yet.
+
+        Args:
+          inputs: tensors or ``tf.TensorSpec`` of a batch, in any structure.
+        """
+        if not self.stages:
+            assert self._choose_balance is not None
+            specs = tf.nest.map_structure(spec_of, inputs)
+            with tf.init_scope():
+                self._cut(self._choose_balance(specs))
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the last block's outputs, computed without micro-batches.
@@ -115,6 +132,7 @@ class Pipeline:
         Raises:
           UserError: at the first call, if :meth:`check_placement` finds a fault.
         """
+        self.cut_for(inputs)
         outputs = inputs
         for stage in self.stages:
             with tf.device(stage.device):
@@ -171,6 +189,14 @@ class Pipeline:
             passes.state[-1].totals.loss,
             tf.add_n(penalties),
         )
+
+    def _cut(self, balance: Sequence[int] | None) -> None:
+        parts = bounds(balance, len(self._blocks), len(self._devices))
+        self.stages = [
+            Stage(self._blocks[begin:end], device)
+            for (begin, end), device in zip(parts, self._devices)
+        ]
+        self.check_placement()
 
     def check_placement(self) -> None:
         """Checks that all existing weights are on the devices of their stages.

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
+from tf_keras.src.saving.serialization_lib import SafeModeScope
 from tqdm import tqdm
 
 from imagenet_fast.cost_model.pipeline import BlockCost
@@ -47,6 +48,7 @@ def estimate(
 
     Raises:
       UserError: if a block does what cannot be done in a pipeline.
+      NotImplementedError: if a block has no ``get_config``, by which to copy it.
     """
     cost = functools.partial(_count, work=work)
     return _each(blocks, inputs, micro_batch_size, "counting", cost)
@@ -72,6 +74,7 @@ def measure(
 
     Raises:
       UserError: as there.
+      NotImplementedError: as there.
     """
 
     def cost(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:
@@ -99,7 +102,10 @@ def _each(
     for place, block in enumerate(
         tqdm(blocks, label, unit=" blocks", dynamic_ncols=True, disable=None)
     ):
-        kind = (block_kind(block, specs), place == 0)
+        try:
+            kind = (block_kind(block, specs), place == 0)
+        except NotImplementedError as error:
+            raise NotImplementedError(f"{block.name!r} has no get_config") from error
         if kind not in known:
             known[kind] = cost(block, specs, place == 0)
         own, specs = known[kind]
@@ -188,7 +194,13 @@ def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
     """Returns the same with weights of its own, on the device in scope."""
     if getattr(block, "_is_graph_network", False):
         return keras.models.clone_model(block)  # whatever the classes of its layers
-    copy = type(block).from_config(block.get_config())
+    # Also with layers inside that Keras does not know, and Python lambdas.
+    classes = {type(layer).__name__: type(layer) for layer in (block, *block.submodules)}
+    with keras.saving.custom_object_scope(classes), SafeModeScope(safe_mode=False):
+        try:
+            copy = type(block).from_config(block.get_config())
+        except TypeError as error:  # of a subclassed model, whose get_config is empty
+            raise NotImplementedError(f"{block.name!r} has no get_config") from error
     copy(tf.nest.map_structure(lambda own: keras.Input(own.shape[1:], dtype=own.dtype), specs))
     return copy
 

@@ -314,6 +314,8 @@ def test_the_step_is_not_compiled():
         ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
         ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] has 3 stages, but there are 2 devices"),
         ({"balance": [4, 0]}, "leaves a stage without blocks"),
+        ({"num_stages": 3}, "num_stages is 3, but there are 2 devices"),
+        ({"costs": "time"}, "costs='time' does not exist"),
     ],
 )
 def test_bad_options(options, message):
@@ -351,11 +353,6 @@ def test_a_sequential_and_lists_stand_for_blocks():
     whole(IMAGES)
     whole.set_weights(nested.get_weights())
     np.testing.assert_allclose(whole(IMAGES), nested(IMAGES), rtol=1e-6)
-
-
-def test_a_functional_model_is_no_list_of_blocks():
-    with pytest.raises(UserError, match=r"is not a list of blocks: .*build_in_stages cuts"):
-        GPipe(plain(blocks()), DEVICES[:2])
 
 
 @pytest.fixture(scope="module")

@@ -186,6 +186,7 @@ def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
     return GPipe(
         blocks,
         devices[: case.stages],
+        balance=[network.blocks // case.stages] * case.stages,
         num_micro_batches=case.micro_batches,
         rematerialize=case.rematerialize,
         schedule=case.schedule.removesuffix("-looped"),
