@@ -21,10 +21,10 @@ from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
+from imagenet_fast.recipes.catalog import find_recipe, recipe_names
 from imagenet_fast.training.options import RunOptions
 
 _COMMENT_MARKS = ("#", "//")
-_RECIPES = "flags"  # in a clone of the project
 # The headings of ``--helpfull``, in their order.
 _GROUPS = ("data", "model", "optimization", "learning rate", "hardware", "run")
 
@@ -76,8 +76,8 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         """Reads a recipe: one ``--option=value`` a line, ``#`` before a comment.
 
         Args:
-          path: a flagfile; it may name others with ``--flagfile=other.flags``, taken from its own
-            folder if they are not found from here.
+          path: a recipe's name, as ``"digits"``, or a flagfile; it may name others with
+            ``--flagfile=other.flags``, taken from its own folder if they are not found from here.
           **changes: options that differ from the recipe's.
 
         Raises:
@@ -208,12 +208,12 @@ def parse_option(name: str, text: str) -> Any:
 
 
 def read_flagfile(path: str | os.PathLike[str]) -> Iterator[FlagfileLine]:
-    """Yields the options of a flagfile, in order, those of nested files in place.
+    """Yields the options of a flagfile or recipe, in order, those of nested files in place.
 
     Raises:
       UserError: if a file cannot be read, a line is no flag, or a file includes itself.
     """
-    yield from _read_flagfile(to_path(path), ())
+    yield from _read_flagfile(_flagfile(os.fspath(path)), ())
 
 
 def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLine]:
@@ -237,9 +237,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
             raise UserError(f"{path}, line {number}: {flag!r} is not a flag (--option=value)")
         name, equals, text = flag.lstrip("-").partition("=")
         if name == "flagfile":
-            nested = to_path(text)
-            if not nested.exists():
-                nested = path.parent / nested
+            nested = _flagfile(text, path.parent)
             yield from _read_flagfile(nested, (*parents, path.resolve()))
             continue
         try:
@@ -251,13 +249,21 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
         yield FlagfileLine(name, text, str(path))
 
 
+def _flagfile(text: str, folder: Path | None = None) -> Path:
+    """Returns the file that ``--flagfile`` names, from here or from a folder, or the recipe."""
+    path = to_path(text)
+    if path.is_file():
+        return path
+    if folder and (folder / path).is_file():
+        return folder / path
+    recipe = find_recipe(text)
+    return to_path(recipe) if recipe else path
+
+
 def _nearest_flagfiles(path: Path) -> str:
     """Returns a hint at similar file names in the folder of ``path`` and among the recipes."""
-    files = {
-        file.stem: repr(str(file))
-        for folder in (to_path(_RECIPES), path.parent)
-        for file in sorted(folder.glob("*.flags"))
-    }
+    files = {file.stem: repr(str(file)) for file in sorted(path.parent.glob("*.flags"))}
+    files |= {name: repr(name) for name in recipe_names()}
     return nearest(path.stem, files, files.__getitem__)
 
 

@@ -16,7 +16,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config, option_names, option_type, parse_option, read_flagfile
 
 PACKAGE = pathlib.Path(imagenet_fast.__file__).parent
-RECIPES = sorted((PACKAGE.parent / "flags").rglob("*.flags"))
+RECIPES = sorted((PACKAGE / "recipes").rglob("*.flags"))
 
 # One value other than the default for each option.
 OTHER = {
@@ -561,7 +561,7 @@ def test_without_effect(changes, message):
 
 
 def test_another_model_after_a_recipe_takes_its_options_away():
-    recipe = PACKAGE.parent / "flags" / "myrtle_cifar10.flags"
+    recipe = PACKAGE / "recipes" / "myrtle_cifar10.flags"
     assert Config.from_flagfile(recipe).whitening
     for config in (
         Config.from_flagfile(recipe, model="resnet18"),
@@ -799,9 +799,9 @@ def test_flagfile_that_cannot_be_read(tmp_path):
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("flags/fashon_mnist.flags", "'flags/fashion_mnist.flags'"),
-        ("flags/digits", "'flags/digits.flags'"),
-        ("facebook_1h_8K.flags", "'flags/facebook_1h_8k.flags'"),
+        ("flags/fashon_mnist.flags", "'fashion_mnist'"),
+        ("digit", "'digits'"),
+        ("facebook_1h_8K.flags", "'facebook_1h_8k'"),
         ("{folder}/mine.flag", "'{folder}/mine.flags'"),
     ],
 )
@@ -814,9 +814,9 @@ def test_flagfiles_of_like_names_are_named(tmp_path, monkeypatch, given, meant):
 
 
 def test_no_flagfile_is_like_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where there are no recipes
-    with pytest.raises(UserError, match=r"nowhere/digits\.flags: No such file or directory$"):
-        Config.from_flagfile("nowhere/digits.flags")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"nowhere/xyz\.flags: No such file or directory$"):
+        Config.from_flagfile("nowhere/xyz.flags")
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

@@ -38,7 +38,6 @@ def cut_photographs(folder, images):
 @pytest.mark.long
 def test_three_commands_from_a_folder_of_images_to_predictions(tmp_path):
     cut_photographs(tmp_path / "photos", 20)
-    (tmp_path / "flags").symlink_to(ROOT / "flags")
     program = tmp_path / "bin" / "imagenet-fast"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m imagenet_fast "$@"\n')

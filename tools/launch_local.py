@@ -3,7 +3,7 @@ r"""Starts the workers of a multi-worker run on this machine, and stops them tog
 
 Two workers that share this machine's cores or GPUs:
 
-    python tools/launch_local.py --workers 2 -- train --flagfile=flags/digits.flags \
+    python tools/launch_local.py --workers 2 -- train --flagfile=digits \
         --data_dir=data/digits --model_dir=runs/digits
 
 Arguments after ``--`` are passed to ``python -m imagenet_fast`` in each worker. Each worker gets

@@ -45,7 +45,7 @@ fi
 step "Training with two worker processes"
 # On the CPU, unless CUDA_VISIBLE_DEVICES is set: two workers cannot share one GPU.
 CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES-} python tools/launch_local.py --workers 2 -- \
-  train --flagfile="flags/$data.flags" --data_dir="$shards" --model_dir="$run"
+  train --flagfile="$data" --data_dir="$shards" --model_dir="$run"
 
 step "Evaluating the checkpoint in one process"
 imagenet-fast evaluate --model_dir="$run"

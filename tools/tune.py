@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 r"""Searches for the best values of a recipe's options by training with many of them.
 
-    python tools/tune.py --flagfile=flags/digits.flags --data_dir=data/digits \
+    python tools/tune.py --flagfile=digits --data_dir=data/digits \
         --study_dir=runs/tune --trials=12 --fine_trials=8 \
         --search=learning_rate=log:0.01:1 --search=momentum=0.8:0.98 \
         --search='schedule=steps|cosine'

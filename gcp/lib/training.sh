@@ -47,17 +47,30 @@ imagenet_fast/gcp/host/install.sh $STACK $(quoted "$stamp")" && return
 
 # Ends the script if install would not send a flagfile, before the TPU costs money.
 need_flagfiles() {
-  local flag file files=("$RECIPE")
+  local flag file path files=("$RECIPE")
   command -v git > /dev/null || die "git is not installed; it lists the files to send"
   for flag in ${TRAIN_FLAGS[@]+"${TRAIN_FLAGS[@]}"}; do
     # Absolute paths are on the hosts.
     [[ $flag != ?(-)-flagfile=[!/]* || $flag == *=gs://* ]] || files+=("${flag#*=}")
   done
   for file in "${files[@]}"; do
-    [ -f "$root/$file" ] || die "TRAIN_FLAGS name $file, but there is no such file"
-    [ -n "$(list_files "$file" 2> /dev/null)" ] || die "$file would not be sent to the" \
-      "hosts, because git ignores it or it is outside the checkout: copy it to flags/"
+    path=$(flagfile_path "$file")
+    [ -n "$path" ] || die "TRAIN_FLAGS name $file, but there is no such recipe or file"
+    [ -n "$(list_files "$path" 2> /dev/null)" ] || die "$file would not be sent to the" \
+      "hosts, because git ignores it or it is outside the checkout: copy it to imagenet_fast/recipes/"
   done
+}
+
+# flagfile_path NAME: prints a flagfile's path in the checkout, or that of the recipe of this name;
+# flags/NAME.flags is a recipe's path in earlier versions.
+flagfile_path() {
+  local recipe=${1#flags/}
+  recipe=imagenet_fast/recipes/${recipe%.flags}.flags
+  if [ -f "$root/$1" ]; then
+    printf '%s' "$1"
+  elif [ -f "$root/$recipe" ]; then
+    printf '%s' "$recipe"
+  fi
 }
 
 # list_files [FILE...]: prints the checkout's existing files, except those that git ignores.

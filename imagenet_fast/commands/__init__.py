@@ -12,6 +12,7 @@ from imagenet_fast.base.errors import UserError, module_missing, nearest
 
 COMMANDS = {
     "prepare": "turn images into TFRecord shards, or verify them",
+    "recipes": "list published training runs, or print one",
     "train": "train a model, or resume a run",
     "evaluate": "measure the accuracy of a trained model",
     "export": "write a SavedModel that takes encoded images, an ONNX or a TFLite file",

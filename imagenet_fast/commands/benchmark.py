@@ -61,7 +61,7 @@ def _step(arguments: list[str]) -> None:
 
 def _resnet9(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark resnet9", ("data_dir",))
-    flags.define("recipe", "flags/myrtle_cifar10.flags", "flagfile whose other options are taken")
+    flags.define("recipe", "myrtle_cifar10", "recipe, or flagfile, whose other options are taken")
     # Options of Config, but with other defaults: the recipes are for a GPU.
     flags.define("width", 16, "channels of the first convolution; 0: as published, 64")
     flags.define("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")

@@ -70,8 +70,12 @@ class CommandFlags:
         self._groups.setdefault(self._command, []).append(name)
         _DEFINE[type(default)](name, default, text, flag_values=self._flags)
 
-    def parse(self, arguments: Sequence[str], positional: bool = False) -> list[str]:
+    def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
         """Parses the arguments, including flagfiles, and returns the positional ones.
+
+        Args:
+          arguments: the command line after the command.
+          positional: what the help calls positional arguments; empty: there are none.
 
         Raises:
           SystemExit: after printing the help, if requested.
@@ -113,10 +117,10 @@ class CommandFlags:
         """Returns the names of the command's own flags."""
         return list(self._groups.get(self._command, ()))
 
-    def _help(self, positional: bool, full: bool) -> str:
-        arguments = " FILE ..." if positional else ""
+    def _help(self, positional: str, full: bool) -> str:
+        arguments = f" {positional} ..." if positional else ""
         # Flagfiles are of Config's options alone.
-        flagfile = " [--flagfile=FILE]" if self._has_options else ""
+        flagfile = " [--flagfile=RECIPE]" if self._has_options else ""
         usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
         lines = [usage]
         if self._about:
@@ -200,7 +204,9 @@ def _expand_flagfiles(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
             given.append((name if name in option_names() else name.removeprefix("no"), ""))
             continue
         if not equals:
-            raise UserError("write --flagfile=FILE")
+            raise UserError(
+                "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
+            )
         for line in read_flagfile(path):
             expanded.append(f"--{line.name}={line.text}")
             given.append((line.name, line.source))

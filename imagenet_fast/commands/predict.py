@@ -13,7 +13,7 @@ def main(arguments: list[str]) -> int:
     flags = CommandFlags("predict")
     flags.define("saved_model", "", "directory that `imagenet-fast export` wrote")
     flags.define("json", False, "print a JSON object a line")
-    files = flags.parse(arguments, positional=True)
+    files = flags.parse(arguments, positional="FILE")
 
     import_tensorflow()
     from imagenet_fast.serving.predict import predict

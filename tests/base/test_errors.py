@@ -12,8 +12,8 @@ def test_nearest_first():
 
 
 def test_names_may_be_told_otherwise():
-    paths = {"digits": "flags/digits.flags", "photos": "flags/photos.flags"}
-    assert nearest("digit", paths, paths.get) == "; did you mean flags/digits.flags?"
+    paths = {"digits": "runs/digits.flags", "photos": "runs/photos.flags"}
+    assert nearest("digit", paths, paths.get) == "; did you mean runs/digits.flags?"
 
 
 def test_no_more_than_three():

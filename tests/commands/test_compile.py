@@ -19,7 +19,7 @@ def test_help(capsys):
     [
         (["--topologie=v3:2x2"], "there is no flag --topologie; did you mean 'topology'?"),
         (["--run_on_cpu=-1"], "run_on_cpu is -1, but must not be negative"),
-        (["--flagfile=flags/no.flags"], "cannot read flagfile flags/no.flags"),
+        (["--flagfile=no"], "cannot read flagfile no"),
         (["v3:2x2"], "unexpected argument 'v3:2x2'"),
         (["--output_dir=setup.cfg/results"], "cannot write to setup.cfg/results: Not a directory"),
     ],

@@ -109,7 +109,7 @@ def test_two_commands_do_not_share_flags():
         (["--batch_size"], "batch_size"),
         (["train"], "unexpected argument 'train': options are written --name=value"),
         (["--xla", "true"], "unexpected argument 'true'"),
-        (["--flagfile"], "write --flagfile=FILE"),
+        (["--flagfile"], "write --flagfile=RECIPE"),
         (["--flagfile=none.flags"], "cannot read flagfile none.flags: No such file"),
     ],
 )
@@ -126,7 +126,7 @@ def test_option_of_another_command_is_unknown():
 
 
 def test_positional_arguments(flags):
-    rest = flags.parse(["a.jpg", "--seed=1", "b.jpg", "--", "--c.jpg"], positional=True)
+    rest = flags.parse(["a.jpg", "--seed=1", "b.jpg", "--", "--c.jpg"], positional="FILE")
     assert rest == ["a.jpg", "b.jpg", "--c.jpg"]
     assert flags["seed"] == 1
 
@@ -179,7 +179,7 @@ def test_help(flags, capsys, argument):
         flags.parse(["--seed=1", argument])
     assert end.value.code == 0
     page = capsys.readouterr().out
-    assert page.startswith("usage: imagenet-fast paint [--flagfile=FILE] [--flag=value ...]\n")
+    assert page.startswith("usage: imagenet-fast paint [--flagfile=RECIPE] [--flag=value ...]\n")
     assert max(map(len, page.splitlines())) <= 96
     words = " ".join(page.split())
     for field in dataclasses.fields(Config):
@@ -220,7 +220,7 @@ def test_short_help_and_the_rest(capsys):
 
 def test_help_of_a_command_with_files(capsys):
     with pytest.raises(SystemExit):
-        CommandFlags("predict").parse(["--help"], positional=True)
+        CommandFlags("predict").parse(["--help"], positional="FILE")
     assert "[--flag=value ...] FILE ...\n" in capsys.readouterr().out
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from imagenet_fast.commands import run
 
-RECIPE = ["--flagfile=flags/facebook_1h_8k.flags"]
+RECIPE = ["--flagfile=facebook_1h_8k"]
 GOOGLE = [
     "--schedule=polynomial",
     "--batch_size=32768",
@@ -112,7 +112,7 @@ def test_values_by_the_batch_are_told(plan, batch, told):
 
 
 def test_data_of_one_s_own(plan, digits):
-    text, _ = plan(f"--data_dir={digits}", "--flagfile=flags/digits.flags")
+    text, _ = plan(f"--data_dir={digits}", "--flagfile=digits")
     assert "ImageNet" not in text
     assert "images     1,438" in text
     assert "epoch      44 steps" in text
@@ -173,7 +173,7 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
         (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
-        (["--schedule", "--flagfile=flags/airbench_cifar10.flags"], "data_on_device is for small"),
+        (["--schedule", "--flagfile=airbench_cifar10"], "data_on_device is for small"),
         (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
         (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
         (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),

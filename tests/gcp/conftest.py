@@ -45,7 +45,7 @@ class Bench:
             "PROVISIONING": "spot",
             "DATA_DIR": "gs://my-bucket/digits",
             "RUNS_DIR": "gs://my-bucket/runs",
-            "RECIPE": "flags/digits.flags",
+            "RECIPE": "digits",
             "POLL_SECONDS": "0.01",
         }
 
@@ -137,7 +137,7 @@ def make_bench(folder, checkout):
 def checkout(tmp_path_factory):
     """A checkout that other tests do not change, with the files that the hosts need."""
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("gcp", "flags", "imagenet_fast"):
+    for name in ("gcp", "imagenet_fast"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from imagenet_fast.distribute.cluster import Cluster
+from imagenet_fast.recipes.catalog import find_recipe
 
 ROOT = pathlib.Path(__file__).parents[2]
 # A fake imagenet-fast: prints its environment and arguments.
@@ -85,9 +86,9 @@ def test_each_pod_of_the_manifest_finds_the_others(environment, index):
     cluster, arguments = seen(finished.stdout)
     assert cluster == Cluster(hosts, index)
     assert arguments[:2] == ["train", "--strategy=multi_worker"]
-    assert "--flagfile=flags/facebook_1h_8k.flags" in arguments
+    assert "--flagfile=facebook_1h_8k" in arguments
     recipe = next(word for word in arguments if "flagfile" in word).partition("=")[2]
-    assert (ROOT / recipe).exists()
+    assert find_recipe(recipe)
 
 
 def test_the_image_contains_only_the_package():
@@ -96,7 +97,7 @@ def test_the_image_contains_only_the_package():
     assert rules[0] == "*"
     held = {rule[1:] for rule in rules if rule.startswith("!")}
     build = {"LICENSE", "README.md", "pyproject.toml", "setup.cfg"}
-    assert held == {"flags", "imagenet_fast"} | build
+    assert held == {"imagenet_fast"} | build
     assert all((ROOT / name).exists() for name in held)
     metadata = configparser.ConfigParser()
     metadata.read(ROOT / "setup.cfg")
@@ -111,7 +112,7 @@ def test_the_image_finds_the_driver_where_gke_mounts_it():
 
 def test_slurm_tasks_find_each_other(environment):
     finished = subprocess.run(
-        ["bash", ROOT / "gcp" / "slurm.sbatch", "--flagfile=flags/digits.flags", "--seed=2"],
+        ["bash", ROOT / "gcp" / "slurm.sbatch", "--flagfile=digits", "--seed=2"],
         env=environment,
         capture_output=True,
         text=True,
@@ -119,7 +120,7 @@ def test_slurm_tasks_find_each_other(environment):
     )
     workers = ("gpu1:8888", "gpu1:8889")
     found = sorted(map(seen, finished.stdout.splitlines()), key=lambda task: task[0].index)
-    given = ["train", "--flagfile=flags/digits.flags", "--seed=2"]
+    given = ["train", "--flagfile=digits", "--seed=2"]
     assert found == [(Cluster(workers, index), given) for index in range(2)]
 
 

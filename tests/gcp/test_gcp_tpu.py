@@ -73,7 +73,7 @@ def test_a_file_that_is_not_there(bench):
         ("PROVISIONING", "cheap", "spot or on_demand"),
         ("STRATEGY", "mirrored", "tpu or multi_worker"),
         ("DATA_DIR", "data/digits", "gs://BUCKET/FOLDER or an absolute path"),
-        ("RECIPE", "flags/digit.flags", "flags/digits.flags"),
+        ("RECIPE", "digit", "recipes are: airbench_cifar10 digits "),
         ("RUNTIME_VERSION", "tpu-vm-tf-2.18.0-pod-pjrt", "gcp/stacks/pod.txt has tensorflow-tpu"),
         ("WAIT_MINUTES", "soon", "a number of minutes"),
         ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which does not exist"),
@@ -99,13 +99,11 @@ def test_a_flagfile_that_would_not_be_sent(bench, place):
 
 def test_flagfiles_that_the_hosts_have(bench):
     bench.make_data()
-    flags = (
-        "(--flagfile=./flags/digits.flags --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
-    )
+    flags = "(--flagfile=digits --flagfile=/mnt/own.flags --flagfile=gs://b/own.flags)"
     bench.settings["TRAIN_FLAGS"] = flags
     assert "add --yes" in bench.refused("create")
-    bench.settings["TRAIN_FLAGS"] = "(--flagfile=flags/digit.flags)"
-    assert "name flags/digit.flags, but there is no such file" in bench.refused("create")
+    bench.settings["TRAIN_FLAGS"] = "(--flagfile=digit)"
+    assert "name digit, but there is no such recipe or file" in bench.refused("create")
 
 
 @pytest.mark.parametrize(
@@ -508,14 +506,18 @@ def test_what_is_installed(ready):
 def test_install_again_does_nothing_until_a_file_changes(ready):
     assert "already installed on all 2 hosts" in ready.run("install")
     assert words(ready, "scp")[1:] == []
-    (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
+    (ready.checkout / "imagenet_fast" / "recipes" / "digits.flags").open("a").write("# changed\n")
     (ready.checkout / "LICENSE").unlink()
     (ready.checkout / "runs").mkdir()
     (ready.checkout / "runs" / "ignored").touch()
     ready.run("install")
     for worker in range(2):
         copy = ready.cloud.host("my-tpu", worker) / "imagenet_fast"
-        assert (copy / "flags" / "digits.flags").read_text().endswith("# changed\n")
+        assert (
+            (copy / "imagenet_fast" / "recipes" / "digits.flags")
+            .read_text()
+            .endswith("# changed\n")
+        )
         assert not (copy / "LICENSE").exists() and not (copy / "runs").exists()
 
 
@@ -536,7 +538,7 @@ def test_nothing_is_installed_under_a_running_training(ready):
     (ready.cloud.folder / "hold").touch()
     process = ready.start("train")
     wait_for(lambda: ready.trained(1))
-    (ready.checkout / "flags" / "digits.flags").open("a").write("# changed\n")
+    (ready.checkout / "imagenet_fast" / "recipes" / "digits.flags").open("a").write("# changed\n")
     assert "digits is training on the hosts: run gcp/tpu stop first" in ready.run(
         "install", status=1
     )
@@ -607,7 +609,7 @@ def test_each_host_is_a_worker(ready):
         lines = ready.trained(worker)
         assert lines[: lines.index("--duration=2 epochs") + 1] == [
             "train",
-            "--flagfile=flags/digits.flags",
+            "--flagfile=digits",
             "--data_dir=gs://my-bucket/digits",
             "--model_dir=gs://my-bucket/runs/third",
             "--strategy=multi_worker",

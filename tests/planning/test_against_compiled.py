@@ -26,7 +26,10 @@ RESNET50 = Config(**DATA, batch_size=8192, precision="mixed_float16")
 def test_memory(name, accelerator):
     log = ROOT / "benchmarks" / "compile" / name / "compile.json"
     values = json.loads(log.read_text())
-    config, flagfile = RESNET50, ROOT / "flags" / f"{name.removesuffix('_h100')}.flags"
+    config, flagfile = (
+        RESNET50,
+        ROOT / "imagenet_fast" / "recipes" / f"{name.removesuffix('_h100')}.flags",
+    )
     if flagfile.exists():
         config = Config.from_flagfile(flagfile, **DATA)
     plan = plan_run(config, Hardware(accelerator, values["topology"]["chips"]))

@@ -19,9 +19,7 @@ CONFIG = SMALL.replace(batch_size=64)
 
 @pytest.fixture(scope="module")
 def pod():
-    config = Config.from_flagfile(
-        "flags/google_tpu_pod_32k.flags", synthetic=True, num_classes=1000
-    )
+    config = Config.from_flagfile("google_tpu_pod_32k", synthetic=True, num_classes=1000)
     return plan_run(config, POD)
 
 

@@ -96,7 +96,7 @@ def command_lines(path):
 
 COMMANDS = [
     pytest.param(line, id=f"{path.relative_to(ROOT)}-{line.split()[0]}")
-    for path in (*PAGES, *sorted((ROOT / "flags").glob("*.flags")))
+    for path in (*PAGES, *sorted((ROOT / "imagenet_fast" / "recipes").glob("*.flags")))
     for line in command_lines(path)
 ]
 
@@ -110,7 +110,7 @@ def parse(monkeypatch):
     """Parses a command line as the command does, and returns its flags."""
     read = CommandFlags.parse
 
-    def read_and_end(self, arguments, positional=False):
+    def read_and_end(self, arguments, positional=""):
         read(self, arguments, positional)
         raise Parsed(self)
 

@@ -79,7 +79,7 @@ def make_plan(digits, tmp_path):
         flags += [f"--search={text}" for text in search or SEARCH]
         flags += [f"--trials={trials}", f"--fine_trials={fine_trials}"]
         flags += [f"--search_seed={search_seed}", f"--study_dir={tmp_path / directory}"]
-        return tune.parse([f"--flagfile={ROOT / 'flags' / 'digits.flags'}", *flags])
+        return tune.parse(["--flagfile=digits", *flags])
 
     return make
 
@@ -551,7 +551,7 @@ def test_real_divergence(make_plan):
 
 @pytest.mark.slow
 def test_a_real_search(run_python, digits, tmp_path):
-    flags = ["--flagfile=flags/digits.flags", "--search", "learning_rate=log:0.01:1"]
+    flags = ["--flagfile=digits", "--search", "learning_rate=log:0.01:1"]
     flags += ["--image_size=16", "--duration=2 steps", "--eval_every=1 step", "--notensorboard"]
     flags += ["--noexamine", "--model=resnet8", "--strategy=one_device"]
     flags += [f"--data_dir={digits}", f"--study_dir={tmp_path / 'study'}", "--trials=1"]

@@ -15,7 +15,7 @@ from imagenet_fast.training import build
 from imagenet_fast.training.build import build_classifier
 from imagenet_fast.training.schedule import build_schedule
 
-RECIPES = pathlib.Path(__file__).parents[2] / "flags"
+RECIPES = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
 # As large as ImageNet; no data is read.
 SYNTHETIC = {"synthetic": True, "num_classes": 1000}
 

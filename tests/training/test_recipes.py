@@ -17,7 +17,7 @@ from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.training.schedule import build_schedule, decay_steps
 
 ROOT = pathlib.Path(__file__).parents[2]
-PATHS = sorted((ROOT / "flags").glob("*.flags"))
+PATHS = sorted((ROOT / "imagenet_fast" / "recipes").glob("*.flags"))
 IMAGES = 1_281_167
 
 # Batch, steps per epoch, steps, steps of warmup.
@@ -37,7 +37,7 @@ LENGTHS = {
 
 
 def load(name):
-    return Config.from_flagfile(ROOT / "flags" / f"{name}.flags")
+    return Config.from_flagfile(ROOT / "imagenet_fast" / "recipes" / f"{name}.flags")
 
 
 def rates(name, steps):
@@ -338,7 +338,7 @@ def test_fine_tuning_ends_at_rate_0(name):
 
 
 def test_fine_tune_takes_what_its_header_says_of_keras_weights():
-    header = (ROOT / "flags" / "fine_tune.flags").read_text()
+    header = (ROOT / "imagenet_fast" / "recipes" / "fine_tune.flags").read_text()
     network = keras.applications.ResNet50(weights=None, include_top=False)
     epsilon = re.search(r"--batch_norm_epsilon=(\S+)", header)[1]
     assert float(epsilon) == pytest.approx(network.get_layer("conv1_bn").epsilon)
@@ -358,8 +358,8 @@ def test_headers(path):
     assert all(line.startswith("#") for line in header.splitlines())
     for part in ("Hardware:", "Expected:", "Measured:"):
         assert f"# {part}  " in header
-    command = re.search(r"imagenet-fast train --flagfile=flags/(\S+)|launch_local", header)
-    assert command and f"--flagfile=flags/{path.name}" in header
+    command = re.search(r"imagenet-fast train --flagfile=(\S+)|launch_local", header)
+    assert command and f"--flagfile={path.stem} " in header
 
 
 # TPUClusterResolver.cluster_spec (tpu_cluster_resolver.py) names a server on each host, to all of
@@ -389,7 +389,7 @@ def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_the_readme_lists_all_recipes(path):
-    row = f"| [{path.stem}](flags/{path.name}) |"
+    row = f"| [{path.stem}](imagenet_fast/recipes/{path.name}) |"
     assert (ROOT / "README.md").read_text().count(row) == 1
 
 

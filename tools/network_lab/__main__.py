@@ -1,7 +1,7 @@
 r"""Emulates a network with latency and limited bandwidth between workers on one Linux machine.
 
     sudo python tools/network_lab --workers=8 --groups=2 --latency=40ms --bandwidth=200mbit -- \
-        python -m imagenet_fast train --flagfile=flags/digits.flags --model_dir=runs/digits
+        python -m imagenet_fast train --flagfile=digits --model_dir=runs/digits
 
 Each worker has its own network namespace with one interface, separate from the machine's. COMMAND
 runs in each, with a TF_CONFIG of the workers' addresses there. Output lines begin with

@@ -1,0 +1,50 @@
+"""``imagenet-fast recipes``."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.recipes.catalog import Recipe, find_recipe, recipe_names, recipes
+
+_WIDTH = 96
+_INDENT = " " * 4
+# The end of a sentence, which "et al. 2018" does not have.
+_SENTENCE_END = re.compile(r"\.(?<!al\.) (?=[A-Z])")
+
+
+def main(arguments: list[str]) -> int:
+    """Lists the recipes, or prints those that are named."""
+    names = CommandFlags(
+        "recipes",
+        about="Lists the recipes. With names, prints those recipes: commands, source, values.",
+    ).parse(arguments, positional="[NAME]")
+    if not names:
+        print("\n\n".join(_summary(recipe) for recipe in recipes()))
+        print("\nimagenet-fast recipes NAME prints one; --flagfile=NAME trains it.")
+        return 0
+    paths = [find_recipe(name) for name in names]
+    for name, path in zip(names, paths):
+        if path is None:
+            raise UserError(f"there is no recipe {name!r}{nearest(name, recipe_names())}")
+    print("\n".join(path.read_text(encoding="utf-8").rstrip() for path in paths if path))
+    return 0
+
+
+def _summary(recipe: Recipe) -> str:
+    lines = [
+        _first_sentence(recipe.about),
+        f"Hardware: {_first_sentence(recipe.hardware)}",
+        f"Expected: {_first_sentence(recipe.expected)}",
+    ]
+    wrapped = (
+        textwrap.fill(line, _WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT * 2)
+        for line in lines
+    )
+    return "\n".join([recipe.name, *wrapped])
+
+
+def _first_sentence(text: str) -> str:
+    return f"{_SENTENCE_END.split(text)[0].rstrip('.')}."

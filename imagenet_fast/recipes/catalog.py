@@ -1,0 +1,69 @@
+"""The recipes by name, and what their headers say."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import NamedTuple
+
+_FOLDER = pathlib.Path(__file__).parent
+_SUFFIX = ".flags"
+# Where clones of earlier versions have the recipes.
+_FORMER_FOLDER = "flags"
+
+
+class Recipe(NamedTuple):
+    """A recipe's header.
+
+    Attributes:
+      name: Its name, for ``--flagfile``.
+      about: Its first paragraph: source and network.
+      hardware: What it is for.
+      expected: The accuracy and time to expect, with their source.
+      measured: What we measured.
+    """
+
+    name: str
+    about: str
+    hardware: str
+    expected: str
+    measured: str
+
+
+def recipe_names() -> list[str]:
+    """Returns the names of all recipes, sorted."""
+    return sorted(path.stem for path in _FOLDER.glob(f"*{_SUFFIX}"))
+
+
+def find_recipe(flagfile: str) -> pathlib.Path | None:
+    """Returns the recipe that ``--flagfile`` names, or None if it names none.
+
+    Args:
+      flagfile: ``NAME``, ``NAME.flags`` or ``flags/NAME.flags``, as in earlier versions.
+    """
+    path = pathlib.PurePath(flagfile)
+    recipe = _FOLDER / f"{path.name.removesuffix(_SUFFIX)}{_SUFFIX}"
+    if str(path.parent) in (".", _FORMER_FOLDER) and recipe.is_file():
+        return recipe
+    return None
+
+
+def read_header(path: pathlib.Path) -> Recipe:
+    """Returns what the comments at the start of a recipe say."""
+    paragraphs = {"about": ""}
+    part = "about"
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        text = line.removeprefix("#").strip()
+        word, colon, rest = text.partition(":")
+        if colon and word.lower() in ("hardware", "expected", "measured"):
+            part, text = word.lower(), rest.strip()
+        elif not text:
+            part = "other"
+        paragraphs[part] = f"{paragraphs.get(part, '')} {text}".strip()
+    return Recipe(path.stem, *(paragraphs.get(name, "") for name in Recipe._fields[1:]))
+
+
+def recipes() -> list[Recipe]:
+    """Returns the headers of all recipes, by name."""
+    return [read_header(_FOLDER / f"{name}{_SUFFIX}") for name in recipe_names()]
