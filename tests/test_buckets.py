@@ -276,12 +276,12 @@ REFUSALS = {
     ),
     "not logged in": (
         ["train", "--data_dir=gs://unknown/digits", "--model_dir=MODEL_DIR"],
-        "gs://unknown/digits: Google Cloud Storage does not know who asks (Invalid Credentials): "
+        "gs://unknown/digits: not authenticated to Google Cloud Storage (Invalid Credentials): "
         "log in with `gcloud auth application-default login`",
     ),
     "away": (
         ["train", "--data_dir=gs://away/noise", "--model_dir=MODEL_DIR"],
-        "gs://away/noise: Google Cloud Storage fails (Service Unavailable)",
+        "gs://away/noise: Google Cloud Storage failed (Service Unavailable)",
     ),
     "no bucket for the run": (
         ["train", "--data_dir=DATA_DIR", "--model_dir=gs://nowhere/run", "--model=resnet8"],
@@ -307,12 +307,12 @@ REFUSALS = {
     ),
     "prepared there": (
         ["prepare", "--source=digits", "--data_dir=gs://data/noise"],
-        "data_dir is gs://data/noise, but must be on a disk of this machine; copy it to the "
+        "data_dir is gs://data/noise, but must be a local path; copy it to the "
         "bucket from there, with `gcp/tpu copy_data`",
     ),
     "prepared from there": (
         ["prepare", "--source=folders", "--source_path=gs://data/photos", "--data_dir=DATA_DIR"],
-        "source_path is gs://data/photos, but must be on a disk of this machine",
+        "source_path is gs://data/photos, but must be a local path",
     ),
 }
 

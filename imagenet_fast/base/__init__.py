@@ -1,1 +1,1 @@
-"""What every other folder may use: errors, files, paths, durations, processes, plots."""
+"""Shared by all folders: options, errors, files, paths, durations, processes, plots."""

@@ -1,4 +1,4 @@
-"""Addresses of servers, as ``host:port``."""
+"""Server addresses (``host:port``) and free ports."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import socket
 from imagenet_fast.base.errors import UserError
 
 LAST_PORT = 2**16 - 1
-# Seconds in which a server must answer.
-_ANSWER_WITHIN = 10.0
+_CONNECT_SECONDS = 10.0
 
 
 def check_free(name: str, port: int) -> None:
-    """Checks that nobody listens on a port: two servers of gRPC's would share it, unasked.
+    """Checks that a port is free, because two gRPC servers would silently share one.
 
     Args:
-      name: of the option that gives it.
-      port: on any of this machine's addresses.
+      name: the option that gives the port, for the message.
+      port: the port, on all addresses of this machine.
 
     Raises:
-      UserError: if it cannot be used.
+      UserError: if the port is in use or not permitted.
     """
     with socket.socket() as listener:
-        # What is left of a finished server's connections does not count.
+        # Ignore a finished server's connections in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))
@@ -33,34 +32,34 @@ def check_free(name: str, port: int) -> None:
 
 
 def unreachable(server: str) -> str:
-    """Returns why nothing listens at an address; nothing if something does."""
+    """Returns why a connection to a server fails; empty if it succeeds."""
     try:
-        own_address_towards(server)
+        local_address(server)
     except OSError as error:
         return error.strerror or str(error)
     return ""
 
 
-def own_address_towards(server: str) -> str:
-    """Returns this machine's address as a server sees it.
+def local_address(server: str) -> str:
+    """Returns the address of this machine from which it connects to a server.
 
     Raises:
-      OSError: if nothing listens there.
+      OSError: if the connection fails.
     """
     host, _, port = server.rpartition(":")
-    place = (host.strip("[]"), int(port))
-    if not 0 < place[1] <= LAST_PORT:  # else the system takes it modulo 65536
+    address = (host.strip("[]"), int(port))
+    if not 0 < address[1] <= LAST_PORT:  # The system would take it modulo 65536.
         raise OSError(f"port {port} is not between 1 and {LAST_PORT}")
     try:
-        connection = socket.create_connection(place, timeout=_ANSWER_WITHIN)
-    except UnicodeError:  # as of "a..b"
-        raise OSError(f"{host!r} is no name of a host") from None
+        connection = socket.create_connection(address, timeout=_CONNECT_SECONDS)
+    except UnicodeError:  # For example "a..b".
+        raise OSError(f"{host!r} is not a valid host name") from None
     with connection:
         return connection.getsockname()[0]
 
 
 def free_port() -> int:
-    """Returns a port of this machine's that nobody uses."""
+    """Returns a free port of this machine."""
     with socket.socket() as listener:
         listener.bind(("", 0))
         return listener.getsockname()[1]

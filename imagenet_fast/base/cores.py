@@ -1,4 +1,4 @@
-"""The cores of this machine's processors."""
+"""The number of usable CPU cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def cpu_cores() -> int:
-    """Returns the cores that this process may use, of which ``taskset`` or Slurm may leave few."""
+    """Returns the number of CPU cores this process may use; ``taskset`` or Slurm may limit it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

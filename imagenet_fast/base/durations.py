@@ -1,4 +1,4 @@
-"""Lengths of time: of training, in steps, epochs or examples, and of anything in milliseconds."""
+"""Training durations in steps, epochs or examples, and times in milliseconds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Duration:
     """An amount of training, e.g. ``Duration(90, "epochs")``.
 
     Attributes:
-      amount: how many, not negative; epochs may have a fraction.
+      amount: the number of units, not negative; it may be fractional.
       unit: ``steps`` (weight updates), ``epochs`` (passes over the training set) or ``examples``
         (training images).
 
     Raises:
-      UserError: if it has no such unit, or no such amount.
+      UserError: if the unit is unknown, or the amount is negative or not finite.
     """
 
     amount: float
@@ -30,9 +30,11 @@ class Duration:
 
     def __post_init__(self) -> None:
         if self.unit not in _UNITS:
-            raise UserError(f"the unit {self.unit!r} is none of {', '.join(_UNITS)}")
+            raise UserError(f"unknown unit {self.unit!r}: choose from {', '.join(_UNITS)}")
         if not 0 <= self.amount < math.inf:
-            raise UserError(f"{self.amount} {self.unit} are no duration: not finite or negative")
+            raise UserError(
+                f"{self.amount} {self.unit} is not a duration: it must be finite and not negative"
+            )
 
     @classmethod
     def parse(cls, text: str) -> Duration:
@@ -45,8 +47,8 @@ class Duration:
         unit = match and (match[2] if match[2].endswith("s") else match[2] + "s")
         if not match or unit not in _UNITS:
             raise UserError(
-                f"{text!r} is not a duration: write a number and a unit out of "
-                f"{', '.join(_UNITS)}, as in '90 epochs' or '5000steps'"
+                f"{text!r} is not a duration: write a number and a unit ({', '.join(_UNITS)}), "
+                "as in '90 epochs' or '5000steps'"
             )
         try:
             return cls(float(match[1]), unit)
@@ -54,20 +56,22 @@ class Duration:
             raise UserError(f"{text!r} is not a duration: {match[1]!r} is not a number") from None
 
     def steps(self, steps_per_epoch: int, batch_size: int) -> int:
-        """Returns the number of weight updates, rounded to the nearest.
+        """Returns the number of weight updates, rounded to the nearest integer.
 
         Args:
           steps_per_epoch: weight updates in an epoch.
-          batch_size: images in a weight update, over all replicas.
+          batch_size: global batch size, in images.
         """
         return round(self.exact_steps(steps_per_epoch, batch_size))
 
     def exact_steps(self, steps_per_epoch: int, batch_size: int) -> float:
-        """Returns the same, not rounded: 17936338 examples are 547.37 updates of 32768 images.
+        """Returns the unrounded number of weight updates.
+
+        For example, 17936338 examples are 547.37 updates at batch 32768.
 
         Args:
           steps_per_epoch: weight updates in an epoch.
-          batch_size: images in a weight update, over all replicas.
+          batch_size: global batch size, in images.
         """
         if self.unit == "epochs":
             return self.amount * steps_per_epoch
@@ -77,12 +81,12 @@ class Duration:
 
     def __str__(self) -> str:
         unit = self.unit[:-1] if self.amount == 1 else self.unit
-        # All digits: this is what a run is continued from.
+        # All digits: config.json stores this text, and a resumed run parses it.
         amount = int(self.amount) if self.amount == int(self.amount) else self.amount
         return f"{amount} {unit}"
 
 
 def milliseconds(seconds: float) -> str:
-    """Returns a time for people, to three digits or whole milliseconds."""
+    """Returns a time as text: three significant digits, whole milliseconds from 1,000 ms."""
     value = 1e3 * seconds
     return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"

@@ -1,4 +1,4 @@
-"""What a number was measured on: it means little without."""
+"""The environment of a measurement: command, hardware and software versions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ import numpy as np
 
 from imagenet_fast.base.cores import cpu_cores
 
-# Instructions that decide how fast a CPU multiplies matrices.
+# CPU features that affect the speed of matrix products.
 _CPU_FEATURES = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that decide a result."""
-    import tensorflow as tf  # here: programs print their help without it
+    """Returns the versions of Python and of the packages that affect results."""
+    import tensorflow as tf  # Here, so that --help does not import it.
     import tf_keras as keras
 
     return {
@@ -29,12 +29,12 @@ def versions() -> dict[str, str]:
         "tensorflow": tf.__version__,
         "tf_keras": keras.__version__,
         "numpy": np.__version__,
-        "imagenet_fast": own_version(),
+        "imagenet_fast": package_version(),
     }
 
 
-def own_version() -> str:
-    """Returns this package's version; ``not installed`` where it is only found on the path."""
+def package_version() -> str:
+    """Returns this package's version; ``not installed`` if it is only on the Python path."""
     try:
         return importlib.metadata.version("imagenet_fast")
     except importlib.metadata.PackageNotFoundError:
@@ -42,9 +42,10 @@ def own_version() -> str:
 
 
 def hardware() -> dict[str, Any]:
-    """Returns ``cpu`` (its name), ``cpu_features``, and what TensorFlow uses: ``cores``, ``gpus``.
+    """Returns ``cpu`` (name), ``cpu_features``, ``cores`` and ``gpus`` (names of visible GPUs).
 
-    Where the system does not say, the name is the architecture's and there are no features.
+    Where the system does not report the CPU, ``cpu`` is the architecture and ``cpu_features`` is
+    empty.
     """
     import tensorflow as tf
 
@@ -59,25 +60,25 @@ def hardware() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Returns the name of this machine's CPU; the architecture's where the system does not say."""
+    """Returns the name of this machine's CPU, or its architecture if the name is unknown."""
     return _cpu()[0]
 
 
 def command() -> str:
-    """Returns this process' command line, without the program's directory."""
+    """Returns this process's command line, without the program's directory."""
     name = pathlib.Path(sys.argv[0])
-    # `python -m imagenet_fast` and the console script are the same command.
+    # `python -m imagenet_fast` is the same program as the console script.
     program = "imagenet-fast" if name.name == "__main__.py" else name.name
     return shlex.join([program, *sys.argv[1:]])
 
 
 def now() -> str:
-    """Returns this moment, to the second, in UTC."""
+    """Returns the current time in UTC, to the second, in ISO 8601 format."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def provenance() -> dict[str, Any]:
-    """Returns ``command``, ``hardware``, ``versions`` and ``finished``, this moment, for a file."""
+    """Returns ``command``, ``hardware``, ``versions`` and ``finished`` (now) for a result file."""
     return {
         "command": command(),
         "hardware": hardware(),
@@ -87,7 +88,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _cpu() -> tuple[str, set[str]]:
-    """Returns the CPU's name and its features, as Linux lists them."""
+    """Returns the CPU's name and features from ``/proc/cpuinfo``."""
     try:
         text = pathlib.Path("/proc/cpuinfo").read_text()
     except OSError:

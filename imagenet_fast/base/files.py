@@ -1,4 +1,4 @@
-"""Files that are never there in part."""
+"""Atomic file writes, and line files that stay readable after a kill."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_
 
 
 def write_file(path: Path, content: str | bytes) -> None:
-    """Writes a file beside its place and renames it, so that it is never there in part."""
+    """Writes a file atomically: under a temporary name beside ``path``, then renamed."""
     temporary = temporary_beside(path)
     with _named(path):
         try:
@@ -29,13 +29,13 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Returns a name for what is to be renamed to ``path``, which nobody else has."""
+    """Returns a unique temporary path in the folder of ``path``."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
 
 
 @contextlib.contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Names the file in errors of the system's, which those of a full disk do not."""
+    """Adds the file's name to an ``OSError`` that lacks it, as that of a full disk does."""
     try:
         yield
     except OSError as error:
@@ -47,11 +47,11 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
     """Writes several files and returns their paths.
 
     Args:
-      directory: where; made if it does not exist.
-      texts: what is in each file, by its name.
+      directory: the directory, created if it does not exist.
+      texts: each file's content, by file name.
 
     Raises:
-      UserError: if they cannot be written.
+      UserError: if a file cannot be written.
     """
     paths = [to_path(directory, name) for name in texts]
     try:
@@ -64,13 +64,13 @@ def write_results(directory: str | os.PathLike[str], texts: Mapping[str, str]) -
 
 
 def check_results(directory: str | os.PathLike[str]) -> None:
-    """Checks that :func:`write_results` will be able to write, before work that takes long.
+    """Checks, before long work, that :func:`write_results` can write to a directory.
 
     Args:
-      directory: where; made if it does not exist.
+      directory: the directory, created if it does not exist.
 
     Raises:
-      UserError: if nothing can be written there.
+      UserError: if no file can be written there.
     """
     path = to_path(directory, ".writable")
     try:
@@ -84,48 +84,48 @@ def check_results(directory: str | os.PathLike[str]) -> None:
 
 
 def new_path(path: str | os.PathLike[str], otherwise: str) -> Path:
-    """Returns the path of something to write, at which there must be nothing yet.
+    """Returns the path of a new file or directory, after checking that it can be created.
 
     Args:
       path: the path.
-      otherwise: what the user can do other than to remove what is there.
+      otherwise: the alternative to removing an existing file, for the message.
 
     Raises:
-      UserError: if there is something, nothing can be made there, or TensorFlow could not read it.
+      UserError: if the path exists, cannot be created, or could not be read by TensorFlow.
     """
     path = to_path(path)
     if path.exists():
-        raise UserError(f"{path} exists already; remove it, or {otherwise}")
+        raise UserError(f"{path} already exists; remove it, or {otherwise}")
     check_no_pattern(path)
     if is_local(path):
         parent = next(own for own in path.absolute().parents if own.exists())
         if not parent.is_dir() or not os.access(parent, os.W_OK):
-            raise UserError(f"cannot write {path}: {parent} is no folder that can be written to")
+            raise UserError(f"cannot write {path}: {parent} is not a writable directory")
     return path
 
 
 def check_no_pattern(path: Path) -> None:
-    """Checks that TensorFlow, which takes paths of what it reads for patterns, will find a path.
+    """Checks that a path contains no glob characters, because TensorFlow reads paths as patterns.
 
     Raises:
-      UserError: if not.
+      UserError: if it contains one.
     """
     if any(character in str(path) for character in "*?[\\"):
         raise UserError(
-            f"{path}: TensorFlow does not find files again in paths with *, ?, [ or \\; give a "
-            "path without these"
+            f"{path}: TensorFlow cannot read files from paths with *, ?, [ or \\; choose a path "
+            "without these characters"
         )
 
 
 class LineFile:
-    """A file to which lines are added, each of which is there as a whole or not at all.
+    """A text file to which lines are appended.
 
     Args:
-      path: of the file.
-      lines: with which it begins, instead of those that are there.
+      path: the file.
+      lines: its first lines, which replace any existing content.
 
     Raises:
-      OSError: if it cannot be written; each method raises it.
+      OSError: if the file cannot be written; all methods raise it.
     """
 
     def __init__(self, path: Path, lines: Iterable[str]) -> None:
@@ -136,14 +136,14 @@ class LineFile:
         self._written = time.monotonic()
 
     def add(self, line: str) -> None:
-        """Adds a line, which in a bucket is there only after some time, or :meth:`flush`."""
+        """Appends a line. In a bucket it is visible after :meth:`flush`, or some seconds."""
         with _named(self._path):
             self._file.write(f"{line}\n")
         if time.monotonic() - self._written >= self._pause:
             self.flush()
 
     def flush(self) -> None:
-        """Writes the lines that are still in memory."""
+        """Writes the lines that are still buffered."""
         with _named(self._path):
             self._file.flush()
         self._written = time.monotonic()
@@ -155,20 +155,20 @@ class LineFile:
 
 
 def whole_lines(path: Path) -> list[str]:
-    """Returns the lines of a file but one that a kill has cut short; none if there is no file."""
+    """Returns a file's complete lines, without an unfinished last one; none if it is missing."""
     text = path.read_bytes().decode(errors="replace") if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
-    """Returns the JSON objects of a file that has one in each line; none if there is no file.
+    """Returns the objects of a JSON Lines file; none if the file is missing.
 
-    Lines that are damaged or hold something else are left out, which is reported once. Nothing is
-    said of a last line that a kill has cut short.
+    Damaged lines, and objects without the required values, are skipped with one warning. An
+    unfinished last line, as after a kill, is skipped silently.
 
     Args:
-      path: of the file.
-      types: of the values that each object must have, by their keys.
+      path: the file.
+      types: required keys and the types of their values.
     """
     *lines, end = path.read_bytes().split(b"\n") if path.exists() else [b""]
     objects, bad = [], 0
@@ -182,6 +182,6 @@ def read_objects(path: Path, types: Mapping[str, type]) -> list[dict[str, Any]]:
         elif number < len(lines):
             bad += 1
     if bad:
-        told = "1 line is" if bad == 1 else f"{bad} lines are"
-        warn_once(f"WARNING: {path}: {told} damaged and left out; {len(objects)} can be read")
+        lines_are = "1 line is" if bad == 1 else f"{bad} lines are"
+        warn_once(f"WARNING: {path}: {lines_are} damaged and skipped; {len(objects)} can be read")
     return objects

@@ -1,4 +1,4 @@
-"""HTML pages that need nothing else to be looked at: no scripts, no links to other files."""
+"""Self-contained HTML pages, without scripts or links to other files."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Sequence
 
 from imagenet_fast.base.plotting import COLORS
 
-# Control characters, halves of characters, as stand for a file name's undecodable bytes, and code
-# points that are no characters: no HTML may have them, not even as a number.
+# Invalid in HTML, even as numeric references: control characters, surrogates (Python's stand-ins
+# for undecodable bytes of a file name) and noncharacters.
 _NOT_IN_HTML = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 def document(title: str, body: Iterable[str], style: str = "") -> str:
-    """Returns a page.
+    """Returns a complete page.
 
     Args:
-      title: as text.
-      body: its elements, as HTML; empty ones are left out.
-      style: CSS beside that of all pages.
+      title: the title, as text.
+      body: the page's elements, as HTML; empty ones are omitted.
+      style: CSS added to that of all pages.
     """
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -31,22 +31,22 @@ def document(title: str, body: Iterable[str], style: str = "") -> str:
         + "\n</main>\n</body>\n</html>\n"
     )
     page = _NOT_IN_HTML.sub("\ufffd", page)
-    # ASCII is the same in every encoding, whichever the caller writes the file in.
+    # ASCII, so that the page does not depend on the encoding in which the caller writes it.
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
 def header(title: str, subtitle: str) -> str:
-    """Returns what a page begins with, of text."""
+    """Returns the page's header; both arguments are text."""
     return f"<header><h1>{html.escape(title)}</h1><p>{html.escape(subtitle)}</p></header>"
 
 
 def section(title: str, content: str) -> str:
-    """Returns a card with a title, as text, and its content, as HTML."""
+    """Returns a card with a title (text) and content (HTML)."""
     return f"<section><h2>{html.escape(title)}</h2>{content}</section>"
 
 
 def table(lines: Iterable[Sequence[str]]) -> str:
-    """Returns a table of lines of a name and its values, as text."""
+    """Returns a table. Each line is a row's header and its values, as text."""
     return (
         "<table>"
         + "".join(
@@ -60,7 +60,7 @@ def table(lines: Iterable[Sequence[str]]) -> str:
 
 
 def tile_row(tiles: Iterable[tuple[str, str, str]]) -> str:
-    """Returns numbers at a glance: of each what it is, its value and a note, as text."""
+    """Returns a row of tiles, each with a label, a value and a note, as text."""
     return (
         '<div class="tiles">'
         + "".join(
@@ -73,12 +73,12 @@ def tile_row(tiles: Iterable[tuple[str, str, str]]) -> str:
 
 
 def image(data: bytes, kind: str, small: bool = False) -> str:
-    """Returns an image file as an element that holds it.
+    """Returns an ``img`` element with the image embedded.
 
     Args:
-      data: the file.
-      kind: of the file: jpeg or png.
-      small: whether its pixels are to be seen when the page makes it larger.
+      data: the file's content.
+      kind: the file's format, ``jpeg`` or ``png``.
+      small: whether to keep pixels visible when the page enlarges the image.
     """
     style = ' class="small"' if small else ""
     text = base64.b64encode(data).decode("ascii")
@@ -86,7 +86,7 @@ def image(data: bytes, kind: str, small: bool = False) -> str:
 
 
 def _variables(dark: bool) -> str:
-    """Returns the charts' colors as variables of the style sheet."""
+    """Returns the charts' colors as CSS variables."""
     return " ".join(f"--{name}: {colors[dark]};" for name, colors in COLORS.items())
 
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Lazy imports of a package's public names."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 
 def lazy_attributes(package: str, homes: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Returns the ``__getattr__`` of a package whose names come from modules of it.
+    """Returns a package's ``__getattr__``, which imports each name's module on first use.
 
-    So importing the package, or another module of it, does not import TensorFlow.
+    Importing the package, or one of its modules, then does not import TensorFlow.
 
     Args:
-      package: its ``__name__``.
-      homes: by module, relative to the package, the names that come from it.
+      package: the package's ``__name__``.
+      homes: the names that each module defines, by module name relative to the package.
     """
     modules = {name: module for module, names in homes.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""Compiling and loading of the package's native TensorFlow ops, on first use.
+"""Compiles and loads the package's native TensorFlow ops on first use.
 
 Compiling takes about two seconds and needs a C++ compiler: the command in ``CXX``, which may have
 arguments, else ``g++``, ``c++`` or ``clang++``. The library is cached in ``XDG_CACHE_HOME``, by
@@ -23,7 +23,7 @@ import tensorflow as tf
 from imagenet_fast.base.paths import to_local_path
 
 _HEADER = pathlib.Path(__file__).with_suffix(".h")
-# Fused multiply-add would make the last bits differ from TensorFlow's.
+# Without fused multiply-add, whose results differ from TensorFlow's in the last bits.
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-shared", "-fPIC")
 
 
@@ -32,8 +32,8 @@ def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
     """Returns a module with the ops that a C++ file registers, named in snake case.
 
     Args:
-      source: of the ops.
-      others: C++ files and headers that the ops need, in the same folder.
+      source: the C++ file that registers the ops.
+      others: C++ files and headers that it needs, in the same folder.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded; the message gives the reason.
@@ -45,7 +45,7 @@ def load_ops(source: pathlib.Path, *others: pathlib.Path) -> ModuleType:
 
 
 def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
-    """Returns the path of a file's library in the cache, compiling it if it is not there."""
+    """Returns the path of the compiled library in the cache, after compiling it if necessary."""
     files = (_HEADER, source, *others)
     flags = [*_FLAGS, *tf.sysconfig.get_link_flags()]
     # The name depends on the platform because machines may share a home directory.
@@ -58,7 +58,7 @@ def _build(source: pathlib.Path, *others: pathlib.Path) -> pathlib.Path:
         return library
     compiler = _compiler()
     library.parent.mkdir(parents=True, exist_ok=True)
-    # Other processes may compile it at the same time; replace() is atomic.
+    # Other processes may compile at the same time; replace() is atomic.
     with tempfile.TemporaryDirectory(dir=library.parent) as directory:
         output = pathlib.Path(directory, library.name)
         folders = ["-I", tf.sysconfig.get_include(), "-I", str(_HEADER.parent)]

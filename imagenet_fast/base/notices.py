@@ -1,4 +1,4 @@
-"""What users are told once, however often it comes up."""
+"""Warnings that are printed once per process."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from tqdm import tqdm
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Writes a line to standard error, past a progress bar, unless it was written before."""
+    """Prints a line to standard error, above any progress bar, unless it was printed before."""
     tqdm.write(message, file=sys.stderr)

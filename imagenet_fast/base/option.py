@@ -1,8 +1,8 @@
-"""How an option is declared, checked, read from text and written as text.
+"""Declaration, checks and text format of options.
 
-A folder's ``options.py`` declares its own options as a frozen dataclass that inherits
-:class:`Options`; :class:`~imagenet_fast.config.Config` inherits them all. Nothing here imports
-TensorFlow.
+Each folder's ``options.py`` declares its options as a frozen dataclass that inherits from
+:class:`Options`; :class:`~imagenet_fast.config.Config` inherits from all of them. This module does
+not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest, require_choice
 
-_KINDS = {
+_TYPE_TEXTS = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -26,15 +26,15 @@ _KINDS = {
     Duration: "a duration, as '90 epochs'",
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
-_Own = TypeVar("_Own", bound="Options")
+_Self = TypeVar("_Self", bound="Options")
 
 
 class Check(NamedTuple):
-    """Which values an option may have.
+    """A condition on an option's value.
 
     Attributes:
-      allows: tells whether a value is allowed.
-      must: what it asks for, to complete "... must ...".
+      allows: returns whether a value is allowed.
+      must: the condition, to complete "... must ...".
     """
 
     allows: Callable[[Any], bool]
@@ -45,9 +45,9 @@ class Beside(NamedTuple):
     """A condition on another option, without which this one has no effect.
 
     Attributes:
-      option: the other's name.
-      values: those that meet the condition; none: all but its default.
-      unless: whether the condition is the opposite: any other value, or the default.
+      option: the other option's name.
+      values: the values that meet the condition; empty: all but the other's default.
+      unless: whether to invert the condition.
     """
 
     option: str
@@ -55,7 +55,7 @@ class Beside(NamedTuple):
     unless: bool = False
 
     def holds(self, value: Any, default: Any) -> bool:
-        """Returns whether a value of the other option, which has this default, meets it."""
+        """Whether the condition holds for the other option's value, given its default."""
         given = value in self.values if self.values else value != default
         return given != self.unless
 
@@ -94,13 +94,13 @@ def option(
     """Declares a field of :class:`Options`.
 
     Args:
-      default: its value where none is given.
+      default: the default value.
       help: one line for ``--helpfull``.
-      group: the heading in ``--helpfull`` under which it stands.
-      choices: the values allowed, if they can be listed.
-      check: which values are allowed; None: all.
-      beside: unless all of these hold, a value other than the default is refused.
-      free: whether it may change when a run is resumed, because it has no part in the weights.
+      group: the heading in ``--helpfull``.
+      choices: the allowed values, if they can be listed.
+      check: the condition on values; None: none.
+      beside: conditions on other options, without all of which only the default is allowed.
+      free: whether it may change when a run resumes, because it does not affect the weights.
     """
     metadata = {
         "help": help,
@@ -115,12 +115,12 @@ def option(
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """A group of options, checked when it is made.
+    """A group of options, checked at construction.
 
     Durations may be given as text (``"90 epochs"``).
 
     Raises:
-      UserError: if an option has a value that it cannot have, or contradicts another one.
+      UserError: if an option has an invalid value, or options contradict each other.
     """
 
     def __post_init__(self) -> None:
@@ -132,10 +132,10 @@ class Options:
         self._check_together()
 
     def _check_effects(self) -> None:
-        """Refuses options that nothing would read, because of another one's value.
+        """Refuses values that have no effect because of another option's value.
 
         Raises:
-          UserError: if one has another value than its default.
+          UserError: if such an option does not have its default.
         """
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, beside in self.without_effect(vars(self)).items():
@@ -152,19 +152,19 @@ class Options:
             raise UserError(f"{name}={text} {reason}: leave it out; its default is {default}")
 
     def _check_together(self) -> None:
-        """Checks options against each other; what needs data or devices is checked by their users.
+        """Checks options against each other. Subclasses extend it.
 
-        A group that has such checks adds them to those of ``super()``.
+        Checks that need data or devices belong to the code that has them.
         """
 
-    def replace(self: _Own, **changes: Any) -> _Own:
-        """Returns a copy with other values for some options.
+    def replace(self: _Self, **changes: Any) -> _Self:
+        """Returns a copy with some options changed.
 
-        What is left without effect by these goes back to its default: with ``optimizer="sgd"`` the
-        options of LARS do.
+        Options that no longer have an effect return to their defaults, such as those of LARS with
+        ``optimizer="sgd"``.
 
         Raises:
-          UserError: if there is no such option, or its value cannot be used.
+          UserError: if an option is unknown or its value invalid.
         """
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name in changes:
@@ -178,17 +178,17 @@ class Options:
     @classmethod
     @functools.cache
     def types(cls) -> Mapping[str, Any]:
-        """Returns the Python type of each option, by name."""
+        """Returns each option's Python type, by name."""
         return typing.get_type_hints(cls)
 
     @classmethod
     def convert(cls, name: str, value: Any) -> Any:
-        """Returns ``value`` as the type of an option.
+        """Returns ``value`` converted to an option's type.
 
-        Text stands for any type, a whole number for a float, a list for a tuple.
+        Accepts text for any type, integers for floats and lists for tuples.
 
         Raises:
-          UserError: if it is of another type.
+          UserError: if the value cannot be converted.
         """
         kind = cls.types()[name]
         if typing.get_origin(kind) is not tuple:
@@ -202,13 +202,13 @@ class Options:
 
     @classmethod
     def without_effect(cls, values: Mapping[str, Any]) -> dict[str, Beside]:
-        """Returns the options whose values, not their defaults, nothing reads, and why.
+        """Returns the options with a value other than the default that has no effect.
 
         Args:
-          values: of options, by name; those left out have their defaults.
+          values: the options' values, by name; missing ones have their defaults.
 
         Returns:
-          By name, the first condition that does not hold.
+          The first condition that does not hold, by option name.
         """
         fields = {field.name: field for field in dataclasses.fields(cls)}
 
@@ -218,7 +218,7 @@ class Options:
 
         def unmet(name: str) -> Beside | None:
             for beside in fields[name].metadata["beside"]:
-                other = fields.get(beside.option)  # None: of a group that is not in use
+                other = fields.get(beside.option)  # None: the option is in another group
                 if other and not beside.holds(effective(beside.option), other.default):
                     return beside
             return None
@@ -232,10 +232,10 @@ class Options:
 
 
 def require_option(name: str, names: typing.Iterable[str]) -> None:
-    """Checks that an option is one of those that there are.
+    """Checks that an option exists.
 
     Raises:
-      UserError: if it is not, with the nearest of them.
+      UserError: if it does not, with the closest names.
     """
     names = list(names)
     if name not in names:
@@ -243,7 +243,7 @@ def require_option(name: str, names: typing.Iterable[str]) -> None:
 
 
 def option_text(value: Any) -> str:
-    """Returns an option's value as it is written in a flagfile."""
+    """Returns an option's value as text, in the format of flagfiles."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -254,15 +254,15 @@ def option_text(value: Any) -> str:
 
 
 def parse(name: str, kind: Any, text: str) -> Any:
-    """Returns the value that ``text`` stands for.
+    """Returns the value of an option given as text.
 
     Args:
-      name: of the option, for messages.
-      kind: its type.
-      text: as in a flagfile.
+      name: the option, for messages.
+      kind: the option's type.
+      text: the value, in the format of flagfiles.
 
     Raises:
-      UserError: if it is no value of that type.
+      UserError: if the text is not a value of that type.
     """
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
@@ -275,12 +275,12 @@ def parse(name: str, kind: Any, text: str) -> Any:
             raise UserError(f"{name}: {error}") from None
     if kind is bool:
         if text.lower() not in ("true", "false", "1", "0"):
-            raise UserError(f"{name} is {text!r}, but must be {_KINDS[bool]}")
+            raise UserError(f"{name} is {text!r}, but must be {_TYPE_TEXTS[bool]}")
         return text.lower() in ("true", "1")
     try:
         value = kind(text)
     except ValueError:
-        raise UserError(f"{name} is {text!r}, but must be {_KINDS[kind]}") from None
+        raise UserError(f"{name} is {text!r}, but must be {_TYPE_TEXTS[kind]}") from None
     return _finite(name, value) if kind is float else value
 
 
@@ -293,17 +293,14 @@ def _check(field: dataclasses.Field, value: Any) -> None:
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:
-    """Returns ``value`` as ``kind``, if it is that, text for it, or a whole number for a float.
-
-    Numbers may be NumPy's.
-    """
+    """Returns a single ``value`` converted to ``kind``; numbers may be NumPy's."""
     if isinstance(value, str) and kind is not str:
         return parse(name, kind, value)
     number = not isinstance(value, bool) and _NUMBERS.get(kind)
     if number and isinstance(value, number):
         return _finite(name, kind(value))
     if type(value) is not kind:
-        raise UserError(f"{name} is {value!r}, but must be {_KINDS[kind]}")
+        raise UserError(f"{name} is {value!r}, but must be {_TYPE_TEXTS[kind]}")
     return value
 
 

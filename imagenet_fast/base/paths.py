@@ -1,14 +1,13 @@
-"""Paths on this machine, and in Google Cloud Storage (``gs://BUCKET/...``).
+"""Local paths, and paths in Google Cloud Storage (``gs://BUCKET/...``).
 
-All directories and files that users name become paths by :func:`to_path`. Those of this machine
-are ``pathlib``'s own. Those in buckets have the part of its interface that this package needs, and
-raise ``OSError`` as it does; TensorFlow's client does the work, as it does where TensorFlow itself
-reads and writes.
+:func:`to_path` converts all paths that users give. Local ones are ``pathlib``'s.
+:class:`BucketPath` has the part of that interface that this package needs, raises ``OSError`` like
+``pathlib``, and uses TensorFlow's client, as TensorFlow's own reads and writes do.
 
-PyPI's ``etils.epath`` has more of that interface, but passes on TensorFlow's errors, needs rights
+PyPI's ``etils.epath`` has more of the interface, but raises TensorFlow's errors, needs permissions
 on the bucket itself, and replaces ``pathlib`` for local paths, too. ``universal-pathlib`` with
-``gcsfs`` would add a second client with its own credentials: TensorFlow's still reads the shards
-and checkpoints.
+``gcsfs`` would add a second client with separate credentials, since TensorFlow's still reads the
+shards and checkpoints.
 """
 
 from __future__ import annotations
@@ -31,25 +30,25 @@ if TYPE_CHECKING:
 _SCHEME = "gs://"
 _ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _SECONDS_BETWEEN_UPLOADS = 30.0
-# What loads the package is TensorFlow's __init__.py.
+# TensorFlow's __init__.py loads the package.
 _NO_BUCKETS = (
     "this TensorFlow has no Google Cloud Storage: install the package tensorflow-io-gcs-filesystem "
     "(pip install tensorflow-io-gcs-filesystem) and set TF_USE_MODULAR_FILESYSTEM=1, so that "
-    "TensorFlow loads it; or give paths of this machine"
+    "TensorFlow loads it; or use local paths"
 )
-# What the service says, in what TensorFlow says.
+# The service's message within TensorFlow's.
 _REASON = re.compile(r'"message": "(.*?)"')
 
 
 class BucketError(OSError, UserError):
-    """A path in a bucket cannot be used: one that nobody catches tells the user why."""
+    """A failed operation on a path in a bucket; also a ``UserError``, if nothing catches it."""
 
     def __str__(self) -> str:
         return f"{self.filename}: {self.strerror}"
 
 
 class _NameError(BucketError):
-    """A path's name says nothing that this machine or a bucket could have."""
+    """A path that can be neither local nor in a bucket."""
 
 
 class _MissingError(BucketError, FileNotFoundError):
@@ -63,12 +62,13 @@ class _AccessError(BucketError, PermissionError):
 class BucketPath(pathlib.PurePosixPath):
     """A file or a folder in a bucket.
 
-    A bucket has no folders: one exists if there is something in it, or if :meth:`mkdir` has left an
-    object that stands for it. What is written to a file is there once it is closed, all at once.
+    Buckets have no real folders: a folder exists if an object's name begins with it, or if
+    :meth:`mkdir` has written a placeholder object. A written file appears, complete, once it is
+    closed.
 
-    The methods do what those of ``pathlib.Path`` do, and raise, beside what these raise,
-    :class:`BucketError`, also :meth:`exists` and the like, if there is no such bucket, nobody may
-    look into it, or the service cannot be reached.
+    The methods behave as those of ``pathlib.Path``. All of them, including :meth:`exists`, also
+    raise :class:`BucketError` if the bucket does not exist or permits no access, or if the service
+    is unavailable.
     """
 
     def __str__(self) -> str:
@@ -81,11 +81,7 @@ class BucketPath(pathlib.PurePosixPath):
     resolve = absolute
 
     def stat(self) -> os.stat_result:
-        """Returns what a bucket has of it.
-
-        That is ``st_mode``, that of a file or of a directory, ``st_size``, in bytes, and
-        ``st_mtime``, in seconds.
-        """
+        """Returns ``st_mode`` (a file's or a directory's), ``st_size`` and ``st_mtime``."""
         import tensorflow as tf
 
         with _explained(self):
@@ -95,15 +91,15 @@ class BucketPath(pathlib.PurePosixPath):
         return os.stat_result((mode, 0, 0, 0, 0, 0, found.length, 0, changed, 0))
 
     def exists(self) -> bool:
-        """Returns whether there is such a file or folder."""
+        """Whether the file or folder exists."""
         return self._mode() != 0
 
     def is_dir(self) -> bool:
-        """Returns whether it is a folder."""
+        """Whether it is a folder."""
         return stat.S_ISDIR(self._mode())
 
     def is_file(self) -> bool:
-        """Returns whether it is a file."""
+        """Whether it is a file."""
         return stat.S_ISREG(self._mode())
 
     def _mode(self) -> int:
@@ -113,7 +109,7 @@ class BucketPath(pathlib.PurePosixPath):
             return 0
 
     def iterdir(self) -> Iterator[BucketPath]:
-        """Yields what is in the folder."""
+        """Yields the folder's entries."""
         import tensorflow as tf
 
         with _explained(self):
@@ -121,49 +117,48 @@ class BucketPath(pathlib.PurePosixPath):
         yield from (self / name for name in names)
 
     def glob(self, pattern: str) -> Iterator[BucketPath]:
-        """Yields what is in the folder itself and has a matching name."""
+        """Yields the folder's own entries with a matching name."""
         if self.is_dir():
             yield from (path for path in self.iterdir() if path.match(pattern))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Makes a folder; those around it need not exist."""
+        """Creates a folder; its parents need not exist."""
         import tensorflow as tf
 
         if not exist_ok and self.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
-        # Not the folders around it: to make those TensorFlow looks at the bucket itself, for which
-        # the right to write into it is not enough. So it does for what it writes itself, unless
-        # there is a folder for it.
+        # Not the parents: for them TensorFlow needs permissions on the bucket itself. It also
+        # creates the parent of a file that it writes, unless there is one, as there is from now on.
         if len(self.parts) > 2:
             with _explained(self):
                 tf.io.gfile.mkdir(str(self))
 
     def open(self, mode: str, encoding: str = "utf-8") -> IO:
-        """Opens the file in one of the modes rb, wb, ab, w and a."""
-        # Any: for a type checker a RawIOBase is no IO.
+        """Opens the file in mode rb, wb, ab, w or a."""
+        # Any, because RawIOBase is not an IO to type checkers.
         file: Any = _BucketFile(self, mode if "b" in mode else f"{mode}b")
         return file if "b" in mode else io.TextIOWrapper(file, encoding)
 
     def read_bytes(self) -> bytes:
-        """Returns what is in the file."""
+        """Returns the file's content."""
         with self.open("rb") as file:
             return file.read()
 
     def read_text(self, encoding: str = "utf-8") -> str:
-        """Returns the text in the file."""
+        """Returns the file's content as text."""
         return self.read_bytes().decode(encoding)
 
     def write_bytes(self, data: bytes) -> int:
-        """Writes the file anew."""
+        """Replaces the file's content."""
         with self.open("wb") as file:
             return file.write(data)
 
     def write_text(self, data: str, encoding: str = "utf-8") -> int:
-        """Writes the file anew."""
+        """Replaces the file's content."""
         return self.write_bytes(data.encode(encoding))
 
     def replace(self, target: str | os.PathLike[str]) -> Path:
-        """Moves a file to another name, or a folder file by file; returns that name."""
+        """Renames a file, or a folder file by file, and returns the new path."""
         import tensorflow as tf
 
         with _explained(self):
@@ -186,46 +181,45 @@ Path = Union[pathlib.Path, BucketPath]
 
 
 def to_path(*parts: str | os.PathLike[str]) -> Path:
-    """Returns the path that the parts make together.
+    """Joins parts into a path.
 
-    On this machine ``~`` is the user's home: shells see to that, but not behind ``--flag=``.
+    Expands ``~`` in local paths, because shells do not after ``--flag=``.
 
     Raises:
-      UserError: if it is in a place of another kind, as ``s3://...``, which would become a folder
-        of that name, or begins with ``~`` where no home directory is known; it is an ``OSError``,
-        too.
+      UserError: (also an ``OSError``) for other schemes, such as ``s3://...``, for which pathlib
+        would create a folder, and for ``~`` if the home directory is unknown.
     """
     first = os.fspath(parts[0])
     if first.startswith(_SCHEME):
         return BucketPath(*parts)
     scheme = _ANY_SCHEME.match(first)
     if scheme:
-        told = (
-            f"paths of {scheme[0]} are not supported, only paths of this machine, without a "
-            f"scheme, and {_SCHEME}BUCKET/..., of Google Cloud Storage: copy or mount what is there"
+        reason = (
+            f"{scheme[0]} is not supported, only local paths, without a scheme, and "
+            f"{_SCHEME}BUCKET/..., in Google Cloud Storage: copy or mount the files"
         )
-        raise _NameError(errno.EPROTONOSUPPORT, told, first)
-    # pathlib would raise an error for ~name where there is no such user, and expand ./~, too.
+        raise _NameError(errno.EPROTONOSUPPORT, reason, first)
+    # pathlib would raise an error for ~name if there is no such user, and expand ./~, too.
     expanded = os.path.expanduser(first)  # noqa: PTH111
-    # As in a container whose user has no name.
+    # For example in a container whose user has no name.
     if first.partition("/")[0] == "~" == expanded.partition("/")[0]:
-        told = "no home directory is known: set HOME, or give a path without ~"
-        raise _NameError(errno.ENOENT, told, first)
+        reason = "the home directory is unknown: set HOME, or give a path without ~"
+        raise _NameError(errno.ENOENT, reason, first)
     return pathlib.Path(expanded, *parts[1:])
 
 
 def is_local(path: str | os.PathLike[str]) -> bool:
-    """Returns whether a path is one of this machine."""
+    """Whether a path is local."""
     return isinstance(to_path(path), pathlib.Path)
 
 
 def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> pathlib.Path:
-    """Returns a path that must be one of this machine.
+    """Returns a path that must be local.
 
     Args:
       path: the path.
-      name: of the option that gives it.
-      advice: what to do if it is in a bucket.
+      name: the option that gives the path, for the message.
+      advice: text appended to the message.
 
     Raises:
       UserError: if it is in a bucket.
@@ -233,50 +227,50 @@ def to_local_path(path: str | os.PathLike[str], name: str, advice: str = "") -> 
     path = to_path(path)
     if isinstance(path, pathlib.Path):
         return path
-    raise UserError(f"{name} is {path}, but must be on a disk of this machine" + advice)
+    raise UserError(f"{name} is {path}, but must be a local path" + advice)
 
 
 def seconds_between_writes(path: Path) -> float:
-    """Returns how long to keep what is to be added to a file before it is written.
+    """Returns how long to buffer lines that are appended to a file.
 
-    A bucket takes a file that has grown as a whole, and no more often than once a second.
+    In a bucket each write uploads the whole file, at most once a second.
     """
     return 0.0 if isinstance(path, pathlib.Path) else _SECONDS_BETWEEN_UPLOADS
 
 
 def bucket_error(path: str, error: tf.errors.OpError) -> BucketError:
-    """Returns what TensorFlow's error about a path in a bucket means."""
+    """Converts TensorFlow's error about a path in a bucket."""
     import tensorflow as tf
 
-    known = _REASON.search(error.message)
-    reason = known[1] if known else error.message.strip().splitlines()[0]
+    message = _REASON.search(error.message)
+    reason = message[1] if message else error.message.strip().splitlines()[0]
     if isinstance(error, tf.errors.NotFoundError):
         if "bucket does not exist" in reason:
-            # Not just a file that is missing: it will be missing wherever one looks.
+            # Not a FileNotFoundError, which callers treat as an absent file.
             bucket = f"{_SCHEME}{path[len(_SCHEME) :].partition('/')[0]}"
             return BucketError(errno.ENOENT, f"there is no bucket {bucket}", path)
         return _MissingError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     if "HTTP response code 401" in error.message:
-        told = (
-            f"Google Cloud Storage does not know who asks ({reason}): log in with `gcloud auth "
+        advice = (
+            f"not authenticated to Google Cloud Storage ({reason}): log in with `gcloud auth "
             "application-default login`"
         )
-        return _AccessError(errno.EACCES, told, path)
+        return _AccessError(errno.EACCES, advice, path)
     if isinstance(error, tf.errors.PermissionDeniedError):
-        told = (
+        advice = (
             f"{os.strerror(errno.EACCES)} ({reason}): the account needs a role in that bucket, "
             "such as Storage Object Admin"
         )
-        return _AccessError(errno.EACCES, told, path)
-    return BucketError(errno.EIO, f"Google Cloud Storage fails ({reason})", path)
+        return _AccessError(errno.EACCES, advice, path)
+    return BucketError(errno.EIO, f"Google Cloud Storage failed ({reason})", path)
 
 
 @contextlib.contextmanager
 def _explained(path: BucketPath) -> Iterator[None]:
-    """Turns TensorFlow's errors into ``OSError``."""
+    """Converts TensorFlow's errors into ``OSError``."""
     import tensorflow as tf
 
-    # Wheels for some platforms, and builds of one's own, come without it.
+    # Wheels for some platforms, and some custom builds, lack it.
     if "gs" not in tf.io.gfile.get_registered_schemes():
         raise BucketError(errno.ENOTSUP, _NO_BUCKETS, str(path))
     try:
@@ -286,10 +280,10 @@ def _explained(path: BucketPath) -> Iterator[None]:
 
 
 class _BucketFile(io.RawIOBase):
-    """A file in a bucket, opened to be read, or to be written; whatever is flushed is there.
+    """An open file in a bucket, to read or to write; :meth:`flush` uploads it.
 
     Args:
-      path: of the file.
+      path: the file's path.
       mode: rb, wb or ab.
     """
 
@@ -300,7 +294,7 @@ class _BucketFile(io.RawIOBase):
         with _explained(path):
             self._file = tf.io.gfile.GFile(str(path), mode)
         if not self._reads:
-            self.write(b"")  # So that it is there, even if nothing follows.
+            self.write(b"")  # Creates the file even if nothing is written.
 
     def readable(self) -> bool:
         return self._reads
@@ -323,7 +317,7 @@ class _BucketFile(io.RawIOBase):
         import tensorflow as tf
 
         with _explained(self._path):
-            # Not earlier: TensorFlow fetches what lies where it is sent.
+            # Not in seek(), because TensorFlow downloads data at each position.
             if self._file.tell() != self._place:
                 try:
                     self._file.seek(self._place)
@@ -356,6 +350,6 @@ class _BucketFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            super().close()  # This flushes.
+            super().close()  # Flushes.
             with _explained(self._path):
                 self._file.close()

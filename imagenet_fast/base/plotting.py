@@ -1,4 +1,4 @@
-"""How all pictures look, and how they become SVG: the same picture is always the same file."""
+"""Styles of all plots, and their conversion to reproducible SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
-# By name: the color on a light page, and on a dark one.
+# The colors on a light and on a dark page, by name.
 COLORS = {
     "muted": ("#667085", "#98a3b5"),
     "grid": ("#e2e6ec", "#2f3846"),
@@ -20,7 +20,8 @@ COLORS = {
     "speed": ("#0f9d83", "#45cdb1"),
 }
 
-# Drawn in colors that stand for the style sheet's variables, so that a picture suits a dark page.
+# Plots are drawn in placeholder colors, which page_svg replaces by CSS variables, so that they
+# adapt to dark pages.
 SENTINELS = {name: f"#0000{number:02x}" for number, name in enumerate(COLORS, start=0xA1)}
 
 _PAGE: dict[str, Any] = {
@@ -52,11 +53,11 @@ _LIGHT = {sentinel: COLORS[name][0] for name, sentinel in SENTINELS.items()}
 # For matplotlib.style.context.
 Style = list[Union[str, dict[str, Any]]]
 
-# Of a page's pictures, whose colors are those of the page:
+# For plots in a page, in the placeholder colors.
 PAGE_STYLE: Style = ["default", _PAGE]
-# of the same as SVG files; letters as outlines look the same wherever the file is opened:
+# For the same plots as SVG files; text as paths does not depend on installed fonts.
 FILE_STYLE: Style = [*PAGE_STYLE, {"svg.fonttype": "path"}]
-# of the same as PNG files, which a page cannot give its colors:
+# For the same plots as PNG files, in the colors of a light page.
 PNG_STYLE: Style = [
     "default",
     {
@@ -64,7 +65,7 @@ PNG_STYLE: Style = [
         for name, value in _PAGE.items()
     },
 ]
-# of measurements:
+# For plots of measurements.
 PLOT_STYLE: Style = [
     "default",
     {
@@ -81,7 +82,7 @@ PLOT_STYLE: Style = [
 
 
 def svg(figure: Figure) -> str:
-    """Returns a figure as an SVG file."""
+    """Returns a figure as the content of an SVG file, in the colors of a light page."""
     text = _saved(figure, metadata={"Date": None})
     for sentinel, color in _LIGHT.items():
         text = text.replace(sentinel, color)
@@ -89,11 +90,11 @@ def svg(figure: Figure) -> str:
 
 
 def page_svg(figure: Figure) -> str:
-    """Returns a figure, made in ``PAGE_STYLE``, as an element that takes its size from the page."""
+    """Returns a figure in ``PAGE_STYLE`` as an ``svg`` element with the page's size and colors."""
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     text = _saved(figure, transparent=True, metadata=nothing)
     text = text[text.index("<svg") :]
-    # The page has several pictures: their ids of groups would clash, and nothing refers to them.
+    # Group ids would clash between the page's figures, and nothing refers to them.
     text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
     text = re.sub(r' (xmlns(:\w+)?|version)="[^"]*"', "", text)
@@ -108,7 +109,7 @@ def page_svg(figure: Figure) -> str:
 
 def _saved(figure: Figure, **options: Any) -> str:
     file = io.StringIO()
-    # Else the ids of clip paths are random.
+    # Without a salt, the ids of clip paths are random.
     with matplotlib.rc_context({"svg.hashsalt": "imagenet_fast"}):
         figure.savefig(file, format="svg", **options)
     return file.getvalue()

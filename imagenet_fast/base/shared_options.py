@@ -1,4 +1,4 @@
-"""The options that several parts of the program read."""
+"""Options that several folders read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, Options, op
 
 @dataclasses.dataclass(frozen=True)
 class SharedOptions(Options):
-    """What all groups of options begin with: the run's directory, its batches, their types."""
+    """Options that all groups inherit: the run's directory, batch sizes, seed and precision."""
 
     model_dir: str = option(
         "",
@@ -26,27 +26,28 @@ class SharedOptions(Options):
     )
     accumulation_steps: int = option(
         1,
-        "micro-batches that each replica's part of the batch is split into, to save memory",
+        "micro-batches into which each replica's batch is split, to save memory",
         group="optimization",
         check=POSITIVE,
     )
     eval_batch_size: int = option(
         0,
-        "images in a step of evaluation, over all replicas; 0: as many as in a micro-batch of "
-        "training, batch_size / accumulation_steps, by `evaluate` at most 256 on each device",
+        "images in an evaluation step, over all replicas; 0: batch_size / accumulation_steps; "
+        "`evaluate` then uses at most 256 per device",
         group="run",
         check=NOT_NEGATIVE,
         free=True,
     )
     seed: int = option(
         0,
-        "of all random numbers: first weights, order of the data, augmentation, dropout",
+        "seed of all random numbers: initial weights, data order, augmentation, dropout",
         group="optimization",
         check=Check(lambda value: 0 <= value < 2**32, "be in [0, 2**32)"),
     )
     precision: str = option(
         "float32",
-        "weights, logits, loss and batch statistics are float32; type of all else",
+        "dtype of activations and gradients; weights, logits, loss and batch-norm statistics are "
+        "always float32",
         group="hardware",
         choices=("float32", "mixed_bfloat16", "mixed_float16"),
     )

@@ -1,4 +1,4 @@
-"""A process of its own that is asked by lines and answers in JSON."""
+"""Worker processes that answer each line of input with a line of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl.h
 
 
 class WorkerTimeout(UserError):  # noqa: N818 - like subprocess.TimeoutExpired
-    """A worker process has not answered in time."""
+    """A worker process did not answer in time."""
 
 
 @contextlib.contextmanager
@@ -33,30 +33,31 @@ def start_worker(
     environment: Mapping[str, str] | None = None,
     limit_seconds: float | None = None,
 ) -> Iterator[Worker]:
-    """Starts a program, and ends it and its own processes at the end.
+    """Runs a worker process in the context, and kills it and its child processes at the end.
 
     Args:
-      command: the program and its arguments. It must answer each line of its input with one of
-        JSON. If it leads a process group before it answers the first one, it is stopped between
-        answers; then it must also see to its own end if this process is killed.
-      job: the first line for it, as JSON.
-      name: of what it does, for people.
-      advice: what to do if it fails, if there is something.
-      environment: variables besides those of this process.
-      limit_seconds: in which it must answer each line; None: no limit.
+      command: the program and its arguments. It must answer each line of its input with a line of
+        JSON. If it makes itself the leader of a process group before its first answer, it is
+        paused between answers; it must then also end itself if this process is killed
+        (:func:`end_with_parent`).
+      job: the first line of input, as an object for JSON.
+      name: the worker's task, for messages.
+      advice: what to do if it fails; may be empty.
+      environment: variables added to those of this process.
+      limit_seconds: time limit for each answer; None: no limit.
 
     Raises:
-      UserError: if it cannot be started, or fails.
+      UserError: if the program cannot be started, or fails.
       WorkerTimeout: if it does not answer in time.
     """
-    # Its remarks are shown only if it fails.
-    with tempfile.TemporaryFile("w+") as remarks:
+    # The output is shown only if it fails.
+    with tempfile.TemporaryFile("w+") as errors:
         try:
             process = subprocess.Popen(
                 list(command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=remarks,
+                stderr=errors,
                 text=True,
                 env={**os.environ, **(environment or {})},
             )
@@ -66,41 +67,40 @@ def start_worker(
             yield Worker(
                 process,
                 command[0],
-                remarks,
+                errors,
                 json.dumps(job),
                 name=name,
                 advice=advice,
                 limit_seconds=limit_seconds,
             )
         finally:
-            # It may not have come so far as to have a group.
+            # It may not lead a group yet.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
-            # Also closes the pipes.
-            process.communicate()
+            process.communicate()  # Closes the pipes, too.
 
 
 class Worker:
-    """A program that :func:`start_worker` has started.
+    """A program started by :func:`start_worker`.
 
-    Between its answers it stands still with all its threads and processes, if it leads a process
-    group, so that it neither takes time from others nor gets ahead of its own clock.
+    If it leads a process group, it and its children are paused between answers, so that it neither
+    takes CPU time from others nor works ahead outside of its timings.
 
     Args:
-      process: the program, with pipes.
-      program: its name.
-      remarks: the file that its errors go to.
-      job: the first line for it.
-      name: of what it does, for people.
+      process: the process, with pipes.
+      program: the program's name.
+      errors: the file of its standard error.
+      job: the first line of input.
+      name: the worker's task, for messages.
       advice: what to do if it fails.
-      limit_seconds: in which it must answer each line; None: no limit.
+      limit_seconds: time limit for each answer; None: no limit.
 
     Attributes:
-      answer: to the first line.
+      answer: the answer to ``job``.
 
     Raises:
-      UserError: if it fails.
+      UserError: if the program fails.
       WorkerTimeout: if it does not answer in time.
     """
 
@@ -108,7 +108,7 @@ class Worker:
         self,
         process: subprocess.Popen[str],
         program: str,
-        remarks: IO[str],
+        errors: IO[str],
         job: str,
         *,
         name: str,
@@ -119,7 +119,7 @@ class Worker:
         self._process = process
         self._answers = process.stdout
         self._program = program
-        self._remarks = remarks
+        self._errors = errors
         self._name = name
         self._advice = advice
         self._limit = limit_seconds
@@ -127,7 +127,7 @@ class Worker:
         self._signal(signal.SIGSTOP)
 
     def ask(self, message: str) -> Any:
-        """Returns the answer to a line.
+        """Returns the answer to a line of input.
 
         Raises:
           UserError: if the program fails.
@@ -144,21 +144,21 @@ class Worker:
         except BrokenPipeError:
             answer = ""
         else:
-            # An answer is one line, so that nothing of it waits in Python's own buffer.
+            # An answer is one line, so Python's buffer is empty and select() sees all input.
             if not select.select([self._answers], [], [], self._limit)[0]:
                 raise WorkerTimeout(f"{self._name} did not answer in {self._limit:g} s")
             answer = self._answers.readline()
         if not answer:
             status = self._process.wait()
-            self._remarks.seek(0)
-            *_, reason = ["no reason told", *self._remarks.read().strip().splitlines()]
+            self._errors.seek(0)
+            *_, reason = ["it printed no error", *self._errors.read().strip().splitlines()]
             if status < 0:
                 reason = f"ended by {signal.Signals(-status).name}: {reason}"
             raise UserError(_failure(self._name, self._program, reason, self._advice))
         return json.loads(answer)
 
     def _signal(self, number: signal.Signals) -> None:
-        # A program that has ended is told of by the next line.
+        # If the program has ended, the next line of input reports it.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
@@ -168,6 +168,6 @@ def _failure(name: str, program: str, reason: str | None, advice: str) -> str:
 
 
 def end_with_parent() -> None:
-    """Has the system end this process when its parent has ended, even if it stands still then."""
+    """Makes Linux kill this process when its parent ends, even while it is paused."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.base.addresses import check_free, free_port, own_address_towards, unreachable
+from imagenet_fast.base.addresses import check_free, free_port, local_address, unreachable
 from imagenet_fast.base.errors import UserError
 
 # Of the servers, and of the process that trains with them.
@@ -86,7 +86,7 @@ def _connect(servers: tuple[str, ...]) -> None:
                 "pipeline_servers"
             )
     # The servers send each other, and this process, what one stage passes to the next.
-    own = f"{own_address_towards(servers[0])}:{free_port()}"
+    own = f"{local_address(servers[0])}:{free_port()}"
     spec = tf.train.ClusterSpec({_TRAINER: [own], _SERVERS: list(servers)})
     tf.config.experimental_connect_to_cluster(
         spec, job_name=_TRAINER, task_index=0, protocol=_PROTOCOL

@@ -16,16 +16,16 @@ def three_cores(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {1, 4, 7}, raising=False)
 
 
-def test_cores_are_those_that_the_process_may_use(three_cores):
+def test_only_usable_cores_are_counted(three_cores):
     assert cpu_cores() == environment.hardware()["cores"] == thread_count(Config()) == 3
 
 
-def test_cores_where_a_process_may_use_all(monkeypatch):
+def test_systems_without_cpu_affinity(monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     assert cpu_cores() == os.cpu_count()
 
 
-def test_data_sets_are_made_and_verified_in_as_many_threads(three_cores, tmp_path, monkeypatch):
+def test_prepare_and_verify_use_one_thread_a_core(three_cores, tmp_path, monkeypatch):
     counts = []
 
     class Pool(ThreadPoolExecutor):

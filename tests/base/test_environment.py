@@ -28,7 +28,7 @@ def test_hardware():
     assert isinstance(hardware["gpus"], list)
 
 
-def test_hardware_where_the_system_does_not_say(monkeypatch):
+def test_hardware_without_cpuinfo(monkeypatch):
     def refuse(self):
         raise FileNotFoundError
 
@@ -44,7 +44,7 @@ def test_versions():
     assert all(versions.values())
 
 
-def test_provenance_is_all_that_a_number_needs():
+def test_provenance():
     found = environment.provenance()
     assert list(found) == ["command", "hardware", "versions", "finished"]
     assert found["versions"] == environment.versions()

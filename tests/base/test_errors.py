@@ -11,7 +11,7 @@ def test_nearest_first():
     assert nearest("model_dri", iter(names)) == "; did you mean 'model_dir' or 'model'?"
 
 
-def test_names_may_be_told_otherwise():
+def test_names_can_be_replaced_by_other_text():
     paths = {"digits": "runs/digits.flags", "photos": "runs/photos.flags"}
     assert nearest("digit", paths, paths.get) == "; did you mean runs/digits.flags?"
 
@@ -20,16 +20,16 @@ def test_no_more_than_three():
     assert nearest("x1", ["x2", "x3", "x4", "x5"]).count("'x") == 3
 
 
-def test_nothing_near():
+def test_no_name_is_close():
     assert nearest("qqq", ["momentum", "seed"]) == ""
     assert nearest("momentum", []) == ""
 
 
-def test_user_error_is_caught_as_what_keras_users_expect():
+def test_user_error_is_a_value_error():
     assert issubclass(UserError, ValueError)
 
 
-def test_user_error_of_a_layer_comes_out_of_fit_as_it_is():
+def test_fit_does_not_change_a_layers_user_error():
     class Picky(keras.layers.Dense):
         def call(self, inputs, training=None):
             if training:

@@ -1,4 +1,4 @@
-"""Files that are never there in part."""
+"""Atomic file writes and line files."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ from imagenet_fast.base.files import (
 )
 
 
-def test_files_are_never_there_in_part(tmp_path, monkeypatch):
+def test_writes_are_atomic(tmp_path, monkeypatch):
     path = tmp_path / "summary.json"
     others = tmp_path / "summary.json.tmp"
     others.write_text("a user's")
@@ -44,19 +44,19 @@ def test_bytes(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "a"]
 
 
-def test_room_for_results(tmp_path):
+def test_check_results_creates_the_directory(tmp_path):
     check_results(tmp_path / "new" / "results")
     assert list((tmp_path / "new" / "results").iterdir()) == []
 
 
-def test_no_room_for_results(tmp_path):
+def test_check_results_refuses_an_unwritable_directory(tmp_path):
     (tmp_path / "file").write_text("")
-    told = "cannot write to .*file/results: Not a directory; choose another output_dir"
-    with pytest.raises(UserError, match=told):
+    message = "cannot write to .*file/results: Not a directory; choose another output_dir"
+    with pytest.raises(UserError, match=message):
         check_results(tmp_path / "file" / "results")
 
 
-def test_lines_are_there_at_once_and_as_a_whole(tmp_path):
+def test_lines_are_written_at_once_and_whole(tmp_path):
     path = tmp_path / "lines"
     assert whole_lines(path) == []
     path.write_text("old\n")
@@ -71,25 +71,25 @@ def test_lines_are_there_at_once_and_as_a_whole(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_objects_of_damaged_files(tmp_path, capsys):
+def test_damaged_lines_are_skipped(tmp_path, capsys):
     path = tmp_path / "objects"
     assert read_objects(path, {"a": int}) == []
     path.write_bytes(
         b'{"a": 1, "b": 2}\n{"a"\nnull\n\xff\n\n{"b": 3}\n{"a": "1"}\n{"a": 4}\n{"a": 5'
     )
     assert read_objects(path, {"a": int}) == [{"a": 1, "b": 2}, {"a": 4}]
-    told = f"WARNING: {path}: 6 lines are damaged and left out; 2 can be read\n"
-    assert capsys.readouterr().err == told
+    warning = f"WARNING: {path}: 6 lines are damaged and skipped; 2 can be read\n"
+    assert capsys.readouterr().err == warning
     read_objects(path, {"a": int})
     assert capsys.readouterr().err == "", "once"
     path.write_bytes(b'{"a": 1}\n{"a": 4}')
     assert read_objects(path, {"a": int}) == [{"a": 1}, {"a": 4}]
-    path.write_bytes(b'{"a": 1}\n{"a"')  # a kill's
+    path.write_bytes(b'{"a": 1}\n{"a"')  # As after a kill.
     assert read_objects(path, {"a": int}) == [{"a": 1}]
     assert capsys.readouterr().err == ""
 
 
-def test_lines_that_cannot_be_written_leave_those_that_are_there(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_old_lines(tmp_path, monkeypatch):
     path = tmp_path / "lines"
     path.write_text("old\n")
 
@@ -110,37 +110,37 @@ def test_results(tmp_path):
     assert len(list((tmp_path / "new" / "folder").iterdir())) == 2
 
 
-def test_results_that_cannot_be_written(tmp_path):
+def test_unwritable_results(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write to .*file"):
         write_results(tmp_path / "file", {"a.csv": ""})
 
 
-def test_a_path_where_something_is_already(tmp_path):
+def test_existing_paths_are_refused(tmp_path):
     assert new_path(tmp_path / "new", "choose another") == tmp_path / "new"
-    with pytest.raises(UserError, match=f"{tmp_path} exists already; remove it, or choose another"):
+    with pytest.raises(UserError, match=f"{tmp_path} already exists; remove it, or choose another"):
         new_path(tmp_path, "choose another")
 
 
-def test_lines_for_which_there_is_no_space_name_the_file(tmp_path):
+def test_errors_of_a_full_disk_name_the_file(tmp_path):
     path = tmp_path / "lines"
     lines = LineFile(path, ["one"])
     with pathlib.Path("/dev/full").open("w") as full:
-        lines._file, own = full, lines._file
+        lines._file, file = full, lines._file
         with pytest.raises(OSError, match=r"No space left on device: .*lines"):
             lines.add("x" * 100_000)
-        lines._file = own
+        lines._file = file
     lines.close()
 
 
 @pytest.mark.parametrize("name", ["lr[0.1]", "run*", "why?", "a\\b"])
-def test_paths_that_tensorflow_takes_for_patterns(tmp_path, name):
-    with pytest.raises(UserError, match="TensorFlow does not find files again in paths with"):
+def test_paths_with_glob_characters_are_refused(tmp_path, name):
+    with pytest.raises(UserError, match="TensorFlow cannot read files from paths with"):
         new_path(tmp_path / name / "model", "leave it")
 
 
-def test_nothing_can_be_made_in_a_file(tmp_path):
+def test_paths_below_a_file_are_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=f"cannot write .*: {tmp_path}/file is no folder"):
+    with pytest.raises(UserError, match=f"cannot write .*: {tmp_path}/file is not a writable dire"):
         new_path(tmp_path / "file" / "deep" / "model", "leave it")
     assert new_path(tmp_path / "deep" / "model", "leave it") == tmp_path / "deep" / "model"

@@ -15,13 +15,13 @@ def text_of(page):
 
 
 @pytest.mark.parametrize("forbidden", ["\0", "\x01", "\x1f", "\x85", "\udce9", "\ufdd0", "\ufffe"])
-def test_what_no_html_may_hold_becomes_a_replacement_character(forbidden):
+def test_invalid_characters_are_replaced(forbidden):
     page = document("t", [section(f"caf{forbidden}.png", "")])
     assert "caf\ufffd.png" in text_of(page)
     assert forbidden not in html.unescape(page)
     assert f"&#{ord(forbidden)};" not in page
 
 
-def test_other_text_stays_as_it_is():
+def test_other_text_is_unchanged():
     text = "tab\tline\n\u202ertl \u65e5\u672c \U0001f600 <script>\"'&amp;"
     assert text in text_of(document("t", [section(text, "")]))

@@ -1,4 +1,4 @@
-"""Paths of this machine and of buckets; what is done with the latter, test_buckets.py tries."""
+"""Local paths and paths in buckets; test_buckets.py tests files in buckets."""
 
 import errno
 import os
@@ -25,7 +25,7 @@ from imagenet_fast.data.sources import open_source
 
 
 @pytest.mark.parametrize("name", ["data/digits", "/data", "", "gs:", "gs/x", "s3:/x", "x/s3://y"])
-def test_paths_of_this_machine_are_pathlib_s(name):
+def test_local_paths_are_pathlibs(name):
     assert to_path(name) == pathlib.Path(name)
     assert type(to_path(name)) is type(pathlib.Path())
     assert to_path(name, "a", pathlib.Path("b")) == pathlib.Path(name, "a", "b")
@@ -33,10 +33,10 @@ def test_paths_of_this_machine_are_pathlib_s(name):
 
 
 @pytest.mark.parametrize("name", ["s3://bucket/x", "hdfs://x", "file:///data", "GS://bucket/x"])
-def test_paths_of_other_places_are_refused_and_make_no_folder(name, tmp_path, monkeypatch, capfd):
+def test_other_schemes_are_refused_and_make_no_folder(name, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     scheme = name.partition("//")[0]
-    told = f"{name}: paths of {scheme}// are not supported, only paths of this machine, without"
+    message = f"{name}: {scheme}// is not supported, only local paths, without a scheme, and gs://"
     for action in (
         lambda: to_path(name, "a"),
         lambda: is_local(name),
@@ -47,10 +47,8 @@ def test_paths_of_other_places_are_refused_and_make_no_folder(name, tmp_path, mo
     ):
         with pytest.raises(UserError) as caught:
             action()
-        assert str(caught.value).startswith(told)
-        assert "gs://BUCKET/..., of Google Cloud Storage: copy or mount what is there" in str(
-            caught.value
-        )
+        assert str(caught.value).startswith(message)
+        assert str(caught.value).endswith("in Google Cloud Storage: copy or mount the files")
     for arguments in (
         ["prepare", "--source=digits", f"--data_dir={name}"],
         ["prepare", "--verify", f"--data_dir={name}"],
@@ -60,7 +58,7 @@ def test_paths_of_other_places_are_refused_and_make_no_folder(name, tmp_path, mo
         ["evaluate", f"--model_dir={name}"],
     ):
         assert commands.run(arguments) == 2
-        assert told in capfd.readouterr().err
+        assert message in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,11 +80,11 @@ def test_no_home(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     for name in ("~", "~/data"):
-        with pytest.raises(UserError, match=f"^{name}: no home directory is known: set HOME, or"):
+        with pytest.raises(UserError, match=f"^{name}: the home directory is unknown: set H"):
             to_path(name)
     for name in ("~nobody-of-this-name/x", "./~", "data/~", "~x"):
         assert to_path(name) == pathlib.Path(name)
-    with pytest.raises(UserError, match="no home directory is known: set HOME"):
+    with pytest.raises(UserError, match="the home directory is unknown: set HOME"):
         open_source("cifar10")
 
 
@@ -111,14 +109,14 @@ def test_paths_in_a_bucket_are_values():
     assert path != to_path("gs://other/runs/a")
 
 
-def test_what_must_be_local(tmp_path):
+def test_to_local_path(tmp_path):
     assert to_local_path(str(tmp_path), "data_dir") == tmp_path
-    with pytest.raises(UserError, match=r"^data_dir is gs://b/x, but .* this machine; y"):
+    with pytest.raises(UserError, match=r"^data_dir is gs://b/x, but must be a local path; y$"):
         to_local_path("gs://b/x", "data_dir", "; y")
 
 
-def answer(code, message):
-    """What TensorFlow says of an answer of the service's."""
+def response(code, message):
+    """TensorFlow's message about an error response of the service."""
     return (
         f"Error executing an HTTP request: HTTP response code {code} with body '{{\n"
         f' "error": {{\n  "code": {code},\n  "message": "{message}"\n }}\n}}\'\n'
@@ -127,7 +125,7 @@ def answer(code, message):
 
 
 @pytest.mark.parametrize(
-    ("kind", "message", "expected", "told"),
+    ("kind", "message", "expected", "text"),
     [
         (
             tf.errors.NotFoundError,
@@ -137,19 +135,19 @@ def answer(code, message):
         ),
         (
             tf.errors.NotFoundError,
-            answer(404, "The specified bucket does not exist."),
+            response(404, "The specified bucket does not exist."),
             BucketError,
             "gs://b/x: there is no bucket gs://b",
         ),
         (
             tf.errors.PermissionDeniedError,
-            answer(401, "Invalid Credentials"),
+            response(401, "Invalid Credentials"),
             PermissionError,
-            "gs://b/x: Google Cloud Storage does not know who asks (Invalid Credentials): log in",
+            "gs://b/x: not authenticated to Google Cloud Storage (Invalid Credentials): log in",
         ),
         (
             tf.errors.PermissionDeniedError,
-            answer(403, "me@example.com does not have storage.objects.get access"),
+            response(403, "me@example.com does not have storage.objects.get access"),
             PermissionError,
             "gs://b/x: Permission denied (me@example.com does not have storage.objects.get access)",
         ),
@@ -157,23 +155,23 @@ def answer(code, message):
             tf.errors.AbortedError,
             "All 10 retry attempts failed. The last failure: libcurl code 6\n\t when reading",
             BucketError,
-            "gs://b/x: Google Cloud Storage fails (All 10 retry attempts failed. The last failure: "
-            "libcurl code 6)",
+            "gs://b/x: Google Cloud Storage failed (All 10 retry attempts failed. The last "
+            "failure: libcurl code 6)",
         ),
     ],
 )
-def test_what_is_told_of_errors(kind, message, expected, told):
+def test_errors_are_converted(kind, message, expected, text):
     error = bucket_error("gs://b/x", kind(None, None, message))
     assert isinstance(error, expected) and isinstance(error, OSError)
-    assert str(error).startswith(told) and "\n" not in str(error)
+    assert str(error).startswith(text) and "\n" not in str(error)
     assert f"{error.filename}: {error.strerror}" == str(error)
-    # One that nobody catches ends a command as the user's error.
+    # If nothing catches it, the command prints it as the user's error.
     assert isinstance(error, UserError)
 
 
-def test_a_missing_bucket_is_not_just_a_missing_file():
+def test_a_missing_bucket_is_not_a_missing_file():
     missing = tf.errors.NotFoundError(
-        None, None, answer(404, "The specified bucket does not exist.")
+        None, None, response(404, "The specified bucket does not exist.")
     )
     error = bucket_error("gs://b/x", missing)
     assert not isinstance(error, FileNotFoundError) and error.errno == errno.ENOENT
@@ -191,17 +189,17 @@ def test_a_missing_bucket_is_not_just_a_missing_file():
     ids=lambda arguments: " ".join(arguments[:2]),
 )
 def test_a_tensorflow_without_buckets(arguments, monkeypatch, capsys, tmp_path):
-    """As of wheels for some platforms, whose every call raises an UnimplementedError."""
+    """As in wheels for some platforms, where every call raises an UnimplementedError."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tf.io.gfile, "get_registered_schemes", lambda: ["", "file", "ram"])
     assert commands.run(arguments) == 2
-    told = capsys.readouterr().err
-    assert "this TensorFlow has no Google Cloud Storage: install the package " in told
-    assert "pip install tensorflow-io-gcs-filesystem) and set TF_USE_MODULAR_FILESYSTEM=1" in told
-    assert "Traceback" not in told and len(told.strip().splitlines()) <= 2
+    error = capsys.readouterr().err
+    assert "this TensorFlow has no Google Cloud Storage: install the package " in error
+    assert "pip install tensorflow-io-gcs-filesystem) and set TF_USE_MODULAR_FILESYSTEM=1" in error
+    assert "Traceback" not in error and len(error.strip().splitlines()) <= 2
 
 
-def test_the_name_of_the_package_is_tensorflows():
-    """TensorFlow's __init__.py imports it by this variable."""
+def test_tensorflow_loads_the_package_that_the_message_names():
+    """TensorFlow's __init__.py imports it if this variable is set."""
     source = pathlib.Path(tf.__file__).read_text(encoding="utf-8")
     assert "TF_USE_MODULAR_FILESYSTEM" in source and "import tensorflow_io_gcs_filesystem" in source

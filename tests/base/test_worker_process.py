@@ -1,4 +1,4 @@
-"""Processes that answer when they are asked."""
+"""Worker processes: pauses, ends and failures."""
 
 import pathlib
 import sys
@@ -9,7 +9,7 @@ import pytest
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.worker_process import start_worker
 
-# Counts hundredths of a second as long as it runs.
+# Counts hundredths of a second while it runs.
 CLOCK = """
 import os, sys, threading, time
 os.setpgid(0, 0)
@@ -25,7 +25,7 @@ for _ in sys.stdin:
 """
 
 
-def test_a_worker_stands_still_between_its_answers():
+def test_a_worker_is_paused_between_answers():
     with start_worker([sys.executable, "-c", CLOCK], {}, name="the clock") as worker:
         before = worker.ask("")
         time.sleep(0.6)
@@ -36,7 +36,7 @@ def test_a_worker_stands_still_between_its_answers():
 
 
 def test_a_worker_ends_with_its_parent(run_python, tmp_path):
-    """Though it stands still, and the parent had no time to end it."""
+    """Even if it is paused, and the parent is killed."""
     program = tmp_path / "program.py"
     ending = "from imagenet_fast.base.worker_process import end_with_parent\nend_with_parent()"
     program.write_text(ending + CLOCK)
@@ -61,7 +61,7 @@ def test_a_worker_ends_with_its_parent(run_python, tmp_path):
     [
         (["/no/python"], r"^it failed under /no/python: No such file or directory; do that$"),
         ([sys.executable, "-c", "raise OSError('no disk')"], r"python.*: OSError: no disk; do tha"),
-        ([sys.executable, "-c", "input()"], "no reason told; do that"),
+        ([sys.executable, "-c", "input()"], "it printed no error; do that"),
     ],
 )
 def test_a_worker_that_fails(command, message):

@@ -153,7 +153,7 @@ def test_bugs_are_not_hidden(monkeypatch, error):
     [
         (
             ModuleNotFoundError("No module named 'absl'", name="absl"),
-            "No module named 'absl'; install what it needs: `pip install -e .`",
+            "No module named 'absl'; install the dependencies: `pip install -e .`",
         ),
         (
             FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),

@@ -131,7 +131,7 @@ def test_predictions_are_as_accurate_as_evaluation(journey):
     ("arguments", "environment", "message"),
     [
         (["--data_dir=/nowhere"], {}, "data_dir /nowhere does not exist"),
-        (["--saved_model=/"], {}, "/ exists already; remove it, or leave out --saved_model"),
+        (["--saved_model=/"], {}, "/ already exists; remove it, or leave out --saved_model"),
         (
             ["--strategy=auto", "--logical_cpus=3"],
             {},

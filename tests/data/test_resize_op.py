@@ -136,5 +136,5 @@ def test_auto_without_a_home_directory_uses_tensorflow(empty_cache, monkeypatch)
     # As for users without an entry in passwd.
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert resize_op.with_resize_kernel(Config()).resize_kernel == "tensorflow"
-    with pytest.raises(UserError, match="no home directory is known: set HOME"):
+    with pytest.raises(UserError, match="the home directory is unknown: set HOME"):
         resize_op.with_resize_kernel(Config(resize_kernel="native"))

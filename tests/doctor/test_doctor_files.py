@@ -107,7 +107,7 @@ def test_data_that_is_not_there(tmp_path):
 def test_a_model_dir_that_training_refuses(tmp_path, name):
     (found,) = check_model_dir(Config(model_dir=str(tmp_path / name)))
     assert (found.state, found.name) == ("wrong", "model_dir")
-    assert "TensorFlow does not find files again in paths with *, ?, [" in found.found
+    assert "TensorFlow cannot read files from paths with *, ?, [" in found.found
 
 
 def test_a_manifest_without_training_images(copy):

@@ -162,7 +162,7 @@ def test_command(config, trained, files, tmp_path, capfd):
 def test_existing_file(kind, config, tmp_path):
     path = tmp_path / "model"
     path.write_text("mine")
-    with pytest.raises(UserError, match=f"{path} exists already; remove it, or"):
+    with pytest.raises(UserError, match=f"{path} already exists; remove it, or"):
         EXPORT[kind](config, path)
     assert path.read_text() == "mine"
 

@@ -328,7 +328,7 @@ def test_existing_directory(config, trained, tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "file").write_text("")
     for name in ("model", "file"):
-        with pytest.raises(UserError, match=f"{tmp_path}/{name} exists already; remove it, or"):
+        with pytest.raises(UserError, match=f"{tmp_path}/{name} already exists; remove it, or"):
             export(config, tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "model"]
 

@@ -160,7 +160,7 @@ def test_the_order_of_searched_options_does_not_matter(make_plan):
         ("weight_decay=log:0:1", "logarithmic, but 0 is not positive"),
         ("batch_size=10.5:20", "10.5 is not a whole number"),
         ("warmup=0:2", "write one unit, as warmup=epochs:1:5"),
-        ("warmup=weeks:0:2", "'weeks' is none of steps, epochs, examples"),
+        ("warmup=weeks:0:2", "unknown unit 'weeks': choose from steps, epochs, examples"),
         ("warmup=steps:0:2.5", "2.5 is not a whole number"),
         ("schedule=0:1", "schedule is not a number: write its values as 'schedule=VALUE|VALUE'"),
         ("schedule=steps", "schedule is not a number"),

@@ -178,7 +178,7 @@ def test_no_weights(tmp_path):
 
 
 def test_no_weights_where_tensorflow_takes_the_path_for_a_pattern(tmp_path):
-    with pytest.raises(UserError, match="TensorFlow does not find files again in paths"):
+    with pytest.raises(UserError, match="TensorFlow cannot read files from paths"):
         restore_weights(make_model(), f"{tmp_path}/lr[0.1]")
 
 

@@ -265,7 +265,7 @@ def test_the_list_of_those_set_aside_is_damaged(config, capsys, line):
     path.write_bytes(line + b"\n" + json.dumps(row).encode() + b"\n")
     damage(config, 6)
     assert restored(config) == ({"step": 5}, 5.0)
-    assert f"{path}: 1 line is damaged and left out; 1 can be read" in capsys.readouterr().err
+    assert f"{path}: 1 line is damaged and skipped; 1 can be read" in capsys.readouterr().err
     first, second = damaged_checkpoints.damaged_checkpoints(config.model_dir)
     assert first == row and (second["step"], second["resumed_from"]) == (6, 5)
 

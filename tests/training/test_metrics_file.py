@@ -48,7 +48,7 @@ def test_a_damaged_line_takes_no_other_with_it(tmp_path, capsys, place, bad):
     assert read_rows(str(tmp_path)) == [row(2), row(4), row(6)]
     JsonLines(str(tmp_path), 4).close()
     assert read_rows(str(tmp_path)) == [row(2), row(4)]
-    told = f"{tmp_path}/metrics.jsonl: 1 line is damaged and left out; 3 can be read"
+    told = f"{tmp_path}/metrics.jsonl: 1 line is damaged and skipped; 3 can be read"
     assert capsys.readouterr().err.count(told) == 1, "once"
 
 

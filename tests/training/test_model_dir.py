@@ -168,7 +168,7 @@ def test_a_directory_that_tensorflow_takes_for_a_pattern(config, tmp_path):
         lambda: claim_model_dir(config, LABEL_NAMES),
         lambda: read_config(config.model_dir),
     ):
-        with pytest.raises(UserError, match="TensorFlow does not find files again in paths"):
+        with pytest.raises(UserError, match="TensorFlow cannot read files from paths"):
             use()
     assert list(tmp_path.iterdir()) == []
 

@@ -55,7 +55,10 @@ def test_a_failure_at_the_start(environment):
 
 def test_a_failure_later(environment):
     directory = environment("read job; echo '{}'; read go; exit 1")
-    with start_lars(directory, *JOB) as worker, pytest.raises(UserError, match="no reason told"):
+    with (
+        start_lars(directory, *JOB) as worker,
+        pytest.raises(UserError, match="printed no error"),
+    ):
         worker.ask("update")
 
 
