@@ -233,7 +233,7 @@ def test_help_of_what_works_on_a_run(capsys):
     text = capsys.readouterr().out
     assert "measure the accuracy of a trained model" in text
     assert "--model_dir: directory of the training run\n" in text
-    assert "(default: as in training)" in text
+    assert "(default: as in training)" in " ".join(text.split())
     assert "float32)" not in text
     assert "--[no]json: print JSON (default: false)" in text
 
