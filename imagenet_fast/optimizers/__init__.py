@@ -1,6 +1,6 @@
 """Optimizers and learning-rate schedules of the published recipes, for any tf_keras model.
 
-They are imported when they are first used: options are read without TensorFlow.
+They are imported on first use, because ``options`` is read without TensorFlow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "variable_roles",
 ]
 
-_HOMES = {
+_MODULES = {
     "lars": ["LARS"],
     "lookahead": ["Lookahead"],
     "muon": ["Muon", "orthogonalize"],
@@ -58,4 +58,4 @@ _HOMES = {
     "sgd": ["SGD"],
     "weight_average": ["WeightAverage"],
 }
-__getattr__ = lazy_attributes(__name__, _HOMES)
+__getattr__ = lazy_attributes(__name__, _MODULES)

@@ -1,4 +1,4 @@
-"""The values that families of large-batch recipes use, by the batch, and those between them."""
+"""Hyperparameters of LARS recipes by batch size, interpolated between published batch sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from imagenet_fast.base.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class BatchValues:
-    """What a recipe for LARS sets by its batch.
+    """The hyperparameters of a LARS recipe that depend on the batch size.
 
     Attributes:
       learning_rate: after the warmup.
-      warmup_epochs: length of the warmup, which begins at rate 0.
-      momentum: share of the momentum that a step keeps.
-      weight_decay: times the weights, added to their gradients.
+      warmup_epochs: length of the warmup, which starts at learning rate 0.
+      momentum: decay factor of the momentum buffer.
+      weight_decay: L2 coefficient.
     """
 
     learning_rate: float
@@ -26,9 +26,9 @@ class BatchValues:
     weight_decay: float
 
 
-# Google's released TPU code for ResNet (tensorflow/tpu); LARS from batch 16384 on. MLPerf: the
-# reference code's README (4096), Google's reference convergence points (8192, 65536) and
-# Google's submissions to round 0.6 (16384, 32768).
+# google_tpu_pod: Google's TPU code for ResNet (tensorflow/tpu), with LARS from batch 16384 on.
+# mlperf: the reference code's README (4096), Google's reference convergence points (8192, 65536)
+# and Google's submissions to round 0.6 (16384, 32768).
 BATCH_TABLES: dict[str, dict[int, BatchValues]] = {
     "google_tpu_pod": {
         16384: BatchValues(25.0, 5, 0.9, 1e-4),
@@ -46,18 +46,18 @@ BATCH_TABLES: dict[str, dict[int, BatchValues]] = {
 
 
 def values_for_batch(table: str, batch_size: int) -> BatchValues:
-    """Returns a family's values for a batch, interpolated between the recipes on both sides.
+    """Returns a table's values for a batch size, interpolated between its two neighbours.
 
-    Along the logarithm of the batch, the warmup goes in a straight line, and so do the logarithms
-    of the learning rate, of the decay and of ``1 - momentum``: half-way between 16384 and 32768, at
-    23170, stand the geometric means. The rule is ours; the recipes' authors give none.
+    Interpolation is linear in the logarithm of the batch size: of the warmup, and of the logarithms
+    of learning rate, weight decay and ``1 - momentum``. Half-way between 16384 and 32768, at 23170,
+    these are geometric means. The rule is this package's; the recipes' authors give none.
 
     Args:
       table: a name in ``BATCH_TABLES``.
       batch_size: images in a weight update.
 
     Raises:
-      UserError: if the batch is smaller or larger than any of the family's.
+      UserError: if the batch size is outside the table's range.
     """
     rows = BATCH_TABLES[table]
     batches = sorted(rows)
@@ -71,21 +71,21 @@ def values_for_batch(table: str, batch_size: int) -> BatchValues:
     above = bisect.bisect(batches, batch_size)
     below = batches[above - 1]
     low, high = rows[below], rows[batches[above]]
-    share = math.log(batch_size / below) / math.log(batches[above] / below)
+    fraction = math.log(batch_size / below) / math.log(batches[above] / below)
 
     def geometric(one: float, other: float) -> float:
-        return _rounded(one ** (1 - share) * other**share)
+        return _rounded(one ** (1 - fraction) * other**fraction)
 
     return BatchValues(
         learning_rate=geometric(low.learning_rate, high.learning_rate),
-        warmup_epochs=_rounded((1 - share) * low.warmup_epochs + share * high.warmup_epochs),
+        warmup_epochs=_rounded((1 - fraction) * low.warmup_epochs + fraction * high.warmup_epochs),
         momentum=_rounded(1 - geometric(1 - low.momentum, 1 - high.momentum)),
         weight_decay=geometric(low.weight_decay, high.weight_decay),
     )
 
 
 def describe(table: str, batch_size: int) -> str:
-    """Returns the values for a batch and where they come from, in a line for people.
+    """Returns a line with the values for a batch size and their source.
 
     Raises:
       UserError: as :func:`values_for_batch`.
@@ -93,16 +93,16 @@ def describe(table: str, batch_size: int) -> str:
     values = values_for_batch(table, batch_size)
     batches = sorted(BATCH_TABLES[table])
     if batch_size in batches:
-        source = f"as {table} has them"
+        source = f"from {table}"
     else:
         above = bisect.bisect(batches, batch_size)
-        source = f"interpolated between {table}'s for {batches[above - 1]} and {batches[above]}"
+        source = f"interpolated from {table}'s at {batches[above - 1]} and {batches[above]}"
     return (
-        f"rate {values.learning_rate:g}, warmup {values.warmup_epochs:g} epochs, momentum "
+        f"learning rate {values.learning_rate:g}, warmup {values.warmup_epochs:g} epochs, momentum "
         f"{values.momentum:g}, weight decay {values.weight_decay:g}: {source}"
     )
 
 
 def _rounded(value: float) -> float:
-    """Four digits, which is more than any of the recipes was tuned to."""
+    """Rounds to four digits, more than any of the recipes was tuned to."""
     return float(f"{value:.4g}")

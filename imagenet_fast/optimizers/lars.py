@@ -1,54 +1,54 @@
-"""Layer-wise adaptive rate scaling, for batches of thousands of images."""
+"""LARS, layer-wise adaptive rate scaling, for batches of thousands of images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers.momentum import MomentumOptimizer, as_list
 from imagenet_fast.optimizers.schedules import Schedule
+from imagenet_fast.optimizers.sgd import SGD, as_list
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class LARS(MomentumOptimizer):
-    """SGD whose rate is, for each weight tensor, in proportion to the norm of that tensor.
+class LARS(SGD):
+    """SGD that scales the learning rate of each weight tensor by a ratio of norms.
 
     You, Gitman and Ginsburg 2017, in the form of Google's TPU and MLPerf code::
 
         trust = eeta * |w| / (|gradient| + weight_decay * |w| + epsilon)     (1 if a norm is 0)
-        v = momentum * v + rate * trust * (gradient + weight_decay * w)
-        w = w - v                       (Nesterov: w - momentum * v - rate * trust * (...))
+        v = momentum * v + learning_rate * trust * (gradient + weight_decay * w)
+        w = w - v              (Nesterov: w - momentum * v - learning_rate * trust * (...))
 
-    ``rate_in_momentum=False`` has the learning rate outside of the momentum, so that a change of
-    the learning rate acts on past gradients, too::
+    ``rate_in_momentum=False`` puts the learning rate outside the momentum buffer, so a change of
+    the learning rate also acts on past gradients::
 
         v = momentum * v + trust * (gradient + weight_decay * w)
-        w = w - rate * v
+        w = w - learning_rate * v
 
-    Norms are float32 (float64 where a variable is), whatever the precision of activations. In
-    float16 they would overflow or vanish.
+    Norms are float32, or float64 if a variable is: in float16 they would overflow or vanish.
 
     Args:
       learning_rate: a number or a schedule.
-      momentum: share of the momentum buffer that a step keeps, in [0, 1).
-      weight_decay: times the weight, added to its gradient.
-      eeta: the trust coefficient.
+      momentum: decay factor of the momentum buffer, in [0, 1).
+      weight_decay: L2 coefficient. The recipes decay weights only: no biases, no gamma or beta of
+        batch norm (``weight_decay_mask``).
+      eeta: trust coefficient.
       epsilon: added to the norm of the gradient.
-      nesterov: whether to look ahead.
-      rate_in_momentum: whether the momentum buffer holds updates (MLPerf's scaled momentum) or
-        gradients.
-      weight_decay_mask: for each trainable variable in order, whether it is decayed, or a factor
-        of its decay (True is 1, False 0); None: all are. The recipes decay weights alone: no
-        biases, no gamma or beta of batch norm.
-      rate_factors: for each trainable variable in order, a factor of its rate; None: 1.
-      trust_mask: for each trainable variable in order, whether its rate is scaled; None: all are.
-        The recipes scale that of weights alone. ``variable_roles`` helps to make both.
+      nesterov: whether to use Nesterov momentum.
+      rate_in_momentum: whether the momentum buffer accumulates updates (MLPerf's scaled momentum)
+        rather than gradients.
+      trust_mask: for each trainable variable in order, whether to scale its learning rate; None:
+        all are scaled. The recipes scale weights only. ``variable_roles`` helps to make it.
       name: of the optimizer.
-      **kwargs: Keras' own options (``clipnorm``, ``use_ema``, ...).
+      **kwargs: further options of ``SGD`` (``weight_decay_mask``, ``rate_factors``, ...).
+
+    Raises:
+      UserError: if ``momentum``, ``weight_decay`` or ``eeta`` is out of range.
     """
 
     def __init__(
@@ -60,22 +60,13 @@ class LARS(MomentumOptimizer):
         epsilon: float = 0.0,
         nesterov: bool = False,
         rate_in_momentum: bool = True,
-        weight_decay_mask: Sequence[float] | None = None,
-        rate_factors: Sequence[float] | None = None,
+        *,
         trust_mask: Sequence[bool] | None = None,
         name: str = "LARS",
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            learning_rate,
-            momentum,
-            nesterov,
-            rate_in_momentum,
-            weight_decay,
-            weight_decay_mask,
-            rate_factors,
-            name,
-            **kwargs,
+            learning_rate, momentum, nesterov, weight_decay, rate_in_momentum, name=name, **kwargs
         )
         if eeta <= 0:
             raise UserError(f"eeta is {eeta}, but must be positive")
@@ -86,11 +77,11 @@ class LARS(MomentumOptimizer):
     def trust_ratios(
         self, gradients: Sequence[tf.Tensor], variables: Sequence[tf.Variable]
     ) -> list[tf.Tensor]:
-        """Returns what the norms multiply the learning rate of each variable by.
+        """Returns the trust ratio of each variable, the factor of its learning rate.
 
         Args:
-          gradients: without decay.
-          variables: what they are of, among those that the optimizer was built with.
+          gradients: without weight decay.
+          variables: theirs, among those that the optimizer was built with.
 
         Returns:
           Scalars, float32, or float64 if a variable is; 1 for those that ``trust_mask`` excludes.
@@ -101,10 +92,10 @@ class LARS(MomentumOptimizer):
         one = tf.ones([], dtype)
         if not any(scaled):
             return [one for _ in variables]
-        # All at once: one kernel for each norm, and the arithmetic on one vector.
-        weight_norms = _norms([v for v, wanted in zip(variables, scaled) if wanted], dtype)
-        gradient_norms = _norms([g for g, wanted in zip(gradients, scaled) if wanted], dtype)
-        decays = [self._decay_of(index) for index, wanted in zip(indices, scaled) if wanted]
+        # One kernel for each norm, then the arithmetic of all on one vector.
+        weight_norms = _norms(itertools.compress(variables, scaled), dtype)
+        gradient_norms = _norms(itertools.compress(gradients, scaled), dtype)
+        decays = [self._decay_of(index) for index in itertools.compress(indices, scaled)]
         denominators = gradient_norms + tf.constant(decays, dtype) * weight_norms
         if self.epsilon:
             denominators += tf.constant(self.epsilon, dtype)
@@ -114,44 +105,42 @@ class LARS(MomentumOptimizer):
             one,
         )
         ratio = iter(tf.unstack(ratios, num=sum(scaled)))
-        return [next(ratio) if wanted else one for wanted in scaled]
+        return [next(ratio) if is_scaled else one for is_scaled in scaled]
 
     def _internal_apply_gradients(
         self, grads_and_vars: Sequence[tuple[tf.Tensor, tf.Variable]]
     ) -> tf.Variable:
-        """Keras calls this in each replica with gradients that are summed and clipped."""
+        """Keras calls this in each replica with all-reduced, clipped gradients."""
         variables = [variable for _, variable in grads_and_vars]
-        # An embedding's is sparse. One of another dtype would make the kernel abort the process.
+        # As in SGD.update_step.
         gradients = [tf.convert_to_tensor(g, v.dtype) for g, v in grads_and_vars]
         ratios = self.trust_ratios(gradients, variables)
-        # Each ratio goes with its gradient to where the variable is updated.
+        # Keras passes each ratio, with its gradient, to the variable's update_step.
         pairs = list(zip(gradients, ratios))
         return super()._internal_apply_gradients(list(zip(pairs, variables)))
 
     def update_step(self, gradient: tuple[tf.Tensor, tf.Tensor], variable: tf.Variable) -> None:
-        """Applies one gradient, which comes with its trust ratio, to its variable."""
-        own, ratio = gradient
+        """Applies one gradient, paired with its trust ratio, to its variable."""
+        direction, ratio = gradient
         index = self._index(variable)
-        rate = tf.cast(self._rate_of(index), ratio.dtype)
+        rate = tf.cast(self._learning_rate_of(index), ratio.dtype)
         if self.rate_in_momentum:
             rate *= ratio
-            own = self._add_decay(own, variable, index, buffer_scale=-rate)
+            direction = self._add_decay(direction, variable, index, buffer_scale=-rate)
         else:
-            own = self._add_decay(own, variable, index, buffer_scale=None)
-            own *= tf.cast(ratio, own.dtype)
-        self._move(own, variable, index, rate)
+            direction = self._add_decay(direction, variable, index, buffer_scale=None)
+            direction *= tf.cast(ratio, direction.dtype)
+        self._apply(direction, variable, index, rate)
 
     def _by_variable(self) -> dict[str, list[Any] | None]:
         return {**super()._by_variable(), "trust_mask": self.trust_mask}
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
-        config = super().get_config()
-        config.update(eeta=self.eeta, epsilon=self.epsilon)
-        return config
+        return {**super().get_config(), "eeta": self.eeta, "epsilon": self.epsilon}
 
 
-def _norms(tensors: Sequence[tf.Tensor | tf.Variable], dtype: tf.DType) -> tf.Tensor:
+def _norms(tensors: Iterable[tf.Tensor | tf.Variable], dtype: tf.DType) -> tf.Tensor:
     """Returns the L2 norm of each tensor, [tensors]."""
     halves = [tf.nn.l2_loss(tf.cast(tensor, dtype)) for tensor in tensors]
     return tf.sqrt(2 * tf.stack(halves))

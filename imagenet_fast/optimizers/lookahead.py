@@ -1,4 +1,4 @@
-"""Lookahead: weights that are pulled back to slow copies of themselves."""
+"""Lookahead: periodic interpolation of the weights towards slow weights."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 
 
 class Lookahead(ShadowWeights):
-    """Lets slow copies follow the variables, and puts them into the variables, each few steps.
+    """Slow weights that follow the model's, and replace them every few steps.
 
     Zhang et al. 2019, with the schedule of Jordan's airbench: after step ``t`` of ``total_steps``,
-    where ``t`` is a multiple of ``every``::
+    if ``t`` is a multiple of ``every``::
 
         keep = decay ** every * (t / total_steps) ** 3
         slow = keep * slow + (1 - keep) * fast
         fast = slow
 
-    so that the pull is weak at first and strong in the end. After the last step the variables
-    become the slow copies, whether or not ``every`` divides ``total_steps``. The moving averages of
-    batch norm are pulled, too.
-
-    To be made in the strategy's scope. Not a ``tf.Module``, since Keras would take its variables
-    for some of the model's weights.
+    so the pull towards the slow weights grows during training. After the last step the model gets
+    the slow weights, even if ``every`` does not divide ``total_steps``. This includes the moving
+    averages of batch norm.
 
     Args:
-      variables: of the model; those that are not floating-point numbers are left alone.
-      decay: share of the slow copies that a step at the end keeps, in [0, 1).
-      every: steps from one update to the next.
-      total_steps: of the training; from there on the pull is as strong as there.
+      variables: of the model, as in :class:`ShadowWeights`.
+      decay: decay factor of the slow weights per step at the end of training, in [0, 1).
+      every: steps between updates.
+      total_steps: of the training; ``keep`` stays constant from there on.
 
     Attributes:
-      averages: the slow copies, in the order of the variables.
+      averages: slow weights, in the order of the variables.
 
     Raises:
       UserError: if ``decay``, ``every`` or ``total_steps`` is out of range.
@@ -50,10 +47,10 @@ class Lookahead(ShadowWeights):
         self._total_steps = total_steps
 
     def update(self, step: tf.Tensor | int) -> None:
-        """Pulls the variables back, if it is the step for it; in a replica, after the step.
+        """Interpolates the weights if an update is due; call it in a replica, after a step.
 
         Args:
-          step: how many steps have been taken, this one included: the optimizer's ``iterations``.
+          step: number of steps including this one: the optimizer's ``iterations``.
         """
         step = tf.cast(step, tf.int64)
         regular = tf.equal(step % self._every, 0)

@@ -1,4 +1,4 @@
-"""Muon: steps that are orthogonal matrices for the filters of convolutions, SGD for the rest."""
+"""Muon: orthogonalized momentum for the filters of convolutions, SGD for all other variables."""
 
 from __future__ import annotations
 
@@ -9,43 +9,42 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers.momentum import as_list
 from imagenet_fast.optimizers.schedules import Schedule
-from imagenet_fast.optimizers.sgd import SGD
+from imagenet_fast.optimizers.sgd import SGD, as_list
 
-# Of the odd polynomial of degree 5 that each step applies to all singular values. It is steep at 0,
-# and has what comes near 1 stay between 0.68 and 1.21.
+# Of the odd polynomial of degree 5 that each iteration applies to all singular values: steep at 0,
+# it keeps values near 1 between 0.68 and 1.21.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _EPSILON = 1e-7
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class Muon(SGD):
-    """SGD whose filters move by matrices with singular values of about 1.
+    """SGD that orthogonalizes the updates of filters: all their singular values are about 1.
 
-    Jordan 2024, as his airbench for CIFAR-10 has it. A filter is taken as a matrix with a row for
-    each output channel::
+    Jordan 2024, as in his airbench for CIFAR-10. With filters as matrices, one row for each output
+    channel::
 
         u = filter_momentum * u + gradient
         w = sqrt(rows) / |w| * w
-        w = w - rate * orthogonalize(u)     (Nesterov: of gradient + filter_momentum * u)
+        w = w - learning_rate * orthogonalize(u)     (Nesterov: of gradient + filter_momentum * u)
 
-    The length of the gradient plays no part, and there is no decay: each step gives a filter the
-    same norm anew. All other variables are SGD's.
+    The norm of the gradient has no effect, and there is no weight decay: each step resets a
+    filter's norm. SGD updates all other variables.
 
     Args:
       learning_rate: a number or a schedule.
-      momentum: share of the momentum buffer that a step keeps, in [0, 1); not for filters.
-      nesterov: whether to look ahead, for filters, too.
+      momentum: decay factor of the momentum buffer, in [0, 1), of all but filters.
+      nesterov: whether to use Nesterov momentum, also for filters.
       filter_mask: for each trainable variable in order, whether it is a filter, with the output
-        channels in its last dimension; None: those with four dimensions, as the kernels of
-        convolutions have; depthwise ones have them, too, but are no filters and need a mask.
-      filter_momentum: share of the momentum buffer of a filter that a step keeps, in [0, 1).
-      newton_schulz_steps: of ``orthogonalize``.
-      newton_schulz_dtype: of ``orthogonalize``.
+        channels in its last dimension; None: variables of rank 4, as the kernels of convolutions.
+        Depthwise kernels are no filters and need a mask.
+      filter_momentum: decay factor of a filter's momentum buffer, in [0, 1).
+      newton_schulz_steps: ``steps`` of ``orthogonalize``.
+      newton_schulz_dtype: ``dtype`` of ``orthogonalize``.
       name: of the optimizer.
-      **kwargs: the other options of ``SGD``. ``rate_factors`` are for filters, too; weight decay
-        is not.
+      **kwargs: further options of ``SGD``. ``rate_factors`` apply to filters, too; weight decay
+        does not.
     """
 
     def __init__(
@@ -79,13 +78,12 @@ class Muon(SGD):
         buffer.assign(direction)
         if self.nesterov:
             direction = gradient + momentum * direction
-        # Keras has the output channels in the columns. The step is the same, transposed: it has the
-        # singular vectors of the direction, and which of them stand left does not matter.
+        # Keras has the output channels in the columns. Orthogonalizing commutes with transposing.
         matrix = tf.reshape(direction, [-1, shape[-1]])
         step = orthogonalize(matrix, self.newton_schulz_steps, self.newton_schulz_dtype)
         norm = tf.constant(shape[-1] ** 0.5, dtype)
         scale = tf.math.divide_no_nan(norm, tf.norm(variable))
-        rate = tf.cast(self._rate_of(index), dtype)
+        rate = tf.cast(self._learning_rate_of(index), dtype)
         variable.assign(scale * variable - rate * tf.reshape(step, shape))
 
     def _is_filter(self, index: int, variable: tf.Variable) -> bool:
@@ -99,7 +97,7 @@ class Muon(SGD):
             if self._is_filter(index, variable) and variable.shape.rank < 2:
                 raise UserError(
                     f"filter_mask has entry {index} for {variable.name}, of shape "
-                    f"{tuple(variable.shape)}, which is no matrix; leave it to SGD"
+                    f"{tuple(variable.shape)}, which is no matrix: set it to False"
                 )
 
     def _by_variable(self) -> dict[str, list[Any] | None]:
@@ -119,18 +117,18 @@ class Muon(SGD):
 def orthogonalize(matrix: tf.Tensor, steps: int = 3, dtype: str = "bfloat16") -> tf.Tensor:
     """Returns a matrix with the same singular vectors, and singular values of about 1.
 
-    By Newton-Schulz iteration with Jordan's coefficients, which does not converge, but brings
-    singular values to between 0.68 and 1.21 in few steps. Small ones take the most: each step
-    multiplies those by 3.44, beginning at their share of the matrix's norm.
+    Newton-Schulz iteration with Jordan's coefficients does not converge, but brings singular values
+    between 0.68 and 1.21 in a few steps. Small ones take longest: each step multiplies them by
+    3.44, from their fraction of the matrix's norm.
 
     Args:
       matrix: float [rows, columns].
-      steps: of the iteration.
-      dtype: in which matrices are multiplied. All else is in that of ``matrix``, since rounded
-        coefficients would do more harm than rounded products.
+      steps: number of iterations.
+      dtype: of matrix products. All else has the dtype of ``matrix``: rounded coefficients do more
+        harm than rounded products.
 
     Returns:
-      Of the shape and dtype of ``matrix``.
+      A matrix of the shape and dtype of ``matrix``.
     """
     a, b, c = _COEFFICIENTS
     # No singular value is above the norm.
@@ -142,7 +140,7 @@ def orthogonalize(matrix: tf.Tensor, steps: int = 3, dtype: str = "bfloat16") ->
         return tf.cast(tf.matmul(left, right, **transpose), matrix.dtype)
 
     for _ in range(steps):
-        # The smaller of both Gram matrices; the polynomial is the same on either side.
+        # The smaller Gram matrix; the polynomial is the same on either side.
         gram = product(x, x, transpose_a=tall, transpose_b=not tall)
         factor = b * gram + c * product(gram, gram)
         x = a * x + (product(x, factor) if tall else product(factor, x))

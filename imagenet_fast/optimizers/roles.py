@@ -1,4 +1,4 @@
-"""What a trainable variable is for: by the layer attribute that holds it, never by its name."""
+"""Roles of trainable variables, by the layer attribute that holds them, not by their names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tf_keras as keras
 
 
 class Role(enum.Enum):
-    """The part that a trainable variable plays in its layer."""
+    """The role of a trainable variable in its layer."""
 
     WEIGHT = "weight"
     BIAS = "bias"
@@ -23,8 +23,8 @@ _ATTRIBUTES = {"bias": Role.BIAS, "gamma": Role.SCALE, "beta": Role.SHIFT}
 def variable_roles(model: keras.Model) -> list[Role]:
     """Returns the role of each of ``model.trainable_variables``, in their order.
 
-    Keras' layers, and those that follow its conventions, hold their biases as ``bias`` and the
-    parameters of a normalization as ``gamma`` and ``beta``; all else is a weight.
+    Keras layers, and those that follow its conventions, hold biases as ``bias`` and the parameters
+    of a normalization as ``gamma`` and ``beta``; all other variables are weights.
     """
     roles = {}
     for layer in model.submodules:

@@ -1,48 +1,51 @@
-"""Stochastic gradient descent with momentum, as the ImageNet papers use it."""
+"""Stochastic gradient descent with momentum and L2 weight decay, as in the ImageNet papers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.optimizers.momentum import MomentumOptimizer
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers.schedules import Schedule
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
-class SGD(MomentumOptimizer):
-    """SGD with momentum and weight decay in the gradient.
+class SGD(keras.optimizers.Optimizer):
+    """SGD with momentum, and weight decay in the gradient.
 
     With ``g = gradient + weight_decay * w``::
 
         u = momentum * u + g
-        w = w - rate * u                      (Nesterov: w - rate * (momentum * u + g))
+        w = w - learning_rate * u             (Nesterov: w - learning_rate * (momentum * u + g))
 
     This is equation (9) of Goyal et al. 2017: the learning rate is outside the momentum buffer, so
-    that a change of the learning rate needs no correction. ``rate_in_momentum=True`` has it inside,
-    which is their equation (10) and what Page 2019 does::
+    a change of the learning rate needs no correction. ``rate_in_momentum=True`` puts it inside, as
+    in their equation (10) and Page 2019::
 
-        v = momentum * v + rate * g
-        w = w - v                             (Nesterov: w - momentum * v - rate * g)
+        v = momentum * v + learning_rate * g
+        w = w - v                             (Nesterov: w - momentum * v - learning_rate * g)
 
-    Keras' own SGD has it inside, too, but decays weights apart from the gradient.
+    Keras' SGD has it inside, too, but decouples weight decay from the gradient.
 
     Args:
       learning_rate: a number or a schedule.
-      momentum: share of the momentum buffer that a step keeps, in [0, 1).
-      nesterov: whether to look ahead.
-      weight_decay: times the weight, added to its gradient (the loss term is
-        ``weight_decay / 2 * |w|^2``).
-      rate_in_momentum: whether the momentum buffer holds updates or gradients.
-      weight_decay_mask: for each trainable variable in order, whether it is decayed, or a factor
-        of its decay (True is 1, False 0); None: all are. ``variable_roles`` helps to make it.
-      rate_factors: for each trainable variable in order, a factor of its rate; None: 1. Page 2019
-        has 64 for biases, and 1 / 64 as the factor of their decay.
+      momentum: decay factor of the momentum buffer, in [0, 1).
+      nesterov: whether to use Nesterov momentum.
+      weight_decay: L2 coefficient: the loss term is ``weight_decay / 2 * |w|^2``.
+      rate_in_momentum: whether the momentum buffer accumulates updates rather than gradients.
+      weight_decay_mask: for each trainable variable in order, whether to decay it, or a factor of
+        its weight decay (True is 1, False 0); None: all are decayed. ``variable_roles`` helps to
+        make it.
+      rate_factors: for each trainable variable in order, a factor of its learning rate; None: 1.
+        Page 2019 has 64 for biases, and 1 / 64 as the factor of their weight decay.
       name: of the optimizer.
-      **kwargs: Keras' own options (``clipnorm``, ``use_ema``, ...).
+      **kwargs: Keras' options (``clipnorm``, ``use_ema``, ...).
+
+    Raises:
+      UserError: if ``momentum`` or ``weight_decay`` is out of range.
     """
 
     def __init__(
@@ -57,24 +60,156 @@ class SGD(MomentumOptimizer):
         name: str = "SGD",
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            momentum,
-            nesterov,
-            rate_in_momentum,
-            weight_decay,
-            weight_decay_mask,
-            rate_factors,
-            name,
-            **kwargs,
+        if not 0 <= momentum < 1:
+            raise UserError(f"momentum is {momentum}, but must be at least 0 and below 1")
+        if weight_decay < 0:
+            raise UserError(f"weight_decay is {weight_decay}, but must not be negative")
+        # The updates are a few fused kernels, with nothing left for XLA to fuse.
+        kwargs.setdefault("jit_compile", False)
+        # Keras' own weight decay is decoupled from the gradient.
+        super().__init__(name=name, weight_decay=None, **kwargs)
+        self._learning_rate = self._build_learning_rate(learning_rate)
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.rate_in_momentum = rate_in_momentum
+        self.l2_weight_decay = weight_decay
+        self.weight_decay_mask = as_list(weight_decay_mask, float)
+        self.rate_factors = as_list(rate_factors, float)
+
+    def build(self, var_list: Sequence[tf.Variable]) -> None:
+        """Makes a momentum buffer for each of ``var_list``.
+
+        Raises:
+          UserError: if an option with an entry for each variable does not fit ``var_list``.
+        """
+        super().build(var_list)
+        if getattr(self, "_built", False):
+            return
+        self._check(var_list)
+        self.momentums = [
+            self.add_variable_from_reference(model_variable=variable, variable_name="m")
+            for variable in var_list
+        ]
+        self._built = True
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Refuses what concerns Keras' decoupled weight decay, which these optimizers lack.
+
+        Raises:
+          UserError: always, naming the option to use instead.
+        """
+        raise UserError(
+            f"{self.name} excludes variables from weight decay by weight_decay_mask, an entry for "
+            "each trainable variable: imagenet_fast.optimizers.variable_roles helps to make it"
         )
 
     def update_step(self, gradient: tf.Tensor, variable: tf.Variable) -> None:
         """Applies one gradient to its variable."""
         index = self._index(variable)
-        # An embedding's is sparse. One of another dtype would make the kernel abort the process.
+        # An embedding's is sparse. Another dtype would make the kernel abort the process.
         gradient = tf.convert_to_tensor(gradient, variable.dtype)
-        rate = self._rate_of(index)
+        rate = self._learning_rate_of(index)
         scale = -rate if self.rate_in_momentum else 1.0
         gradient = self._add_decay(gradient, variable, index, buffer_scale=scale)
-        self._move(gradient, variable, index, rate)
+        self._apply(gradient, variable, index, rate)
+
+    def _check(self, var_list: Sequence[tf.Variable]) -> None:
+        """Raises a UserError if the options do not fit these variables."""
+        for name, entries in self._by_variable().items():
+            if entries is not None and len(entries) != len(var_list):
+                raise UserError(
+                    f"{name} has {len(entries)} entries, but there are {len(var_list)} trainable "
+                    "variables; give one for each, in their order"
+                )
+
+    def _by_variable(self) -> dict[str, list[Any] | None]:
+        """Returns the options that have an entry for each variable."""
+        return {"weight_decay_mask": self.weight_decay_mask, "rate_factors": self.rate_factors}
+
+    def _index(self, variable: tf.Variable) -> int:
+        return self._index_dict[self._var_key(variable)]
+
+    def _learning_rate_of(self, index: int) -> tf.Tensor:
+        """Returns the learning rate of a variable, a scalar."""
+        factor = 1.0 if self.rate_factors is None else self.rate_factors[index]
+        rate = tf.convert_to_tensor(self.learning_rate)
+        return rate if factor == 1 else factor * rate
+
+    def _decay_of(self, index: int) -> float:
+        """Returns the weight decay of a variable."""
+        factor = 1.0 if self.weight_decay_mask is None else self.weight_decay_mask[index]
+        return factor * self.l2_weight_decay
+
+    def _add_decay(
+        self,
+        gradient: tf.Tensor,
+        variable: tf.Variable,
+        index: int,
+        buffer_scale: tf.Tensor | float | None,
+    ) -> tf.Tensor:
+        """Returns the gradient with weight decay, or adds the decay to the momentum buffer.
+
+        The buffer becomes ``momentum * buffer + buffer_scale * gradient``. If the gradient is used
+        for nothing else, adding ``buffer_scale * decay / momentum * w`` to the buffer beforehand
+        has the effect of ``gradient + decay * w``, without its two temporaries: 58 instead of 74
+        ms of CPU time for an SGD update of 29.0 million parameters, 89 instead of 109 for LARS
+        (medians of 30 interleaved updates on 2 cores; compiled by XLA, both take the same).
+
+        Args:
+          gradient: of the variable's dtype.
+          variable: the gradient's.
+          index: of the variable.
+          buffer_scale: factor of the gradient in the buffer; None: the gradient has other uses.
+        """
+        decay = self._decay_of(index)
+        if not decay:
+            return gradient
+        if buffer_scale is None or self.nesterov or not self.momentum:
+            return gradient + tf.constant(decay, gradient.dtype) * variable
+        ratio = tf.constant(-decay / self.momentum, gradient.dtype)
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=self.momentums[index].handle,
+            alpha=ratio * tf.cast(buffer_scale, gradient.dtype),
+            delta=variable,
+        )
+        return gradient
+
+    def _apply(
+        self, gradient: tf.Tensor, variable: tf.Variable, index: int, rate: tf.Tensor
+    ) -> None:
+        """Updates the momentum buffer by a gradient with weight decay, and then the variable.
+
+        If ``rate_in_momentum``, the buffer holds updates with the opposite sign.
+        """
+        if self.rate_in_momentum:
+            apply = tf.raw_ops.ResourceApplyKerasMomentum
+        else:
+            apply = tf.raw_ops.ResourceApplyMomentum
+        apply(
+            var=variable.handle,
+            accum=self.momentums[index].handle,
+            lr=tf.cast(rate, gradient.dtype),
+            grad=gradient,
+            momentum=tf.constant(self.momentum, gradient.dtype),
+            use_nesterov=self.nesterov,
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        config = super().get_config()
+        config.update(
+            learning_rate=self._serialize_hyperparameter(self._learning_rate),
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            rate_in_momentum=self.rate_in_momentum,
+            weight_decay=self.l2_weight_decay,
+            **self._by_variable(),
+        )
+        return config
+
+
+def as_list(
+    entries: Sequence[Any] | None, kind: Callable[[Any], float | bool]
+) -> list[float | bool] | None:
+    """Returns the entries of an option, one for each variable, as JSON can hold them."""
+    return None if entries is None else [kind(entry) for entry in entries]

@@ -1,4 +1,4 @@
-"""Copies of a model's weights that follow them slowly."""
+"""Shadow weights, which follow a model's weights: base of EMA and lookahead."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from imagenet_fast.distribute.one_call import assign_own, one_call, own_values
 
 
 class ShadowWeights:
-    """What a moving average of weights and lookahead share: a copy of each variable.
+    """A copy of each variable, starting at its value: base of ``WeightAverage`` and ``Lookahead``.
 
-    To be made in the strategy's scope; the copies begin at the variables' values. Not a
-    ``tf.Module``, since Keras would take its variables for some of the model's weights.
+    Must be made in the strategy's scope. It is not a ``tf.Module``, since Keras would count its
+    variables among the model's weights.
 
     Args:
-      variables: of the model; those that are not floating-point numbers have no copy.
-      decay: share of a copy that a step keeps, in [0, 1).
-      every: steps from one update to the next; it keeps ``decay ** every``.
+      variables: of the model; those of integer dtypes have no copy.
+      decay: decay factor of the copies per step, in [0, 1).
+      every: steps between updates, each with ``decay ** every``.
 
     Attributes:
       averages: the copies, in the order of the variables.
@@ -37,7 +37,7 @@ class ShadowWeights:
         self._variables = [v for v in variables if v.dtype.is_floating]
         self._every = every
         self._keep = decay**every
-        self._used = False
+        self._swapped = False
         # Each replica keeps its own copy: an update needs no communication.
         self.averages = [
             _copy(variable, f"average_{index}") for index, variable in enumerate(self._variables)
@@ -47,7 +47,7 @@ class ShadowWeights:
         self._swap = one_call(strategy, self._swap_own)
 
     def restart(self) -> None:
-        """Begins anew at the present values; outside of replicas."""
+        """Resets the copies to the current values; call it in cross-replica context."""
         self._restart()
 
     def _restart_own(self) -> None:
@@ -55,21 +55,21 @@ class ShadowWeights:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """The variables hold the copies inside, and afterwards, to the bit, what they held.
+        """Swaps the variables' values with the copies inside the context, and back afterwards.
 
-        Outside of functions and replicas. Values change places: no arithmetic. Once inside,
-        being inside again changes nothing.
+        The values are swapped without arithmetic, so restored exactly. Nested contexts have no
+        effect. Enter it in cross-replica context, outside of ``tf.function``.
         """
-        if self._used:
+        if self._swapped:
             yield
             return
         self._swap()
-        self._used = True
+        self._swapped = True
         try:
             yield
         finally:
             self._swap()
-            self._used = False
+            self._swapped = False
 
     def _swap_own(self) -> None:
         values, averages = own_values(self._variables), own_values(self.averages)
@@ -79,13 +79,13 @@ class ShadowWeights:
     def _follow(self, keep: tf.Tensor | float) -> None:
         """Makes each copy ``keep * copy + (1 - keep) * value``; in a replica."""
         for average, variable in zip(self.averages, self._variables):
-            value, own = variable.read_value(), average.read_value()
-            change = tf.cast(1 - keep, value.dtype) * (value - own)
+            value = variable.read_value()
+            change = tf.cast(1 - keep, value.dtype) * (value - average.read_value())
             average.assign_add(tf.cast(change, average.dtype))
 
 
 def _copy(variable: tf.Variable, name: str) -> tf.Variable:
-    with tf.device(variable.device):  # in a pipeline, that of a stage
+    with tf.device(variable.device):  # in a pipeline, its stage's
         return tf.Variable(
             variable,
             trainable=False,

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of each weight."""
+"""Optimizer slots: their size, and making them before the first step."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _SIZE = 256
 
 
 def values_kept(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns how many values an optimizer keeps of each weight, as momentum.
+    """Returns the number of slot values that an optimizer has for each weight, such as momentum.
 
-    It is made to update a matrix of [256, 256]: one that keeps sums over rows and columns, as
-    Adafactor, keeps less than a value of each.
+    Measured by updating a [256, 256] matrix: factored optimizers such as Adafactor, with slots for
+    rows and columns, have less than one value.
 
     Args:
-      optimizer: one that is not used for anything else.
+      optimizer: an unused one, of no further use.
     """
     matrix = tf.Variable(tf.zeros([_SIZE, _SIZE]))
     optimizer.apply_gradients([(tf.zeros_like(matrix), matrix)])
-    # Others count steps.
-    kept = [own.shape for own in optimizer.variables() if own.shape.rank]
-    return sum(own.num_elements() for own in kept) / _SIZE**2
+    # Scalars count steps.
+    shapes = [slot.shape for slot in optimizer.variables() if slot.shape.rank]
+    return sum(shape.num_elements() for shape in shapes) / _SIZE**2
 
 
 def unwrapped(
     optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
 ) -> keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer:
-    """Returns the optimizer that mixed_float16 wraps for its loss scale; else the one given."""
+    """Returns the optimizer inside a ``LossScaleOptimizer``, or the given one if it is none."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 
@@ -37,14 +37,14 @@ def make_slots(
     optimizer: keras.optimizers.Optimizer | keras.optimizers.legacy.Optimizer,
     variables: Sequence[tf.Variable],
 ) -> None:
-    """Makes an optimizer's variables, which it otherwise makes in its first step.
+    """Makes an optimizer's variables, which it would otherwise make in its first step.
 
     Args:
-      optimizer: of any kind, with a loss scale or without.
-      variables: the trained ones, in the order of the gradients that it will get.
+      optimizer: of any kind, with or without a loss scale.
+      variables: the trainable ones, in the order of the gradients.
     """
     inner = unwrapped(optimizer)
-    if isinstance(inner, keras.optimizers.legacy.Optimizer):  # those of TensorFlow Addons
+    if isinstance(inner, keras.optimizers.legacy.Optimizer):  # TensorFlow Addons
         inner._create_all_weights(variables)
     else:
         optimizer.build(variables)

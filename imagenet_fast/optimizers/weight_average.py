@@ -1,4 +1,4 @@
-"""Exponential moving average of a model's weights."""
+"""Exponential moving average (EMA) of a model's weights."""
 
 from __future__ import annotations
 
@@ -10,19 +10,16 @@ from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 
 
 class WeightAverage(ShadowWeights):
-    """Keeps ``average = decay * average + (1 - decay) * value`` of variables, by the step.
+    """Exponential moving average: ``average = decay * average + (1 - decay) * value`` each step.
 
-    It begins at the initial values, as Page 2019 has it, and takes in the moving averages of batch
-    norm, with which the averaged weights belong together. With ``every`` above 1 it takes in the
-    values of some steps alone, which is cheaper, and keeps ``decay ** every``: Page has .99 ** 5.
-
-    To be made in the strategy's scope. Not a ``tf.Module``, since Keras would take its variables
-    for some of the model's weights.
+    It starts at the initial values, as in Page 2019, and includes the moving averages of batch
+    norm, which belong to the averaged weights. ``every`` above 1 makes it cheaper: it averages the
+    values of every few steps, with ``decay ** every``, in Page 2019 .99 ** 5.
 
     Args:
-      variables: of the model; those that are not floating-point numbers have no average.
-      decay: share of the average that a step keeps, in [0, 1).
-      every: steps from one update to the next.
+      variables: of the model, as in :class:`ShadowWeights`.
+      decay: decay factor of the average per step, in [0, 1).
+      every: steps between updates.
 
     Attributes:
       averages: of the variables, in their order.
@@ -35,11 +32,11 @@ class WeightAverage(ShadowWeights):
         super().__init__(variables, decay, every)
 
     def update(self, step: tf.Tensor | int = 0) -> None:
-        """Takes in the present values, if it is the step for it; in a replica, after the step.
+        """Updates the average if an update is due; call it in a replica, after a step.
 
         Args:
-          step: a whole number; the average is updated at 0 and each ``every`` steps on. Page counts
-            anew from 0 in each epoch.
+          step: an integer; updates are due at multiples of ``every``. Page 2019 restarts counting
+            at 0 in each epoch.
         """
         if self._every == 1:
             self._follow(self._keep)

@@ -23,7 +23,7 @@ from imagenet_fast.distribute.fusion import creation_order
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
-from imagenet_fast.optimizers.by_name import OWN, make_optimizer
+from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.options import OptimizerOptions
 from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
@@ -88,8 +88,8 @@ def slots_of(options: OptimizerOptions) -> float:
     Raises:
       UserError: if there is no such optimizer.
     """
-    if options.optimizer in OWN:
-        optimizer = OWN[options.optimizer](momentum=options.momentum)
+    if options.optimizer in OPTIMIZERS:
+        optimizer = OPTIMIZERS[options.optimizer](momentum=options.momentum)
     else:
         optimizer = make_optimizer(
             options.optimizer,

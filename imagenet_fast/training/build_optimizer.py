@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
-from imagenet_fast.optimizers.by_name import OWN, make_optimizer
+from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import build_schedule
@@ -54,7 +54,7 @@ def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
         kind = "weights" if options.optimizer == "lars" else "weights_and_biases"
     decayed = [role in _DECAYED_ROLES[kind] for role in roles]
     clip_norm = options.clip_norm or None
-    if options.optimizer not in OWN:
+    if options.optimizer not in OPTIMIZERS:
         return make_optimizer(
             options.optimizer,
             schedule,

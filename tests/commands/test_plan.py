@@ -100,9 +100,9 @@ def test_knots(plan):
     [
         (
             32768,
-            "rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0001: as mlperf has them",
+            "learning rate 31.2, warmup 25 epochs, momentum 0.9, weight decay 0.0001: from mlperf",
         ),
-        (23170, "interpolated between mlperf's for 16384 and 32768"),
+        (23170, "interpolated from mlperf's at 16384 and 32768"),
     ],
 )
 def test_values_by_the_batch_are_told(plan, batch, told):

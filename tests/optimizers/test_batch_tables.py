@@ -95,11 +95,12 @@ def test_batches_outside_are_refused(table, batch, message):
 
 def test_description_says_where_values_come_from():
     assert describe("mlperf", 65536) == (
-        "rate 24.699, warmup 31 epochs, momentum 0.951807, weight decay 0.0001: as mlperf has them"
+        "learning rate 24.699, warmup 31 epochs, momentum 0.951807, weight decay 0.0001: "
+        "from mlperf"
     )
     assert describe("google_tpu_pod", 23170) == (
-        "rate 28.28, warmup 9.5 epochs, momentum 0.9, weight decay 0.0001: interpolated between "
-        "google_tpu_pod's for 16384 and 32768"
+        "learning rate 28.28, warmup 9.5 epochs, momentum 0.9, weight decay 0.0001: interpolated "
+        "from google_tpu_pod's at 16384 and 32768"
     )
 
 

@@ -92,5 +92,5 @@ def test_no_such_optimizer(name, message):
 
 @pytest.mark.skipif(HAS_ADDONS, reason="TensorFlow Addons are installed")
 def test_addons_elsewhere():
-    with pytest.raises(UserError, match=r"TensorFlow 2.15 alone.*`pip install -e '\.\[addons\]'`"):
+    with pytest.raises(UserError, match=r"TensorFlow 2.15: .*`pip install -e '\.\[addons\]'`"):
         build_model(RUN.replace(optimizer="tfa:LAMB"))

@@ -110,5 +110,5 @@ def test_options_out_of_range(kind, options, message):
 @pytest.mark.parametrize("kind", [SGD, LARS, Muon])
 def test_keras_way_to_leave_out_of_decay_is_refused(kind):
     """It would be for Keras' own decay, and do nothing here."""
-    with pytest.raises(UserError, match="leaves variables out of weight decay by weight_"):
+    with pytest.raises(UserError, match="excludes variables from weight decay by weight_"):
         kind(weight_decay=0.1).exclude_from_weight_decay(var_names=["bias"])
