@@ -32,8 +32,8 @@ class GPipe(keras.Model):
     that all devices work at the same time. The gradients are those of the whole batch, for any
     number of stages and micro-batches. Batch norm normalizes each micro-batch by its own
     statistics, and updates its moving averages once per batch. A batch of fewer examples than
-    micro-batches has one micro-batch per example. ``fit``, ``evaluate`` and ``predict`` work as for
-    any model; outside of training, the blocks run one after another without micro-batches.
+    micro-batches has one micro-batch per example. ``evaluate`` and ``predict`` go through the
+    stages in micro-batches, too; a call of the model computes all examples at once.
 
     With ``gpipe``, ``compile`` takes any loss, as for any Keras model: it is computed once, for the
     whole batch. With ``1f1b``, whose backward passes begin before the batch is complete, it takes
@@ -227,16 +227,36 @@ class GPipe(keras.Model):
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""
-        train = super().make_train_function(force)
-        # Variables that the first step makes would have it traced a second time.
+        return self._built_first(super().make_train_function(force), trains=True)
+
+    def make_test_function(self, force: bool = False) -> Callable[..., Any]:
+        """Keras' ``make_test_function``."""
+        return self._built_first(super().make_test_function(force))
+
+    def make_predict_function(self, force: bool = False) -> Callable[..., Any]:
+        """Keras' ``make_predict_function``."""
+        return self._built_first(super().make_predict_function(force))
+
+    def _built_first(
+        self, function: Callable[..., Any], trains: bool = False
+    ) -> Callable[..., Any]:
+        """Returns a function of batches that first makes the variables.
+
+        Variables that the first step makes would have it traced a second time.
+        """
+
+        def make_slots_if_training() -> None:
+            if trains:
+                make_slots(self.optimizer, self._pipeline.variables)
+
         if self.built:
-            make_slots(self.optimizer, self._pipeline.variables)
-            return train
+            make_slots_if_training()
+            return function
 
         def built_first(batches: Any) -> Any:
             self.build_on(keras.utils.unpack_x_y_sample_weight(batches.element_spec)[0])
-            make_slots(self.optimizer, self._pipeline.variables)
-            return train(batches)
+            make_slots_if_training()
+            return function(batches)
 
         return built_first
 
@@ -279,6 +299,18 @@ class GPipe(keras.Model):
         # For the progress bar.
         self.compiled_loss(labels, step.outputs, weights, regularization_losses=[penalty])
         return self.compute_metrics(inputs, labels, step.outputs, weights)
+
+    def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
+        """Evaluates a batch, in micro-batches."""
+        inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        outputs, penalty = self._pipeline.predict(inputs)
+        self.compiled_loss(labels, outputs, weights, regularization_losses=[penalty])
+        return self.compute_metrics(inputs, labels, outputs, weights)
+
+    def predict_step(self, data: Any) -> Any:
+        """Returns the outputs of a batch, computed in micro-batches."""
+        inputs, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        return self._pipeline.predict(inputs).outputs
 
 
 def default_devices() -> list[str]:

@@ -13,6 +13,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
+from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
 from imagenet_fast.pipeline_parallel.looped import looped
 from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
@@ -144,6 +145,18 @@ class Pipeline:
         return outputs
 
     # No Python here depends on tensors; that of the blocks may, and is converted.
+    @tf.autograph.experimental.do_not_convert
+    def predict(self, inputs: Any) -> Forward:
+        """Computes a batch's outputs outside of training, in micro-batches as in training.
+
+        To be called in a ``tf.function``, with built blocks.
+
+        Args:
+          inputs: tensors in any structure, whose first dimension is the batch, of any size.
+        """
+        self.cut_for(inputs)
+        return forward_passes(self.stages, inputs, self.num_micro_batches)
+
     @tf.autograph.experimental.do_not_convert
     def compute(self, inputs: Any, targets: Any, loss: Loss, scale: Any = 1.0) -> BatchResult:
         """Computes a batch forward and backward, and updates moving averages.

@@ -115,7 +115,7 @@ class Programs:
         _check(traced.function.graph, stage, recomputes)
         self._variables = stage.variables
         self._has_loss = loss is not None
-        self._weights = _read(traced.function)
+        self._weights = read_variables(traced.function)
         self.outputs = tf.nest.map_structure(spec_of, traced.outputs)
         self.activations = [spec_of(value) for value in traced.activations]
 
@@ -294,7 +294,7 @@ def _trace(
             losses = []
             if loss is not None:
                 losses.append(tf.cast(loss(masked(outputs), aims), tf.float32) * counts)
-            penalty = fraction * _sum(stage.losses)
+            penalty = fraction * sum_of(stage.losses)
         forward = graph.get_operations()
         ends = losses or floats_of(outputs)
         upstream = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends if not losses]
@@ -318,7 +318,7 @@ def _trace(
                 for place, norm in moments.items()
             },
             penalty=penalty,
-            loss=_sum(losses),
+            loss=sum_of(losses),
             gradients=gradients,
             activations=_activations(forward, backward, flat),
         )
@@ -336,7 +336,7 @@ def _trace(
     )
 
 
-def _read(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.Tensor]:
+def read_variables(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.Tensor]:
     """Reads the variables that a function reads; returns their values by tensor name.
 
     They are read once for all micro-batches: TensorFlow would run functions that read variables
@@ -356,7 +356,7 @@ def _read(function: tf.types.experimental.ConcreteFunction) -> dict[str, tf.Tens
     }
 
 
-def _sum(values: Sequence[tf.Tensor]) -> tf.Tensor:
+def sum_of(values: Sequence[tf.Tensor]) -> tf.Tensor:
     """Returns the sum of scalars of any dtypes, float32."""
     return tf.add_n([tf.constant(0.0), *(tf.cast(value, tf.float32) for value in values)])
 

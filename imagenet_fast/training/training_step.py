@@ -180,7 +180,7 @@ class TrainingStep(keras.Model):
     def _logits_of_view(self, images: tf.Tensor) -> tf.Tensor:
         if self.pipeline is None:
             return self(images, training=False)
-        return self.pipeline(self._normalized(images), training=False)
+        return self.pipeline.predict(self._normalized(images)).outputs
 
     def _normalized(self, images: tf.Tensor) -> tf.Tensor:
         """Returns the input of the pipeline."""
