@@ -388,7 +388,7 @@ def test_numbers_of_numpy():
         ({"pipeline_stages": 0}, "pipeline_stages is 0, but must be positive"),
         ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance has 3 stages"),
         ({"fusion": "auto", "fusion_segments": (3,)}, "fusion=auto chooses fusion_segments itself"),
-        ({"fusion": "auto", "deterministic": True}, "measures times, which are never the same"),
+        ({"fusion": "auto", "deterministic": True}, "depends on measured times, which are not"),
         ({"fusion": "auto", "pipeline_stages": 2}, "fusion=auto is not for pipelines"),
         ({"fusion_bytes": -1}, "fusion_bytes is -1, but must not be negative"),
         ({"fusion_segments": (76, 20)}, "fusion_segments is 76,20, but must be positive and incr"),

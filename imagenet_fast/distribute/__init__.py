@@ -1,1 +1,1 @@
-"""Which devices and processes train together."""
+"""Strategies, devices, worker processes and all-reduces."""

@@ -1,21 +1,23 @@
-"""Sums of gradients over all replicas, by the algorithms of the published systems.
+"""Gradient all-reduce by the algorithms of the published systems.
 
 ``builtin``
-    What the ``tf.distribute`` strategy does itself.
+    The all-reduce of the ``tf.distribute`` strategy.
 ``flat``
-    One ring over all replicas. With keys that are known before the program runs, it saves a round
-    trip to the chief for each sum against ``builtin`` on workers.
+    One ring over all replicas. On workers, its static instance keys save a round trip to the chief
+    per all-reduce against ``builtin``.
 ``hierarchical``
-    Jia et al. 2018 (arXiv 1807.11205): a sum in each group, which goes to its first replica, a ring
-    among these masters, and back to all of the group. With P replicas in groups of k a number
-    crosses between groups 2(P/k - 1) times instead of 2(P - 1), but through one replica of each.
+    Jia et al. 2018 (arXiv 1807.11205): a reduce to the first replica (master) of each group, a ring
+    all-reduce among the masters, and a broadcast in each group. With P replicas in groups of k, a
+    number crosses between groups 2(P/k - 1) times instead of 2(P - 1), but through one replica of
+    each group.
 ``torus_2d``
-    Ying et al. 2018 (arXiv 1811.06992): along a row of the torus each replica gets its part of the
-    row's sum, sums it along its column, and all collect the parts along the row again. As few steps
-    as ``hierarchical``, and all of a group's replicas carry a part.
+    Ying et al. 2018 (arXiv 1811.06992): a reduce-scatter along each row of the torus, an all-reduce
+    of each part along its column, an all-gather along the row. It needs as few steps as
+    ``hierarchical``, and uses the links of all replicas of a group.
 
-On a TPU ``torus_2d`` sums the whole along rows and columns, half of it in the other order, so that
-both axes are busy, and the others are ``builtin``: the compiler chooses.
+On a TPU, ``torus_2d`` all-reduces half of the data along rows, then columns, and the other half
+along columns, then rows, so that both axes are busy. The other algorithms are ``builtin`` there:
+the compiler chooses.
 """
 
 from __future__ import annotations
@@ -39,41 +41,42 @@ from imagenet_fast.distribute.tpu import compiles_all_reduces, cross_replica_sum
 from imagenet_fast.distribute.virtual import VirtualGPUStrategy
 from imagenet_fast.distribute.workers import collective_hint, workers_of
 
-# Algorithms of several stages. A larger bucket goes through them in pieces of about so many bytes,
-# so that one piece is in its first stage while another is in its second.
+# Algorithms of several stages. Buckets are split into pieces of about this size, so that one piece
+# can be in the second stage while another is in the first.
 _STAGED = ("hierarchical", "torus_2d")
 _PIECE_BYTES = 4 * 2**20
 _SUM = tf.distribute.ReduceOp.SUM
 
 
 class AllReduce:
-    """Sums lists of tensors over all replicas; to be called in replica context.
+    """All-reduces lists of tensors over all replicas, in replica context.
 
-    To be made by all workers, in the strategy's scope or with the strategy named.
+    All workers must construct it, in the strategy's scope or with the strategy as an argument.
 
     Args:
-      strategy: under which it will be called; None: the current one.
+      strategy: the strategy under which it will be called; None: the current one.
       algorithm: see this module; ``"auto"`` is ``flat`` for several workers on CPUs, else
-        ``builtin``: on GPUs NCCL, on a TPU its compiler and within a process TensorFlow choose.
+        ``builtin``, where NCCL, the TPU's compiler or TensorFlow chooses.
       group_size: replicas in a group, or in a row of the torus. 0: the replicas of one host, if
-        there are several and other hosts have as many; the TPU's own rows, if ``topology`` tells
-        them; else the divisor of the number of replicas that is nearest to its square root.
-      fusion: how gradients are joined.
-      dtype: in which float32 gradients travel: ``"float32"``, ``"float16"`` or ``"bfloat16"``. The
-        sums are float32 again. They are made in float32, too, but for ``builtin`` and on TPUs.
-      topology: the coordinates (x, y, ...) of each replica's core on a TPU.
-      place: number of the device on which it will be called, where replicas have several.
-      timeout_seconds: after which a sum gives up that not all replicas come to; 0: never.
-      name: sums of one name are made in their order; two that are called in one program in another
-        order by other workers need different names.
+        each host has the same number, at least two; or the TPU's rows, if ``topology`` is given;
+        else the divisor of the number of replicas closest to its square root.
+      fusion: how gradients are fused into buckets.
+      dtype: the dtype in which float32 gradients are sent: ``"float32"``, ``"float16"`` or
+        ``"bfloat16"``. Results are float32. Additions are in float32, too, except in ``builtin``
+        and on TPUs.
+      topology: the coordinates (x, y, ...) of each replica's TPU core.
+      place: the index of the device on which it is called, if replicas have several.
+      timeout_seconds: time limit of an all-reduce that some replicas do not join; 0: none.
+      name: all-reduces of one name keep their order; those that workers may call in different
+        orders need different names.
 
     Attributes:
-      algorithm: the one that is used.
-      rows: the groups of ``hierarchical`` and rows of ``torus_2d``; None for the others.
+      algorithm: the algorithm in use.
+      rows: the groups of ``hierarchical`` or rows of ``torus_2d``; None for the others.
 
     Raises:
-      UserError: if the strategy does not have the algorithm, the group does not divide the number
-        of replicas, or workers disagree on any of the arguments.
+      UserError: if the strategy does not support the algorithm, the group size does not divide the
+        number of replicas, or workers disagree on the arguments.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class AllReduce:
         strategy = strategy or tf.distribute.get_strategy()
         if dtype not in ALL_REDUCE_DTYPES:
             raise UserError(
-                f"gradients cannot travel as {dtype!r}: choose from {', '.join(ALL_REDUCE_DTYPES)}"
+                f"gradients cannot be sent as {dtype!r}: choose from {', '.join(ALL_REDUCE_DTYPES)}"
             )
         self.algorithm = _algorithm(algorithm, strategy, dtype)
         self.fusion = fusion or Fusion()
@@ -113,24 +116,24 @@ class AllReduce:
                 self._columns = columns(self.rows)
         elif group_size and algorithm not in _STAGED:
             raise UserError(
-                f"a group of {group_size} is for all_reduce hierarchical or torus_2d, but here "
-                f"all_reduce={algorithm} is {self.algorithm}"
+                f"all_reduce_group {group_size} is for all_reduce hierarchical or torus_2d, but "
+                f"all_reduce={algorithm} uses {self.algorithm} here"
             )
         groups = f" in groups of {self.rows.size}" if self.rows else ""
-        told = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
-        check_consistent(strategy, "how to sum gradients", told)
+        description = f"{self.algorithm}{groups} as {dtype}, {self.fusion}, {name}, {place}"
+        check_consistent(strategy, "the gradient all-reduce", description)
         if self.rows and not self._on_tpu:
             self.rows = in_rank_order(strategy, self.rows)
-            # So that all members of a column have the same part of their rows' sums.
+            # All members of a column then have the same part of their rows' sums.
             self._columns = columns(self.rows)
-        if not isinstance(strategy, PipelineStrategy):  # whose stages are on devices of their own
+        if not isinstance(strategy, PipelineStrategy):  # Its stages connect on their devices.
             self.connect()
 
     def connect(self, device: str = "") -> None:
-        """Makes the NCCL communicators that it will use; all workers must come here.
+        """Creates its NCCL communicators; all workers must call it.
 
         Args:
-          device: on which it will be called, where replicas have several.
+          device: the device on which it will be called, if replicas have several.
         """
         groups = [tuple(range(self._replicas))]
         if self.rows:
@@ -148,10 +151,10 @@ class AllReduce:
         """Returns the sums over all replicas.
 
         Args:
-          gradients: of the same shapes in all replicas.
-          exact: further tensors, which travel in their own dtype, before the gradients.
-          variables: those of the gradients, which tell the order of the layers and the shapes;
-            None: the gradients are in that order and know their shapes.
+          gradients: tensors with the same shapes in all replicas.
+          exact: further tensors, sent in their own dtype and before the gradients.
+          variables: the gradients' variables, for the order of the layers and the shapes; None:
+            the gradients are in that order and have static shapes.
 
         Returns:
           The sums of ``gradients``, then those of ``exact``, in their order and dtypes.
@@ -163,8 +166,8 @@ class AllReduce:
         if context.num_replicas_in_sync != self._replicas:
             raise UserError(
                 f"this AllReduce was made for a strategy with {self._replicas} replica(s), but "
-                f"is called under one with {context.num_replicas_in_sync}: make it in the scope of "
-                "the strategy that trains"
+                f"is called under one with {context.num_replicas_in_sync}: construct it in the "
+                "scope of the strategy that trains"
             )
         self.fusion.check(len(gradients))
         if self._replicas == 1:
@@ -175,8 +178,8 @@ class AllReduce:
         order = list(range(len(gradients)))
         if variables is not None:
             order = creation_order(variables)
-            for tensor, variable in zip(tensors, variables):  # Those of embeddings do not know it.
-                tensor.set_shape(variable.shape)
+            for tensor, variable in zip(tensors, variables):
+                tensor.set_shape(variable.shape)  # Gradients of embeddings lack it.
         buckets = self.fusion.buckets(
             [tensors[i].shape for i in order], [tensors[i].dtype for i in order]
         )
@@ -195,19 +198,19 @@ class AllReduce:
     def _sum_unpacked(
         self, gradients: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """Leaves also the fusion to the strategy."""
+        """Returns the sums, with the strategy's own fusion."""
         if self._half is None:
             return self._builtin([*gradients, *exact])
         sums = self._builtin([tf.cast(gradient, self._half) for gradient in gradients])
-        sums = [tf.cast(total, own.dtype) for total, own in zip(sums, gradients)]
+        sums = [tf.cast(total, gradient.dtype) for total, gradient in zip(sums, gradients)]
         return [*sums, *(self._builtin(list(exact)) if exact else [])]
 
     def _sum_packed(
         self, tensors: Sequence[tf.Tensor], stream: str, half: tf.DType | None
     ) -> list[tf.Tensor]:
-        """Returns the sums of the tensors of a bucket."""
+        """Returns the sums of a bucket's tensors."""
         size = sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
-        # NCCL's collectives of a GPU run one after another: pieces would not overlap.
+        # NCCL collectives of one GPU run one after another, so pieces would not overlap.
         staged = self.algorithm in _STAGED and self._hint != "nccl"
         pieces = max(1, round(size / _PIECE_BYTES)) if staged else 1
         packed = pack(tensors, multiple=self._replicas * pieces)
@@ -218,7 +221,7 @@ class AllReduce:
         return unpack(tf.concat(sums, axis=0), [tensor.shape for tensor in tensors])
 
     def _sum(self, tensor: tf.Tensor, stream: str, half: tf.DType | None) -> tf.Tensor:
-        """Returns the sum of [replicas * n] numbers."""
+        """Returns the sum of a [replicas * n] vector."""
         if self._on_tpu or self.algorithm == "builtin":
             sent = tensor if half is None else tf.cast(tensor, half)
             if self.rows is None:
@@ -230,7 +233,7 @@ class AllReduce:
         kind: Callable[..., Communicator] = Communicator
         if half is not None:
             kind = functools.partial(HalfPrecisionCommunicator, dtype=half)
-        meet = functools.partial(
+        among = functools.partial(
             kind,
             replica=replica,
             place=self._place,
@@ -238,18 +241,17 @@ class AllReduce:
             timeout_seconds=self._timeout,
         )
         if self.rows is None:
-            return meet(range(self._replicas)).all_reduce(tensor, stream)
+            return among(range(self._replicas)).all_reduce(tensor, stream)
         row = self.rows.of(replica)
+        masters = self._columns.of(row[0])
         if self.algorithm == "hierarchical" and self._hint == "nccl":
-            masters = self._columns.of(row[0])
-            return _sum_in_three_stages(tensor, stream, replica, meet(row), masters, meet)
-        part = meet(row).reduce_scatter(tensor, stream)
+            return _all_reduce_three_times(tensor, stream, replica, row, masters, among)
+        part = among(row).reduce_scatter(tensor, stream)
         if self.algorithm == "torus_2d":
-            part = meet(self._columns.of(replica)).all_reduce(part, stream)
+            part = among(self._columns.of(replica)).all_reduce(part, stream)
         else:
-            masters = self._columns.of(row[0])
-            part = _sum_through_masters(part, stream, replica, row, masters, meet)
-        return meet(row).all_gather(part, stream)
+            part = _all_reduce_through_masters(part, stream, replica, row, masters, among)
+        return among(row).all_gather(part, stream)
 
     def _builtin(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         options = tf.distribute.experimental.CommunicationOptions(
@@ -259,24 +261,24 @@ class AllReduce:
 
 
 def default_group_size(strategy: tf.distribute.Strategy) -> int:
-    """Returns the group size that :class:`AllReduce` takes where it is not told."""
+    """Returns the group size that :class:`AllReduce` uses by default."""
     replicas = strategy.num_replicas_in_sync
     hosts = _hosts_of_workers(strategy)
     names = list(dict.fromkeys(hosts))
     each = len(hosts) // max(1, len(names))
     on_one_host = replicas // max(1, len(hosts)) * each
-    alike = hosts == [name for name in names for _ in range(each)]
-    if alike and 1 < on_one_host < replicas:
+    equal_hosts = hosts == [name for name in names for _ in range(each)]
+    if equal_hosts and 1 < on_one_host < replicas:
         return on_one_host
     divisors = [size for size in range(1, replicas + 1) if replicas % size == 0]
     return min(divisors, key=lambda size: abs(size - replicas**0.5))
 
 
 def sum_along_both_axes(tensor: tf.Tensor, rows: Groups, columns: Groups) -> tf.Tensor:
-    """Returns the sum over a TPU's replicas, of a vector, as Ying et al. 2018 make it.
+    """Returns the sum of a vector over a TPU's replicas, by the algorithm of Ying et al. 2018.
 
-    Half of it is summed along the rows first and half along the columns, then each along the other
-    axis, so that the links of both axes are busy all the time.
+    One half is summed along the rows, then the columns, and the other half along the columns, then
+    the rows, so that the links of both axes are always busy.
     """
     half = tensor.shape[0] // 2
     sums = []
@@ -287,69 +289,69 @@ def sum_along_both_axes(tensor: tf.Tensor, rows: Groups, columns: Groups) -> tf.
     return tf.concat(sums, axis=0)
 
 
-def _sum_through_masters(
+def _all_reduce_through_masters(
     part: tf.Tensor,
     stream: str,
     replica: int,
     row: Sequence[int],
     masters: Sequence[int],
-    meet: Callable[[Sequence[int]], Communicator],
+    among: Callable[[Sequence[int]], Communicator],
 ) -> tf.Tensor:
-    """Returns this replica's part of the sum over all rows, from its part of its own row's sum.
+    """Returns a replica's part of the sum over all rows, from its part of its row's sum.
 
-    The first replica of the row collects the row's parts, takes them to the other masters, and
-    gives each its part back. With the reduce-scatter before it and the all-gather after it that is
-    van de Geijn's broadcast, and the reduction that mirrors it: each takes as long as it takes to
-    send the whole twice however many replicas there are, where TensorFlow's own broadcast, a tree
-    in which the whole is passed on from node to node, takes that at each level.
+    The row's first replica gathers the parts, all-reduces them with the other masters, and scatters
+    them again.
+
+    Not a row all-reduce, the masters' all-reduce and TensorFlow's broadcast, a tree that sends all
+    data at each level: for a row of k replicas with n bytes each, these take 2(k-1)/k + log2(k)
+    times the time to send n bytes, and 2(k-1) + log2(k) latencies. This function, with the
+    reduce-scatter before and the all-gather after it (van de Geijn's broadcast, and the
+    corresponding reduction), takes 4(k-1)/k times, and k + 2 latencies: less for k > 2.
     """
     master, *others = row
     if replica != master:
-        sent = meet((replica, master)).broadcast(part, stream)
-        return meet((master, replica)).broadcast(sent, stream)
-    received = [meet((other, master)).broadcast(part, stream) for other in others]
-    total = meet(masters).all_reduce(tf.concat([part, *received], axis=0), stream)
-    own, *parts = tf.split(total, len(row))
-    sent = [meet((master, other)).broadcast(given, stream) for other, given in zip(others, parts)]
-    with tf.control_dependencies(sent):  # Else TensorFlow would not send what nobody needs here.
-        return tf.identity(own)
+        sent = among((replica, master)).broadcast(part, stream)
+        return among((master, replica)).broadcast(sent, stream)
+    received = [among((other, master)).broadcast(part, stream) for other in others]
+    total = among(masters).all_reduce(tf.concat([part, *received], axis=0), stream)
+    first, *parts = tf.split(total, len(row))
+    sent = [among((master, other)).broadcast(rest, stream) for other, rest in zip(others, parts)]
+    with tf.control_dependencies(sent):  # TensorFlow would prune sends without a consumer.
+        return tf.identity(first)
 
 
-def _sum_in_three_stages(
+def _all_reduce_three_times(
     tensor: tf.Tensor,
     stream: str,
     replica: int,
-    row: Communicator,
+    row: Sequence[int],
     masters: Sequence[int],
-    meet: Callable[[Sequence[int]], Communicator],
+    among: Callable[[Sequence[int]], Communicator],
 ) -> tf.Tensor:
-    """Returns the sum over all rows by all-reduces alone, which NCCL's ordering token orders.
+    """Returns the sum over all rows, by all-reduces alone.
 
-    In the row, among the rows' first replicas, and in the row again, where the others give zeros:
-    TensorFlow's broadcast takes no token.
+    In the row, among the masters, and in the row again, to which the others contribute zeros:
+    TensorFlow's broadcast takes no ordering token, which NCCL needs.
     """
-    total = row.all_reduce(tensor, stream)
-    if replica == row.members[0]:
-        total = meet(masters).all_reduce(total, stream)
-    else:
-        total = tf.zeros_like(total)
-    return row.all_reduce(total, f"{stream}_back")
+    total = among(row).all_reduce(tensor, stream)
+    total = among(masters).all_reduce(total, stream) if replica == row[0] else tf.zeros_like(total)
+    return among(row).all_reduce(total, f"{stream}_back")
 
 
 def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> str:
     """Returns the algorithm to use under ``strategy``."""
     require_choice("all_reduce", algorithm, ALL_REDUCE_ALGORITHMS)
-    if strategy.num_replicas_in_sync == 1:  # a recipe for many may be tried on one
+    if strategy.num_replicas_in_sync == 1:  # Recipes for many replicas also run on one.
         return "builtin"
     if dtype == "bfloat16" and _is_on_gpus(strategy):
-        # NcclManager::AddParticipant takes float16, float32, float64, int32 and int64. The other
-        # algorithms move bfloat16 as float16, and sum in float32.
-        several = workers_of(strategy) is not None or _is_for_hosts(strategy)
+        # NcclManager::AddParticipant accepts float16, float32, float64, int32 and int64. The other
+        # algorithms send bfloat16 as float16 bits, and add in float32.
+        several = workers_of(strategy) is not None or _has_several_virtual_hosts(strategy)
         if algorithm == "auto" and several:
             algorithm = "flat"
         if algorithm in ("auto", "builtin"):
             raise UserError(
-                "TensorFlow's NCCL does not sum bfloat16: choose all_reduce_dtype float16 or "
+                "TensorFlow's NCCL does not support bfloat16: choose all_reduce_dtype float16 or "
                 "float32" + (", or all_reduce=flat" if several else "")
             )
     if compiles_all_reduces(strategy):
@@ -357,8 +359,8 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
     if isinstance(strategy, PipelineStrategy):
         if algorithm == "builtin":
             raise UserError(
-                "all_reduce=builtin is not for pipelines, each of whose stages sums its gradients "
-                "on its own device; choose auto"
+                "all_reduce=builtin is not for pipelines, whose stages all-reduce their gradients "
+                "on separate devices; choose auto"
             )
         return "flat" if algorithm == "auto" else algorithm
     if algorithm == "auto":
@@ -366,27 +368,27 @@ def _algorithm(algorithm: str, strategy: tf.distribute.Strategy, dtype: str) -> 
         return "flat" if on_cpus else "builtin"
     if algorithm != "builtin" and workers_of(strategy) is None:
         raise UserError(
-            f"all_reduce={algorithm} is for several workers or a TPU, but the strategy is "
-            f"{type(strategy).__name__}: its devices belong to one process, within which "
-            "TensorFlow sums without a network; choose auto or builtin"
+            f"all_reduce={algorithm} is for several workers or a TPU, but the devices of "
+            f"{type(strategy).__name__} belong to one process, which needs no network; choose auto "
+            "or builtin"
         )
     return algorithm
 
 
 def _is_on_gpus(strategy: tf.distribute.Strategy) -> bool:
-    """Whether the replicas' devices are GPUs, or GPUs that are not there."""
+    """Whether the replicas' devices are GPUs, or virtual ones."""
     if isinstance(strategy, VirtualGPUStrategy):
         return True
     return "GPU" in strategy.extended.worker_devices[0]
 
 
-def _is_for_hosts(strategy: tf.distribute.Strategy) -> bool:
-    """Whether GPUs that are not there belong to several hosts, each of which would be a worker."""
+def _has_several_virtual_hosts(strategy: tf.distribute.Strategy) -> bool:
+    """Whether the strategy has virtual GPUs of several hosts, each of which would be a worker."""
     return isinstance(strategy, VirtualGPUStrategy) and strategy.hosts > 1
 
 
 def _hosts_of_workers(strategy: tf.distribute.Strategy) -> list[str]:
-    """Returns the name of each worker's host, in the order of the workers."""
+    """Returns each worker's host name, in worker order."""
     resolver = strategy.cluster_resolver
     jobs = resolver.cluster_spec().as_dict() if resolver else {}
     addresses = [*jobs.get("chief", []), *jobs.get("worker", [])]

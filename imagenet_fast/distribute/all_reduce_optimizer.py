@@ -1,6 +1,6 @@
-"""Keras optimizers that sum gradients as :class:`~imagenet_fast.distribute.all_reduce.AllReduce`.
+"""Keras optimizers with :class:`~imagenet_fast.distribute.all_reduce.AllReduce`.
 
-For models of one's own under ``model.fit``; ``Classifier`` does it itself.
+For other Keras models under ``model.fit``; ``Classifier`` has a gradient all-reduce of its own.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ GradientsAndVariables = list[tuple[tf.Tensor, tf.Variable]]
 
 
 class AllReduceMixin:
-    """Gives a Keras optimizer another gradient all-reduce.
+    """Replaces the gradient all-reduce of a Keras optimizer.
 
-    It is what ``apply_gradients`` begins with, so that clipping, decay and the update itself work
-    on sums as before, in a ``LossScaleOptimizer``, too.
+    ``apply_gradients`` begins with the all-reduce, so clipping, decay and the update work on its
+    results as before, also in a ``LossScaleOptimizer``.
 
-    The optimizer's configuration leaves it out: it belongs to the cluster and not to the model,
-    which may be loaded elsewhere. There it sums as Keras does, until ``all_reduce`` is set.
+    The optimizer's configuration does not include it, because it depends on the cluster. A loaded
+    model uses Keras' own all-reduce until ``all_reduce`` is set.
 
     Args:
-      *args: as the optimizer takes them.
-      all_reduce: how to sum; None: as Keras does.
-      **kwargs: as the optimizer takes them.
+      *args: the optimizer's arguments.
+      all_reduce: the all-reduce; None: Keras' own.
+      **kwargs: the optimizer's keyword arguments.
 
     Attributes:
-      all_reduce: how gradients are summed.
+      all_reduce: the all-reduce; None: Keras' own.
     """
 
     def __init__(self, *args: Any, all_reduce: AllReduce | None = None, **kwargs: Any) -> None:
@@ -43,8 +43,8 @@ class AllReduceMixin:
     def aggregate_gradients(
         self, grads_and_vars: Iterable[tuple[tf.Tensor | None, tf.Variable]]
     ) -> GradientsAndVariables:
-        """Returns the variables that have a gradient, with its sum over all replicas."""
-        pairs = [(gradient, own) for gradient, own in grads_and_vars if gradient is not None]
+        """Returns the all-reduced gradients with their variables, without missing gradients."""
+        pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if self.all_reduce is None:
             return super().aggregate_gradients(pairs)  # type: ignore[misc]  # The optimizer's.
         gradients, variables = zip(*pairs) if pairs else ((), ())
@@ -53,17 +53,17 @@ class AllReduceMixin:
 
 @functools.cache
 def with_all_reduce(optimizer: type[keras.optimizers.Optimizer]) -> type:
-    """Returns the optimizer's class with :class:`AllReduceMixin`, the same one each time.
+    """Returns a subclass of the optimizer with :class:`AllReduceMixin`; cached.
 
-    For example ``with_all_reduce(keras.optimizers.Adam)(1e-3, all_reduce=AllReduce())``. Keras can
-    load a model saved with it after this function was called for the same optimizer.
+    For example ``with_all_reduce(keras.optimizers.Adam)(1e-3, all_reduce=AllReduce())``. Before
+    Keras can load a model saved with it, call this function for the same optimizer.
 
     Raises:
-      UserError: if it is not one of Keras' optimizers, or a legacy one.
+      UserError: if the class is not a Keras optimizer, or a legacy one.
     """
     if not hasattr(optimizer, "aggregate_gradients"):
         raise UserError(
-            f"with_all_reduce needs the class of a Keras optimizer, as keras.optimizers.SGD; "
+            f"with_all_reduce needs a Keras optimizer class, such as keras.optimizers.SGD; "
             f"{getattr(optimizer, '__name__', optimizer)!r} has no aggregate_gradients"
         )
     name = f"AllReduce{optimizer.__name__}"

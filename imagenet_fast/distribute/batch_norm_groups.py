@@ -1,4 +1,4 @@
-"""Whose images batch norm takes its statistics over: several replicas', or a part of one's."""
+"""Batch-norm groups: statistics over several replicas' images, or over part of one replica's."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from imagenet_fast.base.errors import UserError
 
 
 def batch_norm_group_size(batch_norm_batch_size: int, per_replica: int, replicas: int) -> int:
-    """Returns the number of neighbouring replicas whose images make ``batch_norm_batch_size``.
+    """Returns the number of consecutive replicas that share batch-norm statistics.
 
-    Rounded down, as in Google's EfficientNet; at least one replica, at most all of them.
+    The quotient ``batch_norm_batch_size / per_replica`` rounded down, as in Google's EfficientNet;
+    at least one replica, at most all.
 
     Args:
-      batch_norm_batch_size: images over which statistics are taken; 0: each replica alone.
+      batch_norm_batch_size: images over which statistics are computed; 0: each replica's.
       per_replica: images that each replica normalizes at once.
-      replicas: in the whole job.
+      replicas: number of replicas.
 
     Raises:
       UserError: if the replicas cannot be split into such groups.
@@ -23,21 +24,21 @@ def batch_norm_group_size(batch_norm_batch_size: int, per_replica: int, replicas
         return size
     lower, upper = _divisors_around(size, replicas)
     raise UserError(
-        f"batch_norm_batch_size {batch_norm_batch_size} takes groups of {size} replicas with "
+        f"batch_norm_batch_size {batch_norm_batch_size} needs groups of {size} replicas with "
         f"{per_replica} images each, into which {replicas} replicas cannot be split; "
         f"try {lower * per_replica} or {upper * per_replica}"
     )
 
 
 def ghost_batch_size(batch_norm_batch_size: int, per_replica: int) -> int:
-    """Returns the part of a replica's images that have statistics of their own; 0: all of them.
+    """Returns the ghost batch size: images per part of a replica's batch; 0: the batch is whole.
 
     Args:
-      batch_norm_batch_size: images over which statistics are taken; 0: each replica's.
+      batch_norm_batch_size: images over which statistics are computed; 0: each replica's.
       per_replica: images that each replica normalizes at once.
 
     Raises:
-      UserError: if these cannot be split into such parts.
+      UserError: if the images cannot be split into such parts.
     """
     if not 0 < batch_norm_batch_size < per_replica:
         return 0
@@ -51,15 +52,9 @@ def ghost_batch_size(batch_norm_batch_size: int, per_replica: int) -> int:
 
 
 def images_together(batch_norm_batch_size: int, per_replica: int, replicas: int) -> int:
-    """Returns the images whose statistics are taken together, which may be fewer than asked for.
+    """Returns the number of images that share statistics, which may be fewer than requested.
 
-    Args:
-      batch_norm_batch_size: as :func:`batch_norm_group_size` takes it.
-      per_replica: images that each replica normalizes at once.
-      replicas: in the whole job.
-
-    Raises:
-      UserError: as the other functions.
+    Arguments and errors are those of the other functions.
     """
     if not batch_norm_batch_size:
         return per_replica
@@ -69,6 +64,6 @@ def images_together(batch_norm_batch_size: int, per_replica: int, replicas: int)
 
 
 def _divisors_around(number: int, whole: int) -> tuple[int, int]:
-    """Returns the next smaller and the next larger divisor of ``whole``, which has both."""
+    """Returns the closest divisors of ``whole`` below and above ``number``; both must exist."""
     divisors = [n for n in range(1, whole + 1) if whole % n == 0]
     return max(n for n in divisors if n < number), min(n for n in divisors if n > number)

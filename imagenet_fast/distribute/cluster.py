@@ -1,4 +1,4 @@
-"""The worker processes of a job, as ``TF_CONFIG`` or Slurm names them."""
+"""The worker processes of a job, from ``TF_CONFIG`` or Slurm's variables."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _ADDRESS = re.compile(r".+:[0-9]+")
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """The processes of a synchronous job.
+    """The worker processes of a job.
 
     Attributes:
-      workers: ``host:port`` of each, in the order of their indices; the chief is the first.
-      index: this process' place among them.
+      workers: each worker's ``host:port``, in the order of indices; the first is the chief.
+      index: the index of this process.
       tasks_share_gpus: whether the processes of one host see the same GPUs, as Slurm's tasks do.
     """
 
@@ -39,19 +39,19 @@ class Cluster:
 
     @property
     def hosts(self) -> list[str]:
-        """The host of each process, in the order of their indices."""
+        """The host of each process, in the order of indices."""
         return [worker.rpartition(":")[0] for worker in self.workers]
 
     def place_on_host(self) -> tuple[int, int]:
-        """Returns this process' number among those of its host, from 0, and how many they are."""
+        """Returns the index of this process among those of its host, and their number."""
         return self.hosts[: self.index].count(self.host), self.hosts.count(self.host)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Cluster | None:
-        """Returns the cluster that ``TF_CONFIG``, else Slurm's variables describe, else None.
+        """Returns the cluster of ``TF_CONFIG``, else of Slurm's variables, else None.
 
         Raises:
-          UserError: if either is malformed.
+          UserError: if they are malformed.
         """
         return cls.from_tf_config(environment) or cls.from_slurm(environment)
 
@@ -60,7 +60,7 @@ class Cluster:
         """Reads TensorFlow's ``TF_CONFIG``; a ``chief`` counts as the first worker.
 
         Raises:
-          UserError: if it is not what TensorFlow documents, or has parameter servers.
+          UserError: if it does not have TensorFlow's documented format, or has parameter servers.
         """
         text = environment.get("TF_CONFIG", "")
         if not text:
@@ -85,10 +85,11 @@ class Cluster:
         if kind not in ("chief", "worker"):
             raise UserError(f"TF_CONFIG's task type is {kind!r}, but must be chief or worker")
         chiefs, workers = members.get("chief", []), members.get("worker", [])
-        own = chiefs if kind == "chief" else workers
-        if not isinstance(index, int) or not 0 <= index < len(own):
+        tasks = len(chiefs if kind == "chief" else workers)
+        if not isinstance(index, int) or not 0 <= index < tasks:
             raise UserError(
-                f"TF_CONFIG's task index is {index!r}, but must count the {len(own)} {kind}s from 0"
+                f"TF_CONFIG's task index is {index!r}, but must be in [0, {tasks}): it has "
+                f"{tasks} {kind}(s)"
             )
         everyone = (*chiefs, *workers)
         for address in everyone:
@@ -104,12 +105,12 @@ class Cluster:
 
     @classmethod
     def from_slurm(cls, environment: Mapping[str, str], port: int = 8888) -> Cluster | None:
-        """Reads the variables that ``srun`` sets, if they name more than one task.
+        """Reads the variables that ``srun`` sets; None for a single task.
 
-        The tasks of one host listen on consecutive ports from ``port`` on.
+        The tasks of one host listen on consecutive ports, starting at ``port``.
 
         Raises:
-          UserError: if they cannot be read or contradict each other.
+          UserError: if the variables are malformed or contradict each other.
         """
         if environment.get("SLURM_STEP_NUM_TASKS", "1") == "1":
             return None
@@ -122,8 +123,8 @@ class Cluster:
         missing = [name for name in names if name not in environment]
         if missing:
             raise UserError(f"Slurm's {missing[0]} is not set: start the tasks with srun")
-        # TensorFlow's readers of Slurm's two shorthands. Its SlurmClusterResolver orders hosts by
-        # name where Slurm orders tasks by the list (node10 before node2), and needs GPUs.
+        # TensorFlow's parsers of Slurm's two list formats. Its SlurmClusterResolver is no
+        # alternative: it sorts hosts by name, unlike Slurm (node10 before node2), and needs GPUs.
         from tensorflow.python.distribute.cluster_resolver.slurm_cluster_resolver import (
             expand_hostlist,
             expand_tasks_per_node,
@@ -140,18 +141,18 @@ class Cluster:
             f"{host}:{port + task}" for host, count in zip(hosts, counts) for task in range(count)
         )
         if len(hosts) != len(counts) or len(workers) != tasks or not 0 <= index < tasks:
-            told = ", ".join(f"{name}={environment[name]}" for name in names)
-            raise UserError(f"Slurm's variables contradict each other: {told}")
+            values = ", ".join(f"{name}={environment[name]}" for name in names)
+            raise UserError(f"Slurm's variables contradict each other: {values}")
         node = environment.get("SLURMD_NODENAME", "")
         if node and workers[index].rpartition(":")[0] != node:
             raise UserError(
-                f"Slurm has put task {index} on {node}, but tasks must be numbered node by node: "
-                "start them with srun --distribution=block"
+                f"Slurm started task {index} on {node}, but tasks must be numbered node by node: "
+                "use srun --distribution=block"
             )
         return cls(workers, index, tasks_share_gpus=True)
 
     def to_tf_config(self) -> str:
-        """Returns the ``TF_CONFIG`` that describes this cluster to this process."""
+        """Returns the ``TF_CONFIG`` of this process."""
         return json.dumps(
             {
                 "cluster": {"worker": list(self.workers)},

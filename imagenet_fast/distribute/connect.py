@@ -1,4 +1,4 @@
-"""Making NCCL's communicators in one order, before training uses them at once."""
+"""Creates NCCL communicators in a fixed order, before training uses them concurrently."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_fast.distribute.collectives import Communicator, this_replica
 from imagenet_fast.distribute.groups import Groups
 from imagenet_fast.distribute.workers import collective_hint, worker_place
 
-# A stream of its own for each connection: the keys of collectives differ.
+# Numbers the streams of connections, so that their instance keys differ.
 _STREAMS = itertools.count()
 
 
@@ -24,52 +24,48 @@ def connect(
     device: str = "",
     timeout_seconds: float = 0,
 ) -> None:
-    """Makes the NCCL communicators of groups, one after another, where workers have GPUs.
+    """Creates the NCCL communicators of groups, one after another, if workers have GPUs.
 
-    The first collective of a group makes its communicator, which waits for the group's GPUs on
-    other hosts while it locks all collectives of its process
-    (``NcclManager::GetCommunicator``, ``ncclCommInitRank``). If two groups reach over the same two
-    hosts, as the columns of ``torus_2d`` do, each host may lock for another one: both then wait
-    forever. Here all processes come to the groups in the same order.
+    The first collective of a group creates its communicator: it locks all collectives of the
+    process while it waits for the group's GPUs on other hosts (``NcclManager::GetCommunicator``,
+    ``ncclCommInitRank``). If two groups span the same two hosts, as the columns of ``torus_2d`` do,
+    the hosts may hold their locks for different groups and wait for each other forever. This
+    function creates them in the same order in all processes.
 
-    To be called by all workers, outside of replicas.
+    All workers must call it, outside of replicas.
 
     Args:
-      strategy: of the workers.
-      groups: members of each, in an order that all workers share.
-      place: as :class:`~imagenet_fast.distribute.collectives.Communicator` takes it.
-      device: on which the groups meet; empty: the replica's own.
-      timeout_seconds: after which a group gives up that others do not come; 0: never.
+      strategy: the workers' strategy.
+      groups: the members of each group, in the same order in all workers.
+      place: as in :class:`~imagenet_fast.distribute.collectives.Communicator`.
+      device: the device that the groups use; empty: the replica's.
+      timeout_seconds: time limit for each group; 0: none.
     """
     if collective_hint(strategy) != "nccl":
         return
-    workers, own = worker_place(strategy)
+    workers, worker = worker_place(strategy)
     each = strategy.num_replicas_in_sync // workers
-    here = set(range(own * each, (own + 1) * each))
+    here = set(range(worker * each, (worker + 1) * each))
     for group in groups:
         if here.intersection(group) and len(group) > 1:
-            _meet_once(strategy, tuple(group), place, device, timeout_seconds)
+            _all_reduce_once(strategy, tuple(group), place, device, timeout_seconds)
 
 
 def straddles(groups: Groups, each: int) -> bool:
-    """Whether a process has members in several groups that reach over processes.
+    """Whether any process has members in several groups that span processes.
 
-    Such groups must be connected before they are used at the same time.
+    Such groups must be connected before they are used concurrently.
 
     Args:
-      groups: of all replicas.
-      each: replicas of a process, which have consecutive numbers.
+      groups: groups of all replicas.
+      each: replicas of a process, which have consecutive ids.
     """
-    reaching = [
-        {member // each for member in group}
-        for group in groups.members
-        if len({member // each for member in group}) > 1
-    ]
-    processes = [process for group in reaching for process in group]
-    return len(processes) > len(set(processes))
+    processes = [{member // each for member in group} for group in groups.members]
+    spanning = [process for group in processes if len(group) > 1 for process in group]
+    return len(spanning) > len(set(spanning))
 
 
-def _meet_once(
+def _all_reduce_once(
     strategy: tf.distribute.Strategy,
     group: tuple[int, ...],
     place: int,
@@ -78,17 +74,17 @@ def _meet_once(
 ) -> None:
     stream = f"connect_{next(_STREAMS)}"
 
-    def own() -> tf.Tensor:
+    def in_replica() -> tf.Tensor:
         replica = this_replica()
         if replica not in group:
             return tf.zeros([1])
         with tf.device(device) if device else contextlib.nullcontext():
-            meet = Communicator(
+            communicator = Communicator(
                 group, replica, place=place, hint="nccl", timeout_seconds=timeout_seconds
             )
-            return meet.all_reduce(tf.ones([1]), stream)
+            return communicator.all_reduce(tf.ones([1]), stream)
 
-    function = tf.function(lambda: strategy.run(own), autograph=False)
-    # A concrete function is not traced anew inside of a strategy's scope.
+    function = tf.function(lambda: strategy.run(in_replica), autograph=False)
+    # A concrete function is not retraced in a strategy's scope.
     for total in strategy.experimental_local_results(function.get_concrete_function()()):
-        total.numpy()  # waits for it
+        total.numpy()  # Waits for it.

@@ -1,4 +1,4 @@
-"""Checks that workers agree before they train together."""
+"""Consistency checks across workers before training."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def check_same_options(options: Options, strategy: tf.distribute.Strategy) -> No
     """Checks that all workers were started with the same options.
 
     Raises:
-      UserError: in all workers, naming the options that differ, the workers and their values.
+      UserError: in all workers, with the options that differ, the workers and their values.
     """
     if workers_of(strategy) is None:
         return
-    own = {
+    values = {
         field.name: option_text(getattr(options, field.name))
         for field in dataclasses.fields(options)
-        # Workers of one machine may each name GPUs of their own; make_strategy compares the counts.
+        # Workers on one machine may name different GPUs; make_strategy compares their numbers.
         if field.name != "gpus"
     }
-    chief, *others = map(json.loads, texts_of_all(strategy, json.dumps(own)))
+    chief, *others = map(json.loads, texts_of_all(strategy, json.dumps(values)))
     differences = []
     for name, value in chief.items():
         different = [
@@ -47,18 +47,18 @@ def check_consistent(
     value: str,
     advice: str = "start all workers with the same options",
 ) -> None:
-    """Checks that all workers have the same value, without which they would deadlock.
+    """Checks that all workers have the same value, before differences cause a deadlock.
 
     All workers must call it; with one process it does nothing.
 
     Args:
-      strategy: of the workers.
-      what: what the value is, to complete "workers disagree on ...".
-      value: this worker's.
+      strategy: the workers' strategy.
+      what: the value's meaning, to complete "workers disagree on ...".
+      value: this worker's value.
       advice: what to do if values differ.
 
     Raises:
-      UserError: in all workers, naming the first worker that differs from worker 0.
+      UserError: in all workers, with the first worker that differs from worker 0.
     """
     if workers_of(strategy) is None:
         return

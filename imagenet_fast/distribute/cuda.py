@@ -1,11 +1,11 @@
-"""NVIDIA's driver and CUDA libraries: those that TensorFlow was built for, and those it finds.
+"""NVIDIA's driver and CUDA libraries: the versions TensorFlow needs, and those it finds.
 
-TensorFlow registers no GPU at all unless it can load every library of
-``TryDlopenCUDALibraries`` (``xla/tsl/platform/default/dlopen_checker.cc``), and does not say which
-one it misses. It loads each by ``LoadDynamicLibrary`` (``tsl/platform/default/load_library.cc``),
-as does ``tf.load_op_library``: so what that finds here is what TensorFlow finds, in
-``LD_LIBRARY_PATH``, in the folders of pip's packages ``nvidia-*`` that ``RUNPATH`` of
-``libtensorflow_framework.so`` names, and where the system looks.
+TensorFlow registers no GPU unless it can load every library of ``TryDlopenCUDALibraries``
+(``xla/tsl/platform/default/dlopen_checker.cc``), and does not report which one is missing. It loads
+them with ``LoadDynamicLibrary`` (``tsl/platform/default/load_library.cc``), as
+``tf.load_op_library`` does, so this module finds what TensorFlow finds: in ``LD_LIBRARY_PATH``, in
+the folders of pip's ``nvidia-*`` packages in the ``RUNPATH`` of ``libtensorflow_framework.so``, and
+in the system's folders.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ INSTALL = "install the CUDA libraries with `tools/install.sh .venv digits,gpu`"
 
 _DRIVER_LIBRARY = "libcuda.so.1"
 _MODULE_VERSION = pathlib.Path("/proc/driver/nvidia/version")
-# Those of TryDlopenCUDALibraries, in its order, with the versions of CUDA 12 for installs whose
-# header is missing.
+# The libraries of TryDlopenCUDALibraries, in its order, with the versions for CUDA 12, in case
+# TensorFlow's header is missing.
 _REQUIRED = {
     "cudart": "12",
     "cublas": "12",
@@ -37,7 +37,7 @@ _REQUIRED = {
     "cusparse": "12",
     "cudnn": "9",
 }
-# Without it TensorFlow finds the GPUs, but cannot all-reduce among them.
+# Without NCCL, TensorFlow finds the GPUs, but cannot all-reduce among them.
 _NCCL = "libnccl.so.2"
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE of cuda.h
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
@@ -45,12 +45,12 @@ _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAP
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What TensorFlow was built for.
+    """The CUDA build of TensorFlow.
 
     Attributes:
-      cuda: version of CUDA, such as ``12.5.1``; empty: built without.
-      cudnn: version of cuDNN, such as ``9``.
-      capabilities: compute capabilities that it has code for, (major, minor), from the lowest.
+      cuda: the CUDA version, such as ``12.5.1``; empty: built without CUDA.
+      cudnn: the cuDNN version, such as ``9``.
+      capabilities: supported compute capabilities, (major, minor), in ascending order.
     """
 
     cuda: str = ""
@@ -60,14 +60,14 @@ class Build:
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """NVIDIA's driver, as this process finds it.
+    """NVIDIA's driver, as seen by this process.
 
     Attributes:
-      version: of the kernel's module, such as ``550.54.14``; empty: unknown.
-      cuda: the newest CUDA that it supports, such as ``12.4``; empty: unknown.
-      error: why it cannot be used; empty: it can.
-      hides_all: whether it works, but shows this process no GPU.
-      capabilities: compute capability of each GPU that it shows, (major, minor).
+      version: the version of the kernel module, such as ``550.54.14``; empty: unknown.
+      cuda: the newest supported CUDA, such as ``12.4``; empty: unknown.
+      error: why the driver cannot be used; empty: it can.
+      hides_all: whether it works, but no GPU is visible to this process.
+      capabilities: the compute capability of each visible GPU, (major, minor).
     """
 
     version: str = ""
@@ -79,13 +79,13 @@ class Driver:
 
 @dataclasses.dataclass(frozen=True)
 class Library:
-    """A library that TensorFlow loads when it runs.
+    """A library that TensorFlow loads at run time.
 
     Attributes:
-      name: of its file, such as ``libcudnn.so.9``.
-      version: that was found.
-      path: where it was found.
-      error: why it does not load; empty: it does.
+      name: the file name, such as ``libcudnn.so.9``.
+      version: the loaded version.
+      path: the path of the loaded file.
+      error: why it cannot be loaded; empty: it can.
       required: whether TensorFlow registers no GPU without it.
     """
 
@@ -97,7 +97,7 @@ class Library:
 
 
 class Problem(NamedTuple):
-    """Something that keeps TensorFlow from using a GPU.
+    """A problem that prevents TensorFlow from using a GPU.
 
     Attributes:
       reason: what is wrong.
@@ -108,25 +108,25 @@ class Problem(NamedTuple):
     advice: str
 
     def __str__(self) -> str:
-        """For an error message."""
+        """Returns both, for an error message."""
         return f"{self.reason}; {self.advice}"
 
 
 def built_for() -> Build:
-    """Returns what TensorFlow was built for."""
+    """Returns the CUDA build of TensorFlow."""
     info = tf.sysconfig.get_build_info()
     if not info.get("is_cuda_build"):
         return Build()
-    told = [re.search(r"(\d+)(\d)", name) for name in info.get("cuda_compute_capabilities", ())]
+    matches = [re.search(r"(\d+)(\d)", name) for name in info.get("cuda_compute_capabilities", ())]
     return Build(
         cuda=info.get("cuda_version", ""),
         cudnn=info.get("cudnn_version", ""),
-        capabilities=tuple(sorted((int(own[1]), int(own[2])) for own in told if own)),
+        capabilities=tuple(sorted((int(match[1]), int(match[2])) for match in matches if match)),
     )
 
 
 def find_driver() -> Driver:
-    """Returns what is to be known of the driver; starts it if TensorFlow has not done so."""
+    """Returns the driver's state; initializes it if TensorFlow has not done so."""
     version = _module_version()
     try:
         library = open_library(_DRIVER_LIBRARY)
@@ -143,15 +143,15 @@ def find_driver() -> Driver:
         return Driver(version, cuda, error=_driver_error(library, status))
     count = ctypes.c_int()
     library.cuDeviceGetCount(ctypes.byref(count))
-    found = tuple(_capability(library, device) for device in range(count.value))
-    return Driver(version, cuda, hides_all=not found, capabilities=found)
+    capabilities = tuple(_capability(library, device) for device in range(count.value))
+    return Driver(version, cuda, hides_all=not capabilities, capabilities=capabilities)
 
 
 def device_uuids() -> list[str]:
-    """Returns the UUID of each device that the driver shows this process, in CUDA's order.
+    """Returns the UUIDs of the devices visible to this process, in CUDA's order.
 
-    Unlike CUDA's numbers, which begin at 0 in each container or bound Slurm task, they tell GPUs
-    and their MIG instances apart. Empty where the driver does not say.
+    They identify GPUs and MIG instances, unlike CUDA's device numbers, which start at 0 in each
+    container and each bound Slurm task. Empty if the driver does not report them.
     """
     try:
         library = open_library(_DRIVER_LIBRARY)
@@ -165,26 +165,26 @@ def device_uuids() -> list[str]:
             if library.cuDeviceGetUuid_v2(uuid, device):
                 return []
             uuids.append(bytes(uuid).hex())
-    except (OSError, AttributeError):  # no driver, or one that is too old for the function
+    except (OSError, AttributeError):  # No driver, or one without this function.
         return []
     return uuids
 
 
 def find_libraries() -> list[Library]:
-    """Returns the libraries that TensorFlow loads, each as it is found or with the reason."""
+    """Returns the libraries that TensorFlow loads, with the error of those that fail to load."""
     versions = {**_REQUIRED, **_header_versions()}
-    kinds = {kind: f"lib{kind}.so.{versions[kind]}" for kind in _REQUIRED}
-    found = [_find(name, kind, required=True) for kind, name in kinds.items()]
-    return [*found, _find(_NCCL, "nccl", required=False)]
+    names = {kind: f"lib{kind}.so.{versions[kind]}" for kind in _REQUIRED}
+    libraries = [_find(name, kind, required=True) for kind, name in names.items()]
+    return [*libraries, _find(_NCCL, "nccl", required=False)]
 
 
 def preload_libraries() -> None:
-    """Loads those CUDA libraries of pip's packages that TensorFlow does not look for there.
+    """Loads CUDA libraries of pip's packages that TensorFlow does not search for there.
 
-    To be called before TensorFlow lists devices for the first time. TensorFlow 2.21.0's ``RUNPATH``
-    lacks the folder of cuSOLVER (tensorflow pull request 112973), so that with the packages that
-    ``tensorflow[and-cuda]`` installs it registers no GPU. A library that has been loaded is found
-    by its name. Where there is no driver nothing is done.
+    Call it before TensorFlow first lists devices. The ``RUNPATH`` of TensorFlow 2.21.0 lacks the
+    folder of cuSOLVER (tensorflow pull request 112973), so that with the packages of
+    ``tensorflow[and-cuda]`` it registers no GPU. The dynamic linker finds libraries that are
+    already loaded. Without a driver this function does nothing.
     """
     if not built_for().cuda:
         return
@@ -195,64 +195,59 @@ def preload_libraries() -> None:
     for library in find_libraries():
         path = _in_packages(library.name) if library.error else None
         if path:
-            with contextlib.suppress(OSError):  # why_no_gpu names it, and says why
+            with contextlib.suppress(OSError):  # find_problem() reports it.
                 ctypes.CDLL(str(path))
 
 
-def why_no_gpu() -> str:
-    """Returns why TensorFlow sees none of the GPUs that the driver shows, and what to do."""
-    return f"{find_problem()}."
-
-
 def find_problem() -> Problem:
-    """Returns the first thing that keeps TensorFlow from seeing the GPUs of this machine.
+    """Returns the first problem that prevents TensorFlow from seeing this machine's GPUs.
 
-    In the order in which TensorFlow comes to it: its build, the driver (``cuInit``), the devices
-    that the driver shows (``VisibleDeviceCount``), the libraries (``MaybeTryDlopenGPULibraries``),
-    and their compute capability (all in ``GetValidDeviceIds`` of ``gpu_device.cc``).
+    In TensorFlow's order: its build, the driver (``cuInit``), the visible devices
+    (``VisibleDeviceCount``), the libraries (``MaybeTryDlopenGPULibraries``) and the compute
+    capability (all in ``GetValidDeviceIds`` of ``gpu_device.cc``).
     """
     build = built_for()
     if not build.cuda:
         return Problem("this TensorFlow is built without CUDA", f"{INSTALL}, in a new environment")
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if shown in ("", "-1"):
-        return Problem(f"CUDA_VISIBLE_DEVICES={shown!r} hides them", "unset it")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible in ("", "-1"):
+        return Problem(f"CUDA_VISIBLE_DEVICES={visible!r} hides them", "unset it")
     driver = find_driver()
     problem = driver_problem(driver, build)
     if problem:
         return problem
-    if driver.hides_all and shown is not None:
-        return Problem(f"CUDA_VISIBLE_DEVICES={shown!r} names no GPU of this machine", "unset it")
+    if driver.hides_all and visible is not None:
+        return Problem(f"CUDA_VISIBLE_DEVICES={visible!r} names no GPU of this machine", "unset it")
     if driver.hides_all:
         return Problem(
-            "the driver shows this process no GPU",
-            "see whether `nvidia-smi` lists any here, and give the container or the job GPUs",
+            "no GPU is visible to this process",
+            "check whether `nvidia-smi` lists any here, and give the container or the job GPUs",
         )
     missing = [library for library in find_libraries() if library.required and library.error]
     if missing:
         names = " and ".join(library.name for library in missing)
-        return Problem(f"TensorFlow cannot load {names} ({missing[0].error})", how_to_mend(missing))
+        return Problem(f"TensorFlow cannot load {names} ({missing[0].error})", how_to_fix(missing))
     if build.capabilities and max(driver.capabilities) < build.capabilities[0]:
         return Problem(
-            f"their compute capability is {_dotted(max(driver.capabilities))}, and this TensorFlow "
+            f"their compute capability is {_dotted(max(driver.capabilities))}, but this TensorFlow "
             f"is built for {_dotted(build.capabilities[0])} and newer",
             "use an older TensorFlow",
         )
     return Problem(
         "the driver and all CUDA libraries load now",
-        "start again with TF_CPP_MIN_LOG_LEVEL=0 to see what TensorFlow says",
+        "start again with TF_CPP_MIN_LOG_LEVEL=0 to see TensorFlow's messages",
     )
 
 
 def driver_problem(driver: Driver, build: Build) -> Problem | None:
-    """Returns what is wrong with the driver, if anything.
+    """Returns the driver's problem, if any.
 
-    A driver for any 12.x runs programs of all of 12 (CUDA's minor version compatibility).
+    A driver for any 12.x runs programs for all 12.x (CUDA's minor version compatibility).
     """
     if driver.cuda and _major(driver.cuda) < _major(build.cuda):
-        own = f"the driver {driver.version}".strip()
+        name = f"the driver {driver.version}".strip()
         return Problem(
-            f"{own} supports CUDA {driver.cuda}, and this TensorFlow is built for {build.cuda}",
+            f"{name} supports CUDA {driver.cuda}, but this TensorFlow is built for {build.cuda}",
             "update the driver",
         )
     if driver.error:
@@ -264,22 +259,19 @@ def driver_problem(driver: Driver, build: Build) -> Problem | None:
     return None
 
 
-def how_to_mend(missing: Sequence[Library]) -> str:
-    """Returns what to do about libraries that do not load."""
-    folders = [path.parent for own in missing if (path := _in_packages(own.name))]
+def how_to_fix(missing: Sequence[Library]) -> str:
+    """Returns the advice for libraries that cannot be loaded."""
+    folders = [path.parent for library in missing if (path := _in_packages(library.name))]
     if len(folders) < len(missing):
         return INSTALL
-    return (
-        "add the folders in which TensorFlow does not look for them to LD_LIBRARY_PATH: "
-        f"{':'.join(map(str, folders))}"
-    )
+    return f"add their folders to LD_LIBRARY_PATH: {':'.join(map(str, folders))}"
 
 
 def open_library(name: str) -> ctypes.CDLL:
-    """Returns a library that TensorFlow's own loader finds.
+    """Loads a library with TensorFlow's own loader.
 
     Raises:
-      OSError: if it does not load, with the loader's reason.
+      OSError: if it cannot be loaded, with the loader's reason.
     """
     try:
         tf.load_op_library(name)
@@ -302,36 +294,36 @@ def _find_header() -> pathlib.Path:
 
 @functools.cache
 def _header_versions() -> dict[str, str]:
-    """Returns the versions in the names of libraries, by kind, that TensorFlow was built with."""
+    """Returns the versions in the file names of the libraries of TensorFlow's build, by kind."""
     header = _find_header()
     if not header.exists():
         return {}
     defined = dict(re.findall(r'^#define TF_(\w+)_VERSION "(\d+)"', header.read_text(), re.M))
-    found = {kind: defined[kind.upper()] for kind in _REQUIRED if kind.upper() in defined}
-    # cuBLAS is two libraries of one version.
-    return {**found, "cublasLt": found["cublas"]} if "cublas" in found else found
+    versions = {kind: defined[kind.upper()] for kind in _REQUIRED if kind.upper() in defined}
+    # cuBLAS consists of two libraries with the same version.
+    return {**versions, "cublasLt": versions["cublas"]} if "cublas" in versions else versions
 
 
 def _in_packages(name: str) -> pathlib.Path | None:
-    """Returns the path of a library in pip's packages ``nvidia-*``, which lie beside TensorFlow."""
+    """Returns the path of a library in pip's ``nvidia-*`` packages, beside TensorFlow's."""
     packages = pathlib.Path(tf.__file__).parents[1] / "nvidia"
     return next(iter(sorted(packages.glob(f"*/lib/{name}"))), None)
 
 
 def _module_version() -> str:
-    """Returns the version of the driver's kernel module; empty if the system does not say."""
+    """Returns the version of the driver's kernel module; empty if unknown."""
     try:
         text = _MODULE_VERSION.read_text()
     except OSError:
         return ""
-    found = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
-    return found[1] if found else ""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", text)
+    return match[1] if match else ""
 
 
 def _driver_error(library: ctypes.CDLL, status: int) -> str:
     text = ctypes.c_char_p()
     library.cuGetErrorString(status, ctypes.byref(text))
-    return f"cuInit fails with error {status}, {(text.value or b'unknown').decode()}"
+    return f"cuInit failed with error {status}, {(text.value or b'unknown').decode()}"
 
 
 def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
@@ -344,13 +336,13 @@ def _capability(library: ctypes.CDLL, device: int) -> tuple[int, int]:
 
 
 def _path_of(name: str) -> str:
-    """Returns the path of a library that is loaded; empty if the system does not say."""
+    """Returns the path of a loaded library; empty if unknown."""
     try:
         maps = pathlib.Path("/proc/self/maps").read_text()
     except OSError:
         return ""
-    found = re.search(rf"\s(/\S*/{re.escape(name)}[.\d]*)$", maps, re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"\s(/\S*/{re.escape(name)}[.\d]*)$", maps, re.MULTILINE)
+    return match[1] if match else ""
 
 
 def _cuda_version(number: int) -> str:
@@ -372,13 +364,13 @@ def _nccl_version(library: ctypes.CDLL) -> str:
 def _cudnn_version(library: ctypes.CDLL) -> str:
     library.cudnnGetVersion.restype = ctypes.c_size_t
     number = library.cudnnGetVersion()
-    # cuDNN 9 left more room for its minor version.
+    # cuDNN 9 encodes its version with another factor.
     major = 10000 if number >= 90000 else 1000
     return _dotted((number // major, number % major // 100, number % 100))
 
 
 def _version_by(function: str) -> Callable[[ctypes.CDLL], str]:
-    """Returns what asks a library by ``cublasGetProperty`` and its like."""
+    """Returns a function that reads a version by ``cublasGetProperty`` or a similar function."""
 
     def version(library: ctypes.CDLL) -> str:
         numbers = []

@@ -1,4 +1,4 @@
-"""The devices that a run computes on: their names, and whether all workers have alike ones."""
+"""The devices of a run, and a check that all workers have suitable ones."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from imagenet_fast.base.environment import cpu_name
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.cluster import Cluster
 from imagenet_fast.distribute.exchange import texts_of_all
-from imagenet_fast.distribute.gpus import gpu_name, own_uuids, same_gpus
+from imagenet_fast.distribute.gpus import gpu_name, shared_gpu, visible_uuids
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.distribute.workers import collective_hint, worker_place, workers_of
 
-# A driver that hangs would otherwise make all workers wait forever.
-_SECONDS = 60
+# A hanging driver of one worker must not make all workers wait forever.
+_LIST_SECONDS = 60
 
 
 @dataclasses.dataclass(frozen=True)
 class RunDevices:
-    """What a run computes on.
+    """The devices of a run.
 
     Attributes:
-      workers: processes that train together.
+      workers: number of worker processes.
       each: devices of each worker.
       kind: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
-      name: of the devices of this process, such as ``NVIDIA H100 80GB HBM3``; empty if unknown.
-      collective: what carries all-reduces: ``"NCCL"``, ``"gRPC"`` between workers' CPUs, ``"ring"``
-        between the logical CPUs of a process, ``"XLA"`` on a TPU; empty if there is one replica.
+      name: the model of this process's devices, such as ``NVIDIA H100 80GB HBM3``; empty: unknown.
+      collective: the implementation of all-reduces: ``"NCCL"``, ``"gRPC"`` between workers' CPUs,
+        ``"ring"`` between the logical CPUs of a process, ``"XLA"`` on a TPU; empty: one replica.
     """
 
     workers: int
@@ -50,11 +50,11 @@ class RunDevices:
 
 
 def run_devices(strategy: tf.distribute.Strategy, devices: Sequence[str]) -> RunDevices:
-    """Returns what a run computes on.
+    """Returns the devices of a run.
 
     Args:
-      strategy: of the run.
-      devices: names of this process' devices that compute, as TensorFlow has them.
+      strategy: the run's strategy.
+      devices: TensorFlow's names of this process's devices.
     """
     kinds = {tf.DeviceSpec.from_string(device).device_type for device in devices}
     kind = "+".join(sorted(kinds))
@@ -76,74 +76,74 @@ def _collective(strategy: tf.distribute.Strategy) -> str:
         return "XLA"
     if workers_of(strategy) is not None:
         return "NCCL" if collective_hint(strategy) == "nccl" else "gRPC"
-    # MirroredStrategy takes NCCL for GPUs that are not split (_make_collective_ops_with_fallbacks).
-    chosen = strategy.extended._communication_options.implementation.value
-    return "NCCL" if chosen == "NCCL" else "ring"
+    # MirroredStrategy uses NCCL for physical GPUs (_make_collective_ops_with_fallbacks).
+    implementation = strategy.extended._communication_options.implementation.value
+    return "NCCL" if implementation == "NCCL" else "ring"
 
 
 def visible_gpu_names() -> list[str]:
-    """Returns the names of the GPUs that this process uses, in TensorFlow's order."""
+    """Returns the models of the GPUs that this process uses, in TensorFlow's order."""
     return [gpu_name(gpu) for gpu in tf.config.get_visible_devices("GPU")]
 
 
 def describe_gpus(names: Sequence[str]) -> str:
-    """Returns GPUs in words, such as ``8 GPU (NVIDIA H100 80GB HBM3)``; ``no GPU``."""
+    """Returns a description of GPUs, such as ``8 GPU (NVIDIA H100 80GB HBM3)`` or ``no GPU``."""
     if not names:
         return "no GPU"
-    kinds = collections.Counter(names)
-    if len(kinds) == 1:
+    counts = collections.Counter(names)
+    if len(counts) == 1:
         return f"{len(names)} GPU ({names[0]})"
-    told = ", ".join(f"{count} x {name}" for name, count in kinds.items())
-    return f"{len(names)} GPU ({told})"
+    return f"{len(names)} GPU ({', '.join(f'{n} x {name}' for name, n in counts.items())})"
 
 
 def check_same_devices(cluster: Cluster, strategy: tf.distribute.Strategy) -> None:
-    """Checks that all workers have equally many GPUs, and that no two use the same one.
+    """Checks that all workers have the same number of GPUs, and share none.
 
-    All workers must call it before their first collective, which would otherwise wait forever or
-    fail inside NCCL.
+    All workers must call it before their first collective, which could otherwise wait forever or
+    fail inside NCCL. It is also the first exchange of any kind after the workers have connected,
+    so its time limit covers a worker that hangs while it lists its GPUs.
 
     Args:
-      cluster: the workers, of which this process is one.
-      strategy: theirs.
+      cluster: the workers, including this process.
+      strategy: the workers' strategy.
 
     Raises:
-      UserError: in all workers, naming those that differ and what they have; or naming a worker
-        that stopped, or did not list its GPUs in time, after it connected.
+      UserError: in all workers, with the workers that differ and their GPUs, or with a worker that
+        stopped, or did not list its GPUs in time, after it connected.
     """
-    own = {"gpus": visible_gpu_names(), "uuids": own_uuids()}
+    gpus = {"gpus": visible_gpu_names(), "uuids": visible_uuids()}
     try:
-        texts = texts_of_all(strategy, json.dumps(own), _SECONDS)
+        texts = texts_of_all(strategy, json.dumps(gpus), _LIST_SECONDS)
     except tf.errors.UnavailableError as error:
         raise UserError(
             f"a worker connected, but did not list its GPUs: see its output ({error.message})"
         ) from None
-    wrong = _difference(cluster, [json.loads(text) for text in texts])
-    if wrong:
-        raise UserError(wrong)
+    problem = _gpu_problem(cluster, [json.loads(text) for text in texts])
+    if problem:
+        raise UserError(problem)
 
 
-def _difference(cluster: Cluster, found: Sequence[dict[str, list[str]]]) -> str:
-    """Returns what is wrong with the workers' GPUs; nothing if they can train together."""
+def _gpu_problem(cluster: Cluster, found: Sequence[dict[str, list[str]]]) -> str:
+    """Returns why the workers cannot train together with their GPUs; empty if they can."""
     counts = [len(worker["gpus"]) for worker in found]
     for other, count in enumerate(counts):
         if count != counts[0]:
-            told = " and ".join(
+            have = " and ".join(
                 f"worker {worker} ({cluster.workers[worker]}) has "
                 f"{describe_gpus(found[worker]['gpus'])}"
                 for worker in (0, other)
             )
             return (
-                f"{told}, but all workers need equally many GPUs: choose them with --gpus, or run "
-                "`imagenet-fast doctor` on the worker that lacks some"
+                f"{have}, but all workers need the same number of GPUs: choose them with --gpus, "
+                "or run `imagenet-fast doctor` on the worker with missing ones"
             )
-    shared = same_gpus([worker["uuids"] for worker in found])
+    shared = shared_gpu([worker["uuids"] for worker in found])
     if not shared:
         return ""
     first, second, uuid = shared
     return (
         f"workers {first} ({cluster.workers[first]}) and {second} ({cluster.workers[second]}) both "
-        f"use the GPU with UUID {uuid}, but each needs GPUs of its own: set CUDA_VISIBLE_DEVICES "
-        "for each, start them with tools/launch_local.py or srun (of GPUs that srun binds, "
-        "--gpu-bind decides), or start one worker on each machine"
+        f"use the GPU with UUID {uuid}, but workers cannot share GPUs: set CUDA_VISIBLE_DEVICES "
+        "for each, start them with tools/launch_local.py or srun (check its --gpu-bind), or start "
+        "one worker on each machine"
     )

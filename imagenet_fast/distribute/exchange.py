@@ -1,7 +1,7 @@
-"""Texts, sums and barriers across worker processes.
+"""Exchange of texts, sums of arrays and barriers across worker processes.
 
-Texts go through TensorFlow's coordination service, a key-value store that the first worker hosts.
-All workers must make the same calls in the same order.
+Texts go through TensorFlow's coordination service, a key-value store in the first worker (the
+chief). All workers must make the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,7 @@ from tensorflow.python.eager import context
 
 from imagenet_fast.distribute.workers import worker_place, workers_of
 
-# The service accepts each key once; this numbers the exchanges of a process.
+# Numbers the exchanges of a process, because the service accepts each key once.
 _EXCHANGES = itertools.count()
 # How long to wait for a key before checking that the worker that will set it is alive.
 _POLL_MILLISECONDS = 2_000
@@ -32,13 +32,13 @@ def texts_of_all(
 ) -> list[str]:
     """Returns each worker's text, in worker order; with one process, its text alone.
 
-    The first worker collects the texts and publishes the list. It returns after all others have
-    read the list, so that it may exit next, and the service with it.
+    The chief collects the texts, publishes the list and waits until all others have read it, so
+    that it may exit next, and the service with it.
 
     Args:
-      strategy: of the workers.
-      text: this worker's.
-      seconds: how long to wait for a worker that runs but does not answer; None: without limit.
+      strategy: the workers' strategy.
+      text: this worker's text.
+      seconds: time limit for workers that run but do not answer; None: no limit.
 
     Raises:
       tf.errors.UnavailableError: in all workers, naming one that stopped or did not answer in time.
@@ -47,11 +47,13 @@ def texts_of_all(
     if len(tasks) < 2:
         return [text]
     service, prefix = context.context(), f"imagenet_fast/exchange/{next(_EXCHANGES)}"
-    own_key, all_key, read_key = (f"{prefix}/{name}" for name in ("text/{}", "all", "read/{}"))
+    text_key, all_key, read_key = (f"{prefix}/{name}" for name in ("text/{}", "all", "read/{}"))
+    start = time.monotonic()
     if index:
-        service.set_config_key_value(own_key.format(index), text)
-        # Twice as long, so that the chief has time to name another worker.
-        result = json.loads(_wait_for(all_key, tasks[0], seconds and 2 * seconds))
+        with _naming(tasks[0]):
+            service.set_config_key_value(text_key.format(index), text)
+            # Twice the limit, so that the chief can name another worker first.
+            result = json.loads(_wait_for(all_key, tasks[0], start, seconds and 2 * seconds))
         # The chief may exit, and the service with it, before it answers this call.
         with contextlib.suppress(tf.errors.UnavailableError):
             service.set_config_key_value(read_key.format(index), "")
@@ -60,13 +62,16 @@ def texts_of_all(
         result = {"texts": [text]}
         for other in others:
             try:
-                result["texts"].append(_wait_for(own_key.format(other), tasks[other], seconds))
+                with _naming(tasks[other]):
+                    # One limit for all, or the chief could exceed that of the others.
+                    value = _wait_for(text_key.format(other), tasks[other], start, seconds)
             except tf.errors.UnavailableError as error:
                 result["error"] = error.message
                 others.remove(other)
                 break
+            result["texts"].append(value)
         service.set_config_key_value(all_key, json.dumps(result))
-        # One that stops now is reported by the next collective.
+        # The next collective reports workers that stop now.
         with contextlib.suppress(tf.errors.OpError):
             for other in others:
                 service.get_config_key_value(read_key.format(other), _ACKNOWLEDGE_MILLISECONDS)
@@ -76,50 +81,56 @@ def texts_of_all(
 
 
 def text_of_chief(strategy: tf.distribute.Strategy, text: str) -> str:
-    """Returns the chief's text in all workers; arguments and errors are :func:`texts_of_all`'s."""
+    """Returns the chief's text in all workers; arguments and errors as in :func:`texts_of_all`."""
     return texts_of_all(strategy, text)[0]
 
 
 def wait_for_all(strategy: tf.distribute.Strategy) -> None:
-    """Returns when all workers have called it (a barrier); errors as :func:`texts_of_all`'s."""
+    """Returns when all workers have called it (a barrier); errors as in :func:`texts_of_all`."""
     texts_of_all(strategy, "")
 
 
 def sum_over_workers(strategy: tf.distribute.Strategy, *values: np.ndarray) -> Sequence[np.ndarray]:
-    """Returns the sum over workers of each float32 array, which has one shape in all of them."""
+    """Returns the sum over workers of each float32 array, whose shape all workers share.
+
+    Safe under NCCL, which matches collectives by launch order: call it outside of replicas, when no
+    other collective runs in the process. It returns after its one all-reduce per GPU, because
+    ``CrossDeviceOps._all_reduce_per_replica_values`` of ``tensorflow/python/distribute/
+    cross_device_ops.py`` waits for a thread per device under a lock, and ``numpy()`` for the GPU.
+    """
     if workers_of(strategy) is None:
         return values
     flat = np.concatenate([value.ravel() for value in values])
-    # A worker's first replica contributes all of it, its others zeros.
+    # A worker's first replica contributes the values, its others zeros.
     parts = iter([flat])
 
     def part(_: tf.distribute.ValueContext) -> tf.Tensor:
         return tf.constant(next(parts, np.zeros_like(flat)))
 
     per_replica = strategy.experimental_distribute_values_from_function(part)
-    # Outside of a tf.function, which would be traced for each new shape.
+    # Eagerly: a tf.function would be retraced for each new shape.
     sums = strategy.reduce(tf.distribute.ReduceOp.SUM, per_replica, axis=None).numpy()
     ends = np.cumsum([value.size for value in values])
     return [split.reshape(value.shape) for split, value in zip(np.split(sums, ends[:-1]), values)]
 
 
 def rows_of_all_workers(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
-    """Returns the concatenation, in worker order, of each worker's integer array along axis 0.
+    """Returns all workers' integer arrays concatenated along axis 0, in worker order.
 
-    For integers up to 2**24, which float32, the type of the sum, represents exactly.
+    For integers up to 2**24, because it adds in float32.
     """
-    workers, own = worker_place(strategy)
+    workers, worker = worker_place(strategy)
     counts = np.zeros([workers], np.float32)
-    counts[own] = len(rows)
+    counts[worker] = len(rows)
     counts = sum_over_workers(strategy, counts)[0].astype(np.int64)
-    first = counts[:own].sum()
+    first = counts[:worker].sum()
     everything = np.zeros([counts.sum(), *rows.shape[1:]], np.float32)
     everything[first : first + len(rows)] = rows
     return sum_over_workers(strategy, everything)[0].astype(np.int64)
 
 
 def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:
-    """Returns TensorFlow's names of the workers, and the index of this one."""
+    """Returns TensorFlow's names of the workers, and the index of this worker."""
     workers = workers_of(strategy)
     resolver = workers.cluster_resolver if workers else None
     if resolver is None:
@@ -135,24 +146,32 @@ def _tasks(strategy: tf.distribute.Strategy) -> tuple[list[str], int]:
     return names, tasks.index((resolver.task_type, resolver.task_id)) if tasks else 0
 
 
-def _wait_for(key: str, task: str, seconds: float | None) -> str:
+def _wait_for(key: str, task: str, start: float, seconds: float | None) -> str:
     """Returns the value of a key that ``task`` sets.
 
     Raises:
-      tf.errors.UnavailableError: if the task has stopped, for which TensorFlow alone would wait
-        forever, or did not set the key within ``seconds``.
+      tf.errors.OpError: if the task has stopped, for which TensorFlow alone would wait forever, or
+        did not set the key within ``seconds`` after ``start``.
     """
-    service, start = context.context(), time.monotonic()
+    service = context.context()
+    while True:
+        try:
+            return service.get_config_key_value(key, _POLL_MILLISECONDS)
+        except tf.errors.DeadlineExceededError:
+            service.check_collective_ops_peer_health(task, timeout_in_ms=_HEALTH_MILLISECONDS)
+            if seconds is not None and time.monotonic() - start > seconds:
+                raise tf.errors.UnavailableError(
+                    None, None, f"no answer within {seconds:g} s"
+                ) from None
+
+
+@contextlib.contextmanager
+def _naming(task: str) -> Iterator[None]:
+    """Appends the task to the message of TensorFlow's errors.
+
+    Workers pass on each other's errors, and the task named last is where they began.
+    """
     try:
-        while True:
-            try:
-                return service.get_config_key_value(key, _POLL_MILLISECONDS)
-            except tf.errors.DeadlineExceededError:
-                service.check_collective_ops_peer_health(task, timeout_in_ms=_HEALTH_MILLISECONDS)
-                if seconds is not None and time.monotonic() - start > seconds:
-                    raise tf.errors.UnavailableError(
-                        None, None, f"no answer within {seconds:g} s"
-                    ) from None
+        yield
     except tf.errors.OpError as error:
-        # Errors of a cluster blame the task that they name last.
         raise tf.errors.UnavailableError(None, None, f"{error.message} ({task})") from error

@@ -1,10 +1,9 @@
-"""Gradients in buckets, each of which is summed over the replicas at once.
+"""Gradient fusion: buckets of gradients, each all-reduced at once.
 
-Each sum costs its latency however small it is, so tensors are joined; but a sum can only begin when
-the last of its tensors is there, so they are not all joined. Bytes are the usual measure; Jia et
-al. 2018 ("Highly Scalable Deep Learning Training System with Mixed-Precision", arXiv 1807.11205)
-found that two segments were best on 1024 GPUs: gradients 1 to 20 and 21 to 26 of AlexNet, 1 to 76
-and 77 to 161 of ResNet-50.
+Fusion saves latencies, but an all-reduce cannot begin before the last gradient of its bucket is
+computed. Buckets usually have a size in bytes. Jia et al. 2018 ("Highly Scalable Deep Learning
+Training System with Mixed-Precision", arXiv 1807.11205) found two segments best on 1024 GPUs:
+gradients 1 to 20 and 21 to 26 of AlexNet, 1 to 76 and 77 to 161 of ResNet-50.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ _PUBLISHED_SEGMENTS = {"alexnet_bn": (20,), "resnet50": (76,)}
 
 @dataclasses.dataclass(frozen=True)
 class Fusion:
-    """How gradients are joined.
+    """The division of gradients into buckets.
 
     Attributes:
-      bytes: a bucket is closed before it would hold more than this; a larger tensor is a bucket of
-        its own; 0: one bucket.
-      segments: instead of bytes, the numbers of tensors after which, in the order in which the
-        model's variables were made, a new bucket begins: ``(76,)`` makes two, of the first 76
-        tensors and of the others.
+      bytes: maximum size of a bucket of several tensors; a larger tensor is alone in its bucket;
+        0: one bucket.
+      segments: instead of bytes, the numbers of tensors, in the order in which the model's
+        variables were created, after which a new bucket begins: ``(76,)`` divides into the first 76
+        tensors and the others.
 
     Raises:
-      UserError: if the numbers of ``segments`` are not positive and increasing.
+      UserError: if ``segments`` are not positive and increasing.
     """
 
     bytes: int = 25 * 2**20
@@ -47,7 +46,7 @@ class Fusion:
             )
 
     def check(self, tensors: int) -> None:
-        """Checks that so many tensors can be cut into the segments.
+        """Checks that a number of tensors can be divided into the segments.
 
         Raises:
           UserError: if the last segment would be empty.
@@ -61,14 +60,14 @@ class Fusion:
     def buckets(
         self, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]
     ) -> list[tuple[int, ...]]:
-        """Returns the buckets, those whose gradients are known first in front.
+        """Returns the buckets in the order in which the backward pass completes them.
 
-        Going backward through a model, the last layer's gradients come first; each bucket begins
-        with the last of its tensors, too.
+        The backward pass computes the last layer's gradients first, so buckets and the tensors in
+        them are in descending order.
 
         Args:
-          shapes: of the tensors, in the order in which the model's variables were made.
-          dtypes: of the tensors; a bucket has one only.
+          shapes: the tensors' shapes, in the order in which the model's variables were created.
+          dtypes: the tensors' dtypes; all tensors of a bucket have the same.
 
         Returns:
           The positions of each bucket's tensors.
@@ -95,11 +94,11 @@ class Fusion:
         return [tuple(bucket) for bucket in sorted(closed, key=lambda bucket: -bucket[-1])]
 
     def cuts(self, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]) -> tuple[int, ...]:
-        """Returns the numbers of tensors after which a new bucket begins, as ``segments`` has them.
+        """Returns the ``segments`` that make the same buckets.
 
         Args:
           shapes: as in :meth:`buckets`.
-          dtypes: all the same.
+          dtypes: equal dtypes.
 
         Raises:
           UserError: as :meth:`check`.
@@ -111,16 +110,16 @@ class Fusion:
 def fusion_candidates(
     model: str, fusion_bytes: int, shapes: Sequence[Sequence[int]], dtypes: Sequence[tf.DType]
 ) -> list[tuple[int, ...]]:
-    """Returns the segments among which ``fusion=auto`` chooses, each once.
+    """Returns the distinct segments from which ``fusion=auto`` chooses.
 
-    They are those of ``fusion_bytes``, of a single bucket, of buckets of 4 MiB, and those that Jia
-    et al. published for the model.
+    These are the segments of ``fusion_bytes``, a single bucket, buckets of 4 MiB, and those that
+    Jia et al. published for the model.
 
     Args:
-      model: its name.
+      model: the model's name.
       fusion_bytes: the configured bucket size.
       shapes: as in :meth:`Fusion.buckets`.
-      dtypes: all the same.
+      dtypes: equal dtypes.
     """
     by_bytes = [Fusion(size).cuts(shapes, dtypes) for size in (fusion_bytes, 0, 4 * 2**20)]
     published = _PUBLISHED_SEGMENTS.get(model, ())
@@ -130,24 +129,23 @@ def fusion_candidates(
 
 
 def creation_order(variables: Sequence[tf.Variable]) -> list[int]:
-    """Returns the positions of ``variables``, the one that was made first in front.
+    """Returns the positions of ``variables`` in order of their creation.
 
-    A functional Keras model lists its variables layer by layer as it finds them from its output,
-    which for a ResNet puts each projection behind the convolutions beside it. Layers make their
-    variables when they are first called, so that the order of making is the order of the forward
-    pass as its author wrote it. TensorFlow numbers what it makes; Keras' own optimizers tell
-    variables apart by the same attribute.
+    A functional Keras model lists its layers by their depth from the output, which for a ResNet
+    puts each projection behind the convolutions beside it. Layers create their variables in their
+    first call, so the order of creation is that of the forward pass in the model's code. The ids
+    are TensorFlow's, which Keras' optimizers use, too.
     """
-    made = [int(variable._unique_id.rpartition("_")[2]) for variable in variables]
-    return sorted(range(len(made)), key=made.__getitem__)
+    ids = [int(variable._unique_id.rpartition("_")[2]) for variable in variables]
+    return sorted(range(len(ids)), key=ids.__getitem__)
 
 
 def pack(tensors: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
-    """Returns the elements of all tensors, one after another, then zeros.
+    """Returns the concatenated elements of all tensors, padded with zeros.
 
     Args:
-      tensors: of one dtype, their shapes known.
-      multiple: the length of the result is a multiple of it.
+      tensors: tensors of one dtype with static shapes.
+      multiple: pads the length to a multiple of this.
     """
     length = sum(tensor.shape.num_elements() for tensor in tensors)
     parts = [tf.reshape(tensor, [-1]) for tensor in tensors]
@@ -157,7 +155,7 @@ def pack(tensors: Sequence[tf.Tensor], multiple: int = 1) -> tf.Tensor:
 
 
 def unpack(packed: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
-    """Returns the tensors that :func:`pack` joined."""
+    """Returns the tensors of :func:`pack`."""
     lengths = [shape.num_elements() for shape in shapes]
     rest = packed.shape[0] - sum(lengths)
     *parts, _ = tf.split(packed, [*lengths, rest])

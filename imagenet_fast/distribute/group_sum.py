@@ -1,4 +1,4 @@
-"""A sum over a group of replicas, through which gradients flow, under any strategy."""
+"""A differentiable sum over a group of replicas, under any strategy."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from imagenet_fast.distribute.workers import collective_hint
 
 
 def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
-    """Returns the sum of the tensors of a group's replicas, the same in all of them.
+    """Returns the sum of a tensor over the replica's group.
 
-    To be called in replica context: inside ``strategy.run`` or a layer under ``model.fit``. Its
-    gradient is the sum of the members' gradients. All replicas must come to the same sums in the
-    same order, gradients included, as they do when they run the same code. XLA compiles it on TPUs
-    only.
+    For replica context: inside ``strategy.run``, or in a layer under ``model.fit``. Its gradient is
+    the sum of the members' gradients. All replicas must compute the same sums in the same order,
+    including gradients, as they do if they run the same code. XLA compiles it on TPUs only.
 
     Args:
-      tensor: a floating dtype; the same shape, known before the program runs, in all members.
-      groups: of all the strategy's replicas.
-      name: the same in all members. Sums of different names can be under way at the same time;
-        those of one name are done in their order.
+      tensor: a floating-point tensor with the same static shape in all members.
+      groups: groups of all the strategy's replicas.
+      name: the same name in all members. Sums of different names may run concurrently; those of
+        one name run in order.
 
     Raises:
-      UserError: if the strategy has no such sums, or none where this one is called.
+      UserError: if the strategy does not support it, or not in this place.
     """
     if groups.size == 1:
         return tensor
@@ -40,13 +39,13 @@ def group_sum(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
         add = _sum_over_devices
     else:
         raise UserError(
-            f"{name}: {type(strategy).__name__} has no sums over groups of replicas; "
+            f"{name}: {type(strategy).__name__} does not support sums over groups of replicas; "
             "use MirroredStrategy, MultiWorkerMirroredStrategy or TPUStrategy"
         )
 
     @tf.custom_gradient
-    def differentiable(own: tf.Tensor) -> tuple[tf.Tensor, object]:
-        return add(own, groups, name), lambda gradient: group_sum(
+    def differentiable(local: tf.Tensor) -> tuple[tf.Tensor, object]:
+        return add(local, groups, name), lambda gradient: group_sum(
             gradient, groups, f"{name}/gradient"
         )
 
@@ -60,17 +59,17 @@ def _sum_over_workers(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor
     each = len(strategy.extended.worker_devices)
     if hint == "nccl" and straddles(groups, each):
         raise UserError(
-            f"{name}: groups of {groups.size} replicas reach over workers of {each} GPUs each in "
-            "several ways, for which TensorFlow may make NCCL's communicators in different orders "
-            f"and wait forever: take a divisor or a multiple of {each} replicas "
-            "(batch_norm_batch_size)"
+            f"{name}: a worker of {each} GPUs would belong to several groups of {groups.size} "
+            "replicas that span workers, whose NCCL communicators TensorFlow may create in "
+            f"different orders and deadlock: choose a batch_norm_batch_size for a divisor or a "
+            f"multiple of {each} replicas"
         )
     group = Communicator(groups.of(replica), replica, hint=hint)
     return group.all_reduce(tensor, f"group_sum/{name}")
 
 
 def _sum_over_devices(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor:
-    """The replicas of a ``MirroredStrategy`` meet in one thread, which sees all their tensors."""
+    """Sums in the cross-replica context of a ``MirroredStrategy``, which has all tensors."""
 
     def add(
         strategy: tf.distribute.Strategy, values: tf.distribute.DistributedValues
@@ -89,7 +88,6 @@ def _sum_over_devices(tensor: tf.Tensor, groups: Groups, name: str) -> tf.Tensor
         return tf.distribute.get_replica_context().merge_call(add, args=(tensor,))
     except RuntimeError as error:
         raise UserError(
-            f"{name}: the replicas of a MirroredStrategy cannot be summed inside a tf.while_loop, "
-            "a tf.cond or a tf.function of their own; take it out, or use "
-            "MultiWorkerMirroredStrategy"
+            f"{name}: sums over replicas of a MirroredStrategy do not work inside a tf.while_loop, "
+            "a tf.cond or a nested tf.function; move it out, or use MultiWorkerMirroredStrategy"
         ) from error

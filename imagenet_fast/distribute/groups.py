@@ -1,7 +1,7 @@
-"""Groups of replicas: who sums, or normalizes, with whom.
+"""Groups of replicas, for all-reduces and batch norm.
 
-Replicas are numbered as TensorFlow numbers them, ``replica_id_in_sync_group``: worker by worker,
-and within a worker device by device.
+Replicas have TensorFlow's ids (``replica_id_in_sync_group``): worker by worker, and device by
+device within a worker.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from imagenet_fast.base.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """All replicas, split into groups of the same size.
+    """A partition of all replicas into groups of equal size.
 
     Attributes:
-      members: the replicas of each group, in the group's order.
+      members: the replicas of each group, in order.
     """
 
     members: tuple[tuple[int, ...], ...]
 
     @property
     def size(self) -> int:
-        """Replicas in each group."""
+        """The number of replicas in each group."""
         return len(self.members[0])
 
     def of(self, replica: int) -> tuple[int, ...]:
-        """Returns the members of the group that ``replica`` belongs to."""
+        """Returns the members of the group of ``replica``."""
         return next(group for group in self.members if replica in group)
 
 
@@ -42,24 +42,23 @@ def consecutive(replicas: int, size: int) -> Groups:
     if size < 1 or replicas % size:
         divisors = ", ".join(str(n) for n in range(1, replicas + 1) if replicas % n == 0)
         raise UserError(
-            f"{replicas} replicas cannot be split into groups of {size}; "
-            f"groups can be of {divisors}"
+            f"{replicas} replicas cannot be split into groups of {size}; possible sizes: {divisors}"
         )
     return Groups(tuple(tuple(range(i, i + size)) for i in range(0, replicas, size)))
 
 
 def columns(rows: Groups) -> Groups:
-    """Returns the groups across ``rows``: the first members of all, the second members, ..."""
+    """Returns the groups of the rows' first members, their second members, and so on."""
     return Groups(tuple(zip(*rows.members)))
 
 
 def torus(topology: Sequence[Sequence[int]]) -> tuple[Groups, Groups]:
-    """Returns the rows and the columns of a torus, on which a sum goes along one axis at a time.
+    """Returns the rows and the columns of a torus.
 
     Args:
       topology: the coordinates (x, y, ...) of each replica's core, as in
-        ``tf.tpu.experimental.Topology.device_coordinates``. Those that share x and y, and so sit
-        on one chip or differ in further axes only, are neighbours in a row.
+        ``tf.tpu.experimental.Topology.device_coordinates``. Replicas with the same x and y, such as
+        the cores of one chip, are consecutive in a row.
 
     Raises:
       UserError: if the replicas do not fill a rectangle.
@@ -72,10 +71,10 @@ def torus(topology: Sequence[Sequence[int]]) -> tuple[Groups, Groups]:
         by_row.setdefault(places[replica][1], []).append(replica)
     rows = list(by_row.values())
     across = [[places[replica][0] for replica in row] for row in rows]
-    if any(own != across[0] for own in across):
+    if any(row != across[0] for row in across):
         raise UserError(
-            f"the {len(places)} replicas are no rectangle: rows have "
-            f"{', '.join(str(len(row)) for row in rows)} replicas, or stand at different places; "
+            f"the {len(places)} replicas do not form a rectangle: rows have "
+            f"{', '.join(str(len(row)) for row in rows)} replicas, or other x coordinates; "
             "choose another --all_reduce than torus_2d"
         )
     along = Groups(tuple(map(tuple, rows)))
@@ -83,11 +82,13 @@ def torus(topology: Sequence[Sequence[int]]) -> tuple[Groups, Groups]:
 
 
 def group_key(members: Sequence[int], place: int = 0) -> int:
-    """Returns the number under which the collectives of a group meet: a hash of its members.
+    """Returns TensorFlow's key of a group: a hash of its members.
 
-    Members that meet on several devices each need a group for each: ``place`` is its number.
+    Keys below 2**20 are left to TensorFlow's own groups.
 
-    Numbers below 2**20 are left to TensorFlow's own groups.
+    Args:
+      members: the replicas.
+      place: the index of the device, if the same replicas form groups on several devices.
     """
-    told = f"{tuple(members)}" + (f" at {place}" if place else "")
-    return 2**20 + zlib.crc32(told.encode()) % (2**31 - 2**20)
+    text = f"{tuple(members)}" + (f" at {place}" if place else "")
+    return 2**20 + zlib.crc32(text.encode()) % (2**31 - 2**20)

@@ -1,4 +1,4 @@
-"""Collectives whose numbers travel in 16 bits and are summed in 32."""
+"""Collectives that send 16-bit numbers and add in float32."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from imagenet_fast.distribute.collectives import Communicator
 
 
 class HalfPrecisionCommunicator(Communicator):
-    """Half the bytes of :class:`Communicator`, for float32 tensors.
+    """A :class:`Communicator` for float32 tensors that sends half the bytes.
 
-    A number is rounded when it is sent. A sum is made by one member, in float32 and from what all
-    have sent, so that it suffers two roundings and not one at each of a ring's steps; all members
-    get the same bits. A sum that float16 cannot hold, above 65504, becomes infinite.
+    Numbers are rounded when they are sent. Each part of a sum is added by one member, in float32,
+    so results have two roundings instead of one per step of a ring, and the same bits in all
+    members. Sums beyond the range of float16 (65504) become infinite.
 
     Args:
-      *args: as :class:`Communicator` takes them.
+      *args: arguments of :class:`Communicator`.
       dtype: ``float16`` or ``bfloat16``.
-      **kwargs: as :class:`Communicator` takes them.
+      **kwargs: keyword arguments of :class:`Communicator`.
     """
 
     def __init__(self, *args: Any, dtype: tf.DType, **kwargs: Any) -> None:
@@ -28,7 +28,7 @@ class HalfPrecisionCommunicator(Communicator):
         self._dtype = dtype
 
     def all_reduce(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
-        """As :meth:`Communicator.all_reduce`, of [size * n]."""
+        """As :meth:`Communicator.all_reduce`, for [size * n]."""
         return self.all_gather(self.reduce_scatter(tensor, stream), stream)
 
     def exchange(self, tensor: tf.Tensor, stream: str) -> tf.Tensor:
@@ -46,6 +46,6 @@ class HalfPrecisionCommunicator(Communicator):
     def _send(
         self, operation: Callable[[tf.Tensor, str], tf.Tensor], tensor: tf.Tensor, stream: str
     ) -> tf.Tensor:
-        if self.size == 1:  # Nothing travels.
+        if self.size == 1:  # Nothing is sent.
             return operation(tensor, stream)
         return tf.cast(operation(tf.cast(tensor, self._dtype), stream), tensor.dtype)

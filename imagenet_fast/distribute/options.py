@@ -1,4 +1,4 @@
-"""The options of devices, and of the all-reduce over them."""
+"""Options of devices, worker processes and the gradient all-reduce."""
 
 from __future__ import annotations
 
@@ -21,63 +21,63 @@ def _is_gpus(value: str) -> bool:
     return True
 
 
-_GPUS = Check(_is_gpus, "be a number of GPUs, or ids as 0,2 or 2, and each once")
+_GPUS = Check(_is_gpus, "be a number of GPUs, or distinct ids as 0,2 (one: 2,)")
 
 
 @dataclasses.dataclass(frozen=True)
 class ClusterOptions(SharedOptions):
-    """The devices on which a run trains, and how gradients are all-reduced over them."""
+    """Options of the devices of a run, and of the gradient all-reduce over them."""
 
     strategy: str = option(
         "auto",
-        "devices to train on; one_device; mirrored: all GPUs of this machine; multi_worker: those "
-        "of the processes that TF_CONFIG or Slurm names; tpu; auto: tpu if there is one, "
-        "multi_worker if several are named, mirrored if there are several GPUs, else one_device",
+        "devices to train on; one_device; mirrored: all GPUs of this machine; multi_worker: all "
+        "devices of the processes in TF_CONFIG or of Slurm; tpu; auto: tpu if there is one, "
+        "multi_worker for several processes, mirrored for several GPUs, else one_device",
         group="hardware",
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
     )
     tpu: str = option("", "name or address of a TPU; local: this machine's", group="hardware")
     gpus: str = option(
         "",
-        "GPUs of each machine to use; a number: so many; ids, as 0,2 or 2, (with a comma): those; "
-        "0: none, train on the CPU; empty: all",
+        "GPUs of each machine to use: their number, or ids as 0,2 or 2, (with a comma); 0: train "
+        "on the CPU; empty: all",
         group="hardware",
         check=_GPUS,
         free=True,
     )
     logical_cpus: int = option(
         0,
-        "split the CPU into so many devices, to try replicas without accelerators",
+        "number of logical devices into which the CPU is split, to try replicas without "
+        "accelerators; 0: do not split",
         group="hardware",
         check=NOT_NEGATIVE,
     )
     pipeline_stages: int = option(
         1,
-        "stages of a pipeline, each on a device of its own, into which the network is cut; the "
-        "accumulation_steps micro-batches pass through them one after another (GPipe); 1: no "
-        "pipeline",
+        "stages into which pipeline parallelism (GPipe) divides the network, each on its own "
+        "device; accumulation_steps is the number of micro-batches; 1: no pipeline",
         group="hardware",
         check=POSITIVE,
         free=True,
     )
     fusion: str = option(
         "fixed",
-        "how gradients are joined for their all-reduces; fixed: fusion_bytes, or "
-        "fusion_segments; auto: whichever trains fastest of fusion_bytes, 0, 4 MiB and published "
-        "segments, by steps timed before training, at image_size; not for TPUs",
+        "gradient fusion for all-reduces; fixed: fusion_bytes or fusion_segments; auto: the "
+        "fastest of fusion_bytes, 0, 4 MiB and published segments, by timing steps at image_size "
+        "before training; not for TPUs",
         group="hardware",
         choices=("fixed", "auto"),
     )
     fusion_bytes: int = option(
         25 * 2**20,
-        "bytes of gradients that workers all-reduce at once; 0: all of them",
+        "bytes of gradients that are all-reduced at once; 0: all gradients",
         group="hardware",
         check=NOT_NEGATIVE,
     )
     fusion_segments: tuple[int, ...] = option(
         (),
-        "instead of fusion_bytes: after how many gradients, counted from the first layer's, to "
-        "begin a new all-reduce; Jia et al. took 20 for AlexNet, 76 for ResNet-50",
+        "instead of fusion_bytes: numbers of gradients, from the first layer's, after which a new "
+        "all-reduce begins; Jia et al.: 20 for AlexNet, 76 for ResNet-50",
         group="hardware",
         check=Check(
             lambda value: all(a < b for a, b in zip((0, *value), value)),
@@ -86,28 +86,28 @@ class ClusterOptions(SharedOptions):
     )
     all_reduce: str = option(
         "auto",
-        "algorithm of the gradient all-reduce: builtin, as the strategy does; on workers also "
-        "flat, one ring; hierarchical, a ring of the groups' first replicas; torus_2d, along rows "
-        "and columns, on TPUs, too; auto: flat for workers without GPUs, else builtin",
+        "algorithm of the gradient all-reduce: builtin: the strategy's; flat: one ring, for "
+        "workers; hierarchical: a ring of the groups' first replicas, for workers; torus_2d: along "
+        "rows and columns, for workers and TPUs; auto: flat for workers without GPUs, else builtin",
         group="hardware",
         choices=ALL_REDUCE_ALGORITHMS,
     )
     all_reduce_group: int = option(
         0,
-        "replicas in a group, or row, of all_reduce=hierarchical and torus_2d; 0: those of one "
-        "host, or about the square root of all",
+        "replicas in a group (hierarchical) or row (torus_2d) of all_reduce; 0: those of one host, "
+        "or about the square root of all",
         group="hardware",
         check=NOT_NEGATIVE,
     )
     all_reduce_dtype: str = option(
         "float32",
-        "weights are updated in float32; type in which gradients travel between replicas",
+        "dtype in which replicas exchange gradients; weight updates are in float32",
         group="hardware",
         choices=ALL_REDUCE_DTYPES,
     )
     deterministic: bool = option(
         False,
-        "only operations that give the same bits each time, even where slower",
+        "use only deterministic operations, even if slower",
         group="hardware",
     )
 
@@ -125,10 +125,10 @@ class ClusterOptions(SharedOptions):
             raise UserError("fusion=auto chooses fusion_segments itself: leave one of them out")
         if self.fusion == "auto" and self.deterministic:
             raise UserError(
-                "fusion=auto measures times, which are never the same: leave it or deterministic "
-                "out"
+                "fusion=auto depends on measured times, which are not deterministic: leave one of "
+                "them out"
             )
         if self.fusion == "auto" and self.pipeline_stages > 1:
             raise UserError(
-                "fusion=auto is not for pipelines, each of whose stages sums gradients of its own"
+                "fusion=auto is not for pipelines, whose stages all-reduce gradients separately"
             )

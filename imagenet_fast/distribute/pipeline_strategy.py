@@ -1,4 +1,4 @@
-"""A strategy whose replicas are pipelines: one in each worker process, of several devices."""
+"""A strategy whose replicas are pipelines: one per worker process, on several devices."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from imagenet_fast.distribute.collectives import Communicator
 
 
 class PipelineStrategy(tf.distribute.Strategy):
-    """Leaves it to a model on which devices it puts its weights, and sums over the workers.
+    """All-reduces over workers; the model itself places its variables on devices.
 
     Args:
-      workers: brings up the cluster, in which each process is one replica; None: there is one
+      workers: the strategy that connects the workers, each of which is one replica; None: one
         process.
 
     Attributes:
-      workers: the same.
-      cluster_resolver: that of ``workers``, if there are any.
+      workers: the argument.
+      cluster_resolver: that of ``workers``, if any.
     """
 
     def __init__(self, workers: tf.distribute.MultiWorkerMirroredStrategy | None = None) -> None:
@@ -31,15 +31,12 @@ class PipelineStrategy(tf.distribute.Strategy):
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """What names the workers."""
+        """The workers' cluster resolver; None: one process."""
         return self.workers.cluster_resolver if self.workers else None
 
 
 class _Extended(OneDeviceExtended):
-    """What the strategy does, for Keras and ``tf.distribute``.
-
-    Of ``OneDeviceStrategy`` it is the part that does not depend on the device.
-    """
+    """The strategy's implementation: ``OneDeviceStrategy`` without its device."""
 
     def __init__(
         self,
@@ -96,7 +93,7 @@ class _Extended(OneDeviceExtended):
         if self._count == 1:
             return value
         with tf.device("CPU:0"):
-            total = self._meet().all_reduce(tf.convert_to_tensor(value), "pipelines")
+            total = self._communicator().all_reduce(tf.convert_to_tensor(value), "pipelines")
         return total / self._count if reduce_op == tf.distribute.ReduceOp.MEAN else total
 
     def _gather_to_implementation(
@@ -108,10 +105,10 @@ class _Extended(OneDeviceExtended):
         if axis:
             raise NotImplementedError(f"pipelines gather along axis 0, not {axis}")
         with tf.device("CPU:0"):
-            gathered = self._meet().all_gather(tf.reshape(value, [-1]), "pipelines")
+            gathered = self._communicator().all_gather(tf.reshape(value, [-1]), "pipelines")
         return tf.reshape(gathered, [-1, *value.shape[1:]])
 
-    def _meet(self) -> Communicator:
-        # A place of no stage: TensorFlow binds a group to the devices that meet in it first, and
-        # those of stages may be GPUs.
+    def _communicator(self) -> Communicator:
+        # A place that no stage has: TensorFlow binds a group to its first devices, and those of
+        # stages may be GPUs.
         return Communicator(range(self._count), self._index, place=-1)

@@ -1,4 +1,4 @@
-"""Starting TensorFlow without its remarks."""
+"""Import of TensorFlow without its start-up messages."""
 
 from __future__ import annotations
 
@@ -11,53 +11,54 @@ import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
-# Of a process that gets the remarks as its standard output: it shows them unless it gets a byte.
+# Python code of a process whose standard output is the file of messages: it prints them when its
+# standard input ends without a byte.
 _WATCH = "import os; os.read(0, 1) or os.write(2, os.pread(1, 2**20, 0))"
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and finds its devices.
+    """Imports TensorFlow and lists its devices.
 
-    What it writes meanwhile, past every log level, is about libraries that a machine without a GPU
-    need not have. It is shown only if TensorFlow cannot be imported, ends the process, or finds no
-    GPU on a machine that has one.
+    Meanwhile it prints messages at every log level, about libraries that only machines with a GPU
+    need. They are shown only if the import fails, the process dies, or TensorFlow finds no GPU on a
+    machine that has one.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    # Else TensorFlow imports Keras 3, too, which nothing here uses and takes half as long again.
+    # Without this, TensorFlow also imports Keras 3, which is unused and takes half as long again.
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as remarks, _shown_at_death(remarks):
+    with tempfile.TemporaryFile() as messages, _shown_at_death(messages):
         stderr = os.dup(2)
-        os.dup2(remarks.fileno(), 2)
-        wanted = True
+        os.dup2(messages.fileno(), 2)
+        show = True
         try:
             import tensorflow as tf
 
             from imagenet_fast.distribute.cuda import preload_libraries
 
-            # Before TensorFlow looks for the GPUs, which it does once.
+            # Before TensorFlow searches for GPUs, which it does once.
             preload_libraries()
             gpus = tf.config.list_physical_devices("GPU")
-            wanted = not gpus and pathlib.Path("/dev/nvidia0").exists()
+            show = not gpus and pathlib.Path("/dev/nvidia0").exists()
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
-            if wanted:
-                remarks.seek(0)
-                sys.stderr.write(remarks.read().decode(errors="replace"))
+            if show:
+                messages.seek(0)
+                sys.stderr.write(messages.read().decode(errors="replace"))
 
 
 @contextlib.contextmanager
-def _shown_at_death(remarks: BinaryIO) -> Iterator[None]:
-    """Has the remarks be shown if the process dies within the context, as of SIGABRT or SIGILL.
+def _shown_at_death(messages: BinaryIO) -> Iterator[None]:
+    """Shows the messages if the process dies in the context, for example by SIGABRT or SIGILL.
 
-    Then only another process can: it waits at a pipe, which ends with this one.
+    Another process does so, when the pipe from this process closes.
     """
     watch = subprocess.Popen(
         [sys.executable, "-ISc", _WATCH],
         stdin=subprocess.PIPE,
-        stdout=remarks,
-        start_new_session=True,  # Ctrl-C is for this process alone.
+        stdout=messages,
+        start_new_session=True,  # Ctrl-C does not reach it.
     )
     try:
         yield

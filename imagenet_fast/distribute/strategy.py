@@ -1,4 +1,4 @@
-"""The ``tf.distribute`` strategy that options ask for."""
+"""The ``tf.distribute`` strategy for a run's options."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.cluster import Cluster
-from imagenet_fast.distribute.cuda import preload_libraries, why_no_gpu
+from imagenet_fast.distribute.cuda import find_problem, preload_libraries
 from imagenet_fast.distribute.devices import check_same_devices, describe_gpus
-from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus, use_gpus
+from imagenet_fast.distribute.gpus import cpu_is_requested, installed_gpus, use_gpus
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.virtual import VirtualStrategy
-from imagenet_fast.distribute.waiting import waiting_told
+from imagenet_fast.distribute.waiting import log_missing_workers
 
 NO_CLUSTER = (
-    "strategy=multi_worker needs TF_CONFIG, or Slurm's srun, to name the workers; "
+    "strategy=multi_worker needs the workers' addresses from TF_CONFIG or Slurm's srun; "
     "tools/launch_local.py starts workers on this machine"
 )
-# TensorFlow tells a TPU's topology once, when it is initialized.
+# Stored because TensorFlow returns a TPU's topology only when it initializes the TPU.
 _TPU_COORDINATES: dict[tf.distribute.Strategy, list[tuple[int, ...]]] = {}
 
 
 def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
     """Returns the strategy for ``config``: the same object for the same hardware options.
 
-    ``auto`` takes the TPU if one is named or found, several workers if ``TF_CONFIG`` or Slurm
-    says so, all GPUs if there are several, else one device.
+    ``auto`` is a TPU if one is named or found, else all workers of ``TF_CONFIG`` or Slurm, else
+    all GPUs if there are several, else one device.
 
-    With pipelines, which put their weights on devices themselves, each worker is one replica.
+    With pipelines, each worker is one replica, and the model places its variables.
 
     Raises:
-      UserError: if the hardware is not there, or the cluster is malformed.
+      UserError: if the hardware is missing, or the cluster is malformed.
     """
     return _make_strategy(
         config.strategy,
         config.tpu,
         config.gpus,
         config.logical_cpus,
-        # A single all-reduce may be fastest, which TensorFlow's own packing must not split.
+        # With fusion=auto, TensorFlow's own packing must not split a single all-reduce.
         0 if config.fusion == "auto" else config.fusion_bytes,
         config.deterministic,
         config.pipeline_stages > 1,
@@ -53,28 +53,26 @@ def make_strategy(config: ClusterOptions) -> tf.distribute.Strategy:
 
 
 def check_gpus_are_used(options: ClusterOptions) -> None:
-    """Checks that a run does not train on the CPU where there are GPUs, unless that is meant.
+    """Checks that a run does not train on the CPU of a machine with GPUs unless requested.
 
-    ``gpus=0``, ``logical_cpus`` and an empty ``CUDA_VISIBLE_DEVICES`` mean it; a TPU is meant by
-    its own options.
+    ``gpus=0``, ``logical_cpus``, an empty ``CUDA_VISIBLE_DEVICES`` and the options of TPUs request
+    it.
 
     Raises:
-      UserError: with the reason why TensorFlow sees none of the GPUs, and what to do.
+      UserError: with the reason why TensorFlow sees no GPU, and how to fix it.
     """
-    reason = (
-        ""
-        if options.logical_cpus
-        else _why_gpus_are_unused(options.strategy, options.tpu, options.gpus)
-    )
+    if options.logical_cpus:
+        return
+    reason = _why_gpus_are_unused(options.strategy, options.tpu, options.gpus)
     if reason:
         raise UserError(f"{reason}. To train on the CPU, add --gpus=0")
 
 
 def per_replica_batch_size(options: SharedOptions, strategy: tf.distribute.Strategy) -> int:
-    """Returns the images of a weight update that each replica sees.
+    """Returns the number of images per replica in a weight update.
 
     Raises:
-      UserError: if ``batch_size`` is not so many equal shares of ``accumulation_steps`` parts.
+      UserError: if replicas times ``accumulation_steps`` does not divide ``batch_size``.
     """
     replicas = strategy.num_replicas_in_sync
     parts = replicas * options.accumulation_steps
@@ -89,12 +87,12 @@ def per_replica_batch_size(options: SharedOptions, strategy: tf.distribute.Strat
 
 
 def devices_of(strategy: tf.distribute.Strategy) -> tuple[str, ...]:
-    """Returns the names of the replicas' devices, as far as this process knows them."""
+    """Returns the names of the replicas' devices in this process."""
     return strategy.extended.worker_devices
 
 
 def tpu_coordinates(strategy: tf.distribute.Strategy) -> list[tuple[int, ...]]:
-    """Returns (x, y, ...) of each replica's core in a TPU, or of a virtual device; else nothing."""
+    """Returns (x, y, ...) of each replica's TPU core or virtual device; empty for others."""
     if isinstance(strategy, VirtualStrategy):
         return strategy.coordinates
     return _TPU_COORDINATES.get(strategy, [])
@@ -115,22 +113,22 @@ def _make_strategy(
     if logical_cpus:
         _split_cpu(logical_cpus)
     cluster = Cluster.from_environment()
-    own_gpus = 0
+    gpu_count = 0
     if not logical_cpus:
         preload_libraries()
-        own_gpus = use_gpus(gpus, cluster)
+        gpu_count = use_gpus(gpus, cluster)
         reason = _why_gpus_are_unused(kind, tpu, gpus)
         if reason:
             warn_once(f"{reason}. Continuing on the CPU; --gpus=0 hides this warning")
     if pipeline:
         if kind not in ("auto", "one_device", "multi_worker"):
             raise UserError(
-                f"a pipeline has devices of its own, and does not work with strategy={kind}: drop "
-                "one of them"
+                f"pipeline_stages does not work with strategy={kind}, because pipelines choose "
+                "their devices: drop one of them"
             )
-        in_a_job = cluster is not None and len(cluster.workers) > 1
-        several = kind == "multi_worker" or (kind == "auto" and in_a_job)
-        workers = _multi_worker_strategy(cluster, own_gpus, fusion_bytes) if several else None
+        has_workers = cluster is not None and len(cluster.workers) > 1
+        several = kind == "multi_worker" or (kind == "auto" and has_workers)
+        workers = _multi_worker_strategy(cluster, gpu_count, fusion_bytes) if several else None
         return PipelineStrategy(workers)
     if kind == "auto":
         kind = _find_kind(tpu, cluster, logical_cpus)
@@ -139,10 +137,10 @@ def _make_strategy(
     if kind == "multi_worker":
         if logical_cpus > 1:
             raise UserError(
-                f"logical_cpus={logical_cpus} is for one process, but several workers train here, "
-                "each of which is one replica on its CPU: drop it, and start more workers"
+                f"logical_cpus={logical_cpus} is for one process, but with several workers each "
+                "is one replica on its CPU: drop it, and start more workers"
             )
-        return _multi_worker_strategy(cluster, own_gpus, fusion_bytes)
+        return _multi_worker_strategy(cluster, gpu_count, fusion_bytes)
     devices = _replica_devices(logical_cpus)
     if kind == "mirrored":
         return tf.distribute.MirroredStrategy(devices)
@@ -158,16 +156,15 @@ def _find_kind(tpu: str, cluster: Cluster | None, logical_cpus: int) -> str:
 
 
 def _tpu_is_named(tpu: str) -> bool:
-    # TensorFlow lists a TPU_SYSTEM device where there is no TPU: only these variables, which TPU
-    # VMs set, tell.
+    # TPU VMs set these variables. TensorFlow's TPU_SYSTEM device exists without a TPU, too.
     return bool(tpu or os.environ.get("TPU_NAME") or os.environ.get("TPU_ACCELERATOR_TYPE"))
 
 
 def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
-    """Returns why a run would leave the GPUs unused, though nothing says that the CPU is meant."""
-    if kind == "tpu" or (kind == "auto" and _tpu_is_named(tpu)) or cpu_is_meant(gpus):
+    """Returns why a run does not use this machine's GPUs; empty if it does, or as requested."""
+    if kind == "tpu" or (kind == "auto" and _tpu_is_named(tpu)) or cpu_is_requested(gpus):
         return ""
-    if tf.config.list_physical_devices("GPU"):  # Whether all are hidden is the program's choice.
+    if tf.config.list_physical_devices("GPU"):  # The program may hide them on purpose.
         return ""
     try:
         installed = installed_gpus()
@@ -176,7 +173,7 @@ def _why_gpus_are_unused(kind: str, tpu: str, gpus: str) -> str:
     if not installed:
         return ""
     return (
-        f"this machine has {describe_gpus(installed)}, but TensorFlow sees none: {why_no_gpu()} "
+        f"this machine has {describe_gpus(installed)}, but TensorFlow sees none: {find_problem()}. "
         "`imagenet-fast doctor` checks this machine"
     )
 
@@ -194,7 +191,7 @@ def _split_cpu(parts: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, pieces)
     except RuntimeError:
-        # TensorFlow has started. That is fine if it was with as many devices.
+        # TensorFlow is initialized, which is fine if it has the same number of devices.
         if len(tf.config.list_logical_devices("CPU")) != parts:
             raise UserError(
                 f"logical_cpus={parts} must be set before TensorFlow starts: restart the process"
@@ -207,13 +204,13 @@ def _multi_worker_strategy(
     if cluster is None:
         raise UserError(NO_CLUSTER)
     implementations = tf.distribute.experimental.CommunicationImplementation
-    with waiting_told(cluster), _port_told(cluster):
+    with log_missing_workers(cluster), _explain_used_port(cluster):
         strategy = tf.distribute.MultiWorkerMirroredStrategy(
             cluster_resolver=cluster_resolver(cluster, gpus),
             communication_options=tf.distribute.experimental.CommunicationOptions(
                 bytes_per_pack=fusion_bytes,
-                # AUTO would be gRPC rings: in eager mode TensorFlow takes NCCL only where it is
-                # asked for (CollectiveParamResolverLocal::AssignCollectiveType).
+                # AUTO means gRPC rings: in eager mode TensorFlow uses NCCL only on request
+                # (CollectiveParamResolverLocal::AssignCollectiveType).
                 implementation=implementations.NCCL if gpus else implementations.AUTO,
             ),
         )
@@ -222,8 +219,8 @@ def _multi_worker_strategy(
 
 
 @contextlib.contextmanager
-def _port_told(cluster: Cluster) -> Iterator[None]:
-    """Tells which port of this worker's is taken, which TensorFlow does not."""
+def _explain_used_port(cluster: Cluster) -> Iterator[None]:
+    """Names the port that another program uses, which TensorFlow's error does not."""
     try:
         yield
     except tf.errors.UnknownError as error:
@@ -231,22 +228,22 @@ def _port_told(cluster: Cluster) -> Iterator[None]:
             raise
         raise UserError(
             f"worker {cluster.index} cannot listen on its port {cluster.workers[cluster.index]}; "
-            "end the program that does, or name another port for it on all workers"
+            "end the program that uses it, or choose another port for it on all workers"
         ) from None
 
 
 def cluster_resolver(
     cluster: Cluster, gpus: int
 ) -> tf.distribute.cluster_resolver.SimpleClusterResolver:
-    """Returns what tells ``MultiWorkerMirroredStrategy`` its workers, and this one's GPUs.
+    """Returns the resolver for ``MultiWorkerMirroredStrategy``, with this worker's GPU count.
 
-    The strategy counts GPUs itself only where it is given a ``TFConfigClusterResolver``; any other
-    resolver has to say their number, or each worker trains on its CPU
+    The strategy counts GPUs itself only with a ``TFConfigClusterResolver``. Any other resolver must
+    give their number, or each worker trains on its CPU
     (``CollectiveAllReduceExtended._initialize_local_devices``).
 
     Args:
-      cluster: the workers, of which this process is one.
-      gpus: the number of GPUs that it uses.
+      cluster: the workers, including this process.
+      gpus: the number of GPUs that this process uses.
     """
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(cluster.workers)}),
@@ -271,7 +268,7 @@ def _tpu_strategy(tpu: str) -> tf.distribute.TPUStrategy:
             "package tensorflow-tpu instead of tensorflow; elsewhere choose another --strategy. "
             "`imagenet-fast doctor` shows the devices of this machine"
         ) from error
-    # [hosts, cores of a host, axes]: replicas are numbered host by host, too.
+    # [hosts, cores of a host, axes]: replica ids are also host by host.
     _TPU_COORDINATES[strategy] = [
         tuple(place) for host in topology.device_coordinates.tolist() for place in host
     ]

@@ -1,4 +1,4 @@
-"""Sums over replicas that are part of the program that XLA compiles for all of them."""
+"""Sums over replicas in programs that XLA compiles, as for TPUs."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from imagenet_fast.distribute.virtual import VirtualStrategy, VirtualTPUStrategy
 
 
 def is_tpu(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether replicas are a TPU's cores, or stand for them."""
+    """Whether the replicas are TPU cores, or virtual ones."""
     return isinstance(strategy, (tf.distribute.TPUStrategy, VirtualTPUStrategy))
 
 
 def compiles_all_reduces(strategy: tf.distribute.Strategy) -> bool:
-    """Returns whether XLA compiles what the replicas run, together with the sums over them."""
+    """Whether XLA compiles the replicas' program together with its all-reduces."""
     return isinstance(strategy, (tf.distribute.TPUStrategy, VirtualStrategy))
 
 
 def cross_replica_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
-    """Returns the sum of the tensors of a group's replicas, through which gradients flow.
+    """Returns the differentiable sum of a tensor over the replica's group.
 
-    To be called in replica context, under a strategy for which :func:`compiles_all_reduces` holds.
+    For replica context, under a strategy for which :func:`compiles_all_reduces` holds.
 
     Args:
-      tensor: of the same shape and dtype in all replicas.
-      groups: of all the strategy's replicas.
+      tensor: a tensor with the same shape and dtype in all replicas.
+      groups: groups of all the strategy's replicas.
     """
     if isinstance(tf.distribute.get_strategy(), VirtualStrategy):
         return xla_sum(tensor, groups)

@@ -1,4 +1,4 @@
-"""Strategies for programs of accelerators that are not there: they can be compiled, but not run."""
+"""Strategies with virtual devices, whose programs can be compiled but not run."""
 
 from __future__ import annotations
 
@@ -13,62 +13,61 @@ from imagenet_fast.distribute.groups import Groups, consecutive
 
 
 class VirtualStrategy(tf.distribute.Strategy):
-    """Has as many replicas as there would be devices, in the programs that XLA makes of ``run``.
+    """A strategy with one replica per virtual device, for compilation by XLA.
 
-    Such a program is the same for all replicas, as those of a ``TPUStrategy`` are: it finds out
-    while it runs which one it is, and all-reduces are part of it. It is made of a ``tf.function``
-    with ``jit_compile=True`` that calls ``run``, for its compiler alone: TensorFlow itself cannot
-    run it. Variables are plain ones, as each device has them.
+    A ``tf.function`` with ``jit_compile=True`` that calls ``run`` becomes one program for all
+    replicas, as under ``TPUStrategy``: it reads its replica id at run time, and contains the
+    all-reduces. TensorFlow itself cannot run it. Variables are plain ones, as on each device.
 
     Args:
       coordinates: (x, y, ...) of each replica's device.
 
     Attributes:
-      coordinates: the same.
-      device_type: ``TPU`` or ``GPU``, as TensorFlow names them.
+      coordinates: the argument.
+      device_type: TensorFlow's name, ``TPU`` or ``GPU``.
     """
 
     device_type = ""
 
     def __init__(self, coordinates: Sequence[Sequence[int]]) -> None:
         self.coordinates = [tuple(place) for place in coordinates]
-        # Not super(): of OneDeviceStrategy, from which one kind inherits, only the type is wanted.
+        # Not super(), which for VirtualGPUStrategy is OneDeviceStrategy.
         tf.distribute.Strategy.__init__(self, _Extended(self, len(self.coordinates)))
 
 
 class VirtualTPUStrategy(VirtualStrategy):
-    """Stands for a TPU; coordinates are (x, y, z, core)."""
+    """Virtual TPU cores; coordinates are (x, y, z, core)."""
 
     device_type = "TPU"
 
 
 class VirtualGPUStrategy(VirtualStrategy, tf.distribute.OneDeviceStrategy):
-    """Stands for GPUs; coordinates are (GPU of its host, host).
+    """Virtual GPUs; coordinates are (index in the host, host).
 
-    By its type Keras knows (``strategy_supports_loss_scaling`` of
-    ``mixed_precision/loss_scale_optimizer.py``) that each replica has variables of its own, as one
-    device has, so that loss scaling is right.
+    A subclass of ``OneDeviceStrategy``, because each replica has its own variables and Keras
+    decides by the type whether loss scaling works (``strategy_supports_loss_scaling`` in
+    ``mixed_precision/loss_scale_optimizer.py``).
     """
 
     device_type = "GPU"
 
     @property
     def hosts(self) -> int:
-        """How many hosts have the GPUs."""
+        """The number of hosts."""
         return len({place[1] for place in self.coordinates})
 
 
 def xla_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
-    """Returns the sum of the tensors of a group's replicas, in a program of XLA.
+    """Returns the differentiable sum of a tensor over the replica's group, in an XLA program.
 
-    Unlike ``CrossReplicaSum``, of which only TensorFlow for TPUs can make one, this can be made by
-    any TensorFlow (of 2.21; 2.15 cannot). The operation itself has no gradient.
+    ``XlaAllReduce`` compiles in any build of TensorFlow (2.21; not 2.15), while ``CrossReplicaSum``
+    needs TensorFlow for TPUs. The operation itself has no gradient.
     """
 
     @tf.custom_gradient
-    def differentiable(own: tf.Tensor) -> tuple[tf.Tensor, object]:
+    def differentiable(local: tf.Tensor) -> tuple[tf.Tensor, object]:
         total = gen_xla_ops.xla_all_reduce(
-            input=own, group_assignment=groups.members, reduce_op="Add", mode="CrossReplica"
+            input=local, group_assignment=groups.members, reduce_op="Add", mode="CrossReplica"
         )
         return total, lambda gradient: xla_sum(gradient, groups)
 
@@ -76,10 +75,7 @@ def xla_sum(tensor: tf.Tensor, groups: Groups) -> tf.Tensor:
 
 
 class _Extended(OneDeviceExtended):
-    """What the strategy does, for Keras and ``tf.distribute``.
-
-    Of ``OneDeviceStrategy`` it is the part that makes variables and updates them.
-    """
+    """The strategy's implementation; ``OneDeviceExtended`` creates and updates variables."""
 
     def __init__(self, strategy: VirtualStrategy, replicas: int) -> None:
         super().__init__(strategy, "CPU:0")

@@ -1,4 +1,4 @@
-"""Tells for whom a worker waits, which TensorFlow does without a word until all have started."""
+"""Logs which workers have not joined yet; TensorFlow itself waits silently."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from collections.abc import Iterator, Sequence
 from imagenet_fast.base.addresses import unreachable
 from imagenet_fast.distribute.cluster import Cluster
 
-# Seconds until it is told for the first time, and from one time to the next.
+# Seconds before the first message, and between messages.
 _FIRST, _EVERY = 20, 60
-# Workers that are asked at a time: one behind a firewall does not answer for seconds.
-_AT_ONCE = 64
+# Number of concurrent connections: one blocked by a firewall takes seconds to fail.
+_CONCURRENT = 64
 
 
 @contextlib.contextmanager
-def waiting_told(cluster: Cluster) -> Iterator[None]:
-    """Inside, it is told from time to time which workers cannot be reached, and Ctrl-C works.
+def log_missing_workers(cluster: Cluster) -> Iterator[None]:
+    """In the context, logs regularly which workers cannot be reached, and lets Ctrl-C work.
 
-    TensorFlow waits in C++ and keeps Python's threads from running: another process has to tell.
+    A child process logs, because TensorFlow waits in C++ and blocks Python's threads.
 
     Args:
-      cluster: the workers, of which this process is one.
+      cluster: the workers, including this process.
     """
-    others = [f"{n}={own}" for n, own in enumerate(cluster.workers) if n != cluster.index]
-    place = str(pathlib.Path(__file__).parents[2])  # this package, whatever else is on the path
-    program = f"import sys; sys.path.insert(0, {place!r}); import {__name__} as own; own.main()"
-    teller = subprocess.Popen(
+    others = [f"{n}={address}" for n, address in enumerate(cluster.workers) if n != cluster.index]
+    folder = str(pathlib.Path(__file__).parents[2])  # Import this package, not another version.
+    program = f"import sys; sys.path.insert(0, {folder!r}); import {__name__} as own; own.main()"
+    logger = subprocess.Popen(
         [sys.executable, "-c", program, str(os.getpid()), *others], stdin=subprocess.DEVNULL
     )
     try:
         with _ended_by_interrupt():
             yield
     finally:
-        teller.kill()
-        teller.wait()
+        logger.kill()
+        logger.wait()
 
 
 @contextlib.contextmanager
 def _ended_by_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C ends the process at once; Python's own handler would never have its turn."""
+    """In the context, Ctrl-C ends the process; Python's handler would never run."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield  # of those that do not end by it, as in the background, it stays so
+        yield  # Keep other handlers, for example those of background processes, which ignore it.
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -59,25 +59,25 @@ def _ended_by_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def told(workers: Sequence[str]) -> str:
-    """Returns which workers are waited for, and why those cannot be reached that cannot.
+def waiting_message(workers: Sequence[str]) -> str:
+    """Returns a message with the workers that cannot be reached, and why.
 
     Args:
-      workers: ``number=host:port`` of each of the others.
+      workers: ``number=host:port`` of each other worker.
     """
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        reasons = pool.map(unreachable, [own.partition("=")[2] for own in workers])
-        lost = [
-            f"worker {own.replace('=', ' (')}: {reason})"
-            for own, reason in zip(workers, reasons)
+    with concurrent.futures.ThreadPoolExecutor(_CONCURRENT) as pool:
+        reasons = pool.map(unreachable, [worker.partition("=")[2] for worker in workers])
+        missing = [
+            f"worker {worker.replace('=', ' (')}: {reason})"
+            for worker, reason in zip(workers, reasons)
             if reason
         ]
-    return f"waiting for {', '.join(lost) or 'other workers, at whose ports programs listen'}"
+    return f"waiting for {', '.join(missing) or 'other workers, whose ports are all open'}"
 
 
 def main() -> None:
-    """Tells, as long as the process that waits is there, of which the first argument is the id."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C at a terminal reaches this one, too.
+    """Logs while the waiting process, whose id is the first argument, is alive."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C in a terminal reaches this process, too.
     waiting, *workers = sys.argv[1:]
     pause = _FIRST
     while True:
@@ -86,5 +86,5 @@ def main() -> None:
             if os.getppid() != int(waiting):
                 return
             time.sleep(1)
-        print(told(workers), file=sys.stderr, flush=True)
+        print(waiting_message(workers), file=sys.stderr, flush=True)
         pause = _EVERY

@@ -1,4 +1,4 @@
-"""The worker processes that train together, and which of them this one is."""
+"""The number of worker processes, this worker's index, and their collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 def workers_of(
     strategy: tf.distribute.Strategy,
 ) -> tf.distribute.MultiWorkerMirroredStrategy | None:
-    """Returns the strategy under which worker processes meet; None: there is one process."""
+    """Returns the strategy that connects the worker processes; None: one process."""
     if isinstance(strategy, PipelineStrategy):
         return strategy.workers
     if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
@@ -20,10 +20,10 @@ def workers_of(
 
 
 def collective_hint(strategy: tf.distribute.Strategy) -> str:
-    """Returns how several workers communicate: by ``"nccl"`` between GPUs, or ``"ring"``, gRPC.
+    """Returns the communication hint for collectives: ``"nccl"`` on GPUs, else ``"ring"`` (gRPC).
 
-    To be given to each collective: TensorFlow takes NCCL only for those that name it, or that a
-    strategy with ``CommunicationImplementation.NCCL`` makes
+    Every collective needs it: TensorFlow uses NCCL only for those with this hint, and those of a
+    strategy with ``CommunicationImplementation.NCCL``
     (``CollectiveParamResolverLocal::AssignCollectiveType``).
     """
     workers = workers_of(strategy)
@@ -32,7 +32,7 @@ def collective_hint(strategy: tf.distribute.Strategy) -> str:
 
 
 def worker_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
-    """Returns how many worker processes there are, and the number of this one, from 0."""
+    """Returns the number of worker processes, and the index of this one."""
     cluster = Cluster.from_environment() if workers_of(strategy) is not None else None
     if cluster is None:
         return 1, 0
@@ -40,9 +40,9 @@ def worker_place(strategy: tf.distribute.Strategy) -> tuple[int, int]:
 
 
 def is_chief(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one that writes for all that train together.
+    """Whether this process is the first worker, which writes files and logs for all.
 
-    One that trains by itself is, whatever job it was started in.
+    A process that trains alone is, even if it was started as part of a job.
     """
-    _, own = worker_place(strategy)
-    return own == 0
+    _, worker = worker_place(strategy)
+    return worker == 0

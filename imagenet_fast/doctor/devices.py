@@ -12,7 +12,7 @@ from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.environment import hardware
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute import cuda
-from imagenet_fast.distribute.gpus import cpu_is_meant, gpu_name, installed_gpus
+from imagenet_fast.distribute.gpus import cpu_is_requested, gpu_name, installed_gpus
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
 
@@ -27,8 +27,8 @@ def check_devices(options: ClusterOptions) -> list[Finding]:
         shown = installed_gpus()
     except UserError:  # which the line of the driver tells
         shown = []
-        if not seen and not cpu_is_meant(options.gpus):
-            told = "TensorFlow sees no GPU, and the driver does not answer"
+        if not seen and not cpu_is_requested(options.gpus):
+            told = "TensorFlow sees no GPU, and the driver does not respond"
             return [*findings, wrong("GPUs", told, "see the line of the driver")]
     told = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"
     numbers = {"seen": names, "shown": shown}

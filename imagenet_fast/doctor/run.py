@@ -71,11 +71,12 @@ def _examine_cluster(config: Config, timeout_seconds: float) -> Iterator[Finding
 
 
 def _waiting() -> str:
-    """Tells for which workers this one waits."""
+    """Returns a message with the workers that have not joined."""
     # Here: what reads Slurm's variables imports TensorFlow.
     from imagenet_fast.distribute.cluster import Cluster
-    from imagenet_fast.distribute.waiting import told
+    from imagenet_fast.distribute.waiting import waiting_message
 
     cluster = Cluster.from_environment()
     assert cluster  # There are several workers.
-    return told([f"{n}={own}" for n, own in enumerate(cluster.workers) if n != cluster.index])
+    others = [f"{n}={address}" for n, address in enumerate(cluster.workers) if n != cluster.index]
+    return waiting_message(others)

@@ -10,7 +10,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute import cuda
-from imagenet_fast.distribute.gpus import cpu_is_meant, installed_gpus
+from imagenet_fast.distribute.gpus import cpu_is_requested, installed_gpus
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.doctor.finding import Finding, ok, refused, wrong
 
@@ -40,7 +40,7 @@ def check_cuda(options: ClusterOptions) -> list[Finding]:
     try:
         gpus = installed_gpus()
     except UserError as error:
-        if cpu_is_meant(options.gpus):
+        if cpu_is_requested(options.gpus):
             return [ok("CUDA", f"no GPU is asked for; TensorFlow is {built}", **vars(build))]
         return [ok("CUDA", f"TensorFlow is {built}", **vars(build)), refused("driver", error)]
     if not gpus:
@@ -53,7 +53,7 @@ def check_cuda(options: ClusterOptions) -> list[Finding]:
     if not loaded:
         names = ", ".join(own.name for own in libraries)
         told = f"none loads, and TensorFlow sees no GPU without them: {names}"
-        findings.append(wrong("CUDA libraries", told, cuda.how_to_mend(libraries)))
+        findings.append(wrong("CUDA libraries", told, cuda.how_to_fix(libraries)))
         return findings
     told = ", ".join(f"{_short(own.name)} {own.version}" for own in loaded)
     numbers = {own.name: {"version": own.version, "path": own.path} for own in loaded}
@@ -62,7 +62,7 @@ def check_cuda(options: ClusterOptions) -> list[Finding]:
         if own.error:
             what = "TensorFlow sees no GPU without it" if own.required else "no NCCL without it"
             told = f"does not load: {own.error}; {what}"
-            findings.append(wrong(own.name, told, cuda.how_to_mend([own])))
+            findings.append(wrong(own.name, told, cuda.how_to_fix([own])))
     return findings + _cudnn(loaded)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.distribute.one_call import assign_own, own_values
+from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.shadow_weights import ShadowWeights
 
 
@@ -61,4 +61,4 @@ class Lookahead(ShadowWeights):
 
     def _pull(self, keep: tf.Tensor) -> None:
         self._follow(keep)
-        assign_own(self._variables, own_values(self.averages))
+        assign_local(self._variables, local_values(self.averages))

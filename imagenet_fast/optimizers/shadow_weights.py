@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.distribute.one_call import assign_own, one_call, own_values
+from imagenet_fast.distribute.one_call import assign_local, local_values, one_call
 
 
 class ShadowWeights:
@@ -51,7 +51,7 @@ class ShadowWeights:
         self._restart()
 
     def _restart_own(self) -> None:
-        assign_own(self.averages, own_values(self._variables))
+        assign_local(self.averages, local_values(self._variables))
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -72,9 +72,9 @@ class ShadowWeights:
             self._swapped = False
 
     def _swap_own(self) -> None:
-        values, averages = own_values(self._variables), own_values(self.averages)
-        assign_own(self._variables, averages)
-        assign_own(self.averages, values)
+        values, averages = local_values(self._variables), local_values(self.averages)
+        assign_local(self._variables, averages)
+        assign_local(self.averages, values)
 
     def _follow(self, keep: tf.Tensor | float) -> None:
         """Makes each copy ``keep * copy + (1 - keep) * value``; in a replica."""

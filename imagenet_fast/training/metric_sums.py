@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from imagenet_fast.distribute.one_call import assign_own, one_call
+from imagenet_fast.distribute.one_call import assign_local, one_call
 
 NAMES = ("loss", "top1", "top5", "examples", "skipped")
 
@@ -65,7 +65,7 @@ class MetricSums:
         self._reset()
 
     def _reset_in_replica(self) -> None:
-        assign_own([self.variable], [tf.zeros([len(NAMES)])])
+        assign_local([self.variable], [tf.zeros([len(NAMES)])])
 
     def add(self, sums: tf.Tensor) -> None:
         """Adds one step's sums over all replicas: float32 [5]."""

@@ -13,7 +13,12 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.distribute.one_call import assign_own, first_copies_read, one_call, own_values
+from imagenet_fast.distribute.one_call import (
+    assign_local,
+    local_values,
+    one_call,
+    read_from_first_replica,
+)
 from imagenet_fast.layers import Dropout
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.shadow_weights import ShadowWeights
@@ -101,7 +106,7 @@ class TrainingStep(keras.Model):
         self._average_statistics = one_call(strategy, self._average_statistics_in_replica)
         for counter in (self._train_counter, self._test_counter, self._predict_counter):
             # Keras sets them to 0 before it begins, which it would do replica by replica.
-            assign = one_call(strategy, functools.partial(assign_own, [counter]))
+            assign = one_call(strategy, functools.partial(assign_local, [counter]))
             counter.assign = functools.partial(_set_counter, assign)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -259,7 +264,7 @@ class TrainingStep(keras.Model):
     def averaged_batch_norm_statistics(self) -> Iterator[None]:
         """Averages the statistics; inside, reading one reads the first replica's, not a mean."""
         self.average_batch_norm_statistics()
-        with first_copies_read(self._statistics()):
+        with read_from_first_replica(self._statistics()):
             yield
 
     @contextlib.contextmanager
@@ -271,11 +276,11 @@ class TrainingStep(keras.Model):
 
         @tf.function(autograph=False)
         def read() -> Any:
-            return strategy.run(lambda: own_values(variables))
+            return strategy.run(lambda: local_values(variables))
 
         @tf.function(autograph=False)
         def restore(before: Any) -> None:  # each replica's own
-            strategy.run(lambda values: assign_own(variables, values), args=(before,))
+            strategy.run(lambda values: assign_local(variables, values), args=(before,))
 
         before = read()
         try:
@@ -344,8 +349,8 @@ class TrainingStep(keras.Model):
         if not statistics:
             return
         context = tf.distribute.get_replica_context()
-        assign_own(
-            statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, own_values(statistics))
+        assign_local(
+            statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
         )
 
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
@@ -380,14 +385,14 @@ class TrainingStep(keras.Model):
             return self._forward_backward(global_batch, *batch)
         parts = micro_batches(batch, self.accumulation_steps)
         statistics = self._statistics()
-        before = own_values(statistics)
+        before = local_values(statistics)
 
         def add(step: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
             # Each micro-batch starts from the same statistics, as each replica does; the step takes
             # the mean of their changes.
-            assign_own(statistics, before)
+            assign_local(statistics, before)
             new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
-            changes = [after - start for after, start in zip(own_values(statistics), before)]
+            changes = [after - start for after, start in zip(local_values(statistics), before)]
             return step + 1, *tf.nest.map_structure(tf.add, totals, (new, new_sums, changes))
 
         no_gradients = [tf.zeros(variable.shape) for variable in self.trainable_variables]
@@ -398,7 +403,7 @@ class TrainingStep(keras.Model):
             (tf.constant(0), no_gradients, tf.zeros_like(self.metric_sums.variable), no_changes),
             parallel_iterations=1,
         )
-        assign_own(
+        assign_local(
             statistics,
             [start + change / self.accumulation_steps for start, change in zip(before, changes)],
         )

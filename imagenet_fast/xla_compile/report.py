@@ -7,7 +7,7 @@ import json
 
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_results
-from imagenet_fast.distribute.gpu_arithmetic import float16_rate, has_tensor_cores
+from imagenet_fast.distribute.gpu_arithmetic import float16_speed, has_tensor_cores
 from imagenet_fast.planning.compiled_memory import STEP_OPTIONS
 from imagenet_fast.xla_compile.compiler import Program
 from imagenet_fast.xla_compile.gpus import GpuTopology
@@ -157,7 +157,7 @@ def _slow_float16(found: Compilation) -> list[str]:
     topology = found.topology
     if found.config.precision != "mixed_float16" or not isinstance(topology, GpuTopology):
         return []
-    rate = float16_rate(topology.gpu.capability)
+    rate = float16_speed(topology.gpu.capability)
     if has_tensor_cores("float16", topology.gpu.capability) or rate >= 1:
         return []
     text = (

@@ -1,6 +1,6 @@
-"""Each of three workers exchanges texts and arrays; then the last one exits without a word.
+"""Each of three workers exchanges texts and arrays; then the last one exits unexpectedly.
 
-Arguments: the path of a JSON file without its end; each other worker writes one.
+Arguments: the prefix of a path; each other worker writes ``PREFIX{index}.json``.
 """
 
 import json
@@ -25,11 +25,11 @@ from imagenet_fast.distribute.exchange import (
 def main():
     strategy = make_strategy(Config(strategy="multi_worker", batch_size=3))
     worker = strategy.cluster_resolver.task_id
-    time.sleep(worker / 2)  # the others wait
+    time.sleep(worker / 2)  # The others wait.
     found = {
         "texts": texts_of_all(strategy, f"worker {worker} " + "ä " * 300),
         "chief": text_of_chief(strategy, f"{worker}"),
-        # Each of another shape, for which a tf.function would be traced again.
+        # With different shapes, for which a tf.function would be retraced.
         "sums": [
             [total.tolist() for total in sum_over_workers(strategy, *arrays)]
             for arrays in (
@@ -46,7 +46,7 @@ def main():
     except tf.errors.UnavailableError as error:
         found["error"] = error.message
     pathlib.Path(f"{sys.argv[1]}{worker}.json").write_text(json.dumps(found))
-    os._exit(0)  # a cluster that has lost a worker cannot be left in order
+    os._exit(0)  # A normal exit would wait for the lost worker.
 
 
 if __name__ == "__main__":

@@ -112,13 +112,13 @@ def collectives(strategy, graph):
 def main():
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
     strategy = strategy_on_gpus()
-    connected, meet = [], connect._meet_once
+    connected, meet = [], connect._all_reduce_once
 
     def noted(strategy, group, place, *options):
         meet(strategy, group, place, *options)
         connected.append([list(group), place, group_key(group, place)])
 
-    connect._meet_once = noted
+    connect._all_reduce_once = noted
     results = {}
     for name, options in job["steps"].items():
         connected.clear()

@@ -96,10 +96,10 @@ def test_what_one_process_can_do(algorithm):
     [
         ({"algorithm": "ring"}, "all_reduce='ring' does not exist; choose from auto, builtin, fl"),
         ({"algorithm": "torus"}, "all_reduce='torus' does not exist; did you mean 'torus_2d'?"),
-        ({"dtype": "float64"}, "cannot travel as 'float64': choose from float32, float16, bfl"),
+        ({"dtype": "float64"}, "cannot be sent as 'float64': choose from float32, float16, bfl"),
         (
             {"group_size": 2},
-            "a group of 2 is for all_reduce hierarchical or torus_2d, but here all_reduce=auto is",
+            "all_reduce_group 2 is for all_reduce hierarchical or torus_2d, but all_reduce=auto ",
         ),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_tpu_sums_along_rows_and_columns_and_the_other_way_round():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"all_reduce_group": 2}, "a group of 2 is for all_reduce hierarchical or torus_2d"),
+        ({"all_reduce_group": 2}, "all_reduce_group 2 is for all_reduce hierarchical or torus_2d"),
         ({"fusion_segments": (76,)}, "fusion_segments 76 is out of range: there are 23 gradients"),
     ],
 )

@@ -70,5 +70,5 @@ def test_the_configuration_leaves_the_sum_out(tmp_path):
 
 @pytest.mark.parametrize("wrong", [keras.optimizers.legacy.SGD, keras.layers.Dense, "sgd"])
 def test_not_an_optimizer(wrong):
-    with pytest.raises(UserError, match="needs the class of a Keras optimizer"):
+    with pytest.raises(UserError, match="needs a Keras optimizer class"):
         with_all_reduce(wrong)

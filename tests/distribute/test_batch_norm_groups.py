@@ -1,4 +1,4 @@
-"""From images to a group of replicas."""
+"""Batch-norm groups from numbers of images."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_group_size(images, per_replica, replicas, size):
     ],
 )
 def test_groups_that_do_not_divide_the_replicas(images, per_replica, replicas, message):
-    with pytest.raises(UserError, match=f"batch_norm_batch_size {images} takes {message}"):
+    with pytest.raises(UserError, match=f"batch_norm_batch_size {images} needs {message}"):
         batch_norm_group_size(images, per_replica, replicas)
 
 
@@ -68,6 +68,6 @@ def test_images_together(wanted, per_replica, replicas, expected):
     assert images_together(wanted, per_replica, replicas) == expected
 
 
-def test_parts_that_do_not_divide():
+def test_ghost_batches_that_do_not_divide():
     with pytest.raises(UserError, match=r"does not divide the 512 images .* try 64 or 128"):
         ghost_batch_size(100, 512)

@@ -60,7 +60,7 @@ def test_tf_config(cluster, kind, index, workers, place):
         (tf_config({"worker": 2})["TF_CONFIG"], "expected e.g."),
     ],
 )
-def test_tf_config_of_another_form(text, message):
+def test_malformed_tf_config(text, message):
     with pytest.raises(UserError) as caught:
         Cluster.from_environment({"TF_CONFIG": text})
     assert message in str(caught.value)
@@ -76,14 +76,17 @@ def test_tf_config_of_another_form(text, message):
         (tf_config({"worker": ["a:1"]}, "master"), "task type is 'master', but must be"),
         (tf_config({"worker": ["a:1"]}, ["worker"]), "task type is ['worker'], but must be"),
         (tf_config({"worker": ["a:1"]}, None), "task type is None, but must be"),
-        (tf_config({"worker": ["a:1", "b:1"]}, index=2), "index is 2, but must count the 2 work"),
+        (tf_config({"worker": ["a:1", "b:1"]}, index=2), "index is 2, but must be in [0, 2): it"),
         (tf_config({"worker": ["a:1"]}, index=-1), "task index is -1, but must count"),
         (tf_config({"worker": ["a:1"]}, index="0"), "task index is '0', but must count"),
         (tf_config({"worker": ["a:1"]}, index=0.0), "task index is 0.0, but must count"),
         (tf_config({"worker": ["a:1"]}, index=None), "task index is None, but must count"),
-        (tf_config({"worker": ["a:1"]}, "chief"), "task index is 0, but must count the 0 chiefs"),
-        (tf_config({"worker": []}), "task index is 0, but must count the 0 workers"),
-        (tf_config({}), "task index is 0, but must count the 0 workers"),
+        (
+            tf_config({"worker": ["a:1"]}, "chief"),
+            "task index is 0, but must be in [0, 0): it has 0 chief(s)",
+        ),
+        (tf_config({"worker": []}), "task index is 0, but must be in [0, 0): it has 0 worker(s)"),
+        (tf_config({}), "task index is 0, but must be in [0, 0): it has 0 worker(s)"),
         (tf_config({"worker": ["a"]}), "names 'a', which is not host:port"),
         (tf_config({"worker": ["a:1", "b:"]}), "names 'b:', which is not host:port"),
         (tf_config({"worker": ["a:x"]}), "names 'a:x', which is not host:port"),
@@ -98,7 +101,7 @@ def test_tf_config_of_another_form(text, message):
         (tf_config({"worker": ["a:1"], "chief": ["a:1"]}), "names the same host:port twice"),
     ],
 )
-def test_tf_config_with_impossible_values(environment, message):
+def test_invalid_tf_config(environment, message):
     with pytest.raises(UserError) as caught:
         Cluster.from_environment(environment)
     assert str(caught.value).startswith("TF_CONFIG")
@@ -159,12 +162,12 @@ def test_slurm_port():
         (slurm("a,b", "1(x2)", "two", 0), "cannot read Slurm's variables"),
     ],
 )
-def test_slurm_with_impossible_values(environment, message):
+def test_invalid_slurm_variables(environment, message):
     with pytest.raises(UserError, match=message):
         Cluster.from_environment(environment)
 
 
-def test_slurm_that_does_not_number_tasks_node_by_node():
+def test_slurm_with_cyclic_tasks():
     """As with --distribution=cyclic, where task 1 is the second node's first."""
     environment = slurm("a,b", "2(x2)", 4, 1)
     Cluster.from_environment({**environment, "SLURMD_NODENAME": "a"})
@@ -200,11 +203,11 @@ def test_no_cluster(environment):
     assert Cluster.from_environment(environment) is None
 
 
-def test_tf_config_goes_before_slurm():
+def test_tf_config_has_priority_over_slurm():
     environment = {**slurm("a,b", "1(x2)", 2, 0), **tf_config({"worker": ["c:1", "d:1"]})}
     assert Cluster.from_environment(environment).workers == ("c:1", "d:1")
 
 
-def test_this_process_environment_is_the_default(monkeypatch):
+def test_os_environ_is_the_default(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
     assert Cluster.from_environment() == Cluster(("a:1", "b:1"), 1)

@@ -1,4 +1,4 @@
-"""Checks that workers agree, of one process; several are in the jobs of other tests."""
+"""Consistency checks in one process; the jobs of other tests have several."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What is found of NVIDIA's driver and libraries, with stand-ins for what this machine has not."""
+"""NVIDIA's driver and CUDA libraries, with stand-ins for what this machine lacks."""
 
 import shutil
 import subprocess
@@ -102,52 +102,50 @@ def _cudnn_of_this_tensorflow():
 
 
 @pytest.mark.parametrize(
-    ("driver", "missing", "told"),
+    ("driver", "missing", "text"),
     [
         (None, (), f"the driver cannot be used (libcuda.so.1: {NO_SUCH_FILE}); in a container"),
-        (FakeDriver(11080), (), "the driver supports CUDA 11.8, and this TensorFlow is built for"),
-        (FakeDriver(status=803), (), "(cuInit fails with error 803, system has unsupported"),
-        (FakeDriver(status=100), (), "the driver shows this process no GPU; see whether"),
-        (FakeDriver(capabilities=()), (), "the driver shows this process no GPU; see whether"),
+        (FakeDriver(11080), (), "the driver supports CUDA 11.8, but this TensorFlow is built for"),
+        (FakeDriver(status=803), (), "(cuInit failed with error 803, system has unsupported"),
+        (FakeDriver(status=100), (), "no GPU is visible to this process; check whether"),
+        (FakeDriver(capabilities=()), (), "no GPU is visible to this process; check whether"),
         (
             FakeDriver(),
             ("libcufft.so.11", "libcusparse.so.12"),
             f"cannot load libcufft.so.11 and libcusparse.so.12 (libcufft.so.11: {NO_SUCH_FILE}); "
-            "install the CUDA libraries with `tools/install.sh .venv digits,gpu`.",
+            "install the CUDA libraries with `tools/install.sh .venv digits,gpu`",
         ),
-        (FakeDriver(capabilities=((3, 7), (5, 2))), (), "compute capability is 5.2, and this Ten"),
-        # TensorFlow sees those that it has code for.
+        (FakeDriver(capabilities=((3, 7), (5, 2))), (), "compute capability is 5.2, but this Ten"),
+        # TensorFlow uses the supported ones.
         (FakeDriver(capabilities=((3, 7), (8, 0))), (), "the driver and all CUDA libraries load"),
-        # NCCL's absence hides no GPU.
+        # A missing NCCL does not hide GPUs.
         (FakeDriver(), ("libnccl.so.2",), "the driver and all CUDA libraries load now; start"),
         # CUDA's minor version compatibility.
         (FakeDriver(12020), (), "the driver and all CUDA libraries load now; start again with"),
     ],
 )
-def test_why_there_is_no_gpu(machine, driver, missing, told):
+def test_find_problem(machine, driver, missing, text):
     machine(driver, missing)
-    reason = cuda.why_no_gpu()
-    assert told in reason
-    assert reason.endswith(".")
+    assert text in str(cuda.find_problem())
 
 
-@pytest.mark.parametrize("shown", ["", "-1", "7"])
-def test_cuda_visible_devices_hides_the_gpus(machine, monkeypatch, shown):
+@pytest.mark.parametrize("visible", ["", "-1", "7"])
+def test_cuda_visible_devices_hides_the_gpus(machine, monkeypatch, visible):
     machine(FakeDriver(status=100))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
-    assert cuda.why_no_gpu().startswith(f"CUDA_VISIBLE_DEVICES={shown!r} ")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert str(cuda.find_problem()).startswith(f"CUDA_VISIBLE_DEVICES={visible!r} ")
 
 
 def test_a_build_without_cuda(machine):
     machine(FakeDriver(), build={"is_cuda_build": False})
-    assert "built without CUDA; install the CUDA libraries" in cuda.why_no_gpu()
+    assert "built without CUDA; install the CUDA libraries" in str(cuda.find_problem())
 
 
 def test_this_machine_can_be_asked():
     """Whatever it has; TensorFlow's own loader is asked, and nothing is raised."""
     assert cuda.find_driver().error or cuda.find_driver().cuda
     assert all(own.version or own.error for own in cuda.find_libraries())
-    assert cuda.why_no_gpu()
+    assert str(cuda.find_problem())
 
 
 @pytest.mark.parametrize(
@@ -212,7 +210,7 @@ def test_libraries_that_tensorflow_does_not_look_for_are_loaded(monkeypatch, in_
         return []
 
     monkeypatch.setattr(cuda, "find_libraries", find_libraries)
-    assert cuda.how_to_mend(find_libraries()).startswith("add the folders in which TensorFlow")
+    assert cuda.how_to_fix(find_libraries()).startswith("add their folders to LD_LIBRARY_PATH")
     # Without a driver nothing is loaded: it would take time for nothing.
     monkeypatch.setattr(cuda, "open_library", _raise)
     cuda.preload_libraries()

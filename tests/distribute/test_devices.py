@@ -1,4 +1,4 @@
-"""What a run computes on, in words, and workers whose GPUs do not go together."""
+"""The devices of a run, and workers whose GPUs do not fit together."""
 
 import json
 import types
@@ -13,8 +13,8 @@ from imagenet_fast.distribute.cluster import Cluster
 
 
 def check_all(monkeypatch, workers, gpus):
-    """Returns what each of the workers raises, by its number; ``gpus`` has the ids of each."""
-    names = [json.dumps({"gpus": ["NVIDIA L4"] * len(own), "uuids": own}) for own in gpus]
+    """Returns each worker's error, by worker; ``gpus`` has each worker's UUIDs."""
+    names = [json.dumps({"gpus": ["NVIDIA L4"] * len(ids), "uuids": ids}) for ids in gpus]
     monkeypatch.setattr(devices, "texts_of_all", lambda strategy, text, seconds: names)
     raised = {}
     for index in range(len(workers)):
@@ -25,7 +25,7 @@ def check_all(monkeypatch, workers, gpus):
     return raised
 
 
-def test_workers_with_as_many_gpus_of_their_own(monkeypatch):
+def test_workers_with_equal_numbers_of_separate_gpus(monkeypatch):
     two = ("a:1", "b:1")
     assert check_all(monkeypatch, two, [["aa", "bb"], ["cc", "dd"]]) == {}
     assert check_all(monkeypatch, two, [[], []]) == {}
@@ -37,7 +37,7 @@ def test_workers_with_different_numbers_of_gpus(monkeypatch):
     assert len(set(raised.values())) == 1
     assert raised[0].startswith(
         "worker 0 (a:1) has 2 GPU (NVIDIA L4) and worker 2 (c:1) has 1 GPU (NVIDIA L4), but all "
-        "workers need equally many GPUs: choose them with --gpus"
+        "workers need the same number of GPUs: choose them with --gpus"
     )
     raised = check_all(monkeypatch, ("a:1", "b:1"), [["0"], []])
     assert "worker 1 (b:1) has no GPU" in raised[1]
@@ -49,22 +49,22 @@ def test_two_workers_on_the_same_gpu(monkeypatch):
     assert raised[0].startswith("workers 0 (a:1) and 1 (a:2) both use the GPU with UUID bb, but")
 
 
-def test_each_worker_says_what_it_has(monkeypatch):
+def test_workers_exchange_their_gpus_within_a_time_limit(monkeypatch):
     FakeGpus(monkeypatch, 2)
-    monkeypatch.setattr(devices, "own_uuids", lambda: ["aa", "bb"])
-    said = []
+    monkeypatch.setattr(devices, "visible_uuids", lambda: ["aa", "bb"])
+    sent = []
 
     def texts_of_all(_, text, seconds):
-        said.append((json.loads(text), seconds))
+        sent.append((json.loads(text), seconds))
         return [text]
 
     monkeypatch.setattr(devices, "texts_of_all", texts_of_all)
     devices.check_same_devices(Cluster(("a:1",), 0), None)
-    # Not without limit: a driver may hang.
-    assert said == [({"gpus": ["NVIDIA H100"] * 2, "uuids": ["aa", "bb"]}, 60)]
+    # With a limit, because a driver may hang.
+    assert sent == [({"gpus": ["NVIDIA H100"] * 2, "uuids": ["aa", "bb"]}, 60)]
 
 
-def test_a_worker_that_stops_before_it_says_anything(monkeypatch):
+def test_a_worker_that_stops_before_it_lists_its_gpus(monkeypatch):
     FakeGpus(monkeypatch, 0)
 
     def stopped(strategy, text, seconds):
@@ -75,14 +75,14 @@ def test_a_worker_that_stops_before_it_says_anything(monkeypatch):
         devices.check_same_devices(Cluster(("a:1", "b:1"), 0), None)
 
 
-def test_gpus_in_words():
+def test_describe_gpus():
     assert devices.describe_gpus([]) == "no GPU"
     assert devices.describe_gpus(["NVIDIA H100"] * 8) == "8 GPU (NVIDIA H100)"
     assert devices.describe_gpus(["L4", "T4", "L4"]) == "3 GPU (2 x L4, 1 x T4)"
 
 
 def strategy_of(kind, names, implementation="AUTO", replicas=None):
-    """A strategy that is not started, with these devices."""
+    """An uninitialized strategy with these devices."""
     made = object.__new__(kind)
     options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
     made._extended = types.SimpleNamespace(
@@ -94,7 +94,7 @@ def strategy_of(kind, names, implementation="AUTO", replicas=None):
 
 
 @pytest.mark.parametrize(
-    ("strategy", "gpus", "told"),
+    ("strategy", "gpus", "text"),
     [
         (tf.distribute.MultiWorkerMirroredStrategy, 8, "2 workers x 8 GPU (NVIDIA H100), NCCL"),
         (tf.distribute.MultiWorkerMirroredStrategy, 0, "2 workers x 1 CPU (EPYC), gRPC"),
@@ -103,7 +103,7 @@ def strategy_of(kind, names, implementation="AUTO", replicas=None):
         (tf.distribute.OneDeviceStrategy, 0, "1 CPU (EPYC)"),
     ],
 )
-def test_what_a_run_computes_on(monkeypatch, strategy, gpus, told):
+def test_run_devices(monkeypatch, strategy, gpus, text):
     FakeGpus(monkeypatch, gpus)
     monkeypatch.setattr(devices, "cpu_name", lambda: "EPYC")
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
@@ -113,8 +113,8 @@ def test_what_a_run_computes_on(monkeypatch, strategy, gpus, told):
     implementation = "NCCL" if gpus else "AUTO"
     made = strategy_of(strategy, names, implementation, replicas=workers * len(names))
     found = devices.run_devices(made, names)
-    assert str(found) == told
-    assert json.loads(json.dumps(found.collective)) == told.partition("), ")[2]
+    assert str(found) == text
+    assert json.loads(json.dumps(found.collective)) == text.partition("), ")[2]
     assert found.kind == kind
 
 

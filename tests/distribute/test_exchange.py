@@ -1,4 +1,4 @@
-"""Texts and sums across worker processes, and a worker that stops."""
+"""Texts and sums across worker processes, and workers that stop or hang."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ JOB = pathlib.Path(__file__).with_name("exchange_job.py")
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory, run_python_session):
-    """Returns what the two workers that stay have written, and the output of all three."""
+    """Returns the results of the two workers that stay, and the output of all three."""
     folder = tmp_path_factory.mktemp("exchange")
     finished = run_python_session([JOB, folder / "worker"], workers=3)
     found = [json.loads((folder / f"worker{i}.json").read_text()) for i in range(2)]
@@ -31,29 +31,29 @@ def job(tmp_path_factory, run_python_session):
 
 @pytest.mark.slow
 def test_texts(job):
-    for own in job[0]:
-        assert own["texts"] == [f"worker {worker} " + "ä " * 300 for worker in range(3)]
-        assert own["chief"] == "0"
+    for worker_found in job[0]:
+        assert worker_found["texts"] == [f"worker {worker} " + "ä " * 300 for worker in range(3)]
+        assert worker_found["chief"] == "0"
 
 
 @pytest.mark.slow
 def test_sums_are_not_traced(job):
     found, output = job
-    for own in found:
-        assert own["sums"] == [[[3.0] * n, [[3.0] * n]] for n in range(1, 7)]
-        assert own["rows"] == [[2**24 - 1] * 2, [2**24 - 2] * 2, [2**24 - 2] * 2]
+    for worker in found:
+        assert worker["sums"] == [[[3.0] * n, [[3.0] * n]] for n in range(1, 7)]
+        assert worker["rows"] == [[2**24 - 1] * 2, [2**24 - 2] * 2, [2**24 - 2] * 2]
     assert "retracing" not in output
 
 
 @pytest.mark.slow
-def test_a_worker_that_stopped_is_named_by_all(job):
-    for own in job[0]:
-        assert own["error"].endswith("(/job:worker/replica:0/task:2)")
+def test_all_workers_name_the_one_that_stopped(job):
+    for worker in job[0]:
+        assert worker["error"].endswith("(/job:worker/replica:0/task:2)")
 
 
 @pytest.fixture
 def exiting_chief(monkeypatch):
-    """exiting_chief(result) is a chief that publishes a result, and exits once it is read."""
+    """exiting_chief(result) simulates a chief that publishes a result, and exits once read."""
 
     def publish(result):
         class Service:
@@ -75,7 +75,7 @@ def test_the_chief_may_exit_when_all_have_read(exiting_chief):
     assert texts_of_all(None, "b") == ["a", "b", "c"]
 
 
-def test_a_worker_that_stopped_is_named_although_the_chief_exits(exiting_chief):
+def test_the_stopped_worker_is_named_although_the_chief_exits(exiting_chief):
     exiting_chief({"texts": ["a", "b"], "error": "no answer (task:2)"})
     with pytest.raises(tf.errors.UnavailableError, match=r"^no answer \(task:2\)$"):
         texts_of_all(None, "b")
@@ -100,8 +100,45 @@ def test_a_worker_that_runs_but_does_not_answer(monkeypatch, index, named):
     expected = rf"no answer within {0.2 if index else 0.1} s \(task:{named}\)"
     with pytest.raises(tf.errors.UnavailableError, match=expected):
         texts_of_all(None, "a", 0.1)
-    if not index:  # the chief tells the others
+    if not index:  # The chief publishes the error.
         assert json.loads(published["all"])["error"] == "no answer within 0.1 s (task:1)"
+
+
+def test_the_limit_is_one_for_all_workers(monkeypatch):
+    """Otherwise the others, whose limit is twice as long, could give up and name the chief."""
+    published, seconds = [], [0]
+
+    class Service:
+        def set_config_key_value(self, key, value):
+            published.append((seconds[0], json.loads(value)))
+
+        def get_config_key_value(self, key, timeout_in_ms):
+            if key.endswith("text/1") and seconds[0] > 8:
+                return "late"
+            seconds[0] += timeout_in_ms / 1000
+            raise tf.errors.DeadlineExceededError(None, None, "timed out")
+
+        def check_collective_ops_peer_health(self, task, timeout_in_ms):
+            """It runs."""
+
+    monkeypatch.setattr(exchange, "context", types.SimpleNamespace(context=Service))
+    monkeypatch.setattr(exchange.time, "monotonic", lambda: seconds[0])
+    monkeypatch.setattr(exchange, "_tasks", lambda _: (["task:0", "task:1", "task:2"], 0))
+    with pytest.raises(tf.errors.UnavailableError, match=r"no answer within 10 s \(task:2\)"):
+        texts_of_all(None, "a", 10)
+    ((when, result),) = published
+    assert when < 2 * 10 and result["error"].endswith("(task:2)")
+
+
+def test_a_worker_without_a_chief_names_it(monkeypatch):
+    class Service:
+        def set_config_key_value(self, key, value):
+            raise tf.errors.UnavailableError(None, None, "failed to connect")
+
+    monkeypatch.setattr(exchange, "context", types.SimpleNamespace(context=Service))
+    monkeypatch.setattr(exchange, "_tasks", lambda _: (["task:0", "task:1"], 1))
+    with pytest.raises(tf.errors.UnavailableError, match=r"^failed to connect \(task:0\)$"):
+        texts_of_all(None, "b")
 
 
 def test_one_process():

@@ -3,7 +3,7 @@
 import pytest
 
 from imagenet_fast.distribute.gpu_arithmetic import (
-    float16_rate,
+    float16_speed,
     has_tensor_cores,
     precision_instead_of,
 )
@@ -17,7 +17,7 @@ from imagenet_fast.distribute.gpu_arithmetic import (
     ],
 )
 def test_pascal(capability, float16, float32):
-    assert float16_rate(capability) == pytest.approx(float16 / float32, rel=0.01)
+    assert float16_speed(capability) == pytest.approx(float16 / float32, rel=0.01)
     assert not has_tensor_cores("float16", capability)
 
 

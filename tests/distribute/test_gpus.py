@@ -1,4 +1,4 @@
-"""Which of a machine's GPUs a run uses, with GPUs patched in."""
+"""The GPUs that a run uses, with patched GPUs."""
 
 import pytest
 from patched_devices import FakeGpus
@@ -39,13 +39,13 @@ def test_a_number_or_ids(wanted, chosen):
 
 
 @pytest.mark.parametrize("wanted", ["-1", "1,1", "two", "0,-1", ",", "0,,1", "1.5"])
-def test_what_is_no_choice(wanted):
-    with pytest.raises(UserError, match=r"gpus is .*, but must be a number of GPUs, or ids"):
+def test_malformed_gpus(wanted):
+    with pytest.raises(UserError, match=r"gpus is .*, but must be a number of GPUs, or distinct"):
         Config(gpus=wanted)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "available", "told"),
+    ("wanted", "available", "message"),
     [
         ("9", 8, "gpus=9, but TensorFlow sees 8 GPUs"),
         ("1", 0, "gpus=1, but TensorFlow sees no GPUs"),
@@ -53,8 +53,8 @@ def test_what_is_no_choice(wanted):
         ("0,", 0, "gpus=0, names GPU 0, but TensorFlow sees no GPUs"),
     ],
 )
-def test_gpus_that_do_not_exist(wanted, available, told):
-    with pytest.raises(UserError, match=f"{told}; `imagenet-fast doctor`"):
+def test_gpus_that_do_not_exist(wanted, available, message):
+    with pytest.raises(UserError, match=f"{message}; `imagenet-fast doctor`"):
         gpus.choose_gpus(wanted, available)
 
 
@@ -92,7 +92,7 @@ def test_contradictions(options):
         (Cluster(("a:1", "a:2"), 1), {"SLURM_GPUS_ON_NODE": "8"}, "", 8, list(range(8))),
     ],
 )
-def test_tasks_of_a_host_share_its_gpus(cluster, environment, wanted, available, chosen):
+def test_tasks_of_a_host_divide_its_gpus(cluster, environment, wanted, available, chosen):
     assert gpus.choose_gpus(wanted, available, cluster, environment) == chosen
 
 
@@ -103,12 +103,12 @@ def test_more_tasks_than_gpus():
 
 @pytest.fixture
 def devices(monkeypatch):
-    """Four GPUs that TensorFlow sees; no choice was made before."""
+    """Four GPUs that TensorFlow sees, of which none were chosen before."""
     monkeypatch.setattr(gpus, "_CHOICES", [])
     return FakeGpus(monkeypatch, 4)
 
 
-def test_tensorflow_is_given_the_choice(devices):
+def test_only_chosen_gpus_are_visible(devices):
     assert gpus.use_gpus("") == 4
     assert gpus.use_gpus("3,") == 1
     assert devices.visible == devices.physical[3:]
@@ -119,7 +119,7 @@ def test_tensorflow_is_given_the_choice(devices):
     assert devices.visible == devices.physical
 
 
-def test_what_the_program_has_left_visible_stays(devices):
+def test_gpus_hidden_by_the_program_stay_hidden(devices):
     devices.visible = devices.physical[1:3]
     assert gpus.use_gpus("") == 2
     assert gpus.use_gpus("1,") == 1
@@ -131,8 +131,8 @@ def test_what_the_program_has_left_visible_stays(devices):
     assert gpus.use_gpus("") == 0
 
 
-def test_a_tasks_part_stays_its_part(devices):
-    """A second strategy of the same job gets the same GPUs, not a part of the part."""
+def test_a_second_strategy_gets_the_same_gpus(devices):
+    """Not a part of the task's part."""
     for _ in range(2):
         assert gpus.use_gpus("", tasks({"a": 2}, 1)) == 2
         assert devices.visible == devices.physical[2:]
@@ -142,17 +142,17 @@ def test_a_tasks_part_stays_its_part(devices):
         gpus.use_gpus("1")
 
 
-def test_gpus_are_told_apart_by_their_uuids(devices, monkeypatch):
-    """CUDA numbers them from 0 in each bound task of Slurm's, and in each container."""
+def test_uuids_identify_gpus(devices, monkeypatch):
+    """CUDA numbers them from 0 in each bound Slurm task, and in each container."""
     monkeypatch.setattr(cuda, "device_uuids", lambda: ["aa", "bb", "cc", "dd"])
     devices.visible = devices.physical[2:]
-    assert gpus.own_uuids() == ["cc", "dd"]
+    assert gpus.visible_uuids() == ["cc", "dd"]
     # TensorFlow lists others than the driver: which is which is not known.
     monkeypatch.setattr(cuda, "device_uuids", lambda: ["aa"])
-    assert gpus.own_uuids() == []
+    assert gpus.visible_uuids() == []
 
 
-def test_the_driver_is_asked_without_tensorflow(monkeypatch, tmp_path):
+def test_installed_gpus_from_the_drivers_files(monkeypatch, tmp_path):
     monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
     monkeypatch.setattr(gpus.shutil, "which", lambda name: None)
     assert gpus.installed_gpus() == []
@@ -166,7 +166,7 @@ def test_the_driver_is_asked_without_tensorflow(monkeypatch, tmp_path):
 
 @pytest.fixture
 def nvidia_smi(monkeypatch, tmp_path):
-    """Puts a script into the place of nvidia-smi, on a machine whose driver has no folder."""
+    """Replaces nvidia-smi by a script, on a machine whose driver has no folder."""
 
     def nvidia_smi(script):
         program = tmp_path / "nvidia-smi"
@@ -174,10 +174,10 @@ def nvidia_smi(monkeypatch, tmp_path):
         program.chmod(0o755)
         monkeypatch.setattr(gpus, "_DRIVER", tmp_path / "gpus")
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        gpus._ask_nvidia_smi.cache_clear()
+        gpus._run_nvidia_smi.cache_clear()
 
     yield nvidia_smi
-    gpus._ask_nvidia_smi.cache_clear()
+    gpus._run_nvidia_smi.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -187,26 +187,28 @@ def nvidia_smi(monkeypatch, tmp_path):
         ("#!/bin/sh\necho No devices found.\nexit 6\n", []),
     ],
 )
-def test_nvidia_smi_is_asked_where_the_driver_has_no_folder(nvidia_smi, script, found):
+def test_installed_gpus_from_nvidia_smi(nvidia_smi, script, found):
     nvidia_smi(script)
     assert gpus.installed_gpus() == found
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "reason"),
     [
-        (f'#!/bin/sh\necho "{NOT_LOADED}"\nexit 9\n', rf"nvidia-smi fails \({NOT_LOADED[:-1]}\)"),
-        ("#!/bin/sh\necho mismatch >&2\nexit 18\n", r"nvidia-smi fails \(mismatch\)"),
-        ("#!/bin/sh\nexit 255\n", r"nvidia-smi fails \(255\)"),
+        (f'#!/bin/sh\necho "{NOT_LOADED}"\nexit 9\n', rf"nvidia-smi failed \({NOT_LOADED[:-1]}\)"),
+        ("#!/bin/sh\necho mismatch >&2\nexit 18\n", r"nvidia-smi failed \(mismatch\)"),
+        ("#!/bin/sh\nexit 255\n", r"nvidia-smi failed \(255\)"),
         ("#!/bin/sh\nexec sleep 60\n", r"nvidia-smi hangs \(no answer in 0.5 s\)"),
         ("#!/nowhere/sh\n", r"nvidia-smi cannot be run \(No such file or directory\)"),
     ],
 )
-def test_a_driver_that_does_not_answer(nvidia_smi, monkeypatch, script, told):
+def test_a_driver_that_does_not_respond(nvidia_smi, monkeypatch, script, reason):
     nvidia_smi(script)
     monkeypatch.setattr(gpus, "_NVIDIA_SMI_SECONDS", 0.5)
     for _ in range(2):
-        with pytest.raises(UserError, match=f"driver does not answer: {told}; load it .*restart"):
+        with pytest.raises(
+            UserError, match=f"driver does not respond: {reason}; load it .*restart"
+        ):
             gpus.installed_gpus()
 
 
@@ -222,10 +224,10 @@ def test_a_driver_that_does_not_answer(nvidia_smi, monkeypatch, script, told):
         ("", {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, False),  # Slurm's, where none was asked for
     ],
 )
-def test_whether_the_cpu_is_meant(wanted, variables, meant):
-    assert gpus.cpu_is_meant(wanted, variables) == meant
+def test_cpu_is_requested(wanted, variables, meant):
+    assert gpus.cpu_is_requested(wanted, variables) == meant
 
 
-def test_workers_that_would_use_the_same_gpu():
-    assert gpus.same_gpus([["aa", "bb"], ["cc"], [], []]) is None
-    assert gpus.same_gpus([["aa", "bb"], ["cc"], ["bb"]]) == (0, 2, "bb")
+def test_shared_gpu():
+    assert gpus.shared_gpu([["aa", "bb"], ["cc"], [], []]) is None
+    assert gpus.shared_gpu([["aa", "bb"], ["cc"], ["bb"]]) == (0, 2, "bb")

@@ -1,4 +1,4 @@
-"""Sums over groups of replicas, and what they say where there are none."""
+"""Sums over groups of replicas, and errors where they are unsupported."""
 
 import pathlib
 
@@ -22,12 +22,12 @@ def test_sums_and_gradients(run_python, kind, logical_cpus, workers):
     run_python([JOB, kind, logical_cpus], workers=workers)
 
 
-def test_a_group_of_one_has_its_own_tensor():
+def test_a_group_of_one():
     tensor = tf.constant([1.0, 2.0])
     assert group_sum(tensor, consecutive(8, 1), "test") is tensor
 
 
-def test_tpus_sum_in_groups_forward_and_backward(monkeypatch):
+def test_tpu_group_sum_and_gradient(monkeypatch):
     strategy = object.__new__(tf.distribute.TPUStrategy)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
 
@@ -45,14 +45,16 @@ def test_tpus_sum_in_groups_forward_and_backward(monkeypatch):
         assert tf.get_static_value(op.inputs[1]).tolist() == [[0, 1], [2, 3]]
 
 
-def test_other_strategies(monkeypatch):
+def test_unsupported_strategies(monkeypatch):
     strategy = object.__new__(tf.distribute.experimental.CentralStorageStrategy)
     monkeypatch.setattr(tf.distribute, "get_strategy", lambda: strategy)
-    with pytest.raises(UserError, match="test: CentralStorageStrategy has no sums over groups"):
+    with pytest.raises(
+        UserError, match="test: CentralStorageStrategy does not support sums over groups"
+    ):
         group_sum(tf.constant(1.0), consecutive(4, 2), "test")
 
 
-WHERE_MIRRORED_REPLICAS_CANNOT_MEET = """
+UNSUPPORTED_PLACES = """
 import pytest
 import tensorflow as tf
 from imagenet_fast import Config, UserError, make_strategy
@@ -75,12 +77,12 @@ def in_a_branch():
     return tf.cond(tf.random.uniform([]) < 0.5, own_sum, lambda: tf.constant(0.0))
 
 for place in (in_a_function, in_a_loop, in_a_branch):
-    with pytest.raises(UserError, match="test: .* inside a tf.while_loop, a tf.cond or a tf.func"):
+    with pytest.raises(UserError, match="test: .* inside a tf.while_loop, a tf.cond or a nested"):
         tf.function(lambda: strategy.run(place), autograph=False)()
 assert tf.function(lambda: strategy.run(own_sum))().values[1].numpy() == 2
 """
 
 
 @pytest.mark.slow
-def test_where_mirrored_replicas_cannot_meet(run_python):
-    run_python(["-c", WHERE_MIRRORED_REPLICAS_CANNOT_MEET])
+def test_places_that_mirrored_replicas_do_not_support(run_python):
+    run_python(["-c", UNSUPPORTED_PLACES])

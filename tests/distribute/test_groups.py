@@ -1,4 +1,4 @@
-"""Who works with whom."""
+"""Groups of replicas."""
 
 import itertools
 
@@ -27,13 +27,13 @@ def test_columns():
 
 
 @pytest.mark.parametrize("size", [0, -1, 4, 7, 12])
-def test_groups_that_do_not_fit(size):
-    with pytest.raises(UserError, match=rf"into groups of {size}; groups can be of 1, 2, 3, 6$"):
+def test_sizes_that_do_not_divide(size):
+    with pytest.raises(UserError, match=rf"into groups of {size}; possible sizes: 1, 2, 3, 6$"):
         consecutive(6, size)
 
 
 def test_torus():
-    """Of 2 x 3 chips with two cores each, numbered in any order."""
+    """2 x 3 chips with two cores each, in any order."""
     places = [(x, y, 0, core) for x in range(2) for y in range(3) for core in range(2)]
     rows, across = torus(places)
     assert [[places[r][1] for r in row] for row in rows.members] == [[y] * 4 for y in range(3)]
@@ -49,13 +49,13 @@ def test_torus():
         [(0, 0), (1, 0), (1, 1), (2, 1)],
     ],
 )
-def test_no_rectangle(places):
-    with pytest.raises(UserError, match="no rectangle"):
+def test_not_a_rectangle(places):
+    with pytest.raises(UserError, match="do not form a rectangle"):
         torus(places)
 
 
 def test_group_keys_differ():
-    """All that 64 replicas in a square can be split into, and do not meet TensorFlow's own."""
+    """All groups of 64 replicas in a square; and not TensorFlow's own."""
     groups = [consecutive(64, size) for size in (1, 2, 4, 8, 16, 32, 64)]
     groups += [columns(own) for own in groups]
     members = {group for own in groups for group in own.members}

@@ -1,4 +1,4 @@
-"""Strategies that one machine without accelerators can show."""
+"""Strategies, as far as one machine without accelerators can show."""
 
 import contextlib
 import pathlib
@@ -99,8 +99,8 @@ def test_one_device(no_cluster):
     assert type(strategy) is tf.distribute.OneDeviceStrategy
 
 
-def test_several_workers_without_their_names(no_cluster):
-    with pytest.raises(UserError, match="multi_worker needs TF_CONFIG, or Slurm's srun"):
+def test_several_workers_without_addresses(no_cluster):
+    with pytest.raises(UserError, match="multi_worker needs the workers' addresses from TF_CONFIG"):
         make_strategy(Config(strategy="multi_worker"))
 
 
@@ -115,7 +115,9 @@ def patched(no_cluster, monkeypatch):
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(tf.distribute, "MultiWorkerMirroredStrategy", RecordedStrategy)
-        monkeypatch.setattr(strategy, "waiting_told", lambda cluster: contextlib.nullcontext())
+        monkeypatch.setattr(
+            strategy, "log_missing_workers", lambda cluster: contextlib.nullcontext()
+        )
         monkeypatch.setattr(strategy, "check_same_devices", lambda *_: None)
         made = make_strategy(Config(strategy="multi_worker", **options))
         strategy._make_strategy.cache_clear()
@@ -174,7 +176,7 @@ def test_tasks_of_one_host_have_gpus_of_their_own(patched):
     assert places == list(range(8))
 
 
-def test_the_local_launcher_shares_gpus_out(patched, monkeypatch):
+def test_the_local_launcher_divides_gpus(patched, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "tools")
     import launch_local
 
@@ -204,7 +206,9 @@ def test_some_of_a_machines_gpus(patched, wanted, kinds):
 
 def test_workers_are_not_split_into_logical_cpus(patched, monkeypatch):
     monkeypatch.setattr(strategy, "_split_cpu", lambda parts: None)
-    with pytest.raises(UserError, match="logical_cpus=2 is for one process, but several workers"):
+    with pytest.raises(
+        UserError, match="logical_cpus=2 is for one process, but with several workers"
+    ):
         patched(0, tf_config(("a:1", "b:1"), 0), logical_cpus=2)
     # With GPUs there, one logical CPU is the CPU, too.
     made, _ = patched(8, tf_config(("a:1", "b:1"), 0), logical_cpus=1)
@@ -213,7 +217,7 @@ def test_workers_are_not_split_into_logical_cpus(patched, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "variables", "told"),
+    ("options", "variables", "refused"),
     [
         ({}, {}, True),
         ({"strategy": "one_device"}, {}, True),
@@ -225,18 +229,18 @@ def test_workers_are_not_split_into_logical_cpus(patched, monkeypatch):
         ({}, {"CUDA_VISIBLE_DEVICES": ""}, False),
     ],
 )
-def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, variables, told):
+def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, variables, refused):
     FakeGpus(monkeypatch, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(strategy, "installed_gpus", lambda: ["NVIDIA L4"] * 2)
-    monkeypatch.setattr(strategy, "why_no_gpu", lambda: "libcudnn.so.9 cannot be loaded.")
+    monkeypatch.setattr(strategy, "find_problem", lambda: "libcudnn.so.9 cannot be loaded")
     expected = (
         r"this machine has 2 GPU \(NVIDIA L4\), but TensorFlow sees none: libcudnn.so.9 cannot be "
         "loaded. `imagenet-fast doctor` .* add --gpus=0"
     )
-    with pytest.raises(UserError, match=expected) if told else contextlib.nullcontext():
+    with pytest.raises(UserError, match=expected) if refused else contextlib.nullcontext():
         strategy.check_gpus_are_used(Config(**options))
     # Where TensorFlow sees some, whether the program uses them or not, or there are none, nothing
     # is wrong.
@@ -250,21 +254,21 @@ def test_gpus_that_tensorflow_does_not_see(no_cluster, monkeypatch, options, var
 
 
 @pytest.mark.parametrize("gpus", ["", "0"])
-def test_a_driver_that_does_not_answer(no_cluster, monkeypatch, gpus):
-    """Nobody knows whether there are GPUs: the CPU is taken only where that is said."""
+def test_a_driver_that_does_not_respond(no_cluster, monkeypatch, gpus):
+    """Whether there are GPUs is unknown, so a run uses the CPU only on request."""
 
     def installed_gpus():
-        raise UserError("NVIDIA's driver does not answer: nvidia-smi fails (9); load it")
+        raise UserError("NVIDIA's driver does not respond: nvidia-smi failed (9); load it")
 
     FakeGpus(monkeypatch, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(strategy, "installed_gpus", installed_gpus)
-    expected = r"nvidia-smi fails \(9\); load it. `imagenet-fast doctor` .* add --gpus=0"
+    expected = r"nvidia-smi failed \(9\); load it. `imagenet-fast doctor` .* add --gpus=0"
     with contextlib.nullcontext() if gpus else pytest.raises(UserError, match=expected):
         strategy.check_gpus_are_used(Config(gpus=gpus))
 
 
-TAKEN = """
+PORT_IN_USE = """
 import json, os, socket
 from imagenet_fast import Config, UserError, make_strategy
 
@@ -281,8 +285,8 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 
 
-def test_a_port_that_another_program_has(run_python, no_cluster):
-    run_python(["-c", TAKEN])
+def test_a_port_that_another_program_uses(run_python, no_cluster):
+    run_python(["-c", PORT_IN_USE])
 
 
 def test_malformed_cluster_stops_even_one_device(no_cluster, monkeypatch):
@@ -326,7 +330,7 @@ def test_variables_of_a_tpu_vm_ask_for_the_tpu(no_cluster, monkeypatch, variable
         make_strategy(Config(fusion_bytes=len(variable)))
 
 
-def test_a_pipeline_of_ones_own_in_a_job(no_cluster, monkeypatch):
+def test_a_separate_pipeline_in_a_job(no_cluster, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", Cluster(("a:1", "b:1"), 1).to_tf_config())
     strategy = make_strategy(Config(strategy="one_device", pipeline_stages=2))
     assert strategy.num_replicas_in_sync == 1
@@ -334,7 +338,7 @@ def test_a_pipeline_of_ones_own_in_a_job(no_cluster, monkeypatch):
 
 
 def test_where_the_cores_of_a_tpu_are(no_cluster, monkeypatch):
-    """Replicas are numbered host by host, and core by core in each."""
+    """Replica ids are host by host, and core by core in each."""
     coordinates = np.array([[[0, 0, 0, 0], [1, 0, 0, 0]], [[0, 1, 0, 0], [1, 1, 0, 0]]])
     topology = types.SimpleNamespace(device_coordinates=coordinates)
     for module, name, value in (

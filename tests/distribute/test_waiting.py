@@ -1,4 +1,4 @@
-"""What a worker tells that waits for others."""
+"""The messages of a worker that waits for others."""
 
 import json
 import os
@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from imagenet_fast.base.addresses import free_port
-from imagenet_fast.distribute.waiting import told
+from imagenet_fast.distribute.waiting import waiting_message
 
-# It is told after 3 seconds.
+# Logs after 3 seconds.
 WAIT = """
 import subprocess, types
 from imagenet_fast import Config, make_strategy
@@ -27,18 +27,18 @@ make_strategy(Config())
 """
 
 
-def test_what_is_told():
+def test_message():
     port = free_port()
     with socket.create_server(("127.0.0.1", 0)) as server:
         there = f"1=127.0.0.1:{server.getsockname()[1]}"
         missing = f"12=127.0.0.1:{port}"
         reason = f"worker 12 (127.0.0.1:{port}: Connection refused)"
-        assert told([there, missing]) == f"waiting for {reason}"
-        assert told([there]) == "waiting for other workers, at whose ports programs listen"
+        assert waiting_message([there, missing]) == f"waiting for {reason}"
+        assert waiting_message([there]) == "waiting for other workers, whose ports are all open"
 
 
 @pytest.mark.slow
-def test_a_worker_alone_tells_for_whom_it_waits_and_ctrl_c_ends_it():
+def test_a_waiting_worker_logs_missing_workers_and_ctrl_c_ends_it():
     workers = [f"127.0.0.1:{free_port()}" for _ in range(2)]
     task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 0}}
     process = subprocess.Popen(

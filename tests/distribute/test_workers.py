@@ -1,4 +1,4 @@
-"""Which of the worker processes this one is."""
+"""The number of workers, this worker's index and its communication hint."""
 
 import types
 

@@ -82,14 +82,14 @@ def test_gpus_that_tensorflow_does_not_see(gpus, monkeypatch):
 @pytest.mark.parametrize(
     ("seen", "wanted", "state", "told"),
     [
-        (0, "", "wrong", "TensorFlow sees no GPU, and the driver does not answer"),
+        (0, "", "wrong", "TensorFlow sees no GPU, and the driver does not respond"),
         (0, "0", "ok", "no GPU"),
         (1, "", "ok", f"1 {H100}"),
     ],
 )
 def test_a_driver_that_does_not_answer(gpus, monkeypatch, seen, wanted, state, told):
     def installed_gpus():
-        raise UserError("NVIDIA's driver does not answer")
+        raise UserError("NVIDIA's driver does not respond")
 
     gpus(seen, 0)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -63,13 +63,13 @@ def test_a_driver_that_does_not_answer(monkeypatch):
     """It is installed and not loaded: nvidia-smi's words, and what to do."""
 
     def installed_gpus():
-        raise UserError("NVIDIA's driver does not answer: nvidia-smi fails (9); load it")
+        raise UserError("NVIDIA's driver does not respond: nvidia-smi failed (9); load it")
 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(versions, "installed_gpus", installed_gpus)
     _, driver = versions.check_cuda(Config())
     assert (driver.name, driver.state, driver.advice) == ("driver", "wrong", "load it")
-    assert driver.found == "NVIDIA's driver does not answer: nvidia-smi fails (9)"
+    assert driver.found == "NVIDIA's driver does not respond: nvidia-smi failed (9)"
     (found,) = versions.check_cuda(Config(gpus="0"))
     assert (found.name, found.state) == ("CUDA", "ok")
     assert found.found.startswith("no GPU is asked for; TensorFlow is built ")
@@ -131,7 +131,7 @@ def test_a_driver_that_is_too_old(machine):
 
 
 def test_a_driver_that_does_not_start(machine):
-    machine(driver=cuda.Driver("550.54", "12.4", error="cuInit fails with error 803, mismatch"))
+    machine(driver=cuda.Driver("550.54", "12.4", error="cuInit failed with error 803, mismatch"))
     (found,) = not_ok(versions.check_cuda(Config()))
     assert "error 803, mismatch" in found.found
     assert "restart the machine" in found.advice
