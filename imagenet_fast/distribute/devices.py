@@ -100,8 +100,8 @@ def check_same_devices(cluster: Cluster, strategy: tf.distribute.Strategy) -> No
     """Checks that all workers have the same number of GPUs, and share none.
 
     All workers must call it before their first collective, which could otherwise wait forever or
-    fail inside NCCL. It is also the first exchange of any kind after the workers have connected,
-    so its time limit covers a worker that hangs while it lists its GPUs.
+    fail inside NCCL. ``make_strategy`` calls it as soon as the workers have connected, so its time
+    limit covers a worker that hangs while it lists its GPUs.
 
     Args:
       cluster: the workers, including this process.

@@ -93,10 +93,10 @@ def wait_for_all(strategy: tf.distribute.Strategy) -> None:
 def sum_over_workers(strategy: tf.distribute.Strategy, *values: np.ndarray) -> Sequence[np.ndarray]:
     """Returns the sum over workers of each float32 array, whose shape all workers share.
 
-    Safe under NCCL, which matches collectives by launch order: call it outside of replicas, when no
-    other collective runs in the process. It returns after its one all-reduce per GPU, because
-    ``CrossDeviceOps._all_reduce_per_replica_values`` of ``tensorflow/python/distribute/
-    cross_device_ops.py`` waits for a thread per device under a lock, and ``numpy()`` for the GPU.
+    Eager, and yet safe under NCCL, which matches collectives by launch order: steps have ended when
+    it is called outside of replicas, and its one all-reduce per GPU has ended when it returns.
+    ``CollectiveAllReduce._all_reduce_per_replica_values`` of TensorFlow's ``cross_device_ops.py``
+    waits, under a lock, for a thread per device, and in these an operation ends with its kernel.
     """
     if workers_of(strategy) is None:
         return values
