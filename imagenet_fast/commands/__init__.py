@@ -1,4 +1,4 @@
-"""The command line: each command parses its flags, makes a Config, and calls one function."""
+"""The command line: each command parses its flags, builds a Config and calls one function."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ COMMANDS = {
     "compile": "compile a training step for TPUs or GPUs that this machine lacks",
     "doctor": "check that this machine, or this cluster, is ready for training",
     "input-server": "read and decode images for training on other machines",
-    "stage-server": "lend devices to the pipelines of other processes",
-    "benchmark": "time parts of the package against other ways to do the same",
+    "stage-server": "provide devices to pipelines of other processes",
+    "benchmark": "time parts of the package against alternatives",
 }
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Runs a command line and returns its exit status: 0, or 2 after a user error.
+    """Runs a command line and returns its exit status: 2 after a user error, 130 after Ctrl-C.
 
     Operating-system errors about files count as user errors.
     """
@@ -49,7 +49,7 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # of `imagenet-fast ... | head`, which has read enough
+    except BrokenPipeError:  # For example `imagenet-fast ... | head`.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ModuleNotFoundError as error:
@@ -59,12 +59,12 @@ def run(arguments: Sequence[str]) -> int:
         return 2
     except OSError as error:
         if (error.strerror or "").startswith("No usable temporary directory"):
-            reason = f"{error.strerror}; name one that can be written to in TMPDIR"
+            reason = f"{error.strerror}; set TMPDIR to a writable directory"
             print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
             return 2
         if not error.filename:
             raise
-        # As for a file in a folder without read permission.
+        # For example a file in a folder without read permission.
         reason = f"{error.filename}: {error.strerror}"
         print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the benchmark that the first argument names, and prints its table."""
+    """Runs the benchmark named by the first argument, and prints its table."""
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "--helpfull"):
         print(_help())
@@ -32,9 +32,10 @@ def main(arguments: list[str]) -> int:
 
 
 def _step(arguments: list[str]) -> None:
-    # Theirs has none: at 0 both do the same.
+    # Keras applications have no weight decay: with 0 both steps do the same work.
     flags = CommandFlags("benchmark step", ("weight_decay",))
-    # Options of Config, but with other defaults: small enough for a CPU, and the peer's network.
+    # Options of Config with other defaults: small enough for a CPU, and the same network as the
+    # peer's.
     flags.define("model", "resnet50", "resnet50, resnet101 or resnet152")
     flags.define("batch_size", 16, "images in a step")
     flags.define("image_size", 224, "height and width of the images, in pixels")
@@ -42,11 +43,11 @@ def _step(arguments: list[str]) -> None:
     flags.define(
         "stride_on_1x1",
         True,
-        "ResNet v1, which Keras applications has; --nostride_on_1x1 times v1.5 against it",
+        "ResNet v1, as in Keras applications; --nostride_on_1x1 times v1.5 against it",
     )
     options = ("model", "batch_size", "image_size", "precision", "stride_on_1x1", "weight_decay")
-    _define_turns(flags, repeats=10, warmup=2)
-    flags.define("steps", 1, "training steps in a sample; more where a step is short")
+    _define_samples(flags, repeats=10, warmup=2)
+    flags.define("steps", 1, "training steps in a sample; choose more if a step is short")
     flags.parse(arguments)
     counts = _counts(flags, "repeats", "warmup", "steps")
     config = Config(**{name: flags[name] for name in options})
@@ -61,13 +62,13 @@ def _step(arguments: list[str]) -> None:
 
 def _resnet9(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark resnet9", ("data_dir",))
-    flags.define("recipe", "myrtle_cifar10", "recipe, or flagfile, whose other options are taken")
-    # Options of Config, but with other defaults: the recipes are for a GPU.
+    flags.define("recipe", "myrtle_cifar10", "recipe, or flagfile, that gives the other options")
+    # Options of Config with other defaults, because the recipes are for a GPU.
     flags.define("width", 16, "channels of the first convolution; 0: as published, 64")
     flags.define("precision", "float32", "float32, mixed_bfloat16 or mixed_float16")
-    flags.define("xla", False, "compile each with XLA")
+    flags.define("xla", False, "compile all with XLA")
     options = ("width", "precision", "xla")
-    _define_turns(flags, repeats=9, warmup=2)
+    _define_samples(flags, repeats=9, warmup=2)
     flags.define("steps", 5, "training steps in a sample")
     flags.parse(arguments)
     counts = _counts(flags, "repeats", "warmup", "steps")
@@ -85,13 +86,13 @@ def _resnet9(arguments: list[str]) -> None:
 
 def _optimizer(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark optimizer")
-    flags.define("model", "resnet50", f"whose variables: {', '.join(MODEL_NAMES)}")
+    flags.define("model", "resnet50", f"model with the variables: {', '.join(MODEL_NAMES)}")
     flags.define(
         "model_garden",
         "",
         "directory of an environment made by tools/model_garden.sh, to time its LARS, too",
     )
-    _define_turns(flags, repeats=30, warmup=3)
+    _define_samples(flags, repeats=30, warmup=3)
     flags.parse(arguments)
     counts = _counts(flags, "repeats", "warmup")
     model = flags["model"]
@@ -106,10 +107,10 @@ def _optimizer(arguments: list[str]) -> None:
 
 def _decode(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark decode")
-    flags.define("data_dir", "", "directory of TFRecord shards, as `prepare` writes them")
+    flags.define("data_dir", "", "directory of TFRecord shards written by `prepare`")
     flags.define("image_size", 224, "height and width of the images, in pixels")
     flags.define("resize_method", "bilinear", "interpolation: bilinear or bicubic")
-    _define_turns(flags, repeats=10, warmup=1)
+    _define_samples(flags, repeats=10, warmup=1)
     flags.define("images", 500, "images in a sample")
     flags.parse(arguments)
     counts = _counts(flags, "images", "repeats", "warmup")
@@ -127,35 +128,33 @@ def _decode(arguments: list[str]) -> None:
 
 def _all_reduce(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark all_reduce")
-    flags.define("sizes", "16384,26214400", "bytes of single tensors to sum, a comma between")
+    flags.define("sizes", "16384,26214400", "bytes of single tensors, separated by commas")
     flags.define(
-        "gradients", "resnet50", "models whose gradients to sum, a comma between; empty: none"
+        "gradients", "resnet50", "models with the gradients, separated by commas; empty: none"
     )
-    flags.define("algorithms", "builtin,flat,hierarchical,torus_2d", "ways to sum, a comma between")
-    flags.define("group", 0, "replicas in a group or in a row of the torus; 0: chosen")
+    flags.define(
+        "algorithms", "builtin,flat,hierarchical,torus_2d", "algorithms, separated by commas"
+    )
+    flags.define("group", 0, "replicas in a group or in a row of the torus; 0: the default")
     flags.define(
         "fusion_bytes",
         "26214400",
-        "bytes of gradients that are summed at once, a comma between; 0: all",
+        "bytes of gradients that are all-reduced at once, separated by commas; 0: all",
     )
-    flags.define("dtype", "float32", "in which gradients travel: float32, float16 or bfloat16")
-    flags.define("latency_within", 0.0, "ms to a replica of the group, for the cost model")
-    flags.define("latency_between", 0.0, "ms to a replica of another group, for the cost model")
-    flags.define(
-        "bandwidth", 0.0, "Mbit/s of each replica's port, for the cost model; 0: predict nothing"
-    )
-    flags.define(
-        "bandwidth_within", 0.0, "the same of its link to its own group; 0: as --bandwidth"
-    )
-    flags.define("stage_start", 0.0, "ms that a stage takes besides, for the cost model")
+    flags.define("dtype", "float32", "dtype of sent gradients: float32, float16 or bfloat16")
+    flags.define("latency_within", 0.0, "cost model: ms to a replica of the same group")
+    flags.define("latency_between", 0.0, "cost model: ms to a replica of another group")
+    flags.define("bandwidth", 0.0, "cost model: Mbit/s of each replica's port; 0: no predictions")
+    flags.define("bandwidth_within", 0.0, "cost model: Mbit/s within a group; 0: as --bandwidth")
+    flags.define("stage_start", 0.0, "cost model: fixed ms per stage")
     flags.define(
         "gamma",
         0.0,
-        "ns that the processors of the one machine that all workers share need to send, receive "
-        "and add a byte, for the cost model",
+        "cost model: ns of CPU time to send, receive and add a byte, if all workers share one "
+        "machine",
     )
-    flags.define("timeout", 300.0, "seconds after which a sum gives up")
-    _define_turns(flags, repeats=10, warmup=2)
+    flags.define("timeout", 300.0, "seconds after which an all-reduce fails")
+    _define_samples(flags, repeats=10, warmup=2)
     flags.parse(arguments)
     counts = _counts(flags, "repeats", "warmup")
     sizes = _numbers(flags, "sizes")
@@ -183,7 +182,7 @@ def _all_reduce(arguments: list[str]) -> None:
             flags["stage_start"] / 1e3,
             flags["gamma"] / 1e9,
         )
-    # Else the strategy's own size of packs would stand in for 0.
+    # With 0, the strategy does not split the packs of the benchmark.
     strategy = make_strategy(Config(fusion_bytes=0))
     group = flags["group"] or default_group_size(strategy)
     results = all_reduce.compare_all_reduce(
@@ -210,8 +209,8 @@ def _input(arguments: list[str]) -> None:
     flags.define(
         "compare",
         "peers,bounds,stages,ablation",
-        "parts, a comma between; peers: with other pipelines; bounds: with decoding alone; stages: "
-        "up to each stage; ablation: without optimizations; cached: with decoded images in memory",
+        "comparisons, separated by commas; peers: other pipelines; bounds: decoding alone; stages: "
+        "up to each stage; ablation: without optimizations; cached: decoded images in memory",
     )
     for name, text in (
         ("model_garden", "Model Garden, to time its reader, too"),
@@ -221,9 +220,9 @@ def _input(arguments: list[str]) -> None:
         flags.define(
             name, "", f"directory of an environment of tools/input_peers.sh that has {text}"
         )
-    flags.define("images", 2000, "in a sample; to be many batches for each core")
-    flags.define("consumes", 0.0, "images/s that a host's accelerators take; 0: unknown")
-    _define_turns(flags, repeats=5, warmup=1)
+    flags.define("images", 2000, "images in a sample; choose many batches per core")
+    flags.define("consumes", 0.0, "images/s that a host's accelerators consume; 0: unknown")
+    _define_samples(flags, repeats=5, warmup=1)
     flags.parse(arguments)
     counts = _counts(flags, "images", "repeats", "warmup")
     config = Config(**{name: flags[name] for name in (*options, "batch_size")})
@@ -243,11 +242,13 @@ def _input(arguments: list[str]) -> None:
 
 def _serving(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark serving", ("model_dir", "data_dir"))
-    flags.define("batch_sizes", "1,32", "images in a call of the model, a comma between")
-    flags.define("images", 1000, "validation images whose answers are compared with evaluation's")
-    flags.define("calls", 10, "calls of the model in a turn")
-    flags.define("threads", 0, "that a runtime computes with; 0: as many as there are cores")
-    _define_turns(flags, repeats=10, warmup=2)
+    flags.define("batch_sizes", "1,32", "images in a call of the model, separated by commas")
+    flags.define(
+        "images", 1000, "validation images whose predictions are compared with evaluation's"
+    )
+    flags.define("calls", 10, "calls of the model in a sample")
+    flags.define("threads", 0, "threads of each runtime; 0: one per core")
+    _define_samples(flags, repeats=10, warmup=2)
     flags.parse(arguments)
     counts = _counts(flags, "images", "calls", "repeats", "warmup")
     batch_sizes = _numbers(flags, "batch_sizes")
@@ -274,12 +275,12 @@ def _pipeline(arguments: list[str]) -> None:
     flags.define(
         "parts",
         ",".join(_PIPELINE_PARTS),
-        "a comma between; "
+        "parts, separated by commas; "
         + "; ".join(f"{name}: {text}" for name, text in _PIPELINE_PARTS.items()),
     )
-    flags.define("memory_limit", 512, "MiB that each process may ask for in the part of that name")
-    flags.define("repeats", 5, "timed steps of each, in the parts that time them")
-    flags.define("output_dir", "", "where to write tables, JSON and plot; empty: nowhere")
+    flags.define("memory_limit", 512, "MiB that each process may allocate in part memory_limit")
+    flags.define("repeats", 5, "timed steps of each, in the parts that time steps")
+    flags.define("output_dir", "", "directory for tables, JSON and plot; empty: none")
     flags.parse(arguments)
     counts = _counts(flags, "memory_limit", "repeats")
     names = _parts(flags, "parts", _PIPELINE_PARTS)
@@ -295,31 +296,33 @@ def _pipeline(arguments: list[str]) -> None:
 
 
 def _parts(flags: CommandFlags, name: str, known: Collection[str]) -> list[str]:
-    """Reads names of parts with commas between."""
-    names = [own for own in flags[name].split(",") if own]
-    for own in names:
-        if own not in known:
-            raise UserError(f"{name}: there is no part {own!r}{choices_hint(own, known)}")
+    """Parses a comma-separated list of parts."""
+    names = [part for part in flags[name].split(",") if part]
+    for part in names:
+        if part not in known:
+            raise UserError(f"{name}: there is no part {part!r}{choices_hint(part, known)}")
     if not names:
         raise UserError(f"{name} is empty: choose from {', '.join(known)}")
     return names
 
 
 def _numbers(flags: CommandFlags, name: str) -> list[int]:
-    """Reads whole numbers with commas between."""
+    """Parses a comma-separated list of whole numbers."""
     try:
         values = [int(text) for text in flags[name].split(",") if text]
     except ValueError:
         values = [-1]
     if any(value < 0 for value in values):
-        raise UserError(f"{name} is {flags[name]!r}, but must be whole numbers, a comma between")
+        raise UserError(
+            f"{name} is {flags[name]!r}, but must be whole numbers, separated by commas"
+        )
     return values
 
 
-def _define_turns(flags: CommandFlags, repeats: int, warmup: int) -> None:
+def _define_samples(flags: CommandFlags, repeats: int, warmup: int) -> None:
     flags.define("repeats", repeats, "timed samples of each")
     flags.define("warmup", warmup, "untimed samples of each at the start")
-    flags.define("output_dir", "", "where to write table, JSON and plot; empty: nowhere")
+    flags.define("output_dir", "", "directory for table, JSON and plot; empty: none")
 
 
 def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
@@ -331,37 +334,37 @@ def _counts(flags: CommandFlags, *names: str) -> dict[str, int]:
 
 
 def _print_and_write(report: Report, flags: CommandFlags, names: Iterable[str], name: str) -> None:
-    """Prints a report, and writes it to ``--output_dir`` with the flags of these names."""
+    """Prints a report, and writes it to ``--output_dir`` with the values of the named flags."""
     print(report.text)
     if flags["output_dir"]:
         options = {option: flags[option] for option in names}
         print(*report.write(options, flags["output_dir"], name), sep="\n")
 
 
-# By name: what runs it, and what it does.
+# The function and the description of each benchmark.
 BENCHMARKS = {
     "step": (_step, "a training step against the same network from Keras applications"),
     "resnet9": (_resnet9, "a step of Page's recipe against plain Keras, and its parts"),
-    "optimizer": (_optimizer, "one update of a model's variables by ours and other optimizers"),
+    "optimizer": (_optimizer, "one update of a model's variables by our optimizers and others"),
     "decode": (
         _decode,
-        "JPEGs by each option for decoding, and how far the pixels are from Pillow's",
+        "JPEG decoding with each option, and the difference of pixels from Pillow's",
     ),
     "all_reduce": (
         _all_reduce,
-        "sums over workers by each algorithm; to be started on all of them",
+        "all-reduces over workers by each algorithm; start it on all workers",
     ),
     "input": (_input, "images/s of the input pipeline, by stage, and of other pipelines"),
     "pipeline": (_pipeline, "pipelines over devices: time, bubbles, memory, size of the graph"),
     "serving": (_serving, "an exported model by format: images/s, latency and memory"),
 }
 _PIPELINE_PARTS = {
-    "emulated": "time of a step on emulated devices, by stages and micro-batches",
-    "overlap": "time of a step of two stages, each on a core of its own, by micro-batches",
-    "recomputation": "time of a step of four stages on one core, by what is computed again",
+    "emulated": "step time on emulated devices, by stages and micro-batches",
+    "overlap": "step time of two stages, each on its own core, by micro-batches",
+    "recomputation": "step time of four stages on one core, by recomputation",
     "memory": "peak memory of activations, by stages and micro-batches",
-    "memory_limit": "a network that needs more memory than a process may take, over four",
-    "graphs": "size of the graph and time to make it, by micro-batches",
+    "memory_limit": "a network that exceeds the memory limit of one process, on four",
+    "graphs": "size of the graph and time to build it, by micro-batches",
 }
 _INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached")
 

@@ -8,7 +8,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.quiet import import_tensorflow
 
-# Options that affect a step most; `--help` lists them.
+# The options that affect a step most, for --help.
 _MAIN_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "batch_norm_batch_size", "batch_size", "accumulation_steps", "optimizer"),
@@ -17,29 +17,29 @@ _MAIN_OPTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles a recipe's training step for TPUs or GPUs that are not there, and reports on it."""
+    """Compiles a training step for TPUs or GPUs that this machine lacks, and prints a report."""
     flags = CommandFlags("compile", option_names(), _MAIN_OPTIONS)
     flags.define(
         "topology",
         "v3:2x2",
-        "kind of TPU and its chips along each axis, as v3:2x2; or kind of GPU, hosts and GPUs of a "
-        "host, as h100:4x8",
+        "TPU type and chips along each axis, as v3:2x2; or GPU type, hosts and GPUs per host, as "
+        "h100:4x8",
     )
     flags.define(
         "find_batch",
         False,
-        "whether to look for the largest batch that fits, from that of --batch_size on; of GPUs",
+        "for GPUs: find the largest batch that fits, starting at --batch_size",
     )
     flags.define(
         "run_on_cpu",
         0,
-        "training steps to take on this machine with a virtual processor for each replica, and to "
-        "compare with those of one device; for small networks and images; 0: none",
+        "training steps to run on this machine with one virtual device per replica, and to compare "
+        "with one device's; for small networks and images; 0: none",
     )
-    flags.define("output_dir", "", "where to write compile.json and compile.txt; empty: nowhere")
+    flags.define("output_dir", "", "directory for compile.json and compile.txt; empty: none")
     flags.parse(arguments)
     if flags["find_batch"] and flags["run_on_cpu"]:
-        raise UserError("find_batch and run_on_cpu are for runs of their own: drop one of them")
+        raise UserError("find_batch and run_on_cpu exclude each other: drop one of them")
     if flags["run_on_cpu"] < 0:
         raise UserError(f"run_on_cpu is {flags['run_on_cpu']}, but must not be negative")
     config = Config().replace(**flags.changes())

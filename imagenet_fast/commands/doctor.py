@@ -24,13 +24,13 @@ _OPTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Checks this machine, and the cluster that it is part of; returns 1 if something is wrong."""
+    """Checks this machine and its cluster; the status is 1 if there is a problem."""
     flags = CommandFlags("doctor", _OPTIONS)
-    flags.define("timeout", 120.0, "seconds that a check may take, or wait for other workers")
+    flags.define("timeout", 120.0, "time limit of a check, in seconds")
     flags.define(
         "output_dir",
         "",
-        "where to write doctor.json and doctor.txt; each worker needs its own; empty: nowhere",
+        "directory for doctor.json and doctor.txt, a different one for each worker; empty: none",
     )
     flags.parse(arguments)
     if flags["timeout"] <= 0:
@@ -49,4 +49,4 @@ def main(arguments: list[str]) -> int:
     if flags["output_dir"]:
         for path in write(findings, flags["output_dir"]):
             print(path)
-    return 1 if any(own.state == WRONG for own in findings) else 0
+    return 1 if any(finding.state == WRONG for finding in findings) else 0

@@ -47,8 +47,8 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.evaluate import evaluate
     from imagenet_fast.training.model_dir import read_config
 
-    # These have no part in evaluation, and contradict another precision, TPUs or a pipeline; and
-    # the machine may be another one than that of training.
+    # Evaluation does not use the first two, which may contradict flags; and it may run on another
+    # machine than training did.
     here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
     here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})

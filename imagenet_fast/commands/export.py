@@ -8,16 +8,16 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
-    """Exports the latest checkpoint of a run, and prints what it has written."""
+    """Exports the latest checkpoint of a run, and prints the paths of the files."""
     flags = CommandFlags("export", ("model_dir", "eval_crop_fraction", "max_pixels"), of_run=True)
-    flags.define("saved_model", "", "directory to write, for encoded images; it must not exist")
-    flags.define("onnx", "", "ONNX file to write, for prepared images; it must not exist")
-    flags.define("tflite", "", "TFLite file to write, for prepared images; it must not exist")
-    flags.define("top_k", 5, "classes in an answer of the SavedModel")
+    flags.define("saved_model", "", "new directory for a SavedModel that takes encoded images")
+    flags.define("onnx", "", "new ONNX file, for preprocessed images")
+    flags.define("tflite", "", "new TFLite file, for preprocessed images")
+    flags.define("top_k", 5, "classes in a prediction of the SavedModel")
     flags.parse(arguments)
     if not any(flags[name] for name in ("saved_model", "onnx", "tflite")):
         raise UserError(
-            "give --saved_model, the directory to write, or a file to write as --onnx or --tflite"
+            "give --saved_model, the directory to write, or --onnx or --tflite, a file to write"
         )
     if flags["top_k"] < 1:
         raise UserError(f"top_k is {flags['top_k']}, but must be positive")

@@ -1,4 +1,4 @@
-"""absl flags of a command: options of Config, derived from its fields, and its own flags."""
+"""The absl flags of a command: options of Config, and flags of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, cast
 from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
@@ -36,11 +37,11 @@ class CommandFlags:
     """The flags of one command.
 
     Args:
-      command: its name, for messages.
-      options: the options of Config that it takes.
-      main: those of them that ``--help`` lists, where ``--helpfull`` lists all; empty: all.
-      of_run: whether options that are not given have the values of an existing run.
-      about: what the command does; empty: as in the list of commands.
+      command: the command's name, for messages.
+      options: the options of Config that the command accepts.
+      main: the options that ``--help`` lists (``--helpfull`` lists all); empty: all.
+      of_run: whether the defaults are the values of an existing run.
+      about: the command's description; empty: as in the list of commands.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class CommandFlags:
         self._other = set(options) - set(main) if main else set()
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
+        self._renamed: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
@@ -65,9 +67,18 @@ class CommandFlags:
             self._groups.setdefault(field.metadata["group"], []).append(name)
             _define_option(field, self._flags)
 
-    def define(self, name: str, default: str | float | bool, text: str) -> None:
-        """Defines a flag of the command's own, of its default's type."""
+    def define(self, name: str, default: str | float | bool, text: str, old_name: str = "") -> None:
+        """Defines a flag of the command, with the type of its default.
+
+        Args:
+          name: the flag's name.
+          default: the default value.
+          text: the help text.
+          old_name: a former name, accepted with a notice; empty: none.
+        """
         self._groups.setdefault(self._command, []).append(name)
+        if old_name:
+            self._renamed[old_name] = name
         _DEFINE[type(default)](name, default, text, flag_values=self._flags)
 
     def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
@@ -75,7 +86,7 @@ class CommandFlags:
 
         Args:
           arguments: the command line after the command.
-          positional: what the help calls positional arguments; empty: there are none.
+          positional: the name of positional arguments in the help; empty: none are allowed.
 
         Raises:
           SystemExit: after printing the help, if requested.
@@ -86,7 +97,7 @@ class CommandFlags:
             raise SystemExit(0)
         try:
             expanded, self._sources = _expand_flagfiles(arguments)
-            rest = self._flags([self._command, *expanded])[1:]
+            rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
         except flags.UnrecognizedFlagError as error:
             raise UserError(
                 f"there is no flag --{error.flagname}{nearest(error.flagname, list(self._flags))}"
@@ -100,11 +111,19 @@ class CommandFlags:
                 raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
 
+    def _with_new_name(self, argument: str) -> str:
+        """Returns the argument with the new name of a renamed flag."""
+        name, equals, value = argument.lstrip("-").partition("=")
+        if not argument.startswith("-") or name not in self._renamed:
+            return argument
+        warn_once(f"--{name} is now --{self._renamed[name]}")
+        return f"--{self._renamed[name]}{equals}{value}"
+
     def __getitem__(self, name: str) -> Any:
         return self._flags[name].value
 
     def changes(self) -> dict[str, Any]:
-        """Returns the options of Config that were given, with their values."""
+        """Returns the given options of Config, with their values."""
         names = set(option_names()) - set(self.own_names())
         given = {
             name: self._flags[name].value
@@ -114,12 +133,12 @@ class CommandFlags:
         return without_superseded(given, self._sources)
 
     def own_names(self) -> list[str]:
-        """Returns the names of the command's own flags."""
+        """Returns the names of the command's flags that are not options of Config."""
         return list(self._groups.get(self._command, ()))
 
     def _help(self, positional: str, full: bool) -> str:
         arguments = f" {positional} ..." if positional else ""
-        # Flagfiles are of Config's options alone.
+        # Flagfiles contain options of Config only.
         flagfile = " [--flagfile=RECIPE]" if self._has_options else ""
         usage = f"usage: imagenet-fast {self._command}{flagfile} [--flag=value ...]{arguments}"
         lines = [usage]
@@ -154,7 +173,7 @@ class CommandFlags:
 
 
 class _OptionParser(flags.ArgumentParser):
-    """Reads a flag as Config reads its option."""
+    """Parses a flag as Config parses its option."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -190,10 +209,10 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
 
 
 def _expand_flagfiles(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Puts the flags of a flagfile in its place, so that later flags override it.
+    """Replaces flagfiles by their flags, so that later flags override them.
 
     Returns:
-      The arguments; and where each flag was given last, as ``in_order`` has it.
+      The arguments, and where each flag was last given, from ``in_order``.
     """
     expanded: list[str] = []
     given: list[tuple[str, str]] = []

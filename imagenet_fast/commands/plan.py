@@ -13,10 +13,13 @@ from imagenet_fast.config import Config, option_names, parse_option
 from imagenet_fast.cost_model.accelerators import ACCELERATORS
 from imagenet_fast.distribute.quiet import import_tensorflow
 
+# Flags of the hardware.
+_HARDWARE = ("accelerator", "chips", "network_gbits", "host_images")
+
 
 def main(arguments: list[str]) -> int:
     """Prints the plan named by a flag without a value; by default, that of the run."""
-    # Not among absl's flags: --schedule=cosine is an option of Config.
+    # Not absl flags, because --schedule=cosine is an option of Config.
     asked = [name for name in PLANS if f"--{name}" in arguments]
     if not arguments:
         print(f"usage: imagenet-fast plan [--NAME] [--flag=value ...]\n\n{_about()}")
@@ -31,7 +34,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-# Options that affect a pipeline most; `--help` lists them.
+# The options that affect a pipeline most, for --help.
 _PIPELINE_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "normal_cells", "cell_filters"),
@@ -40,7 +43,7 @@ _PIPELINE_OPTIONS = (
 )
 
 
-# Options that affect a run's time most; `--help` lists them.
+# The options that affect a run's time most, for --help.
 _RUN_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "batch_norm_batch_size"),
@@ -51,39 +54,39 @@ _RUN_OPTIONS = (
 
 def _run(arguments: list[str]) -> None:
     flags = CommandFlags("plan", option_names(), _RUN_OPTIONS, about=_about())
-    flags.define("accelerator", "", f"kind of chip: {', '.join(ACCELERATORS)}")
-    flags.define("chips", 1, "how many")
-    flags.define("network_gbits", 100.0, "Gbit/s of each host's network; of GPUs only")
-    flags.define("host_images", 0.0, "images/s that a host makes of files; 0: enough")
-    flags.define("jitter", 0.0, "standard deviation of a device's time for a step, to its mean")
-    flags.define("slow_share", 0.0, "share of devices that are slow throughout")
-    flags.define("slow_factor", 1.0, "times the others' time that slow devices take")
-    flags.define("failure_hours", 0.0, "mean hours between failures of a device; 0: never")
-    flags.define("restart_seconds", 300.0, "from a failure until steps are made again")
-    flags.define("checkpoint_seconds", 0.0, "for which a checkpoint stops the run")
+    flags.define("accelerator", "", f"type of chip: {', '.join(ACCELERATORS)}")
+    flags.define("chips", 1, "number of chips")
+    flags.define("network_gbits", 100.0, "network bandwidth of each GPU host, in Gbit/s")
+    flags.define("host_images", 0.0, "images/s of a host's input pipeline; 0: no limit")
+    flags.define("jitter", 0.0, "standard deviation of a device's step time, as a fraction of it")
+    flags.define("slow_fraction", 0.0, "fraction of permanently slow devices", "slow_share")
+    flags.define("slow_factor", 1.0, "step time of slow devices relative to the others'")
+    flags.define("failure_hours", 0.0, "mean hours between failures of a device; 0: no failures")
+    flags.define("restart_seconds", 300.0, "seconds from a failure until training resumes")
+    flags.define("checkpoint_seconds", 0.0, "seconds for which a checkpoint pauses training")
     flags.define(
         "compiled",
         "",
-        "compile.json of the same step, from imagenet-fast compile --output_dir, whose memory is "
-        "taken; empty: it is estimated",
+        "compile.json of the same step, from imagenet-fast compile --output_dir, for its memory; "
+        "empty: estimate the memory",
     )
-    flags.define("compare", "", "a flag and its values, as chips=256,512,1024: plans beside others")
+    flags.define("compare", "", "a flag and values to compare, as chips=256,512,1024")
     flags.define(
         "output_dir",
         "",
-        "where to write plan.txt, plan.json and plan.svg, of what is compared in folders of their "
-        "own; empty: nowhere",
+        "directory for plan.txt, plan.json and plan.svg, with a folder for each compared value; "
+        "empty: none",
     )
     flags.parse(arguments)
     name, values = _compared(flags["compare"])
     if not flags["accelerator"] and name != "accelerator":
         others = ", ".join(f"--{own}" for own in PLANS)
         raise UserError(
-            f"say what to plan: a run, by --accelerator=NAME and --chips=N, or one of {others}"
+            f"choose what to plan: a run, by --accelerator=NAME and --chips=N, or one of {others}"
         )
     config = Config().replace(**flags.changes())
     config = _with_images(config, "1,281,167 images")
-    hardware = {own: flags[own] for own in ("accelerator", "chips", "network_gbits", "host_images")}
+    hardware = {flag: flags[flag] for flag in _HARDWARE}
 
     import_tensorflow()
     from imagenet_fast.cost_model.reliability import Conditions
@@ -92,7 +95,7 @@ def _run(arguments: list[str]) -> None:
 
     conditions = Conditions(
         jitter=flags["jitter"],
-        slow_share=flags["slow_share"],
+        slow_fraction=flags["slow_fraction"],
         slow_factor=flags["slow_factor"],
         hours_between_failures=flags["failure_hours"] or math.inf,
         restart_seconds=flags["restart_seconds"],
@@ -100,50 +103,50 @@ def _run(arguments: list[str]) -> None:
     )
     plans = []
     for value in values or (None,):
-        own, on = config, dict(hardware)
+        changed, on = config, dict(hardware)
         if value is not None and name in hardware:
             on[name] = _like(hardware[name], name, value)
         elif value is not None:
-            own = config.replace(**{name: parse_option(name, value)})
+            changed = config.replace(**{name: parse_option(name, value)})
         chips = Hardware(**on, conditions=conditions)
         compiled = flags["compiled"]
-        memory = read_compiled_memory(compiled, own, chips) if compiled else None
-        plans.append(plan_run(own, chips, memory))
+        memory = read_compiled_memory(compiled, changed, chips) if compiled else None
+        plans.append(plan_run(changed, chips, memory))
     print(comparison(plans, values) if values else plans[0].table())
     if flags["output_dir"]:
         places = [to_path(flags["output_dir"], f"{name}={value}") for value in values]
         for plan, place in zip(plans, places or [flags["output_dir"]]):
-            _keep(plan.files(), place)
+            _write(plan.files(), place)
 
 
-def _keep(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
+def _write(texts: dict[str, str], directory: str | os.PathLike[str]) -> None:
     """Writes files and prints their paths."""
     for path in write_results(directory, texts):
         print(path)
 
 
 def _like(example: str | float, name: str, value: str) -> str | float:
-    """Returns a value of the same type as ``example``.
+    """Returns a value converted to the type of ``example``.
 
     Raises:
-      UserError: if it is none.
+      UserError: if that is impossible.
     """
     try:
         return type(example)(value)
     except ValueError:
-        raise UserError(f"compare: {name}={value} is no number") from None
+        raise UserError(f"compare: {name}={value} is not a number") from None
 
 
 def _compared(text: str) -> tuple[str, list[str]]:
-    """Returns the flag to be compared and its values; no values if there is none.
+    """Returns the flag to compare and its values; no values if there is nothing to compare.
 
     Raises:
-      UserError: if there is no such flag, or it has no value.
+      UserError: if the flag does not exist, or has no values.
     """
     if not text:
         return "", []
     name, _, values = text.partition("=")
-    known = ["accelerator", "chips", "network_gbits", "host_images", *option_names()]
+    known = [*_HARDWARE, *option_names()]
     if name not in known:
         raise UserError(f"compare: there is no flag {name!r}{nearest(name, known)}")
     if not values:
@@ -152,13 +155,13 @@ def _compared(text: str) -> tuple[str, list[str]]:
 
 
 def _with_images(config: Config, of_imagenet: str) -> Config:
-    """Returns the configuration; without data, one with synthetic images of ImageNet's size."""
+    """Returns the configuration, with synthetic images of ImageNet's size if it has no data."""
     if config.data_dir or config.synthetic:
         return config
     if config.data_on_device:
         raise UserError(
-            "data_on_device is for small data, so that there is nothing to plan for without: give "
-            "--data_dir, or --nodata_on_device to plan as if for ImageNet"
+            "data_on_device needs data, because it is for small data sets: give --data_dir, or "
+            "--nodata_on_device to plan for ImageNet"
         )
     if of_imagenet:
         print(f"No --data_dir: planned for ImageNet's {of_imagenet}.\n")
@@ -167,7 +170,7 @@ def _with_images(config: Config, of_imagenet: str) -> Config:
 
 def _schedule(arguments: list[str]) -> None:
     flags = CommandFlags("plan --schedule", option_names())
-    flags.define("output_dir", "", "where to write schedule.csv and schedule.svg; empty: nowhere")
+    flags.define("output_dir", "", "directory for schedule.csv and schedule.svg; empty: none")
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
     config = _with_images(config, "1,281,167 images")
@@ -178,7 +181,7 @@ def _schedule(arguments: list[str]) -> None:
     plan = plan_schedule(config)
     print(plan.table())
     if flags["output_dir"]:
-        _keep(plan.files(), flags["output_dir"])
+        _write(plan.files(), flags["output_dir"])
 
 
 def _pipeline(arguments: list[str]) -> None:
@@ -186,14 +189,14 @@ def _pipeline(arguments: list[str]) -> None:
     flags.define(
         "costs",
         "flops",
-        "by which stages are balanced; flops: counted; measured: seconds of each block on this "
-        "machine's first GPU, or its CPU",
+        "block costs for balancing stages; flops: counted; measured: seconds on this machine's "
+        "first GPU, or its CPU",
     )
-    flags.define("device_memory_gb", 0.0, "GiB that each device has for what is listed; 0: enough")
+    flags.define("device_memory_gb", 0.0, "memory limit of each device, in GiB; 0: none")
     flags.define(
         "output_dir",
         "",
-        "where to write pipeline.csv, pipeline.json and pipeline.svg; empty: nowhere",
+        "directory for pipeline.csv, pipeline.json and pipeline.svg; empty: none",
     )
     flags.parse(arguments)
     costs, memory = flags["costs"], flags["device_memory_gb"]
@@ -209,7 +212,7 @@ def _pipeline(arguments: list[str]) -> None:
     plan = plan_pipeline(config, costs, memory * 2**30 or math.inf)
     print(plan.table())
     if flags["output_dir"]:
-        _keep(plan.files(), flags["output_dir"])
+        _write(plan.files(), flags["output_dir"])
 
 
 def _validate(arguments: list[str]) -> None:
@@ -217,7 +220,7 @@ def _validate(arguments: list[str]) -> None:
     flags.define(
         "output_dir",
         "",
-        "where to write validation.txt, validation.json and validation.svg; empty: nowhere",
+        "directory for validation.txt, validation.json and validation.svg; empty: none",
     )
     flags.parse(arguments)
 
@@ -227,14 +230,14 @@ def _validate(arguments: list[str]) -> None:
     validation = validate()
     print(validation.table())
     if flags["output_dir"]:
-        _keep(validation.files(), flags["output_dir"])
+        _write(validation.files(), flags["output_dir"])
 
 
-# By name: the function and its help.
+# The function and the help of each plan.
 PLANS = {
     "schedule": (_schedule, "the learning rate from the first step to the last"),
-    "validate": (_validate, "what the cost model says of published training times"),
-    "pipeline": (_pipeline, "the stages of a pipeline, their memory and how long they wait"),
+    "validate": (_validate, "the cost model's predictions of published training times"),
+    "pipeline": (_pipeline, "the stages of a pipeline, their memory and idle time"),
 }
 
 
@@ -242,8 +245,8 @@ def _about() -> str:
     lines = [f"  --{name:10} {text}" for name, (_, text) in PLANS.items()]
     return "\n".join(
         [
-            "Tells what a training run would do, without doing it. With --accelerator and --chips:",
-            "how long its steps and all of it take, and what bounds them. Or, by name:",
+            "Estimates a training run without running it. With --accelerator and --chips: the time",
+            "of a step and of the whole run, and their bottlenecks. Other plans:",
             "",
             *lines,
             "",

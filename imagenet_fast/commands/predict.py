@@ -9,10 +9,10 @@ from imagenet_fast.distribute.quiet import import_tensorflow
 
 
 def main(arguments: list[str]) -> int:
-    """Classifies image files; the status is 2 if any of them could not be read."""
+    """Classifies image files; the status is 2 if one cannot be read."""
     flags = CommandFlags("predict")
     flags.define("saved_model", "", "directory that `imagenet-fast export` wrote")
-    flags.define("json", False, "print a JSON object a line")
+    flags.define("json", False, "print one JSON object per line")
     files = flags.parse(arguments, positional="FILE")
 
     import_tensorflow()
@@ -27,6 +27,6 @@ def main(arguments: list[str]) -> int:
         elif "error" in answer:
             print(f"{answer['file']:{width}}  error: {answer['error']}")
         else:
-            told = (f"{p['label']} {p['probability']:.1%}" for p in answer["predictions"])
-            print(f"{answer['file']:{width}}  {', '.join(told)}")
+            classes = (f"{p['label']} {p['probability']:.1%}" for p in answer["predictions"])
+            print(f"{answer['file']:{width}}  {', '.join(classes)}")
     return 2 if failed else 0

@@ -16,48 +16,48 @@ if TYPE_CHECKING:
     from imagenet_fast.data.duplicates import FoundDuplicates
     from imagenet_fast.data.manifest import Manifest
 
-# The flags that only some kinds of source take: their defaults and what they are.
+# The flags of some sources only: their defaults and help.
 _SOURCE_OPTIONS: dict[str, tuple[str | float, str]] = {
     "synsets": (
         "",
-        "imagenet: file with a synset a line, in alphabetical order; default: one found beside the "
+        "imagenet: file with one synset per line, in alphabetical order; default: one beside the "
         "tars, else the devkit's list",
     ),
     "validation_labels": (
         "",
-        "imagenet: file with each validation image's synset, a line each; default: likewise",
+        "imagenet: file with one validation image's synset per line; default: likewise",
     ),
     "holdout": (
         0.1,
-        "folders, list, huggingface: fraction of each class held out where there is no validation "
-        "split",
+        "folders, list, huggingface: fraction of each class held out for validation if there is no "
+        "validation split",
     ),
     "image_column": (
         "",
-        "list, huggingface: the column of the images; default: the first that is called so, as "
-        "image, file_name or path",
+        "list, huggingface: the column of the images; default: the first with a usual name, such "
+        "as image, file_name or path",
     ),
     "label_column": (
         "",
-        "list, huggingface: the column of the labels; default: likewise, as label",
+        "list, huggingface: the column of the labels; default: likewise, such as label",
     ),
     "split_column": (
         "",
-        "list: the column that says train, validation or test; default: split, set or subset, if "
+        "list: the column with train, validation or test; default: split, set or subset, if "
         "there is one",
     ),
-    "image_dir": ("", "list: directory in which relative paths begin; default: the list's own"),
+    "image_dir": ("", "list: base directory of relative paths; default: the list's directory"),
     "tfds_name": (
         "",
-        "tfds: the data set's name, as cifar10, to download and prepare it through TensorFlow "
-        "Datasets; source_path is then the directory of all of theirs",
+        "tfds: the data set's name, as cifar10, to download and prepare it with TensorFlow "
+        "Datasets; source_path is then the directory of all its data sets",
     ),
-    "pad_to": (0, "idx: pixels of height and width to reach by a border of zeros; 0: no border"),
+    "pad_to": (0, "idx: height and width after padding with zeros, in pixels; 0: no padding"),
 }
 
 
 def main(arguments: list[str]) -> int:
-    """Writes shards and a manifest, or verifies them; 2 if they are damaged."""
+    """Writes shards and a manifest, or verifies them; the status is 2 if they are damaged."""
     flags = CommandFlags("prepare")
     flags.define(
         "source",
@@ -68,66 +68,67 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "source_path",
         "",
-        "path of the source's files; digits has none, and idx, cifar10, cifar100 and, with a name, "
-        "tfds know one",
+        "path of the source's files; digits needs none, and idx, cifar10, cifar100 and tfds with "
+        "--tfds_name have a default",
     )
     for name, (default, text) in _SOURCE_OPTIONS.items():
         flags.define(name, default, text)
     flags.define(
         "encoding",
         "jpeg",
-        "what images become that are no JPEGs, or are resized or turned: jpeg, of quality 95, or "
-        "png, which keeps each pixel",
+        "format for images that are not JPEGs, or are resized or rotated: jpeg, with quality 95, "
+        "or png, which is lossless",
     )
     flags.define(
         "max_side",
         0,
-        "images with a longer side of more pixels are resized to that many; 0: none are",
+        "maximum length of an image's longer side, in pixels; larger images are resized; 0: none",
     )
-    flags.define("shorter_side", 0, "likewise by the shorter side; give one of both")
+    flags.define(
+        "shorter_side", 0, "maximum length of the shorter side; cannot be combined with max_side"
+    )
     flags.define(
         "exif",
         "ignore",
-        "what becomes of EXIF orientation: ignore, the pixels stay as they are stored, or apply, "
-        "those of images that are not upright are turned",
+        "EXIF orientation: ignore: keep the stored pixels; apply: rotate images upright",
     )
     flags.define(
         "jpeg_index",
         True,
-        "index baseline JPEGs, so that training decodes only the blocks around a crop; takes a C++ "
+        "index baseline JPEGs, so that training decodes only the blocks around a crop; needs a C++ "
         "compiler",
     )
     flags.define("data_dir", "", "directory for the shards and manifest.json")
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
-    flags.define("threads", 0, "shards written at once; 0: one a core")
+    flags.define("threads", 0, "shards written concurrently; 0: one per core")
     flags.define(
         "max_bad_images",
         "100",
-        "undecodable images left out before that fails: a number, or a fraction as 0.01 or 1%",
+        "maximum of skipped undecodable images: a number, or a fraction as 0.01 or 1%",
     )
-    flags.define("seed", 0, "of the order of the images")
-    flags.define("verify", False, "check data_dir against its manifest, and write nothing")
+    flags.define("seed", 0, "seed of the order of the images")
+    flags.define("verify", False, "only check data_dir against its manifest")
     flags.define(
         "add_index",
         False,
-        "add the index of each JPEG to the shards in data_dir, of an earlier version or another "
-        "converter, and do nothing else",
+        "only add an index of each JPEG to the shards in data_dir, which an earlier version or "
+        "another converter wrote",
     )
-    flags.define("look", False, "write data.html for data_dir again, and nothing else")
+    flags.define("look", False, "only write data.html for data_dir again")
     flags.parse(arguments)
     directory = flags["data_dir"]
     if not directory:
         raise UserError("give --data_dir, the directory for the shards")
     if sum(flags[name] for name in ("verify", "look", "add_index")) > 1:
-        raise UserError("verify, look and add_index: give one of them")
+        raise UserError("verify, look and add_index exclude each other: give one of them")
     if not 0 <= flags["seed"] < 2**32:
         raise UserError(f"seed is {flags['seed']}, but must be in [0, 2**32)")
     for name in ("max_side", "shorter_side", "train_shards", "validation_shards", "threads"):
         if flags[name] < 0:
             raise UserError(f"{name} is {flags[name]}, but must not be negative")
     if flags["max_side"] and flags["shorter_side"]:
-        raise UserError("max_side and shorter_side: give one of both")
+        raise UserError("max_side and shorter_side exclude each other: give one of them")
     ImageLimit.parse(flags["max_bad_images"], "max_bad_images")
     from imagenet_fast.data.prepare import check_choices
 
@@ -157,7 +158,7 @@ def _add_index(directory: str, threads: int | None) -> int:
     from imagenet_fast.data.add_index import add_index
 
     added = add_index(directory, threads)
-    print(f"{directory}: {added.indexed} JPEGs have an index, {added.unindexed} cannot have one")
+    print(f"{directory}: {added.indexed} JPEGs have an index, {added.unindexed} cannot be indexed")
     return 0
 
 
@@ -196,16 +197,16 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         for name, (default, _) in _SOURCE_OPTIONS.items()
         if flags[name] != default
     }
-    target = target_directory(directory)  # before a source is read, for minutes
+    target = target_directory(directory)  # Before reading the source, which may take minutes.
     if flags["source"] in ("folders", "huggingface") and flags["source_path"]:
         source_path = to_local_path(flags["source_path"], "source_path").resolve()
         if target.resolve().is_relative_to(source_path):
             raise UserError(
-                f"data_dir {directory} is inside of source_path {flags['source_path']}, where it "
-                "would be taken for a part of the source; choose another"
+                f"data_dir {directory} is inside source_path {flags['source_path']}, and would be "
+                "read as part of the source; choose another"
             )
     source = open_source(flags["source"], flags["source_path"] or None, **options)
-    _warn(source.warnings)  # before hours of work
+    _warn(source.warnings)  # Before hours of work.
     manifest = prepare(
         source,
         target,
@@ -222,20 +223,20 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     )
     _warn(warning for warning in manifest.warnings if warning not in source.warnings)
     if manifest.num_classes == 1:
-        _warn(["all images are of one class: a model has nothing to learn from them"])
+        _warn(["all images have the same class, so a model cannot learn anything"])
     for kind, count in manifest.converted.items():
         print(f"converted {count} images: {kind}")
     if manifest.unindexed:
         print(
-            f"{manifest.unindexed} JPEGs cannot be indexed, such as progressive ones, and are "
-            "slower to decode"
+            f"{manifest.unindexed} JPEGs cannot be indexed, such as progressive ones, and decode "
+            "more slowly"
         )
     for skipped in manifest.skipped:
-        print(f"left out {skipped.file}: {skipped.reason}")
+        print(f"skipped {skipped.file}: {skipped.reason}")
     try:
         _warn_of_duplicates(write_page(directory))
         print(f"a page on the images: {to_path(directory, FILE)}")
-    except (OSError, UserError) as error:  # the data can be trained on all the same
+    except (OSError, UserError) as error:  # The shards are complete without the page.
         _warn([f"no {FILE}: {error}"])
     print(f"{directory}: {_contents(manifest)}")
     return 0

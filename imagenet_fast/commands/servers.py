@@ -20,18 +20,18 @@ def check_port(name: str, port: int, least: int = 1) -> None:
         raise UserError(f"{name} is {port}, but must be in [{least}, 65535]")
 
 
-def hear_signals() -> threading.Event:
+def handle_signals() -> threading.Event:
     """Returns an event that SIGTERM and SIGINT set from now on, instead of ending the process."""
-    asked_to_end = threading.Event()
+    stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: asked_to_end.set())
-    return asked_to_end
+        signal.signal(number, lambda number, frame: stop.set())
+    return stop
 
 
-def serve_until(asked_to_end: threading.Event) -> NoReturn:
-    """Waits until a signal asks to end, then ends the process."""
-    while not asked_to_end.wait(1):
-        pass  # A signal that another thread gets does not wake this one.
-    # TensorFlow's servers have nothing to lose. Some have no end of their own, others, ended one
-    # after the other, sometimes wait for each other for ever.
+def serve_until(stop: threading.Event) -> NoReturn:
+    """Waits for the event, then ends the process."""
+    while not stop.wait(1):
+        pass  # Polls, because a signal in another thread does not wake this one.
+    # Without cleanup, because TensorFlow's servers hold no state; some cannot be stopped, and
+    # others may deadlock when they are stopped one after another.
     os._exit(0)

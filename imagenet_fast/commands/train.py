@@ -9,7 +9,7 @@ from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.distribute.quiet import import_tensorflow
 
-# Options that most runs without a recipe set; `--help` lists them.
+# The options that most runs without a recipe set, for --help.
 _MAIN_OPTIONS = (
     "data_dir",
     "synthetic",
@@ -42,19 +42,19 @@ _MAIN_OPTIONS = (
 
 
 def main(arguments: list[str]) -> int:
-    """Trains, exports the model if asked to, and prints the result in a line."""
+    """Trains, exports the model if requested, and prints the result in a line."""
     flags = CommandFlags("train", option_names(), _MAIN_OPTIONS)
     flags.define(
         "saved_model",
         "",
-        "directory to which the trained model is exported at the end, as `imagenet-fast export` "
-        "does; it must not exist; empty: none",
+        "new directory to which the trained model is exported, as by `imagenet-fast export`; "
+        "empty: none",
     )
     flags.parse(arguments)
     config = Config().replace(**flags.changes())
     import_tensorflow()
     if flags["saved_model"]:
-        # Not found out when the run has ended.
+        # Before training, not at its end.
         if to_path(flags["saved_model"]).absolute() == to_path(config.model_dir).absolute():
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")

@@ -29,7 +29,7 @@ class Conditions:
     Attributes:
       jitter: standard deviation of the logarithm of step times, which are log-normal with median 1,
         independently for each device and step.
-      slow_share: fraction of devices that are slow during the whole job.
+      slow_fraction: fraction of devices that are slow during the whole job.
       slow_factor: duration of a slow device's step relative to the others'.
       hours_between_failures: mean time between failures of one device, exponentially distributed;
         infinite: it never fails.
@@ -41,7 +41,7 @@ class Conditions:
     """
 
     jitter: float = 0.0
-    slow_share: float = 0.0
+    slow_fraction: float = 0.0
     slow_factor: float = 1.0
     hours_between_failures: float = math.inf
     restart_seconds: float = 300.0
@@ -53,8 +53,8 @@ class Conditions:
                 raise UserError(
                     f"{field.name} is {getattr(self, field.name):g}, but must not be negative"
                 )
-        if self.slow_share > 1:
-            raise UserError(f"slow_share is {self.slow_share:g}, but must be at most 1")
+        if self.slow_fraction > 1:
+            raise UserError(f"slow_fraction is {self.slow_fraction:g}, but must be at most 1")
         if not self.hours_between_failures:
             raise UserError("hours_between_failures is 0: the job would never make progress")
 
@@ -143,7 +143,7 @@ def _check_reached(job: Job, conditions: Conditions, seconds: float, what: str) 
 def _simulate(job: Job, conditions: Conditions, rng: np.random.Generator) -> tuple[float, ...]:
     """Returns the fields of :class:`JobTimes` of one job."""
     rate = conditions.failure_rate(job.devices)
-    slow = rng.binomial(job.devices, conditions.slow_share)
+    slow = rng.binomial(job.devices, conditions.slow_fraction)
     # With separate random numbers, so that the job's do not change.
     factor = _slowest_of_all(job, conditions, slow, _QUANTILES, np.random.default_rng(0)).mean()
     interval = min(job.checkpoint_steps, job.steps) * (

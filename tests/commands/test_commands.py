@@ -87,10 +87,10 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         (["prepare", "--data_dir=x", "--seed=4294967296"], "seed is 4294967296, but must be in ["),
         (["prepare", "--data_dir=x", "--threads=-2"], "threads is -2, but must not be negative"),
         (["prepare", "--data_dir=x", "--max_side=-9"], "max_side is -9, but must not be negative"),
-        (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of both"),
+        (["prepare", "--data_dir=x", "--max_side=9", "--shorter_side=9"], "give one of them"),
         (
             ["prepare", "--data_dir=x", "--verify", "--look"],
-            "verify, look and add_index: give one of them",
+            "verify, look and add_index exclude each other: give one of them",
         ),
         (
             ["prepare", "--source=list", "--data_dir=x", "--exif=turn"],
@@ -105,7 +105,7 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
     ],
     ids=" ".join,
 )
-def test_mistakes_are_told_in_a_line_and_give_status_2(capsys, arguments, message):
+def test_user_errors_are_one_line_with_status_2(capsys, arguments, message):
     assert commands.run(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -123,12 +123,12 @@ def test_interrupt(monkeypatch, capsys):
     assert capsys.readouterr().err == "imagenet-fast train: interrupted\n"
 
 
-def test_status_and_arguments_are_passed_on(monkeypatch):
+def test_arguments_and_status_are_passed_on(monkeypatch):
     monkeypatch.setattr("imagenet_fast.commands.train.main", lambda arguments: len(arguments))
     assert commands.run(("train", "a", "b", "c")) == 3
 
 
-def test_a_file_that_cannot_be_used_is_told_in_a_line(monkeypatch, capsys):
+def test_errors_of_files_are_one_line(monkeypatch, capsys):
     def main(arguments):
         raise PermissionError(13, "Permission denied", "closed/data")
 
@@ -149,7 +149,7 @@ def test_bugs_are_not_hidden(monkeypatch, error):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "message"),
     [
         (
             ModuleNotFoundError("No module named 'absl'", name="absl"),
@@ -157,27 +157,27 @@ def test_bugs_are_not_hidden(monkeypatch, error):
         ),
         (
             FileNotFoundError(2, "No usable temporary directory found in ['/tmp']"),
-            "No usable temporary directory found in ['/tmp']; name one that can be written to in ",
+            "No usable temporary directory found in ['/tmp']; set TMPDIR to a writable directory",
         ),
     ],
 )
-def test_what_this_machine_lacks_is_told_in_a_line(monkeypatch, capsys, error, told):
+def test_errors_of_the_installation_are_one_line(monkeypatch, capsys, error, message):
     def main(arguments):
         raise error
 
     monkeypatch.setattr("imagenet_fast.commands.doctor.main", main)
     assert commands.run(["doctor"]) == 2
-    assert capsys.readouterr().err.startswith(f"imagenet-fast doctor: error: {told}")
+    assert capsys.readouterr().err.startswith(f"imagenet-fast doctor: error: {message}")
 
 
-def test_an_output_that_is_closed():
-    """As by >&-."""
+def test_closed_standard_output():
+    """As with >&-."""
     command = f"{sys.executable} -m imagenet_fast --help"
     finished = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True)
     assert (finished.returncode, finished.stderr) == (0, "")
 
 
-def test_names_of_files_that_are_no_text_are_printed(monkeypatch):
+def test_undecodable_file_names_are_printed(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["imagenet-fast", "predict", "caf\udce9.jpg"])
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "utf-8"))
     monkeypatch.setattr("imagenet_fast.commands.predict.main", lambda names: print(*names))

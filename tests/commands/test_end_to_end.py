@@ -278,7 +278,7 @@ def test_a_single_class_is_warned_of(tmp_path, capfd):
     source = ("--source=folders", f"--source_path={tmp_path}/photos")
     finished = run(capfd, *source, f"--data_dir={tmp_path}/shards")
     assert finished.status == 0
-    assert "warning: all images are of one class" in finished.err
+    assert "warning: all images have the same class" in finished.err
 
 
 def test_a_run_and_its_export_are_two_directories(capfd, tmp_path):

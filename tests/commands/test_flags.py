@@ -23,6 +23,17 @@ def flags():
     return flags
 
 
+def test_a_renamed_flag_is_accepted_with_a_notice(capsys):
+    flags = CommandFlags("paint")
+    flags.define("rgb", "red", "the color", old_name="hue")
+    for arguments in (["--hue=blue"], ["--hue", "blue"]):
+        flags.parse(arguments)
+        assert flags["rgb"] == "blue"
+        flags.parse(["--rgb=red"])
+    assert capsys.readouterr().err == "--hue is now --rgb\n"
+    assert flags.own_names() == ["rgb"]
+
+
 def test_nothing_given(flags):
     assert flags.parse([]) == []
     assert flags.changes() == {}

@@ -163,17 +163,20 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
     [
         (
             ["--batch_size=8"],
-            "say what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule,",
+            "choose what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule",
         ),
         (["schedule"], "unexpected argument 'schedule'"),
         (
             ["--schedule=cosine"],
-            "say what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule,",
+            "choose what to plan: a run, by --accelerator=NAME and --chips=N, or one of --schedule",
         ),
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
         (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
-        (["--schedule", "--flagfile=airbench_cifar10"], "data_on_device is for small"),
+        (
+            ["--schedule", "--flagfile=airbench_cifar10"],
+            "data_on_device needs data, because it is for small",
+        ),
         (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
         (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
         (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),
@@ -343,7 +346,7 @@ def test_runs_beside_each_other(capsys, tmp_path):
         (["--accelerator=tpu-v33"], "accelerator='tpu-v33' does not exist; did you mean 'tpu-v3'"),
         (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
         (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
-        (["--compare=chips=1,two"], "compare: chips=two is no number"),
+        (["--compare=chips=1,two"], "compare: chips=two is not a number"),
         (["--network_gbits=0"], "the network has 0 Gbit/s"),
         (["--host_images=-1"], "host_images is -1, but must not be negative"),
         (["--compare=chips"], "give values, as in --compare=chips=1,2"),

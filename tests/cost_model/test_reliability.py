@@ -58,7 +58,7 @@ def test_more_devices_wait_longer():
 
 def test_one_slow_device_slows_all():
     job = Job(devices=256, steps=10, device_seconds=1.0, other_seconds=0.0, checkpoint_steps=10)
-    times = simulate_jobs(job, Conditions(slow_share=1 / 256, slow_factor=1.5), jobs=2000)
+    times = simulate_jobs(job, Conditions(slow_fraction=1 / 256, slow_factor=1.5), jobs=2000)
     assert set(np.round(times.total, 6)) == {10.0, 15.0}
     assert mean_is(times.total > 12, 1 - (1 - 1 / 256) ** 256)
 
@@ -116,8 +116,8 @@ def test_the_same_seed_gives_the_same_jobs():
 def test_refusals():
     with pytest.raises(UserError, match="jitter is -1"):
         Conditions(jitter=-1.0)
-    with pytest.raises(UserError, match="slow_share is 2"):
-        Conditions(slow_share=2.0)
+    with pytest.raises(UserError, match="slow_fraction is 2"):
+        Conditions(slow_fraction=2.0)
     with pytest.raises(UserError, match="never make progress"):
         Conditions(hours_between_failures=0.0)
 
@@ -133,9 +133,9 @@ def test_what_would_never_end_is_refused():
 @pytest.mark.parametrize(
     ("trouble", "seconds"),
     [
-        ({"slow_share": 0.5, "slow_factor": 15.0}, r"54,000"),
+        ({"slow_fraction": 0.5, "slow_factor": 15.0}, r"54,000"),
         ({"jitter": 1.0}, r"\d\d,\d\d\d"),
-        ({"jitter": 1.0, "slow_share": 0.01, "slow_factor": 15.0}, r"\d\d\d,\d\d\d"),
+        ({"jitter": 1.0, "slow_fraction": 0.01, "slow_factor": 15.0}, r"\d\d\d,\d\d\d"),
     ],
 )
 def test_slow_devices_that_would_never_end_are_refused(trouble, seconds):
