@@ -31,7 +31,7 @@ class PipelineStrategy(tf.distribute.Strategy):
 
     @property
     def cluster_resolver(self) -> tf.distribute.cluster_resolver.ClusterResolver | None:
-        """The workers' cluster resolver; None: one process."""
+        """The workers' cluster resolver, or None with one process."""
         return self.workers.cluster_resolver if self.workers else None
 
 
