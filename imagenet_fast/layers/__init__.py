@@ -1,4 +1,4 @@
-"""Keras layers of the published recipes, to be used in any tf_keras model."""
+"""Keras layers of the published recipes, for any tf_keras model."""
 
 from imagenet_fast.layers.dropout import Dropout
 from imagenet_fast.layers.ghost_batch_normalization import GhostBatchNormalization

@@ -1,4 +1,4 @@
-"""Dropout that a resumed run repeats."""
+"""Dropout with reproducible noise, also in resumed runs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from imagenet_fast.layers import micro_batch
 class Dropout(keras.layers.Layer):
     """Sets a fraction of its inputs to 0 in training, and scales up the rest.
 
-    The noise is a function of a key, drawn once from Python's random numbers
-    (``keras.utils.set_random_seed``), of how often the layer was called in training, and of the
-    replica. Key and count are weights, so that a checkpoint holds them, which it does not for
-    Keras' own dropout. In a micro-batch (``layers.micro_batch``), which may be computed twice, its
-    number counts in place of the call; ``count`` is called when all of them are done.
+    The noise is a function of a key, the number of calls in training, and the replica. The key is
+    drawn once from Python's random generator (``keras.utils.set_random_seed``). Key and count are
+    weights, so checkpoints include them, unlike the state of Keras' dropout. Micro-batches
+    (``layers.micro_batch``) may be computed twice: their index replaces the call count, and
+    ``count`` is called after all of them.
 
     Args:
-      rate: the share, in [0, 1).
-      **kwargs: Keras' own options (``name``, ``dtype``).
+      rate: fraction to set to 0, in [0, 1).
+      **kwargs: Keras' options (``name``, ``dtype``).
 
     Raises:
       UserError: if the rate is out of range.
@@ -37,7 +37,7 @@ class Dropout(keras.layers.Layer):
         self.rate = rate
 
     def build(self, input_shape: Any) -> None:
-        """Makes the key and the count: int64 [2], each replica's own, and the same in all."""
+        """Makes the key and the count, int64 [2]: a copy in each replica, with equal values."""
         key = random.randrange(2**31)
         self.state = self.add_weight(
             name="state",
@@ -51,7 +51,7 @@ class Dropout(keras.layers.Layer):
         super().build(input_shape)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Drops if ``training``."""
+        """Applies dropout if ``training``."""
         if not training or not self.rate:
             return tf.identity(inputs)
         context = tf.distribute.get_replica_context()
@@ -63,16 +63,16 @@ class Dropout(keras.layers.Layer):
         else:
             seed = tf.random.experimental.stateless_fold_in(seed, part)
             call = micro_batch.count_call(self)
-            if call:  # not the first, whose noise is that of runs of earlier versions
+            if call:  # the first has the same noise as in earlier versions
                 seed = tf.random.experimental.stateless_fold_in(seed, call)
         return tf.nn.experimental.stateless_dropout(inputs, self.rate, seed)
 
     def count(self) -> None:
-        """Has the next call draw other noise."""
+        """Makes the next call draw new noise."""
         self.state.assign_add([0, 1])
 
     def get_build_config(self) -> None:
-        """Leaves building to the first call, which names the weight after the layer."""
+        """Defers building to the first call, which names the weight after the layer."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""

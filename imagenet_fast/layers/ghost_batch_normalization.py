@@ -1,4 +1,4 @@
-"""Batch norm over small groups of a batch's images."""
+"""Ghost batch norm: batch norm over small groups of a batch's images."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 
-# Other ways of Keras' layer to take statistics, and what applies to those.
+# Options of Keras' layer that change its statistics.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size", "adjustment")
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class GhostBatchNormalization(keras.layers.BatchNormalization):
-    """Keras' batch norm, with statistics of their own for groups of a batch's images.
+    """Keras' batch norm, with separate statistics for groups of a batch's images.
 
-    Ghost batch norm (Hoffer et al. 2017, "Train longer, generalize better") as Page 2019, "How to
-    Train Your ResNet 8", has it. In training, a batch of N images is N / ``ghost_batch_size``
-    groups, and image n belongs to group n modulo their number. Each group is normalized with its
-    own mean and biased variance, taken in float32, or in float64 if the layer computes in that. A
-    batch of up to ``ghost_batch_size`` images is one group. Under a strategy, N are the images of
-    one replica.
+    Ghost batch norm (Hoffer et al. 2017, "Train longer, generalize better") as in Page 2019, "How
+    to Train Your ResNet 8". In training, a batch of N images has N / ``ghost_batch_size`` groups;
+    image n belongs to group n modulo their number. Each group is normalized with its mean and
+    biased variance, in float32, or float64 if the layer computes in it. A batch of up to
+    ``ghost_batch_size`` images is one group. Under a strategy, N is the batch of one replica.
 
-    The moving averages take in the mean over the groups of the means, and of the variances with
-    Bessel's correction, as PyTorch and Keras' fused kernel have it. Page keeps averages for each
-    group, and averages those for evaluation: the same numbers, as an update is linear, and the
-    weights here do not depend on the batch size. Evaluation is that of Keras' layer.
+    The moving averages are updated with the groups' average mean and average variance, the latter
+    with Bessel's correction as in PyTorch and Keras' fused kernel. Page has moving averages for
+    each group, and averages them for evaluation: since updates are linear, the result is the same,
+    but here the weights do not depend on the batch size. Evaluation is that of Keras' layer.
 
-    Input: [batch, ..., channels], of any rank from 2. Output: of the same shape, in the compute
-    dtype. Calling the layer in training raises a ``UserError`` if the groups do not fill the batch;
-    where its size is not known when TensorFlow traces a function, that runs into an
-    ``InvalidArgumentError``.
+    Input: [batch, ..., channels], of rank 2 or more. Output: the same shape, in the compute dtype.
+    Calling the layer in training raises a ``UserError`` if the groups do not divide the batch, or
+    an ``InvalidArgumentError`` if the batch size is unknown when a ``tf.function`` is traced.
 
     Args:
-      axis: as of Keras' layer; must be the last one.
+      axis: axis of the channels; must be the last one.
       ghost_batch_size: images in a group.
-      **kwargs: options of Keras' layer (``momentum``, ``epsilon``, ``scale``, ...), except its
-        other ways to take statistics.
+      **kwargs: options of Keras' layer (``momentum``, ``epsilon``, ``scale``, ...), except those
+        that change its statistics.
 
     Raises:
       UserError: if an option cannot be used; for ``axis``, when the layer is built.
@@ -49,7 +47,7 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
             raise UserError(f"ghost_batch_size is {ghost_batch_size}, but must be positive")
         for option in _CONFLICTING:
             if kwargs.get(option):
-                raise UserError(f"GhostBatchNormalization takes no {option}: see ghost_batch_size")
+                raise UserError(f"GhostBatchNormalization has no {option}: see ghost_batch_size")
         super().__init__(axis=axis, **kwargs)
         self.ghost_batch_size = ghost_batch_size
 
@@ -59,7 +57,7 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         if list(self.axis) != [len(input_shape) - 1]:
             raise UserError(
                 f"GhostBatchNormalization got axis {list(self.axis)} of inputs of shape "
-                f"{tuple(input_shape)}, but takes channels that come last: axis=-1"
+                f"{tuple(input_shape)}, but the channels must come last: axis=-1"
             )
 
     def call(
@@ -70,7 +68,7 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
     ) -> tf.Tensor:
         """Normalizes by the groups' statistics if ``training``, else by the moving averages."""
         if mask is not None:
-            raise UserError("GhostBatchNormalization takes no mask")
+            raise UserError("GhostBatchNormalization does not support masks")
         inputs = tf.cast(inputs, self.compute_dtype)
         return tf.__internal__.smart_cond.smart_cond(
             self._get_training_value(training),
@@ -91,12 +89,12 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         )
         gamma = self.gamma if self.scale else tf.ones([channels], self._param_dtype)
         beta = self.beta if self.center else tf.zeros([channels], self._param_dtype)
-        # Faster under XLA, which fuses it; and the kernel knows no float64.
+        # XLA fuses arithmetic, which is then faster; the kernel does not support float64.
         if tf.__internal__.get_enclosing_xla_context() or inputs.dtype == tf.float64:
-            found = _by_arithmetic(grouped, gamma, beta, self.epsilon, self.moving_mean)
+            results = _by_arithmetic(grouped, gamma, beta, self.epsilon, self.moving_mean)
         else:
-            found = _by_kernel(grouped, gamma, beta, self.epsilon)
-        outputs, means, variances = found
+            results = _by_kernel(grouped, gamma, beta, self.epsilon)
+        outputs, means, variances = results
         for average, values in ((self.moving_mean, means), (self.moving_variance, variances)):
             self._assign_moving_average(
                 average, tf.reduce_mean(values, axis=0), self.momentum, images
@@ -106,9 +104,9 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
     def _number_of_groups(self, inputs: tf.Tensor) -> int | tf.Tensor:
         size = self.ghost_batch_size
         message = (
-            f"{self.name} normalizes groups of {size} images, which do not fill the batch: leave "
-            "out what remains of the data after full batches, or choose a ghost_batch_size that "
-            "divides the batch; the batch's images (of each replica) are"
+            f"{self.name}: groups of {size} images do not divide the batch; drop the remainder of "
+            "the data after full batches, or choose a ghost_batch_size that divides the batch; "
+            "images in the batch (of each replica):"
         )
         images = inputs.shape[0]
         if images is not None:
@@ -124,10 +122,10 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
 def _by_kernel(
     x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Normalizes the groups of ``x``, as so many channels more, with TensorFlow's fused kernel.
+    """Normalizes the groups of ``x`` with TensorFlow's fused kernel, groups as further channels.
 
     Args:
-      x: [images of a group, groups, positions, channels].
+      x: [images per group, groups, positions, channels].
       gamma: [channels].
       beta: [channels].
       epsilon: added to the variance.
@@ -151,16 +149,16 @@ def _by_kernel(
 
 
 def _by_arithmetic(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, near: tf.Tensor
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, epsilon: float, shift: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does what ``_by_kernel`` does, in gamma's dtype.
+    """Equivalent of ``_by_kernel`` by arithmetic in gamma's dtype.
 
-    ``near``, [channels], is about the mean: E[x^2] - E[x]^2 loses the variance to rounding where
-    the mean is large, so it is taken of the distances from there.
+    ``shift``, [channels], is an approximate mean, subtracted first: where the mean is large,
+    rounding would dominate the variance E[x^2] - E[x]^2.
     """
     dtype = x.dtype
-    near = tf.stop_gradient(tf.cast(near, gamma.dtype))
-    x = tf.cast(x, gamma.dtype) - near
+    shift = tf.stop_gradient(tf.cast(shift, gamma.dtype))
+    x = tf.cast(x, gamma.dtype) - shift
     mean = _mean_of_groups(x)
     # Rounding may make the difference negative.
     variance = tf.maximum(_mean_of_groups(tf.square(x)) - tf.square(mean), 0)
@@ -168,9 +166,9 @@ def _by_arithmetic(
     outputs = tf.cast(x * scale + (beta - mean * scale), dtype)
     entries = tf.cast(tf.shape(x)[0] * tf.shape(x)[2], x.dtype)
     unbiased = variance * entries / tf.maximum(entries - 1, 1)
-    return outputs, tf.squeeze(mean, [0, 2]) + near, tf.squeeze(unbiased, [0, 2])
+    return outputs, tf.squeeze(mean, [0, 2]) + shift, tf.squeeze(unbiased, [0, 2])
 
 
 def _mean_of_groups(x: tf.Tensor) -> tf.Tensor:
-    """Returns [1, groups, 1, channels]; one axis after the other is faster than both together."""
+    """Returns [1, groups, 1, channels]; reducing one axis at a time is faster than both at once."""
     return tf.reduce_mean(tf.reduce_mean(x, axis=0, keepdims=True), axis=2, keepdims=True)

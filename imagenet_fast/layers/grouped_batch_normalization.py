@@ -1,4 +1,4 @@
-"""Batch norm over the images of several replicas, of all, or of each one alone."""
+"""Batch norm over the images of groups of replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.group_sum import group_sum
 from imagenet_fast.distribute.groups import Groups, consecutive
 
-# Other ways of Keras' layer to take statistics, or of this one.
+# Options of Keras' layer that change its statistics, or those of this layer.
 _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")
 
 
@@ -20,23 +20,23 @@ _CONFLICTING = ("synchronized", "fused", "renorm", "virtual_batch_size")
 class GroupedBatchNormalization(keras.layers.BatchNormalization):
     """Keras' batch norm, with statistics over the images of neighbouring replicas.
 
-    In training, the replicas of a group normalize with the mean and the biased variance of all
-    their images in float32, and move their averages by them. That takes one sum over the group
-    forward, of [sums, sums of squares, count], and one backward (Ying et al. 2018, "Image
+    In training, the replicas of a group use the mean and biased variance of all their images, in
+    float32, to normalize and to update their moving averages. This takes one all-reduce in the
+    group forward, of [sums, sums of squares, count], and one backward (Ying et al. 2018, "Image
     Classification at Supercomputer Scale"). The variance is E[d^2] - E[d]^2 as in Google's code for
-    MLPerf 0.6, but of the distances d from the moving mean: of the inputs themselves, rounding
-    would take 1% of it where the mean is 100 standard deviations, and all of it at 1000.
+    MLPerf 0.6, but with d the difference from the moving mean: of the inputs, it would lose 1% to
+    rounding where the mean is 100 standard deviations, and be lost at 1000.
 
     Works in any Keras model, under ``MirroredStrategy``, ``MultiWorkerMirroredStrategy`` and
     ``TPUStrategy``; all workers must make the same layers in the same order, or name them. On one
-    replica, or with ``group_size=1``, it is Keras' layer with its fused kernel. Replicas of
-    different groups keep moving averages of their own; Keras saves those of the first.
+    replica, or with ``group_size=1``, it is Keras' layer with its fused kernel. Each group has its
+    own moving averages; Keras saves those of the first.
 
     Args:
-      axis: as of Keras' layer: the axis of the channels.
-      group_size: replicas in a group, which must divide their number; None: all replicas.
+      axis: axis of the channels, as in Keras' layer.
+      group_size: replicas in a group, a divisor of their number; None: all replicas.
       **kwargs: options of Keras' layer (``momentum``, ``epsilon``, ``gamma_initializer``, ...),
-        except its other ways to take statistics.
+        except those that change its statistics.
 
     Raises:
       UserError: if an option cannot be used; when the layer is built in a strategy's scope, if its
@@ -50,14 +50,14 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
             raise UserError(f"group_size is {group_size}, but must be positive, or None for all")
         for option in _CONFLICTING:
             if kwargs.get(option):
-                raise UserError(f"GroupedBatchNormalization takes no {option}: see group_size")
+                raise UserError(f"GroupedBatchNormalization has no {option}: see group_size")
         super().__init__(axis=axis, **kwargs)
         self.group_size = group_size
 
     def build(self, input_shape: Any) -> None:
-        """Makes the weights; to be called in the strategy's scope."""
+        """Makes the weights; must be called in the strategy's scope."""
         if self._groups().size > 1:
-            # Keras' fused kernel takes the statistics itself, of its replica alone.
+            # Keras' fused kernel computes the statistics of one replica.
             self.fused = False
         super().build(input_shape)
 
@@ -67,7 +67,7 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
 
     def _groups(self) -> Groups:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        # A model that was trained in groups can be used on one device.
+        # A model trained in groups can be used on one device.
         size = 1 if replicas == 1 else self.group_size or replicas
         return consecutive(replicas, size)
 
@@ -78,12 +78,12 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
         keep_dims: bool,
         mask: tf.Tensor | None = None,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Where Keras' layer takes its statistics in training: of float32, or float64."""
+        """Overrides the training statistics of Keras' layer, in float32 or float64."""
         groups = self._groups()
-        # Keras makes models in cross-replica context, where there is nothing to sum.
+        # Keras makes models in cross-replica context, where there is nothing to reduce.
         if groups.size == 1 or tf.distribute.in_cross_replica_context():
             return super()._calculate_mean_and_var(inputs, reduction_axes, keep_dims, mask)
-        # The same in all replicas of a group, since they moved it by the same statistics.
+        # Equal in all replicas of a group, which update it by the same statistics.
         shift = tf.stop_gradient(tf.cast(self.moving_mean, inputs.dtype))
         inputs -= tf.reshape(shift, self._channels_of(inputs))
         if mask is None:
@@ -95,10 +95,10 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
         sums = tf.reduce_sum(inputs, reduction_axes, keep_dims)
         squares = tf.reduce_sum(tf.square(inputs), reduction_axes, keep_dims)
         channels = sums.shape.num_elements()
-        own = tf.concat(
+        local = tf.concat(
             [tf.reshape(sums, [-1]), tf.reshape(squares, [-1]), [entries / channels]], axis=0
         )
-        group = group_sum(own, groups, self.name)
+        group = group_sum(local, groups, self.name)
         mean, square, _ = tf.split(tf.math.divide_no_nan(group, group[-1]), [channels, channels, 1])
         # Rounding may make the difference negative.
         variance = tf.maximum(square - tf.square(mean), 0)
@@ -106,5 +106,5 @@ class GroupedBatchNormalization(keras.layers.BatchNormalization):
         return mean, tf.reshape(variance, sums.shape)
 
     def _channels_of(self, inputs: tf.Tensor) -> list[int]:
-        """Returns the shape that a value a channel needs beside ``inputs``."""
+        """Returns the shape with which one value per channel broadcasts to ``inputs``."""
         return [size if axis in self.axis else 1 for axis, size in enumerate(inputs.shape)]

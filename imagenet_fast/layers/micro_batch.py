@@ -1,7 +1,7 @@
-"""Which part of a batch the layers of a network are working on, where they see it in parts.
+"""The micro-batch that the layers of a network are computing.
 
-What splits a batch says so here. Layers that draw random numbers need it, since a part may be
-computed twice and must then come out the same.
+Code that splits batches sets it. Layers that draw random numbers read it, because a micro-batch may
+be computed twice and must then give the same result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
-    """Inside, layers work on this part of a batch.
+    """Layers called in the context compute this micro-batch.
 
     Args:
       index: its number, from 0.
@@ -33,11 +33,11 @@ def micro_batch(index: tf.Tensor | int) -> Iterator[None]:
 
 
 def count_call(layer: Any) -> int:
-    """Returns how often a layer has drawn random numbers for this part of the batch before."""
+    """Returns the number of earlier random draws of a layer for this micro-batch."""
     _local.calls[id(layer)] += 1
     return _local.calls[id(layer)] - 1
 
 
 def current() -> tf.Tensor | int | None:
-    """Returns the number of the part that layers are working on; None: they see batches whole."""
+    """Returns the number of the micro-batch that layers compute; None: whole batches."""
     return getattr(_local, "index", None)

@@ -11,22 +11,22 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.distribute.one_call import assign_everywhere
 
-# Elements of the patches that are held at a time, as float64: 32 MiB.
+# Elements of patches in memory at a time: 32 MiB as float64.
 _CHUNK = 2**22
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class PatchWhitening(keras.layers.Layer):
-    """Convolution whose fixed filters make the elements of images' patches uncorrelated.
+    """Convolution whose fixed filters make the elements of image patches uncorrelated.
 
-    There are as many filters as a patch has elements: the eigenvectors of the patches' covariance,
+    The filters, one for each element of a patch, are the eigenvectors of the patches' covariance,
     by descending eigenvalue, each divided by sqrt(eigenvalue + epsilon). The defaults are those of
     Page 2019, "How to Train Your ResNet 8", for 3 x 3 patches; airbench (Jordan 2024, "94% on
     CIFAR-10 in 3.29 seconds") has ``patch_size=2, padding="valid", negatives=True,
     use_bias=True, epsilon=5e-4``.
 
-    ``adapt`` sets the filters from images; until then, or until a checkpoint is loaded, which holds
-    them, each filter picks one element of the patch.
+    ``adapt`` sets the filters from images, a checkpoint restores them; before, each filter selects
+    one element of the patch.
 
     Input: [batch, height, width, channels]. Output: [batch, height, width, filters], smaller by
     ``patch_size - 1`` in height and width with ``padding="valid"``; in the compute dtype.
@@ -34,10 +34,10 @@ class PatchWhitening(keras.layers.Layer):
     Args:
       patch_size: height and width of a patch in pixels.
       padding: ``"same"`` for zeros around the images, or ``"valid"``.
-      negatives: whether the negatives of the filters follow them as further filters.
-      use_bias: whether the outputs get a trainable ``bias``, at first 0.
-      epsilon: added to the eigenvalues, of the square of the images' unit; positive.
-      **kwargs: Keras' own options (``name``, ``dtype``).
+      negatives: whether to append the negatives of the filters as further filters.
+      use_bias: whether to add a trainable ``bias``, initially 0.
+      epsilon: added to the eigenvalues, in squared units of the images; positive.
+      **kwargs: Keras' options (``name``, ``dtype``).
 
     Raises:
       UserError: if an option cannot be used.
@@ -81,13 +81,13 @@ class PatchWhitening(keras.layers.Layer):
         super().build(input_shape)
 
     def adapt(self, images: np.ndarray | tf.Tensor) -> None:
-        """Sets the filters to those that whiten the patches of ``images``; outside of replicas.
+        """Sets the filters that whiten the patches of ``images``, in cross-replica context.
 
         Args:
-          images: float [count, height, width, channels], normalized as the layer's inputs are.
+          images: float [count, height, width, channels], normalized like the layer's inputs.
 
         Raises:
-          UserError: if ``patch_covariance`` cannot take these images, or the layer was built for
+          UserError: if ``patch_covariance`` refuses these images, or the layer was built for
             another number of channels.
         """
         covariance = patch_covariance(images, self.patch_size)
@@ -96,7 +96,7 @@ class PatchWhitening(keras.layers.Layer):
         if images.shape[-1] != self.kernel.shape[2]:
             raise UserError(
                 f"{self.name} takes images of {self.kernel.shape[2]} channels, "
-                f"but is to adapt to images of {images.shape[-1]}"
+                f"but got images of {images.shape[-1]} to adapt to"
             )
         kernel = self._kernel_of(whitening_filters(covariance, self.epsilon))
         assign_everywhere([self.kernel], [kernel])
@@ -107,7 +107,7 @@ class PatchWhitening(keras.layers.Layer):
         return outputs if self.bias is None else tf.nn.bias_add(outputs, self.bias)
 
     def get_build_config(self) -> None:
-        """Leaves building to the first call, which names the weights after the layer."""
+        """Defers building to the first call, which names the weights after the layer."""
 
     def get_config(self) -> dict[str, Any]:
         """Returns all options, for saving."""
@@ -121,29 +121,28 @@ class PatchWhitening(keras.layers.Layer):
         }
 
     def _kernel_of(self, filters: np.ndarray) -> np.ndarray:
-        """Returns the convolution's kernel, from one filter a column."""
+        """Returns the convolution's kernel; each column of ``filters`` is one filter."""
         if self.negatives:
             filters = np.concatenate([filters, -filters], axis=1)
         return filters.reshape(self.patch_size, self.patch_size, -1, filters.shape[1])
 
 
 def patch_covariance(images: np.ndarray | tf.Tensor, patch_size: int) -> np.ndarray:
-    """Returns the covariance of the elements of the patches that are fully inside of images.
+    """Returns the covariance of the elements of all patches inside the images.
 
     The mean is not subtracted (Page 2019, airbench), and the sum is divided by the number of
-    patches, as airbench does; Page divides by one less. Works on a few images at a time, in
-    float64.
+    patches, as in airbench; Page divides by one less. Processes a few images at a time, in float64.
 
     Args:
       images: float [count, height, width, channels].
       patch_size: height and width of a patch in pixels.
 
     Returns:
-      float64 [elements, elements]; a patch's elements are in the order of a convolution's kernel,
-      [patch_size, patch_size, channels].
+      float64 [elements, elements]; the elements of a patch are in the order of a convolution's
+      kernel, [patch_size, patch_size, channels].
 
     Raises:
-      UserError: if there are no such patches, or the images are no normalized floats.
+      UserError: if there are no such patches, or the images are not normalized floats.
     """
     if len(images.shape) != 4 or 0 in images.shape or min(images.shape[1:3]) < patch_size:
         raise UserError(
@@ -169,15 +168,15 @@ def patch_covariance(images: np.ndarray | tf.Tensor, patch_size: int) -> np.ndar
         patches = np.concatenate(shifted, axis=-1).reshape(-1, elements)
         total += patches.T @ patches
     if not np.isfinite(total).all():
-        raise UserError("the images to whiten hold NaN or infinite numbers; check their source")
+        raise UserError("the images to whiten contain NaN or infinite numbers; check their source")
     return total / (count * height * width)
 
 
 def whitening_filters(covariance: np.ndarray, epsilon: float) -> np.ndarray:
-    """Returns the filters that whiten what has this covariance, but for ``epsilon``.
+    """Returns the filters that whiten data with this covariance, up to ``epsilon``.
 
     The outputs of filter i have the variance ``eigenvalue_i / (eigenvalue_i + epsilon)``, and no
-    covariance with each other. The largest element of each filter is positive.
+    covariance with those of others. The largest element of each filter is positive.
 
     Args:
       covariance: [elements, elements], symmetric.
@@ -188,7 +187,7 @@ def whitening_filters(covariance: np.ndarray, epsilon: float) -> np.ndarray:
     """
     eigenvalues, vectors = np.linalg.eigh(covariance)
     eigenvalues, vectors = eigenvalues[::-1], vectors[:, ::-1]
-    # Opposite elements of a symmetric filter are equal but for rounding: the first of them counts.
+    # Opposite elements of a symmetric filter are equal up to rounding: use the first of them.
     sizes = np.abs(vectors)
     largest = np.argmax(sizes > 0.999 * sizes.max(axis=0), axis=0)
     signs = np.sign(np.take_along_axis(vectors, largest[np.newaxis], axis=0))

@@ -1,4 +1,4 @@
-"""From pixels to a network's input, on the accelerator."""
+"""Normalization of pixels by channel means and standard deviations, on the accelerator."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from imagenet_fast.base.errors import UserError
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class PixelNormalization(keras.layers.Layer):
-    """Subtracts each colour's mean and divides by its standard deviation.
+    """Subtracts each channel's mean and divides by its standard deviation.
 
-    Input: uint8 or float [batch, height, width, channels] in 0..255. The arithmetic is float32,
-    the output has the layer's compute dtype, so that under mixed precision each pixel is rounded
-    once.
+    Input: uint8 or float [batch, height, width, channels] in 0..255. The arithmetic is float32 and
+    the output has the layer's compute dtype, so mixed precision rounds each pixel once.
 
     Args:
       mean: of each channel, in 0..255.
       std: of each channel, positive.
-      **kwargs: Keras' own options (``name``, ``dtype``).
+      **kwargs: Keras' options (``name``, ``dtype``).
 
     Raises:
-      UserError: if a standard deviation is not positive, or there is not one of each channel.
+      UserError: if a standard deviation is not positive, or a channel has none.
     """
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], **kwargs: Any) -> None:
-        # Casting comes after the arithmetic.
+        # ``call`` casts after the arithmetic.
         super().__init__(autocast=False, **kwargs)
         self.mean = tuple(mean)
         self.std = tuple(std)
         if len(self.mean) != len(self.std) or min(self.std) <= 0:
             raise UserError(
                 f"mean={list(self.mean)} and std={list(self.std)} must have an entry for each "
-                "channel, and the second none that is not positive"
+                "channel, and std only positive ones"
             )
 
     def build(self, input_shape: tf.TensorShape) -> None:

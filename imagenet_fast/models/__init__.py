@@ -1,13 +1,12 @@
-"""Image classifiers: Keras models that turn normalized images into float32 logits.
+"""Image classifiers: Keras models from normalized images to float32 logits.
 
-``build`` makes a model by name, ``load`` reads one that was saved; ``MODELS`` is the table of
-names. The functions behind it, ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``,
-``resnet9.resnet9``, ``airbench.airbench`` and ``amoebanet.amoebanet``, can be called directly. The
-last layer of each model that has weights is dense and called ``logits``; ``features`` is what feeds
-it.
+``build`` makes a model by name, ``load`` reads a saved one; ``MODELS`` is the table of names. Its
+functions ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``, ``resnet9.resnet9``,
+``airbench.airbench`` and ``amoebanet.amoebanet`` can be called directly. The last layer with
+weights of each model is a dense layer named ``logits``; ``features`` returns its inputs.
 
-TensorFlow is imported when the table is first read, not when this package is: flags are checked
-against ``options.MODEL_NAMES`` without it.
+TensorFlow is imported when the table is first read: flags are checked against
+``options.MODEL_NAMES`` without it.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ def build(
     input_shape: tuple[int | None, int | None, int],
     **options: Any,
 ) -> keras.Model:
-    """Makes the model called ``name``, un-compiled, under the global mixed-precision policy.
+    """Makes a model by name, uncompiled, under the global mixed-precision policy.
 
     Args:
-        name: one of ``MODEL_NAMES``; by position only, because ``name=`` is a model's own option.
+        name: one of ``MODEL_NAMES``; positional only, because ``name=`` is an option of models.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image.
-        **options: keyword arguments of the model's own function.
+        **options: keyword arguments of the model's function.
 
     Returns:
         A functional model from float images [batch, height, width, channels], normalized, to
@@ -58,25 +57,25 @@ def build(
         raise UserError(
             f"there is no model {name!r}{nearest(name, models)}; the models are {', '.join(models)}"
         )
-    own = _options(models[name])
+    accepted = _options(models[name])
     for option in options:
-        if option not in own:
+        if option not in accepted:
             others = [other for other in models if option in _options(models[other])]
             raise UserError(
                 f"model {name!r} has no option {option!r}"
                 + (
                     f"; the models that have it are {', '.join(others)}"
                     if others
-                    else f"{nearest(option, own)}; its options are {', '.join(own)}"
+                    else f"{nearest(option, accepted)}; its options are {', '.join(accepted)}"
                 )
             )
     return models[name](num_classes, input_shape, **options)
 
 
 def load(path: str | os.PathLike[str]) -> keras.Model:
-    """Reads a model that its ``save`` wrote to a ``.keras`` file, uncompiled.
+    """Reads a model from a ``.keras`` file, uncompiled.
 
-    It is ``keras.models.load_model``, which by itself does not know the layers of this package.
+    This is ``keras.models.load_model`` with the layers of this package registered.
 
     Args:
         path: the file.
@@ -96,21 +95,21 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
 
 
 def features(network: keras.Model) -> Any:
-    """Returns what feeds the last dense layer of a model that ``build`` made.
+    """Returns the inputs of the ``logits`` layer of a model that ``build`` made.
 
     Returns:
-        Keras' symbolic tensor, float [batch, channels], from which a ``keras.Model`` can be made;
-        of ResNets and AmoebaNets the average over the last feature map, of ResNet-9 and airbench
-        its maximum, of AlexNet the outputs of its second hidden dense layer.
+        A symbolic Keras tensor, float [batch, channels], an output for a new ``keras.Model``: in
+        ResNets and AmoebaNets the global average pool, in ResNet-9 and airbench the global max
+        pool, in AlexNet the outputs of the second hidden dense layer.
     """
     return network.get_layer("logits").input
 
 
 def network_of(model: keras.Model) -> keras.Model:
-    """Returns the network inside of a model from pixels to logits, as ``build_model`` makes them.
+    """Returns the network, from normalized images, inside a model from pixels to logits.
 
     Args:
-        model: with a layer that is a model itself: the network, which takes normalized images.
+        model: as ``training.build.build_model`` makes it, with the network as a layer.
     """
     import tf_keras as keras
 
@@ -147,6 +146,9 @@ def _models() -> dict[str, Callable[..., keras.Model]]:
 
 
 def _options(builder: Callable[..., keras.Model]) -> list[str]:
-    """The names of a builder's keyword-only arguments."""
-    parameters = inspect.signature(builder).parameters.values()
+    """Returns the names of a builder's keyword-only arguments, and those of batch norm."""
+    from imagenet_fast.models.batch_norm import norm_arguments
+
+    functions = (builder, norm_arguments)
+    parameters = [p for f in functions for p in inspect.signature(f).parameters.values()]
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]

@@ -1,7 +1,7 @@
 """The networks of airbench (Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU").
 
-Three groups of two or three 3x3 convolutions, on patches of the images that a fixed first
-convolution whitens.
+A fixed first convolution whitens patches of the images; three groups of two or three 3x3
+convolutions follow.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm
+from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
 from imagenet_fast.models.cifar import (
     PYTORCH_WEIGHTS,
-    check_image_and_width,
+    check_width,
     conv_block,
     max_pool_logits,
 )
 
-# By the percentage reached: channels of the first group and multiples of them in all three,
-# convolutions in each group, momentum of batch norm.
+# By percentage reached: channels of the first group, their multiples in all three groups,
+# convolutions per group, momentum of batch norm.
 _PUBLISHED = {
     94: (64, (1, 4, 4), 2, 0.6),
     95: (128, (1, 3, 3), 2, 0.6),
     96: (128, (1, 3, 4), 3, 0.9),
 }
 _PUBLISHED_LOGITS_SCALE = 1 / 9
-# Of the convolutions in a group; after the third, its first outputs are added.
+# Of the convolutions in a group; after the third, the outputs of the first are added.
 _STEPS = ("conv_pool_bn_gelu", "conv_bn_gelu", "conv_bn")
 AIRBENCH_SIZES = tuple(_PUBLISHED)
 
@@ -44,59 +44,48 @@ def airbench(
     width: int = 0,
     identity_init: bool = True,
     logits_scale: float = 0.0,
-    batch_norm_momentum: float | None = None,
-    batch_norm_epsilon: float = 1e-12,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes a network of airbench.
 
-    ``whitening``, a fixed 2x2 convolution without padding to twice as many channels as a patch
-    has numbers (24), with a bias that is trained; ``group1`` to ``group3``, each of
-    conv-pool-BN-GELU, then conv-BN-GELU; the maximum over what is left of the image (3x3 of
-    32x32); a dense layer. Batch norms have no gamma. 96 has a third convolution in each group,
-    to whose batch norm's outputs the group's first activations are added before the last GELU.
+    Layers: ``whitening``, a fixed 2x2 convolution without padding and with a trainable bias, to
+    twice as many channels as a patch has elements (24); ``group1`` to ``group3``, each
+    conv-pool-BN-GELU, then conv-BN-GELU; a global max pool (3x3 for 32x32 images); a dense layer.
+    Batch norms have no gamma. Size 96 has a third convolution and batch norm in each group, and
+    adds the group's first activations before the last GELU.
 
-    The filters of ``whitening`` must be set from the data, by the ``adapt`` of
+    The filters of ``whitening`` must be set from data, by the ``adapt`` of
     :class:`imagenet_fast.layers.PatchWhitening`.
 
     Args:
-        size: 94, 95 or 96, the percentage of CIFAR-10's test images that it was made for.
+        size: 94, 95 or 96, the test accuracy on CIFAR-10 that it was made for, in percent.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image, at least 9 x 9; height and width may
             be None.
-        width: channels of the first group; those of the others are in proportion. 0: as
+        width: channels of the first group, to which the others are in proportion; 0: as
             published, 64 for 94 and 128 for 95 and 96.
-        identity_init: begin the 3x3 convolutions as the identity in as many of their filters as
-            they have input channels.
-        logits_scale: what the dense layer's outputs are multiplied by. 0: the published 1/9.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages; None:
-            as published, 0.6 for 94 and 95, 0.9 for 96.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``airbench<size>``.
+        identity_init: whether to initialize as the identity as many filters of each 3x3
+            convolution as it has input channels.
+        logits_scale: factor of the dense layer's outputs; 0: the published 1/9.
+        name: the model's name; None: ``airbench<size>``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`;
+            by default momentum as published, 0.6 for 94 and 95, 0.9 for 96, and epsilon 1e-12.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such size, the image is too small, or the width is negative.
     """
-    check_sizes(num_classes, input_shape)
+    check_sizes(f"airbench{size}", num_classes, input_shape, 9)
+    check_width(f"airbench{size}", width)
     if size not in AIRBENCH_SIZES:
         raise UserError(f"airbench: there is no size {size}; the sizes are {AIRBENCH_SIZES}")
-    check_image_and_width(f"airbench{size}", input_shape, 9, width)
     published_width, multiples, convs, momentum = _PUBLISHED[size]
-    norm = batch_norm(
-        momentum if batch_norm_momentum is None else batch_norm_momentum,
-        batch_norm_epsilon,
-        batch_norm_group_size,
-        ghost_batch_size=ghost_batch_size,
-        scale=False,
-    )
+    published_norm = {"batch_norm_momentum": momentum, "batch_norm_epsilon": 1e-12}
+    norm = batch_norm(**norm_arguments(**published_norm | norm_options), scale=False)
 
     images = keras.Input(input_shape, name="images")
     x = PatchWhitening(
@@ -125,10 +114,10 @@ def airbench(
 
 @keras.saving.register_keras_serializable(package="imagenet_fast")
 class IdentityFilters(keras.initializers.VarianceScaling):
-    """Makes the first filters of a convolution return its inputs, and the others random.
+    """Initializes the first filters of a convolution as the identity, the others randomly.
 
-    Filter i is 1 at its centre in channel i and 0 elsewhere, for as many as there are input
-    channels; Keras' ``VarianceScaling``, whose arguments these are, makes the others.
+    Filter i is 1 at its centre in channel i and 0 elsewhere, for each input channel;
+    ``VarianceScaling``, whose arguments these are, makes the others.
     """
 
     def __call__(self, shape: Any, dtype: Any = None, **kwargs: Any) -> tf.Tensor:

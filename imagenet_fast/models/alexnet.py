@@ -1,13 +1,14 @@
 """AlexNet with batch norm, as trained at batch 64K by Jia et al. 2018 (arXiv 1807.11205).
 
-Krizhevsky's network in BVLC Caffe's sizes, but in one tower without groups, and without local
-response normalization. Every convolutional stage has a batch norm: between the convolution and its
-ReLU in stages 1 to 4 and, what Jia et al. add, after the last pool in stage 5, because the
-distribution there drifts most. The convolutions keep their biases: the network is then the 62
-million parameters and 26 tensors of the publication.
+Krizhevsky's network in BVLC Caffe's sizes, but without groups and local response normalization.
+Each convolutional stage has a batch norm: in stages 1 to 4 between the convolution and its ReLU
+and, added by Jia et al. because the distribution drifts most there, after the last pool in stage 5.
+The convolutions have biases, which gives the publication's 62 million parameters in 26 tensors.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -15,9 +16,9 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm
+from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
 
-# The smallest image of which the three pools leave something.
+# The smallest image that leaves a pixel after the three pools.
 _MIN_SIZE = 64
 
 
@@ -27,53 +28,41 @@ def alexnet_bn(
     *,
     dropout: float = 0.5,
     batch_norm_after_pool5: bool = True,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes an AlexNet with batch norm.
 
     Images of 227 pixels fit the first convolution (11x11, stride 4) without padding, as in BVLC
-    Caffe. Where the windows do not fit exactly, as with 224 pixels, two zeros are put on every
-    side, as Krizhevsky's own and torchvision's networks do; both sizes lead to 6x6 after the last
-    pool and so to the same weights.
+    Caffe. Sizes that do not fit, such as 224 pixels, are padded with two zeros on every side, as by
+    Krizhevsky and torchvision; both sizes give 6x6 after the last pool and so the same weights.
 
     Args:
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image, at least 64 x 64.
-        dropout: share of the outputs of each of the two hidden dense layers to drop in training.
-        batch_norm_after_pool5: have the fifth batch norm; otherwise four, and none in stage 5.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``alexnet_bn``.
+        dropout: fraction of the outputs of both hidden dense layers dropped in training.
+        batch_norm_after_pool5: whether to have the fifth batch norm, in stage 5.
+        name: the model's name; None: ``alexnet_bn``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if the image is too small or its size unknown, or dropout is no share.
+        UserError: if the image is too small or its size unknown, or dropout is not in [0, 1).
     """
-    check_sizes(num_classes, input_shape)
+    check_sizes("alexnet_bn", num_classes, input_shape, _MIN_SIZE)
     height, width, _ = input_shape
-    if height is None or width is None or min(height, width) < _MIN_SIZE:
+    if height is None or width is None:
         raise UserError(
-            f"alexnet_bn: images of {height} x {width} pixels cannot pass its three pools; use at "
-            f"least {_MIN_SIZE} x {_MIN_SIZE} (the dense layers need the size to be known)"
+            f"alexnet_bn: images of {height} x {width} pixels have no fixed size, which its dense "
+            f"layers need; use at least {_MIN_SIZE} x {_MIN_SIZE}"
         )
     if not 0 <= dropout < 1:
         raise UserError(f"alexnet_bn: dropout={dropout} is not in [0, 1)")
 
-    norm = batch_norm(
-        batch_norm_momentum,
-        batch_norm_epsilon,
-        batch_norm_group_size,
-        ghost_batch_size=ghost_batch_size,
-    )
+    norm = batch_norm(**norm_arguments(**norm_options))
 
     x = images = keras.Input(input_shape, name="images")
     margins = (_first_margin(height), _first_margin(width))
@@ -98,7 +87,7 @@ def alexnet_bn(
     for layer in ("6", "7"):
         x = _relu(_dense(x, 4096, 0.005, f"fc{layer}"), f"relu{layer}")
         x = Dropout(dropout, name=f"dropout{layer}")(x)
-    # Losses and probabilities of 16-bit logits would be too coarse.
+    # 16-bit logits would make losses and probabilities too coarse.
     x = _dense(x, num_classes, 0.01, "logits", dtype="float32")
     return keras.Model(images, x, name=name or "alexnet_bn")
 
@@ -115,7 +104,7 @@ def _conv(
         kernel_size,
         strides,
         padding,
-        # By the number of inputs, as Jia et al. say.
+        # By fan-in, as in Jia et al.
         kernel_initializer=keras.initializers.VarianceScaling(
             2.0, mode="fan_in", distribution="untruncated_normal"
         ),
@@ -134,6 +123,6 @@ def _pool(x: tf.Tensor, name: str) -> tf.Tensor:
 def _dense(
     x: tf.Tensor, units: int, stddev: float, name: str, dtype: str | None = None
 ) -> tf.Tensor:
-    """A dense layer with weights N(0, stddev^2): Jia et al. say Gaussian, BVLC Caffe how wide."""
+    """A dense layer with weights N(0, stddev^2): Gaussian in Jia et al., stddev of BVLC Caffe."""
     initializer = keras.initializers.RandomNormal(stddev=stddev)
     return keras.layers.Dense(units, kernel_initializer=initializer, dtype=dtype, name=name)(x)

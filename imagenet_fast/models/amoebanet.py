@@ -3,23 +3,23 @@
 The networks that GPipe (Huang et al. 2018) trains in pipelines: AmoebaNet-D (L, D), of L normal
 cells with D channels in each operation of the first third of them, and AmoebaNet-B (L, D).
 
-``amoebanet_blocks`` makes a network as a sequence of Keras layers, each a function of the one
-before, which can be cut between any two; ``amoebanet`` makes the same network as one model.
+``amoebanet_blocks`` makes a network as a sequence of Keras layers, between any two of which a
+pipeline can be cut; ``amoebanet`` makes the same network as one model.
 
 The layers with weights are those of torchgpipe's AmoebaNet-D, whose parameter counts are the
-paper's. What has no weights is as in Google's own code for AmoebaNet (github.com/tensorflow/tpu,
+paper's. All else is as in Google's code for AmoebaNet (github.com/tensorflow/tpu,
 models/official/amoeba_net), where torchgpipe differs: padding is ``"same"``, ``max3x3`` is a
-maximum, where torchgpipe averages, and there is no ReLU of the images, but one before the average
-over the last feature map.
+max pool, which torchgpipe replaces with an average, and there is no ReLU of the images, but one
+before the global average pool.
 
 Of the AmoebaNet-B of GPipe's section 4, only (18, 512) and 557 million parameters are published.
-This one, of the cells in Google's code and the same stem and classifier as D, has 560.1 million:
-what is different is not known. Google's code has a dilation of 2 in the name of an operation of
-the reduction cell, but does not apply it; here it is applied.
+This one, with the cells in Google's code and D's stem and classifier, has 560.1 million; the
+cause of the difference is unknown. Google's code names a dilation of 2 in an operation of the
+reduction cell, but does not apply it; this code does.
 
-Convolutions have no bias, and a ReLU before and a batch norm after them. Their weights are
-truncated normal with a variance of 2 / fan-out, as in Google's code; the classifier's are
-N(0, 0.01^2), as the ResNets'.
+Each convolution has no bias, is preceded by a ReLU and followed by a batch norm. Initial weights
+are truncated normal with a variance of 2 / fan-out, as in Google's code; the classifier's are
+N(0, 0.01^2), as in the ResNets.
 """
 
 from __future__ import annotations
@@ -33,19 +33,18 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm
+from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
 
-# The smallest image that five strides of 2 halve.
+# The smallest image with more than one pixel before the last of five strides of 2.
 _MIN_SIZE = 17
 
 
 class _Design(NamedTuple):
-    """What a cell computes, from its states 0 and 1: its two inputs, brought to its channels.
+    """The genotype of a cell. Its states 0 and 1 are its two inputs, projected to its channels.
 
     Attributes:
-        operations: five times two, each the number of the state that it takes, and its name. Both
-            of a pair are added to make the next state; in a reduction cell, those that take state
-            0 or 1 have a stride of 2.
+        operations: five pairs of (input state, name). The next state is the sum of a pair. In a
+            reduction cell, operations on states 0 and 1 have a stride of 2.
         outputs: the states that the cell returns, concatenated.
     """
 
@@ -102,20 +101,20 @@ _DESIGNS = {
 }
 AMOEBANET_VARIANTS = tuple(_DESIGNS)
 
-# What an operation is, if neither "1x1" nor "none": the pool and its size,
+# Operations other than "1x1" and "none": pools and their sizes,
 _POOLS = {
     "max2x2": (keras.layers.MaxPooling2D, 2),
     "max3x3": (keras.layers.MaxPooling2D, 3),
     "avg3x3": (keras.layers.AveragePooling2D, 3),
 }
-# the sizes of convolutions of a quarter of the filters, between two of 1x1,
+# sizes of convolutions with a quarter of the filters, between two of 1x1,
 _BOTTLENECKS: dict[str, tuple[int | tuple[int, int], ...]] = {
     "3x3": (3,),
     "1x7_7x1": ((1, 7), (7, 1)),
 }
-# or the size and the dilation of two separable convolutions.
+# sizes and dilations of two separable convolutions.
 _SEPARABLE = {"separable3x3": (3, 1), "dilated5x5": (5, 2)}
-# What brings a cell's second input to the size and channels of its operations.
+# The operation that brings a cell's second input to the size and channels of its operations.
 _PROJECTIONS = {"project": "1x1", "halve": "halve", "keep": "none"}
 
 
@@ -126,15 +125,12 @@ def amoebanet(
     *,
     normal_cells: int = 18,
     cell_filters: int = 208,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes an AmoebaNet as one model, of the layers of :func:`amoebanet_blocks`.
 
-    The classifier is here three layers: ``last_relu``, ``global_pool`` and ``logits``.
+    Its classifier is three layers: ``last_relu``, ``global_pool`` and ``logits``.
 
     Args:
         variant: ``"b"`` or ``"d"``.
@@ -143,36 +139,20 @@ def amoebanet(
             may be None.
         normal_cells: GPipe's L, a multiple of 3.
         cell_filters: GPipe's D, a multiple of 8.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``amoebanet_<variant>``.
+        name: the model's name; None: ``amoebanet_<variant>``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such variant, the image is too small, or a number of cells or
-            filters is not such a multiple.
+        UserError: if there is no such variant, the image is too small, or ``normal_cells`` or
+            ``cell_filters`` is not such a multiple.
     """
-    check_sizes(num_classes, input_shape)
-    height, width, _ = input_shape
-    if any(size is not None and size < _MIN_SIZE for size in (height, width)):
-        raise UserError(
-            f"amoebanet: images of {height} x {width} pixels cannot be halved five times; use at "
-            f"least {_MIN_SIZE} x {_MIN_SIZE}"
-        )
+    check_sizes(f"amoebanet_{variant}", num_classes, input_shape, _MIN_SIZE)
     *blocks, classifier = amoebanet_blocks(
-        variant,
-        normal_cells,
-        cell_filters,
-        num_classes,
-        batch_norm_momentum=batch_norm_momentum,
-        batch_norm_epsilon=batch_norm_epsilon,
-        batch_norm_group_size=batch_norm_group_size,
-        ghost_batch_size=ghost_batch_size,
+        variant, normal_cells, cell_filters, num_classes, **norm_options
     )
     x = images = keras.Input(input_shape, name="images")
     for block in blocks:
@@ -186,56 +166,45 @@ def amoebanet_blocks(
     normal_cells: int = 18,
     cell_filters: int = 208,
     num_classes: int = 1000,
-    *,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
+    **norm_options: Any,
 ) -> list[keras.layers.Layer]:
-    """Makes an AmoebaNet as a sequence of layers that have no weights until they are called.
+    """Makes an AmoebaNet as a sequence of layers, which have no weights until they are called.
 
-    L + 6 layers: ``stem1``, a 3x3 convolution of stride 2 with D / 4 channels; ``stem2`` and
+    The L + 6 layers are ``stem1``, a 3x3 convolution of stride 2 with D / 4 channels; ``stem2`` and
     ``stem3``, reduction cells; three stages of L / 3 normal cells, ``stage1_cell1`` and so on,
-    with a reduction cell before the second and the third, ``stage2_reduction`` and
-    ``stage3_reduction``; ``classify``. A reduction cell halves height and width, and has twice
-    the filters: D / 2, D, 2D and 4D; the normal cells have as many as the one before them.
+    with a reduction cell before the second and third, ``stage2_reduction`` and
+    ``stage3_reduction``; ``classify``. Reduction cells halve height and width, and double the
+    filters: D / 2, D, 2D and 4D. Normal cells have the filters of the cell before.
 
-    The first takes images, each other what the one before returns: ``stem1`` a tensor, the cells
-    (outputs, inputs), two of [batch, height, width, channels], of which the second has twice the
-    height and width after a reduction, and ``classify`` float32 logits [batch, num_classes].
+    Each layer takes the outputs of the one before, the first images. ``stem1`` returns a tensor;
+    the cells return (outputs, inputs), each [batch, height, width, channels], with ``inputs`` of
+    twice the height and width after a reduction; ``classify`` returns float32 logits [batch,
+    num_classes].
 
     Args:
         variant: ``"b"`` or ``"d"``.
         normal_cells: GPipe's L, a multiple of 3.
         cell_filters: GPipe's D, a multiple of 8.
         num_classes: number of logits.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Raises:
-        UserError: if there is no such variant, or a number of cells or filters is not such a
-            multiple.
+        UserError: if there is no such variant, or ``normal_cells`` or ``cell_filters`` is not such
+            a multiple.
     """
     if variant not in AMOEBANET_VARIANTS:
         raise UserError(
             f"amoebanet: there is no variant {variant!r}; the variants are {AMOEBANET_VARIANTS}"
         )
     for option, value, factor, why in (
-        ("normal_cells", normal_cells, 3, "there are three stages of equally many"),
+        ("normal_cells", normal_cells, 3, "there are three equal stages"),
         ("cell_filters", cell_filters, 8, "stem2 has convolutions with an eighth of them"),
     ):
         if value < 1 or value % factor:
             raise UserError(
                 f"amoebanet: {option}={value}, but must be a multiple of {factor}, as {why}"
             )
-    norm_options = {
-        "momentum": batch_norm_momentum,
-        "epsilon": batch_norm_epsilon,
-        "group_size": batch_norm_group_size,
-        "ghost_batch_size": ghost_batch_size,
-    }
+    norm_options = norm_arguments(**norm_options)
     cells = [("stem2", True), ("stem3", True)]
     for stage in (1, 2, 3):
         if stage > 1:
@@ -244,8 +213,8 @@ def amoebanet_blocks(
 
     filters = cell_filters // 4
     blocks: list[keras.layers.Layer] = [AmoebaStem(filters, norm_options, name="stem1")]
-    # Of the tensors so far. A cell's two inputs are the last of them and the one before, which is
-    # twice as large if the last was reduced.
+    # Channels of the tensors so far. A cell's inputs are the last two, of which the first is twice
+    # as large if the last cell was a reduction.
     channels, reduced = [filters, filters], False
     for name, reduction in cells:
         if reduction:
@@ -278,7 +247,7 @@ class AmoebaStem(keras.layers.Layer):
         self.norm = batch_norm(**norm_options)(name=f"{self.name}_bn", dtype=self.dtype_policy)
 
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
-        """Applies both to a batch of images; batch norm by its own statistics if ``training``."""
+        """Applies both to a batch of images; batch norm uses batch statistics if ``training``."""
         return self.norm(self.conv(inputs), training=training)
 
     def get_config(self) -> dict[str, Any]:
@@ -292,17 +261,17 @@ class AmoebaCell(keras.layers.Layer):
     """A normal cell or a reduction cell of an AmoebaNet.
 
     Input: float [batch, height, width, channels], or a tuple of two: the outputs of the cell
-    before, and what that one got as its first input. Output: a tuple of the cell's outputs, in
-    the compute dtype, and of its first input. In the outputs of a reduction cell, height and
-    width are ceil(height / 2) and ceil(width / 2) of the first input.
+    before, and that cell's first input. Output: a tuple of the cell's outputs, in the compute
+    dtype, and its first input. The outputs of a reduction cell have height ceil(height / 2) and
+    width ceil(width / 2) of the first input.
 
     Args:
         variant: ``"b"`` or ``"d"``.
         reduction: whether it is a reduction cell.
         filters: channels of each operation; the outputs have a multiple of them.
-        before: what brings the second input to these channels: ``"project"``, a 1x1 convolution;
-            ``"halve"``, two of stride 2, of every other pixel each, for an input of twice the
-            first one's height and width; or ``"keep"``, nothing.
+        before: operation that brings the second input to these channels: ``"project"``, a 1x1
+            convolution; ``"halve"``, two of stride 2, for an input of twice the first one's height
+            and width; or ``"keep"``, none.
         norm_options: the arguments of ``imagenet_fast.models.batch_norm.batch_norm``.
         **kwargs: Keras' own options (``name``, ``dtype``).
     """
@@ -337,10 +306,10 @@ class AmoebaCell(keras.layers.Layer):
     def call(
         self, inputs: tf.Tensor | tuple[tf.Tensor, tf.Tensor], training: bool | None = None
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Applies the cell; its batch norms take the batch's statistics if ``training``."""
+        """Applies the cell; batch norms use batch statistics if ``training``."""
         return self._compute(inputs, training)
 
-    # Nothing here depends on values, and conversion would make tracing several times slower.
+    # No control flow depends on tensors, and AutoGraph would make tracing several times slower.
     @tf.autograph.experimental.do_not_convert
     def _compute(
         self, inputs: tf.Tensor | tuple[tf.Tensor, tf.Tensor], training: bool | None
@@ -348,7 +317,7 @@ class AmoebaCell(keras.layers.Layer):
         inputs = inputs if isinstance(inputs, (tuple, list)) else (inputs, inputs)
         states = [project(x, training=training) for project, x in zip(self.projections, inputs)]
         design = _DESIGNS[self.variant][self.reduction]
-        operations = [(i, own) for (i, _), own in zip(design.operations, self.operations)]
+        operations = [(i, layer) for (i, _), layer in zip(design.operations, self.operations)]
         for (i, left), (j, right) in zip(operations[::2], operations[1::2]):
             states.append(left(states[i], training=training) + right(states[j], training=training))
         return tf.concat([states[i] for i in design.outputs], axis=-1), inputs[0]
@@ -367,9 +336,9 @@ class AmoebaCell(keras.layers.Layer):
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class AmoebaClassifier(keras.layers.Layer):
-    """A dense layer of what a ReLU leaves of the last cell's outputs, averaged over the image.
+    """ReLU of the last cell's outputs, global average pool and dense layer.
 
-    Input: what a cell returns. Output: float32 [batch, num_classes].
+    Input: a cell's output. Output: float32 [batch, num_classes].
 
     Args:
         num_classes: number of logits.
@@ -384,13 +353,13 @@ class AmoebaClassifier(keras.layers.Layer):
         self.logits = keras.layers.Dense(
             num_classes,
             kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
-            # Losses and probabilities of 16-bit logits would be too coarse.
+            # 16-bit logits would make losses and probabilities too coarse.
             dtype="float32",
             name="logits",
         )
 
     def features(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
-        """Returns what the dense layer takes: [batch, channels]."""
+        """Returns the dense layer's inputs, [batch, channels]."""
         return self.pool(self.relu(inputs[0]))
 
     def call(self, inputs: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
@@ -403,7 +372,7 @@ class AmoebaClassifier(keras.layers.Layer):
 
 
 class _Chain(keras.layers.Layer):
-    """Applies layers one after another; without any, returns what it gets."""
+    """Layers in sequence; none is the identity."""
 
     def __init__(self, layers: Sequence[keras.layers.Layer], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -443,7 +412,7 @@ def _operation(
     dtype: keras.mixed_precision.Policy,
     name: str,
 ) -> _Chain:
-    """Returns what makes float [batch, height, width, filters] of a state or an input."""
+    """Returns an operation from a state or input to float [batch, height, width, filters]."""
     layers = []
     if operation in _POOLS:
         pool, size = _POOLS[operation]
@@ -458,7 +427,7 @@ def _operation(
 
 
 def _convs(operation: str, strides: int, filters: int) -> list[Callable[..., keras.layers.Layer]]:
-    """Returns what makes the convolutions of an operation, of their names and dtypes."""
+    """Returns makers of an operation's convolutions, from their names and dtypes."""
     if operation == "1x1":
         return [functools.partial(_conv, filters, 1, strides)]
     if operation == "halve":
@@ -470,8 +439,8 @@ def _convs(operation: str, strides: int, filters: int) -> list[Callable[..., ker
         return [
             functools.partial(_conv, filters // 4, 1, 1),
             *(
-                functools.partial(_conv, filters // 4, size, own)
-                for size, own in zip(_BOTTLENECKS[operation], (strides, 1))
+                functools.partial(_conv, filters // 4, size, stride)
+                for size, stride in zip(_BOTTLENECKS[operation], (strides, 1))
             ),
             functools.partial(_conv, filters, 1, 1),
         ]
@@ -509,5 +478,5 @@ def _separable_conv(
 
 
 def _he_normal() -> keras.initializers.Initializer:
-    """A new one each time: Keras' initialisers repeat their values when used again."""
+    """Returns a new one each time: Keras' initializers return the same values in each call."""
     return keras.initializers.VarianceScaling(2.0, mode="fan_out", distribution="truncated_normal")

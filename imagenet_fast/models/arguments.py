@@ -1,19 +1,26 @@
-"""The checks that every model makes of its arguments."""
+"""Checks of the arguments that all models have."""
 
 from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
 
 
-def check_sizes(num_classes: int, input_shape: tuple[int | None, int | None, int]) -> None:
-    """Checks what a model is asked to map from and to.
+def check_sizes(
+    model: str,
+    num_classes: int,
+    input_shape: tuple[int | None, int | None, int],
+    smallest: int = 1,
+) -> None:
+    """Checks the number of classes and the size of the images.
 
     Args:
+        model: its name, for messages.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; None is an unknown height or width.
+        smallest: minimum height and width for the network's strides and pools.
 
     Raises:
-        UserError: if either cannot be the size of anything.
+        UserError: if the model cannot have these sizes.
     """
     if num_classes < 1:
         raise UserError(f"num_classes={num_classes}: a model needs at least one class")
@@ -22,4 +29,9 @@ def check_sizes(num_classes: int, input_shape: tuple[int | None, int | None, int
         raise UserError(
             f"input_shape={sizes}: give the height, width and channels of one image, "
             "for example (224, 224, 3)"
+        )
+    if any(size is not None and size < smallest for size in sizes[:2]):
+        raise UserError(
+            f"{model}: images of {sizes[0]} x {sizes[1]} pixels are too small; use at least "
+            f"{smallest} x {smallest}"
         )

@@ -1,9 +1,10 @@
-"""The batch norm of all models."""
+"""Batch normalization of all models, and its options."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import tf_keras as keras
 
@@ -11,25 +12,48 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
 
 
+def norm_arguments(
+    *,
+    batch_norm_momentum: float = 0.9,
+    batch_norm_epsilon: float = 1e-5,
+    batch_norm_group_size: int = 1,
+    ghost_batch_size: int = 0,
+) -> dict[str, Any]:
+    """Returns the arguments of :func:`batch_norm` for the options that all models have.
+
+    Args:
+        batch_norm_momentum: decay factor of the moving averages.
+        batch_norm_epsilon: added to the variance.
+        batch_norm_group_size: number of neighbouring replicas with common statistics.
+        ghost_batch_size: images of a replica with common statistics; 0: all.
+    """
+    return {
+        "momentum": batch_norm_momentum,
+        "epsilon": batch_norm_epsilon,
+        "group_size": batch_norm_group_size,
+        "ghost_batch_size": ghost_batch_size,
+    }
+
+
 def batch_norm(
     momentum: float,
     epsilon: float,
     group_size: int,
+    ghost_batch_size: int,
     *,
-    ghost_batch_size: int = 0,
     scale: bool = True,
 ) -> Callable[..., keras.layers.BatchNormalization]:
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
 
     Args:
-        momentum: fraction of the old value in each update of the moving averages.
+        momentum: as ``batch_norm_momentum`` of :func:`norm_arguments`, and so on.
         epsilon: added to the variance.
-        group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        scale: have a gamma; otherwise it is 1.
+        group_size: number of neighbouring replicas with common statistics.
+        ghost_batch_size: images of a replica with common statistics; 0: all.
+        scale: whether to train gamma; otherwise it is 1.
 
     Raises:
-        UserError: if statistics are to be taken over several replicas and over parts of one.
+        UserError: if statistics are to be common to several replicas and to parts of one.
     """
     if ghost_batch_size and group_size != 1:
         raise UserError(

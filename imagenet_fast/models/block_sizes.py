@@ -1,4 +1,4 @@
-"""How large the parts of a network are, before any of it is made."""
+"""Parameter counts and output shapes of blocks, without allocating their weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ class BlockSize(NamedTuple):
     """The sizes of one block.
 
     Attributes:
-        trainable: number of parameters that are trained.
-        outputs: what the block returns, a ``tf.TensorSpec`` or several in a structure, with an
-            unknown batch.
+        trainable: number of trainable parameters.
+        outputs: the block's outputs, a structure of ``tf.TensorSpec`` with unknown batch size.
     """
 
     trainable: int
@@ -28,35 +27,34 @@ class BlockSize(NamedTuple):
 def block_sizes(
     blocks: Sequence[keras.layers.Layer], input_shape: tuple[int | None, ...]
 ) -> list[BlockSize]:
-    """Returns the sizes of blocks, each of which takes what the one before returns.
+    """Returns the sizes of blocks in sequence.
 
-    The blocks stay as they are, with weights or without: a copy is made of each, by its
-    configuration, one copy at a time, and none of equal blocks with equal inputs but the first.
-    Of the copies' large weights, at most one takes memory at any time. To be called outside of a
-    strategy's scope.
+    The blocks are not built. Each is copied by its configuration, one at a time, equal blocks with
+    equal inputs once; of the copies' large weights, at most one takes memory at any time. Call it
+    outside of a strategy's scope.
 
     Args:
         blocks: layers or models of one argument: a tensor or a structure of tensors.
-        input_shape: of the float32 tensor that the first block takes, without the batch.
+        input_shape: of the first block's float32 input, without the batch dimension.
     """
     specs = tf.TensorSpec((None, *input_shape), tf.float32)
-    known: dict[tuple[Any, ...], BlockSize] = {}
+    size_of: dict[tuple[Any, ...], BlockSize] = {}
     sizes = []
     for block in blocks:
         kind = block_kind(block, specs)
-        if kind not in known:
-            known[kind] = _size(type(block), block.get_config(), specs)
-        sizes.append(known[kind])
+        if kind not in size_of:
+            size_of[kind] = _size(type(block), block.get_config(), specs)
+        sizes.append(size_of[kind])
         specs = sizes[-1].outputs
     return sizes
 
 
 def block_kind(block: keras.layers.Layer, inputs: Any) -> tuple[Any, ...]:
-    """Returns what is equal of blocks that differ in nothing but weights and names.
+    """Returns a key that is equal for blocks that differ only in weights and names.
 
     Args:
         block: a layer or model.
-        inputs: what describes its inputs.
+        inputs: a description of its inputs.
     """
     config = block.get_config()
     names: dict[str, str] = {}
@@ -65,7 +63,7 @@ def block_kind(block: keras.layers.Layer, inputs: Any) -> tuple[Any, ...]:
 
 
 def _collect_names(config: Any, names: dict[str, str]) -> None:
-    """Numbers the names of a layer and of those in it."""
+    """Numbers the names of a layer and its sublayers."""
     if isinstance(config, dict):
         if isinstance(config.get("name"), str):
             names.setdefault(config["name"], f"layer {len(names)}")

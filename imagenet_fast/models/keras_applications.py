@@ -1,4 +1,4 @@
-"""Weights of Keras applications' ResNets for the models of this package."""
+"""Converts the weights of Keras applications' ResNets to the models of this package."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.distribute.one_call import assign_everywhere
 
-# What Keras applications' networks are built with.
+# batch_norm_epsilon of Keras applications' networks.
 _EPSILON = 1.001e-5
-# The classifier's name in the code and in the files that Keras offers for download.
+# The classifier's names in Keras' code and in its weight files.
 _TOPS = ("predictions", "probs")
 
 
@@ -28,17 +28,17 @@ def load_keras_applications_weights(
 
     The model must be Keras applications' network: ``resnet(depth, stride_on_1x1=True,
     batch_norm_epsilon=1.001e-5)`` with the ImageNet stem. Its logits are then the same. Keras'
-    convolutions have biases and this package's have none: each is subtracted from the moving mean
-    of the batch norm that follows, which is exactly equivalent in inference.
+    convolutions have biases, this package's do not: they are subtracted from the moving means of
+    the following batch norms, which is exactly equivalent in inference.
 
-    The weights that Keras offers were trained on images prepared its "caffe" way: channels in the
-    order blue, green, red, in 0..255, less (103.939, 116.779, 123.68).
+    Keras' weights were trained with its "caffe" preprocessing: channels in the order blue, green,
+    red, in 0..255, minus (103.939, 116.779, 123.68).
 
     Args:
         model: the model to change, made by ``imagenet_fast.models.resnet.resnet``.
         weights: a model of ``tf_keras.applications``, or the path of its weights in HDF5 format
             (.h5), as downloaded by Keras or written by ``save_weights``.
-        include_top: set the classifier too; False leaves the model's own as it is.
+        include_top: whether to set the classifier too.
 
     Raises:
         UserError: if the file cannot be read, or the weights do not fit the model; the message
@@ -48,9 +48,7 @@ def load_keras_applications_weights(
     source = _of_model(weights) if isinstance(weights, keras.Model) else _of_file(to_path(weights))
     tops = [name for name in _TOPS if name in source]
     if include_top and not tops:
-        raise UserError(
-            "the weights have no classifier; pass include_top=False to keep the model's own"
-        )
+        raise UserError("the weights have no classifier; use include_top=False to keep the model's")
 
     values = {}
     missing = []
@@ -72,8 +70,8 @@ def load_keras_applications_weights(
         lacking = f"the weights lack {_first(missing)}" if missing else ""
         beyond = f"the model lacks {_first(sorted(unused))}" if unused else ""
         raise UserError(
-            f"the weights are of another network than {model.name}: "
-            f"{'; '.join(filter(None, (lacking, beyond)))}; build the model with their depth"
+            f"the weights are not of {model.name}: {'; '.join(filter(None, (lacking, beyond)))}; "
+            "build the model with their depth"
         )
     _check_shapes(values)
     variables = [variable for layer in values for variable in layer.weights]
@@ -102,19 +100,19 @@ def _check_variant(model: keras.Model) -> None:
 
 
 def _their_name(name: str) -> str:
-    """Keras applications' name for the layer that this package calls ``name``."""
+    """Returns Keras applications' name of a layer of this package."""
     if name.startswith("stem_"):
         return name.replace("stem", "conv1")
     stage, block, rest = name.split("_", maxsplit=2)
-    found = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest)
-    assert found, name
-    kind, number = found.groups()
-    # Their stages count from the stem; their projection is number 0.
+    match = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest)
+    assert match, name
+    kind, number = match.groups()
+    # In Keras the stem is stage 1, and the projection number 0.
     return f"conv{int(stage[len('stage') :]) + 1}_{block}_{number or 0}_{kind}"
 
 
 def _of_model(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
-    """The arrays of a model by layer and role."""
+    """Returns the arrays of a model by layer and role."""
     return {
         layer.name: {_role(weight.name): weight.numpy() for weight in layer.weights}
         for layer in model.layers
@@ -123,12 +121,12 @@ def _of_model(model: keras.Model) -> dict[str, dict[str, np.ndarray]]:
 
 
 def _of_file(path: Path) -> dict[str, dict[str, np.ndarray]]:
-    """The arrays of an HDF5 file of Keras by layer and role."""
+    """Returns the arrays of a Keras HDF5 file by layer and role."""
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file of weights")
+        raise UserError(f"there is no weight file {path}")
     try:
         with h5py.File(io.BytesIO(path.read_bytes()), "r") as file:
-            # ``save`` puts the weights in a group of their own, ``save_weights`` at the root.
+            # ``save`` puts the weights in a group, ``save_weights`` at the root.
             root = file.get("model_weights", file)
             return {
                 layer: {_role(name): group[name][()] for name in names}
@@ -137,7 +135,7 @@ def _of_file(path: Path) -> dict[str, dict[str, np.ndarray]]:
             }
     except (OSError, KeyError) as error:
         raise UserError(
-            f"{path} cannot be read as a file of weights in Keras' HDF5 format (.h5): {error}"
+            f"{path} cannot be read as weights in Keras' HDF5 format (.h5): {error}"
         ) from error
 
 
@@ -146,14 +144,14 @@ def _text(name: bytes | str) -> str:
 
 
 def _role(name: str) -> str:
-    """``"kernel"`` of ``"conv1_conv/kernel:0"``."""
+    """Returns the last part of a variable's name: "kernel" of "conv1_conv/kernel:0"."""
     return name.rsplit("/", maxsplit=1)[-1].split(":")[0]
 
 
 def _batch_norm_values(
     source: Mapping[str, np.ndarray], conv: Mapping[str, np.ndarray]
 ) -> list[np.ndarray | None]:
-    """Gamma, beta, mean and variance of a batch norm with the bias of ``conv`` folded in."""
+    """Returns gamma, beta, mean and variance of a batch norm, with ``conv``'s bias folded in."""
     gamma, beta, mean, variance = (
         source.get(role) for role in ("gamma", "beta", "moving_mean", "moving_variance")
     )
@@ -173,7 +171,7 @@ def _check_shapes(values: Mapping[keras.layers.Layer, list[np.ndarray | None]]) 
         differences = [f"{name} is {ours}, not {theirs}" for name, (theirs, ours) in wrong.items()]
         hint = ""
         if all(name.startswith("logits") for name in wrong):
-            hint = "; include_top=False leaves the model's own classifier as it is"
+            hint = "; use include_top=False to keep the model's classifier"
         raise UserError(f"the model does not have the weights' shapes: {_first(differences)}{hint}")
 
 

@@ -1,4 +1,4 @@
-"""The options of the network, and the names of those that there are."""
+"""Options of the network, and the names of all networks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODEL_NAMES: tuple[str, ...] = (
     "amoebanet_d",
 )
 
-# Which models have an option that others lack, as `models.option_names` tells of their functions.
+# Models with options that others lack; a test compares with `models.option_names`.
 _IMAGENET_RESNETS = Beside("model", MODEL_NAMES[:5])
 _RESNETS = Beside("model", MODEL_NAMES[:10])
 _ALEXNET = Beside("model", ("alexnet_bn",))
@@ -40,13 +40,13 @@ _AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
 
 @dataclasses.dataclass(frozen=True)
 class ModelOptions(SharedOptions):
-    """The network, and the weights with which it begins."""
+    """The network and its initial weights."""
 
     model: str = option("resnet50", "network", group="model", choices=MODEL_NAMES)
     width: int = option(
         0,
-        "channels of the first convolution of resnet9 and of the first group of airbench94 to "
-        "airbench96, with which those of the others grow; 0: as published, 64, or 128 of "
+        "channels of the first convolution of resnet9 and the first group of airbench94 to "
+        "airbench96, to which all others are in proportion; 0: as published, 64, or 128 for "
         "airbench95 and airbench96",
         group="model",
         check=NOT_NEGATIVE,
@@ -54,52 +54,49 @@ class ModelOptions(SharedOptions):
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
-        "where resnet9 pools; conv_bn_relu_pool; conv_bn_pool_relu: the same function for less "
-        "work; conv_pool_bn_relu: another one for less again",
+        "position of resnet9's pools; conv_bn_relu_pool; conv_bn_pool_relu: the same function at "
+        "lower cost; conv_pool_bn_relu: another function, cheaper still",
         group="model",
         choices=("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu"),
         beside=_RESNET9,
     )
     activation: str = option(
         "relu",
-        "of resnet9: relu or celu",
+        "activation of resnet9: relu or celu",
         group="model",
         choices=("relu", "celu"),
         beside=_RESNET9,
     )
     celu_alpha: float = option(
         0.075,
-        "limit of celu at minus infinity, without its sign",
+        "minus the minimum of celu",
         group="model",
         check=POSITIVE,
         beside=Beside("activation", ("celu",)),
     )
     logits_scale: float = option(
         0.0,
-        "what the logits of resnet9 and airbench94 to airbench96 are multiplied by; 0: as "
-        "published, 1/8 and 1/9",
+        "factor of the logits of resnet9 and airbench94 to airbench96; 0: published, 1/8 and 1/9",
         group="model",
         check=NOT_NEGATIVE,
         beside=_FOR_CIFAR,
     )
     whitening: bool = option(
         False,
-        "begin resnet9 with filters of 3x3 that whiten the patches of training images, and stay "
-        "as they are",
+        "start resnet9 with fixed 3x3 filters that whiten patches of training images",
         group="model",
         beside=_RESNET9,
     )
     identity_init: bool = option(
         True,
-        "start as many filters of each convolution of airbench94 to airbench96 as it has inputs "
-        "at the identity",
+        "initialize as the identity as many filters of each convolution of airbench94 to "
+        "airbench96 as it has input channels",
         group="model",
         beside=_AIRBENCH,
     )
     normal_cells: int = option(
         18,
-        "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D): a third of them before "
-        "each of two reductions and after",
+        "normal cells of amoebanet_b and amoebanet_d, L in GPipe's (L, D), in three stages",
         group="model",
         check=Check(lambda value: value > 0 and value % 3 == 0, "be a positive multiple of 3"),
         beside=_AMOEBANETS,
@@ -114,22 +111,22 @@ class ModelOptions(SharedOptions):
     )
     whitening_images: int = option(
         10_000,
-        "number of training images, the first ones, from which whitening filters are made",
+        "number of the first training images from which whitening filters are computed",
         group="model",
         check=POSITIVE,
         beside=_FOR_CIFAR,
     )
     initial_weights: str = option(
         "",
-        "what the weights begin as: the model_dir of a run, a SavedModel of `export`, or a file "
-        "of Keras applications' weights (.h5); the classification head starts anew, unless the "
-        "classes are the same as those of the run; empty: random",
+        "pretrained weights: the model_dir of a run, a SavedModel of `export`, or a file of Keras "
+        "applications' weights (.h5); the classification head is new unless the classes are the "
+        "same; empty: random weights",
         group="model",
     )
     freeze_through: str = option(
         "",
-        "with initial_weights: the first layers, through this one or those whose names begin so "
-        "(stem, stage3; pool2 of AlexNet), stay as they are; empty: all are trained",
+        "with initial_weights: freeze the first layers through this one, or through the last whose "
+        "name has this prefix (stem, stage3; pool2 of AlexNet); empty: train all",
         group="model",
     )
     stem: str = option(
@@ -142,7 +139,7 @@ class ModelOptions(SharedOptions):
     )
     stride_on_1x1: bool = option(
         False,
-        "put a bottleneck's stride in its first convolution, as ResNet v1, not in its 3x3, as v1.5",
+        "put a bottleneck's stride in its first convolution (ResNet v1), not in its 3x3 (v1.5)",
         group="model",
         beside=_IMAGENET_RESNETS,
     )
@@ -154,7 +151,7 @@ class ModelOptions(SharedOptions):
     )
     batch_norm_momentum: float = option(
         0.9,
-        "fraction of the old moving average that a step keeps",
+        "decay factor of batch norm's moving averages",
         group="model",
         check=BELOW_ONE,
     )
@@ -166,28 +163,27 @@ class ModelOptions(SharedOptions):
     )
     batch_norm_scale: bool = option(
         True,
-        "train gamma in batch norm of resnet9; else it is 1",
+        "train gamma of batch norm in resnet9; otherwise it is 1",
         group="model",
         beside=_RESNET9,
     )
     batch_norm_batch_size: int = option(
         0,
-        "images over which batch norm takes its statistics: so many neighbouring replicas work "
-        "together, or each takes several for parts of its images (ghost batch norm); 0: one for "
-        "each replica",
+        "images per set of batch-norm statistics, of several neighbouring replicas or of parts of "
+        "a replica's batch (ghost batch norm); 0: a replica's batch",
         group="model",
         check=NOT_NEGATIVE,
     )
     dropout: float = option(
         0.5,
-        "fraction of AlexNet's fully connected units dropped",
+        "dropout of AlexNet's hidden dense layers",
         group="model",
         check=BELOW_ONE,
         beside=_ALEXNET,
     )
     batch_norm_after_pool5: bool = option(
         True,
-        "AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
+        "use AlexNet's fifth batch norm, after its last pool (Jia et al. 2018)",
         group="model",
         beside=_ALEXNET,
     )
@@ -195,6 +191,4 @@ class ModelOptions(SharedOptions):
     def _check_together(self) -> None:
         super()._check_together()
         if self.freeze_through and not self.initial_weights:
-            raise UserError(
-                "freeze_through would leave layers at their random weights: give --initial_weights"
-            )
+            raise UserError("freeze_through would freeze random weights: give --initial_weights")

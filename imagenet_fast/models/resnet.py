@@ -1,13 +1,13 @@
 """Residual networks (He et al., "Deep Residual Learning for Image Recognition", 2015).
 
-``resnet`` is the family for ImageNet and ``cifar_resnet`` the one for CIFAR-10. Both are made of
-one block, ReLU(shortcut + conv-BN-ReLU-...-conv-BN), and differ in the convolutions inside it and
-in the shortcut where the shape changes.
+``resnet`` is the family for ImageNet and ``cifar_resnet`` that for CIFAR-10. Their blocks,
+ReLU(shortcut + conv-BN-ReLU-...-conv-BN), differ in the convolutions, and in the shortcut where the
+shape changes.
 
-Convolutions have no bias and are padded alike on all sides, as in the published code: Keras'
-``padding="same"`` would pad a stride-2 convolution of an even-sized image on the bottom and right
-only. Their weights are N(0, 2 / (k * k * filters)), He et al.'s rule with the fan-out and without
-truncation, as in fb.resnet.torch, the code that Goyal et al. 2017 start from; the classifier's are
+Convolutions have no bias and are padded equally on all sides, as in the published code: Keras'
+``padding="same"`` would pad a stride-2 convolution of an even-sized image only at the bottom and
+right. Their initial weights are N(0, 2 / (k * k * filters)), He et al.'s rule with fan-out and
+without truncation, as in fb.resnet.torch, on which Goyal et al. 2017 build; the classifier's are
 N(0, 0.01^2), also theirs.
 """
 
@@ -21,7 +21,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm
+from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
 
 _BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -38,11 +38,8 @@ def resnet(
     stem: str = "imagenet",
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
 
@@ -52,24 +49,21 @@ def resnet(
         input_shape: (height, width, channels) of one image; height and width may be None.
         stem: ``"imagenet"``, a 7x7 convolution and a 3x3 max pool, both of stride 2, or
             ``"small"``, a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
-        zero_gamma: start the last batch norm of each block with gamma 0, so that the block is
-            the identity at first (Goyal et al. 2017, section 5.1); otherwise gamma is 1.
-        stride_on_1x1: put the stride of a bottleneck on its first 1x1 convolution, as He et al.
-            and Keras applications do ("v1"), and not on the 3x3, as Goyal et al. do ("v1.5").
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``resnet<depth>``.
+        zero_gamma: whether the last batch norm of each block starts with gamma 0 instead of 1, so
+            the block starts as the identity (Goyal et al. 2017, section 5.1).
+        stride_on_1x1: whether a bottleneck's stride is in its first 1x1 convolution, as in He et
+            al. and Keras applications ("v1"), not in the 3x3, as in Goyal et al. ("v1.5").
+        name: the model's name; None: ``resnet<depth>``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth or stem, or the depth has no 1x1 for the stride.
     """
-    check_sizes(num_classes, input_shape)
+    check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
     if stem not in ("imagenet", "small"):
@@ -79,17 +73,12 @@ def resnet(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
-    norm = batch_norm(
-        batch_norm_momentum,
-        batch_norm_epsilon,
-        batch_norm_group_size,
-        ghost_batch_size=ghost_batch_size,
-    )
+    norm = batch_norm(**norm_arguments(**norm_options))
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
         x = _conv_norm_relu(images, 64, 7, 2, norm, "stem")
-        # Zeros may stand in for the pool's padding: nothing that leaves a ReLU is below them.
+        # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
         x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
         x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
     else:
@@ -120,11 +109,8 @@ def cifar_resnet(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     *,
     zero_gamma: bool = True,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes a ResNet for CIFAR-10 (He et al. 2015, section 4.2).
 
@@ -136,28 +122,20 @@ def cifar_resnet(
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
         zero_gamma: start the last batch norm of each block with gamma 0; otherwise gamma is 1.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``resnet<depth>``.
+        name: the model's name; None: ``resnet<depth>``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if there is no such depth.
     """
-    check_sizes(num_classes, input_shape)
+    check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    norm = batch_norm(
-        batch_norm_momentum,
-        batch_norm_epsilon,
-        batch_norm_group_size,
-        ghost_batch_size=ghost_batch_size,
-    )
+    norm = batch_norm(**norm_arguments(**norm_options))
 
     images = keras.Input(input_shape, name="images")
     x = _conv_norm_relu(images, 16, 3, 1, norm, "stem")
@@ -175,15 +153,15 @@ def cifar_resnet(
 
 @keras.saving.register_keras_serializable(package="imagenet_fast")
 class SubsampleAndPad(keras.layers.Layer):
-    """The shortcut without parameters, He et al.'s option A, where the shape changes.
+    """The parameter-free shortcut where the shape changes, He et al.'s option A.
 
-    Keeps every ``strides``-th pixel and appends channels of zeros: [batch, height, width,
-    channels] becomes [batch, ceil(height / strides), ceil(width / strides), filters].
+    Subsamples the image and appends channels of zeros: [batch, height, width, channels] becomes
+    [batch, ceil(height / strides), ceil(width / strides), filters].
 
     Args:
-        strides: distance between the pixels that are kept, in both directions.
-        filters: number of channels to return, no fewer than come in.
-        **kwargs: passed to ``keras.layers.Layer``.
+        strides: of the subsampling, in both directions.
+        filters: number of output channels, at least that of the inputs.
+        **kwargs: Keras' options (``name``, ``dtype``).
     """
 
     def __init__(self, strides: int, filters: int, **kwargs: Any) -> None:
@@ -214,7 +192,7 @@ def _conv(x: tf.Tensor, filters: int, kernel_size: int, strides: int, name: str)
         strides,
         padding,
         use_bias=False,
-        # A new one each time: Keras' initialisers repeat their values when used again.
+        # A new one each time: Keras' initializers return the same values in each call.
         kernel_initializer=keras.initializers.VarianceScaling(
             2.0, mode="fan_out", distribution="untruncated_normal"
         ),
@@ -260,7 +238,7 @@ def _logits(x: tf.Tensor, num_classes: int) -> tf.Tensor:
     return keras.layers.Dense(
         num_classes,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),
-        # Losses and probabilities of 16-bit logits would be too coarse.
+        # 16-bit logits would make losses and probabilities too coarse.
         dtype="float32",
         name="logits",
     )(x)

@@ -1,7 +1,7 @@
 """ResNet-9, the network of "How to Train Your ResNet" (Page 2019).
 
-Eight 3x3 convolutions and a dense layer, with which DAWNBench's record for 94% on CIFAR-10 was
-set. Each of Page's changes to the network ("Bag of tricks") is an option.
+Eight 3x3 convolutions and a dense layer, the network of DAWNBench's record for 94% on CIFAR-10.
+Each of Page's changes to the network ("Bag of tricks") is an option.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm
-from imagenet_fast.models.cifar import check_image_and_width, conv_block, max_pool_logits
+from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.cifar import check_width, conv_block, max_pool_logits
 
 POOL_ORDERS = ("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu")
 ACTIVATIONS = ("relu", "celu")
@@ -37,51 +37,46 @@ def resnet9(
     batch_norm_scale: bool = True,
     logits_scale: float = 0.0,
     whitening: bool = False,
-    batch_norm_momentum: float = 0.9,
-    batch_norm_epsilon: float = 1e-5,
-    batch_norm_group_size: int = 1,
-    ghost_batch_size: int = 0,
     name: str | None = None,
+    **norm_options: Any,
 ) -> keras.Model:
     """Makes Page's ResNet-9; its defaults are his baseline.
 
-    A convolution ``prep``; ``layer1`` to ``layer3``, each a convolution and a 2x2 max pool, the
-    first and the third followed by x + two more convolutions of x; the maximum over what is left
-    of the image (4x4 of 32x32); a dense layer. Every convolution is 3x3, without bias, and has a
-    batch norm and an activation.
+    Layers: a convolution ``prep``; ``layer1`` to ``layer3``, each a convolution and a 2x2 max pool,
+    the first and third with a residual branch of two more convolutions; a global max pool (4x4 for
+    32x32 images); a dense layer. Convolutions are 3x3, without bias, with batch norm and
+    activation.
 
     Args:
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image, at least 8 x 8; height and width may
             be None.
-        width: channels of ``prep``; the layers have 2, 4 and 8 times as many. 0: the published 64.
-        pool_order: where the layers' pool is: ``"conv_bn_relu_pool"``, ``"conv_bn_pool_relu"``,
-            the same function for less work, or ``"conv_pool_bn_relu"``, which is less work again.
-        activation: ``"relu"`` or ``"celu"``, a smooth one.
-        celu_alpha: minus the least value of CELU.
-        batch_norm_scale: have a gamma in each batch norm; otherwise it is 1. A gamma of 1/4, as
-            Page freezes it, is the same as 1 with 4 times the ``celu_alpha`` and a quarter of the
-            ``logits_scale``; he has 0.3 and 1/16.
-        logits_scale: what the dense layer's outputs are multiplied by. 0: the published 1/8.
-        whitening: begin with ``whitening``, a fixed 3x3 convolution that whitens patches of the
-            image; ``prep`` is then 1x1. Its filters must be set from the data, by the ``adapt`` of
-            :class:`imagenet_fast.layers.PatchWhitening`.
-        batch_norm_momentum: fraction of the old value in each update of the moving averages.
-        batch_norm_epsilon: added to the variance.
-        batch_norm_group_size: neighbouring replicas that take the statistics together.
-        ghost_batch_size: images of a replica that take the statistics together; 0: all.
-        name: the model's name; None makes it ``resnet9``.
+        width: channels of ``prep``; the layers have 2, 4 and 8 times as many; 0: the published 64.
+        pool_order: position of the layers' pool: ``"conv_bn_relu_pool"``; ``"conv_bn_pool_relu"``,
+            the same function at lower cost; or ``"conv_pool_bn_relu"``, cheaper still.
+        activation: ``"relu"`` or ``"celu"``, which is smooth.
+        celu_alpha: minus the minimum of CELU.
+        batch_norm_scale: whether to train gamma; otherwise it is 1. Page freezes it at 1/4, which
+            is equivalent to 1 with 4 times the ``celu_alpha`` and a quarter of the
+            ``logits_scale``; his are 0.3 and 1/16.
+        logits_scale: factor of the dense layer's outputs; 0: the published 1/8.
+        whitening: whether to start with ``whitening``, a fixed 3x3 convolution that whitens patches
+            of the image; ``prep`` is then 1x1. Its filters must be set from data, by the ``adapt``
+            of :class:`imagenet_fast.layers.PatchWhitening`.
+        name: the model's name; None: ``resnet9``.
+        **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
     Returns:
-        An un-compiled functional model from float images [batch, height, width, channels],
+        An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
         UserError: if the image is too small, there is no such order or activation, a number is
-            out of range, or statistics are asked for over several replicas and parts of one.
+            out of range, or batch norm is to have statistics both of several replicas and of parts
+            of one.
     """
-    check_sizes(num_classes, input_shape)
-    check_image_and_width("resnet9", input_shape, 8, width)
+    check_sizes("resnet9", num_classes, input_shape, 8)
+    check_width("resnet9", width)
     for option, value, choices in (
         ("pool_order", pool_order, POOL_ORDERS),
         ("activation", activation, ACTIVATIONS),
@@ -93,13 +88,7 @@ def resnet9(
             )
     block = functools.partial(
         conv_block,
-        norm=batch_norm(
-            batch_norm_momentum,
-            batch_norm_epsilon,
-            batch_norm_group_size,
-            ghost_batch_size=ghost_batch_size,
-            scale=batch_norm_scale,
-        ),
+        norm=batch_norm(**norm_arguments(**norm_options), scale=batch_norm_scale),
         activation=_activation(activation, celu_alpha),
     )
     plain = f"conv_bn_{activation}"
@@ -129,8 +118,8 @@ class CELU(keras.layers.Layer):
     Barron 2017, "Continuously Differentiable Exponential Linear Units" (arXiv 1704.07483).
 
     Args:
-        alpha: minus the least value, positive.
-        **kwargs: passed to ``keras.layers.Layer``.
+        alpha: minus the minimum, positive.
+        **kwargs: Keras' options (``name``, ``dtype``).
 
     Raises:
         UserError: if alpha is not positive.
@@ -156,8 +145,8 @@ def _celu(x: tf.Tensor, alpha: float) -> tf.Tensor:
     def celu(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         elu = tf.nn.elu(x / alpha)
 
-        # The derivatives of CELU at x and of ELU at x / alpha are the same: scaling the gradient
-        # by alpha and back would take two more passes over memory.
+        # CELU at x and ELU at x / alpha have the same derivative: scaling the gradient by alpha
+        # and back would take two more passes over memory.
         def gradient(upstream: tf.Tensor) -> tf.Tensor:
             return tf.raw_ops.EluGrad(gradients=upstream, outputs=elu)
 

@@ -1,4 +1,4 @@
-"""Networks that are made to be looked at, not to be computed with."""
+"""Shape-only models, without memory for their weights (like PyTorch's meta device)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ import numpy as np
 import tensorflow as tf
 from tf_keras.src import backend
 
-# Elements of variables that keep a value: some layers compute with theirs while they are built, as
-# Keras' Normalization does.
+# Variables of up to this number of elements have a value, because some layers compute with theirs
+# while they are built, such as Keras' Normalization.
 _SMALL = 4096
 
 
 @contextlib.contextmanager
 def shape_only() -> Iterator[list[tf.Variable]]:
-    """Makes variables that take no memory, and leaves no trace in random numbers and names.
+    """Makes variables in the context take no memory, and restores random generators and names.
 
-    Of the variables made inside, name, shape and dtype are all that can be used; small ones are 0,
-    whatever their initializers. What the random generators of Python, NumPy and Keras draw
-    afterwards does not depend on what was made, nor do the numbers in the names that Keras gives to
-    layers. To be used outside of a strategy's scope.
+    Only name, shape and dtype of these variables can be used; small ones are 0, whatever their
+    initializers. The context has no effect on later random numbers of Python, NumPy and Keras, nor
+    on the numbers in names of Keras layers. Use it outside of a strategy's scope.
 
     Yields:
-        The variables, in the order in which they are made.
+        The variables, in order of creation.
     """
     made: list[tf.Variable] = []
 
@@ -40,14 +39,14 @@ def shape_only() -> Iterator[list[tf.Variable]]:
 
 
 def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-    """Makes a variable of no value or, if it is small, of zeros."""
+    """Makes a variable without a value or, if it is small, of zeros."""
     shape, dtype = options.get("shape"), options.get("dtype")
     if shape is not None:  # an initializer may be slow
         options["initial_value"] = lambda: tf.zeros(shape, dtype)
     variable = make(**options)
     if (variable.shape.num_elements() or 0) <= _SMALL:
         return variable
-    # Unlike ``assign``, it does not mind another shape.
+    # Unlike ``assign``, it accepts another shape.
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], variable.dtype))
     return variable
 
@@ -68,7 +67,7 @@ def _repeated_random_numbers() -> Iterator[None]:
     before, numpy_before = random.getstate(), np.random.get_state()
     # Of ``keras.utils.set_random_seed``; Keras has no public name for it.
     generator = getattr(backend._SEED_GENERATOR, "generator", None)
-    own_before = generator.getstate() if generator else None
+    keras_before = generator.getstate() if generator else None
     try:
         yield
     finally:
@@ -76,4 +75,4 @@ def _repeated_random_numbers() -> Iterator[None]:
         np.random.set_state(numpy_before)
         backend._SEED_GENERATOR.generator = generator
         if generator:
-            generator.setstate(own_before)
+            generator.setstate(keras_before)

@@ -14,7 +14,7 @@ def make(seed=1, rate=0.3):
     return keras.Sequential([keras.Input((100,)), Dropout(rate)])
 
 
-def test_drops_the_share_and_keeps_the_mean():
+def test_drops_the_fraction_and_keeps_the_mean():
     outputs = make()(ONES, training=True).numpy()
     assert abs((outputs == 0).mean() - 0.3) < 0.03
     np.testing.assert_allclose(outputs[outputs != 0], 1 / 0.7, rtol=1e-6)
@@ -24,7 +24,7 @@ def test_does_nothing_outside_training():
     np.testing.assert_array_equal(make()(ONES, training=False), ONES)
 
 
-def test_each_call_and_each_seed_drop_others():
+def test_noise_differs_between_calls_and_seeds():
     model = make(1)
     first, second = model(ONES, training=True), model(ONES, training=True)
     assert not np.array_equal(first, second)
@@ -53,12 +53,12 @@ def test_half_precision_stays_half_precision():
     assert Dropout(0.5, dtype="mixed_float16")(ONES, training=True).dtype == tf.float16
 
 
-def test_survives_serialization():
+def test_serialization():
     layer = Dropout.from_config(Dropout(0.25, name="d").get_config())
     assert (layer.rate, layer.name) == (0.25, "d")
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0])
-def test_a_rate_out_of_range(rate):
+def test_rate_out_of_range(rate):
     with pytest.raises(UserError, match=f"rate is {rate}, but must be at least 0 and below 1"):
         Dropout(rate)

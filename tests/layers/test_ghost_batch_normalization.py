@@ -138,7 +138,7 @@ def test_matches_numpy(shape, policy, jit):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["ops", "xla"])
-def test_a_mean_of_many_deviations(jit):
+def test_large_means(jit):
     shape = (12, 3, 2, CHANNELS)
     images, upstream = problem(shape)
     images += 1000
@@ -173,7 +173,7 @@ def test_matches_a_loop_of_keras_layers(jit):
 
 
 @pytest.mark.parametrize("jit", [False, True], ids=["ops", "xla"])
-def test_each_has_the_faster_way(jit):
+def test_kernel_without_xla_and_arithmetic_with_it(jit):
     layer = norm(4)
     layer.build([12, 3, 2, CHANNELS])
     kernels = []
@@ -212,7 +212,7 @@ def test_groups_are_strided():
     assert np.flatnonzero(differences).tolist() == [1, 4, 7, 10]
 
 
-def test_one_average_is_the_mean_of_each_groups_averages():
+def test_moving_averages_are_the_mean_of_the_groups():
     """Page keeps averages for each group, and takes their mean when evaluation begins."""
     layer = norm(4)
     means, variances = np.zeros([3, CHANNELS]), np.ones([3, CHANNELS])
@@ -230,7 +230,7 @@ def test_one_average_is_the_mean_of_each_groups_averages():
 
 
 @pytest.mark.parametrize("images", [4, 3])
-def test_one_group_is_keras_own_layer(images):
+def test_one_group_equals_keras_layer(images):
     inputs, upstream = problem((images, 3, 3, CHANNELS))
     found = []
     for layer in (norm(4), keras.layers.BatchNormalization(**OPTIONS)):
@@ -252,10 +252,10 @@ def test_batches_of_any_number_of_groups(jit):
         check(step(images, upstream), reference(images, upstream, 4))
 
 
-def test_images_that_fill_no_groups():
+def test_groups_that_do_not_divide_the_batch():
     images, upstream = problem((10, 2, 2, CHANNELS))
     layer = norm(4, name="ghost")
-    words = "ghost normalizes groups of 4 images, which do not fill the batch: .* are"
+    words = "ghost: groups of 4 images do not divide the batch; .* images in the batch .*:"
     with pytest.raises(UserError, match=f"{words} 10"):
         layer(images, training=True)
     assert layer(images, training=False).shape == images.shape
@@ -352,13 +352,13 @@ def test_under_fit_and_xla():
 
 
 def test_a_fixed_batch_size_for_evaluation():
-    """Keras makes a model in no known mode: groups that do not fill the batch do no harm."""
+    """Keras builds a model in no known mode: groups need not divide the batch."""
     inputs = keras.Input((2, 2, CHANNELS), batch_size=10)
     made = keras.Model(inputs, norm(4)(inputs))
     assert made(problem(inputs.shape)[0], training=False).shape == inputs.shape
 
 
-def test_survives_saving(tmp_path):
+def test_saving(tmp_path):
     made, _ = fitted(norm(4, name="ghost"))
     made.save(tmp_path / "model.keras")
     again = keras.models.load_model(tmp_path / "model.keras")
@@ -398,19 +398,19 @@ def test_size_must_be_positive(size):
     ],
     ids=lambda options: next(iter(options)),
 )
-def test_other_ways_to_take_statistics(options):
-    with pytest.raises(UserError, match=f"takes no {next(iter(options))}: see ghost_batch_size"):
+def test_conflicting_options(options):
+    with pytest.raises(UserError, match=f"has no {next(iter(options))}: see ghost_batch_size"):
         norm(4, **options)
 
 
 @pytest.mark.parametrize("axis", [1, -2, [1, 3]])
 def test_channels_must_come_last(axis):
-    with pytest.raises(UserError, match="takes channels that come last: axis=-1"):
+    with pytest.raises(UserError, match="channels must come last: axis=-1"):
         GhostBatchNormalization(axis, ghost_batch_size=4).build([None, 3, 3, CHANNELS])
 
 
 def test_masks():
-    with pytest.raises(UserError, match="takes no mask"):
+    with pytest.raises(UserError, match="does not support masks"):
         norm(4)(np.ones([4, 2, CHANNELS]), mask=tf.ones([4, 2], tf.bool))
 
 

@@ -109,7 +109,7 @@ def test_one_batch_norm_over_the_images_of_the_group(results, name, group_size, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("other", [1, 4])
-def test_a_wrong_group_is_far_off(results, other):
+def test_statistics_of_another_group_differ(results, other):
     own = own_results(results("four_devices"), 2, "float32")
     expected = reference(4, other, "float32")
     for key in own.keys() - {"step0_d_beta", "step1_d_beta"}:
@@ -127,7 +127,7 @@ def test_all_members_keep_the_same_statistics(results, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
-def test_a_mean_of_many_deviations(results, name):
+def test_large_means(results, name):
     """Of the inputs' own squares, float32 would leave none of the variance."""
     found = results(name)["far_moving_variance"]
     images = (1000 + job.problem(len(found), job.BATCHES[0])[0]).numpy().astype("float64")
@@ -172,7 +172,7 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
     ("kind", "logical_cpus", "workers"),
     [("mirrored", 2, 0), pytest.param("multi_worker", 0, 2, marks=pytest.mark.long)],
 )
-def test_a_model_of_ones_own_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
+def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
     out, directory = tmp_path / "weights.npz", tmp_path / "model"
     script = FOLDER / "grouped_batch_norm_fit_job.py"
     run_python([script, kind, logical_cpus, out, directory], workers=workers)
@@ -199,7 +199,7 @@ def test_a_model_of_ones_own_under_fit(tmp_path, run_python, kind, logical_cpus,
 
 
 @pytest.mark.parametrize("group_size", [None, 1, 4])
-def test_it_is_keras_own_layer_on_one_device(group_size):
+def test_equals_keras_layer_on_one_device(group_size):
     images, _ = job.problem(1, 6)
     layers = [
         GroupedBatchNormalization(group_size=group_size, momentum=0.8, name="norm"),
@@ -234,8 +234,8 @@ def test_group_size_must_be_positive(group_size):
     [{"synchronized": True}, {"fused": True}, {"renorm": True}, {"virtual_batch_size": 4}],
     ids=lambda options: next(iter(options)),
 )
-def test_other_ways_to_take_statistics(options):
-    with pytest.raises(UserError, match=f"takes no {next(iter(options))}: see group_size"):
+def test_conflicting_options(options):
+    with pytest.raises(UserError, match=f"has no {next(iter(options))}: see group_size"):
         GroupedBatchNormalization(**options)
 
 

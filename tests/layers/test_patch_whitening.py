@@ -64,7 +64,7 @@ def test_elements_are_in_the_order_of_tensorflows_patches():
     np.testing.assert_allclose(patch_covariance(smooth(), 3), expected, rtol=1e-10)
 
 
-def test_few_images_at_a_time(monkeypatch):
+def test_covariance_in_chunks(monkeypatch):
     expected = patch_covariance(smooth(), 3)
     for chunk in (1, 8 * 10 * 27 * 7):  # an image, and seven, into which 40 cannot be split
         monkeypatch.setattr(module, "_CHUNK", chunk)
@@ -87,7 +87,7 @@ def test_images_without_patches(shape):
 def test_images_that_are_not_normalized():
     with pytest.raises(UserError, match="images of dtype uint8 to whiten; normalize them first"):
         patch_covariance(np.zeros([4, 8, 8, 3], "uint8"), 3)
-    with pytest.raises(UserError, match="hold NaN or infinite numbers"):
+    with pytest.raises(UserError, match="contain NaN or infinite numbers"):
         patch_covariance(np.full([4, 8, 8, 3], np.nan, "float32"), 3)
 
 
@@ -176,7 +176,7 @@ def test_the_bias_is_trained_and_the_filters_are_not():
     assert np.abs(layer.bias).min() > 0
 
 
-def test_twice_the_same():
+def test_adapt_is_deterministic():
     kernels = []
     for _ in range(2):
         layer = PatchWhitening()
@@ -226,7 +226,7 @@ def test_compiles_under_xla(policy):
     np.testing.assert_allclose(tf.cast(compiled, tf.float32), expected, rtol=2**-7, atol=1e-4)
 
 
-def test_survives_saving(tmp_path):
+def test_saving(tmp_path):
     inputs = keras.Input((10, 12, 3))
     layer = PatchWhitening(**AIRBENCH, name="whitening")
     model = keras.Model(inputs, layer(inputs))
@@ -273,6 +273,6 @@ def test_images_of_other_channels():
         ({"epsilon": float("nan")}, "epsilon is nan, but must be positive"),
     ],
 )
-def test_options_that_cannot_be_used(options, words):
+def test_invalid_options(options, words):
     with pytest.raises(UserError, match=words):
         PatchWhitening(**options)

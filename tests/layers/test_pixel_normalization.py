@@ -35,7 +35,7 @@ def test_every_pixel_is_rounded_once(policy, dtype, half_unit, input_dtype):
     np.testing.assert_allclose(tf.cast(got, tf.float64), EXACT, rtol=half_unit, atol=1e-6)
 
 
-def test_colours_keep_their_places():
+def test_channel_order():
     got = PixelNormalization([0, 100, 200], [1, 10, 100])(np.full((1, 1, 1, 3), 50, "uint8"))
     np.testing.assert_allclose(got, [[[[50, -5, -1.5]]]], rtol=1e-6)
 
@@ -45,7 +45,7 @@ def test_grey_images():
     np.testing.assert_array_equal(got, np.full((2, 3, 4, 1), 2.0, "float32"))
 
 
-def test_nothing_to_learn():
+def test_no_weights():
     normalize = layer()
     normalize(PIXELS)
     assert normalize.weights == []
@@ -69,7 +69,7 @@ def test_inside_a_functional_model():
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
-def test_survives_serialization(policy):
+def test_serialization(policy):
     first = layer(policy, name="normalize")
     for again in (
         PixelNormalization.from_config(first.get_config()),
@@ -82,7 +82,7 @@ def test_survives_serialization(policy):
         )
 
 
-def test_survives_saving(tmp_path):
+def test_saving(tmp_path):
     pixels = keras.Input((16, 8, 3), dtype="uint8")
     model = keras.Model(pixels, layer()(pixels))
     model.save(tmp_path / "model.keras")
@@ -91,7 +91,7 @@ def test_survives_saving(tmp_path):
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0, 0, 0), (1, 0, 1)), ((0, 0, 0), (1,))])
-def test_impossible_values(mean, std):
+def test_invalid_options(mean, std):
     with pytest.raises(UserError, match="must have an entry for each channel"):
         PixelNormalization(mean, std)
 

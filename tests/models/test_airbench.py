@@ -61,7 +61,7 @@ def test_batch_norm_is_the_published_one(size, momentum):
     }
 
 
-def test_batch_norm_can_be_another():
+def test_batch_norm_options():
     model = airbench(94, width=2, batch_norm_momentum=0.0, batch_norm_epsilon=0.5)
     assert {(norm.momentum, norm.epsilon) for norm in norms_of(model)} == {(0.0, 0.5)}
 
@@ -83,7 +83,7 @@ def test_width_is_in_proportion(size, filters):
     assert tuple(model.get_layer(f"group{i}_block2_conv").filters for i in (1, 2, 3)) == filters
 
 
-# --- Weights at the beginning
+# --- Initial weights
 
 
 @pytest.mark.parametrize("name", ["group1_block1_conv", "group2_block2_conv"])
@@ -114,7 +114,7 @@ def test_without_identity_init():
     assert abs(kernel.numpy().std() / (9 * 32) ** -0.5 - math.sqrt(1 / 3)) < 0.01
 
 
-def test_logits_begin_as_pytorchs():
+def test_initial_logits_are_pytorchs():
     kernel = published(94).get_layer("logits").kernel.numpy()
     assert kernel.shape == (256, 10)
     assert 0.99 / 16 < np.abs(kernel).max() <= 1 / 16
@@ -162,11 +162,11 @@ def test_equals_numpy_under_xla():
     assert_same_step(airbench(94, width=4), reference, jit_compile=True)
 
 
-def test_size_of_the_image_may_be_open():
+def test_unknown_image_size():
     assert_same_step(airbench(94, 3, (None, None, 1), width=2), reference, shape=(8, 18, 13, 1))
 
 
-# --- Together with the rest
+# --- Integration
 
 
 def test_features_feed_the_logits():
@@ -185,7 +185,7 @@ def test_layers_are_frozen_by_their_names():
     assert trained == {"group3", "logits"}
 
 
-# --- What cannot be
+# --- Errors
 
 
 @pytest.mark.parametrize(
@@ -196,11 +196,11 @@ def test_layers_are_frozen_by_their_names():
         (95, {"width": -2}, "airbench95: width=-2 is negative"),
     ],
 )
-def test_what_there_is_not(size, options, message):
+def test_invalid_arguments(size, options, message):
     with pytest.raises(UserError, match=message):
         airbench(size, **options)
 
 
-def test_least_image():
+def test_smallest_image():
     last = airbench(94, 3, (9, 9, 3), width=2).get_layer("group3_block2_gelu")
     assert last.output_shape[1:3] == (1, 1)

@@ -51,7 +51,7 @@ def test_sizes_are_those_of_the_publication(pixels):
     assert any(layer.name == "conv1_pad" for layer in model.layers) == (pixels == 224)
 
 
-def test_fifth_norm_is_after_the_pool():
+def test_fifth_batch_norm_follows_the_pool():
     names = ["conv1", "bn1", "relu1", "pool1", "conv2", "bn2", "relu2", "pool2"]
     names += ["conv3", "bn3", "relu3", "conv4", "bn4", "relu4"]
     names += ["conv5", "relu5", "pool5", "bn5", "flatten"]
@@ -59,7 +59,7 @@ def test_fifth_norm_is_after_the_pool():
     assert [layer.name for layer in published(227).layers] == ["images", *names]
 
 
-def test_without_the_fifth_norm():
+def test_without_the_fifth_batch_norm():
     model = alexnet_bn(10, (64, 64, 3), batch_norm_after_pool5=False)
     assert len(model.trainable_variables) == 24
     assert order(model, ("bn4", "bn5", "pool5", "flatten")) == ["bn4", "pool5", "flatten"]
@@ -103,6 +103,6 @@ def test_image_is_too_small_or_unknown(shape):
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0])
-def test_dropout_is_no_share(dropout):
+def test_dropout_out_of_range(dropout):
     with pytest.raises(UserError, match="dropout"):
         alexnet_bn(10, (64, 64, 3), dropout=dropout)

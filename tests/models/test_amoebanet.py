@@ -149,7 +149,7 @@ def test_count_of_b_is_near_the_published():
     assert abs(count / 557e6 - 1) < 0.006
 
 
-# --- What they compute
+# --- Outputs
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_gradients():
         assert np.any(gradient), variable.name
 
 
-def test_average_is_of_the_pixels_inside():
+def test_average_pool_excludes_padding():
     average = cell("d", False).operations[8]
     np.testing.assert_allclose(average(np.full((1, 4, 5, 2), 3.0, "float32")), 3)
     x = np.zeros((1, 4, 4, 1), "float32")
@@ -216,7 +216,7 @@ def test_average_is_of_the_pixels_inside():
     )
 
 
-def test_maximum_is_one():
+def test_max_pool_is_a_maximum():
     maximum = cell("d", False).operations[1]
     x = np.full((1, 4, 4, 1), -5.0, "float32")
     x[0, 0, 0] = -1
@@ -226,7 +226,7 @@ def test_maximum_is_one():
 
 
 @pytest.mark.parametrize("shape", [(2, 6, 8, 5), (2, 7, 5, 5)])
-def test_halving_takes_every_other_pixel_from_two_places(shape):
+def test_halving_takes_even_and_odd_pixels(shape):
     halve = cell("d", False, before="halve").projections[1]
     x = images(*shape)
     halve(x)
@@ -247,7 +247,7 @@ def test_halving_takes_every_other_pixel_from_two_places(shape):
     np.testing.assert_allclose(halve(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_weights_begin_as_googles():
+def test_initial_weights_are_googles():
     own = cell("d", True, 256)
     own(images(1, 4, 4, 64))
     by_name = {layer.name: layer for layer in layers_of(own, keras.layers.Conv2D)}
@@ -281,7 +281,7 @@ def test_features_feed_the_logits():
     )
 
 
-# --- Where they run, and what is kept
+# --- XLA, precision and saving
 
 
 @pytest.mark.long
@@ -303,7 +303,7 @@ def test_xla():
 @pytest.mark.parametrize(
     "policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
 )
-def test_precision_is_that_of_where_it_was_made(policy):
+def test_layers_have_the_policy_in_which_they_were_made(policy):
     own = keras.mixed_precision.Policy(policy)
     keras.mixed_precision.set_global_policy(own)
     try:
@@ -330,7 +330,7 @@ def test_precision_is_that_of_where_it_was_made(policy):
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_cells_survive_a_file(file, tmp_path):
+def test_saving_cells(file, tmp_path):
     model = two_cells()
     model.save(tmp_path / file)
     again = keras.models.load_model(tmp_path / file, compile=False)
@@ -340,7 +340,7 @@ def test_cells_survive_a_file(file, tmp_path):
 
 
 @pytest.mark.long
-def test_network_survives_a_file(tmp_path):
+def test_saving(tmp_path):
     model = small("b")
     randomise(model.weights)
     model.save(tmp_path / "model.keras")
@@ -359,7 +359,7 @@ def test_each_convolution_has_a_batch_norm_with_the_options():
     assert not any(conv.use_bias for conv in convs)
 
 
-# --- What cannot be
+# --- Errors
 
 
 @pytest.mark.parametrize(
@@ -370,17 +370,17 @@ def test_each_convolution_has_a_batch_norm_with_the_options():
         (("d",), {"normal_cells": 0}, "normal_cells=0, but must be a multiple of 3"),
         (("d",), {"cell_filters": 20}, "cell_filters=20, but must be a multiple of 8"),
         (("d",), {"cell_filters": -8}, "cell_filters=-8, but must be a multiple of 8"),
-        (("b", 10, (16, 32, 3)), {}, "16 x 32 pixels cannot be halved five times.*17 x 17"),
+        (("b", 10, (16, 32, 3)), {}, "16 x 32 pixels are too small.*17 x 17"),
         (("b", 10, (None, 16, 3)), {}, "at least 17 x 17"),
         (("d",), {"ghost_batch_size": 32, "batch_norm_group_size": 2}, "leave out one of the two"),
     ],
 )
-def test_what_there_is_not(arguments, options, message):
+def test_invalid_arguments(arguments, options, message):
     with pytest.raises(UserError, match=message):
         amoebanet(*arguments, **options)
 
 
-def test_least_image():
+def test_smallest_image():
     model = amoebanet("d", 3, (17, 17, 3), normal_cells=3, cell_filters=8)
     first, second = model.get_layer("stage3_cell1").output
     assert first.shape[1:3] == second.shape[1:3] == (1, 1)

@@ -60,7 +60,7 @@ IN_RESNET9 = [
         ("amoebanet_d", 64, {"normal_cells": 3, "cell_filters": 32}, AMOEBANET),
     ],
 )
-def test_of_networks(name, size, options, expected):
+def test_blocks_of_networks(name, size, options, expected):
     with shape_only():
         model = models.build(name, 10, (size, size, 3), **options)
         blocks = cut(model)
@@ -128,7 +128,7 @@ def test_blocks_of_networks_are_the_network(name, options):
     check(models.build(name, 4, (32, 32, 3), **options), 2, 32, 32, 3)
 
 
-def test_a_block_takes_a_list_where_a_layer_returns_several():
+def test_a_layer_with_several_outputs_gives_the_next_block_a_list():
     """As the cells of AmoebaNet."""
     model = models.build("amoebanet_d", 4, (32, 32, 3), normal_cells=3, cell_filters=8)
     blocks = {block.name: block for block in cut(model)}
@@ -147,7 +147,7 @@ def test_branches_stay_in_one_block():
     assert names(check(model, 3, 4)) == ["before", "joined", "after"]
 
 
-def test_what_skips_the_whole_network_leaves_one_block():
+def test_a_skip_over_the_whole_network_leaves_one_block():
     inputs = keras.Input([4])
     deep = layers.Dense(4, name="one")(inputs)
     deep = layers.Dense(4, name="two")(deep)
@@ -173,7 +173,7 @@ def test_a_layer_that_is_called_twice_is_in_one_block():
     assert names(check(model, 3, 4)) == ["before", "twice", "after"]
 
 
-def test_so_is_one_that_is_called_in_another_too():
+def test_a_layer_also_called_in_another_layer_is_in_one_block():
     shared = layers.Dense(4, "tanh", name="shared")
     nested = keras.Sequential([keras.Input([4]), shared], name="nested")
     inputs = keras.Input([4])
@@ -182,7 +182,7 @@ def test_so_is_one_that_is_called_in_another_too():
     assert names(check(model, 3, 4)) == ["before", "nested", "after"]
 
 
-def test_layers_of_one_weight_are_in_one_block():
+def test_layers_that_share_a_weight_are_in_one_block():
     class Transposed(layers.Layer):
         def __init__(self, dense):
             super().__init__(name="transposed")
@@ -211,7 +211,7 @@ def test_two_outputs_of_a_layer_and_one_that_is_not_used():
     assert len(blocks[1].outputs) == 2
 
 
-def test_a_layer_of_several_outputs_of_which_an_older_one_is_needed_too_is_no_end():
+def test_no_cut_while_an_earlier_output_is_needed():
     class Two(layers.Layer):
         def call(self, inputs):
             return inputs, 2 * inputs
@@ -312,6 +312,6 @@ def with_a_loss_of_its_own():
         (with_a_loss_of_its_own, "layer 'add_loss.*' leads nowhere.*in a layer's call"),
     ],
 )
-def test_what_cannot_be_cut(make, told):
+def test_models_that_cannot_be_cut(make, told):
     with pytest.raises(UserError, match=told):
         cut(make())

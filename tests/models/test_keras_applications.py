@@ -171,7 +171,7 @@ def test_without_the_classifier(of_three_classes, weights_file, images, headless
 
 
 def test_weights_without_a_classifier(model, headless):
-    with pytest.raises(UserError, match="no classifier; pass include_top=False"):
+    with pytest.raises(UserError, match="no classifier; use include_top=False"):
         load_keras_applications_weights(model, headless)
 
 
@@ -219,12 +219,12 @@ def test_other_variants(make, message, source):
 
 def test_another_network(model):
     source = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=CLASSES)
-    with pytest.raises(UserError, match="another network than resnet50: the weights lack conv1_"):
+    with pytest.raises(UserError, match="weights are not of resnet50: the weights lack conv1_"):
         load_keras_applications_weights(model, source)
 
 
 def test_no_file_and_no_hdf5(tmp_path, model):
-    with pytest.raises(UserError, match=r"none\.h5: there is no such file"):
+    with pytest.raises(UserError, match=r"no weight file .*none\.h5"):
         load_keras_applications_weights(model, tmp_path / "none.h5")
     (tmp_path / "text.h5").write_text("not weights")
     with pytest.raises(UserError, match=r"text\.h5 cannot be read"):

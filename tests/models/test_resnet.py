@@ -279,7 +279,7 @@ def test_option_a_shortcut(shape):
 
 @pytest.mark.parametrize("file", ["model.keras", "model.h5", "saved_model"])
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_option_a_shortcut_survives_a_file(file, tmp_path):
+def test_saving_the_option_a_shortcut(file, tmp_path):
     images = keras.Input((5, 7, 3))
     model = keras.Model(images, SubsampleAndPad(2, 8, name="shortcut")(images))
     model.save(tmp_path / file)
@@ -290,7 +290,7 @@ def test_option_a_shortcut_survives_a_file(file, tmp_path):
     np.testing.assert_array_equal(again(x), model(x))
 
 
-def test_training_moves_the_batch_norm_statistics_by_the_momentum():
+def test_training_updates_the_moving_averages_by_the_momentum():
     model = cifar_resnet(20, batch_norm_momentum=0.75)
     images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype("float32")
     norm = model.get_layer("stem_bn")
@@ -308,6 +308,6 @@ def test_training_moves_the_batch_norm_statistics_by_the_momentum():
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],
 )
-def test_what_there_is_not(make, message):
+def test_invalid_arguments(make, message):
     with pytest.raises(UserError, match=message):
         make()

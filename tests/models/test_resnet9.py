@@ -87,7 +87,7 @@ def test_sizes_of_the_images():
     ]
 
 
-def test_weights_begin_as_pytorchs():
+def test_initial_weights_are_pytorchs():
     model = published()
     for name, fan_in in (("prep_conv", 27), ("layer2_conv", 9 * 128), ("logits", 512)):
         kernel = model.get_layer(name).kernel.numpy()
@@ -162,7 +162,7 @@ def test_all_tricks_equal_numpy(xla):
     )
 
 
-def test_size_of_the_image_may_be_open():
+def test_unknown_image_size():
     model = resnet9(3, (None, None, 1), width=2)
     assert_same_step(model, reference, shape=(8, 19, 13, 1))
 
@@ -183,7 +183,7 @@ def test_pool_after_relu_or_before_it_is_the_same_function():
     assert np.abs(other - logits).max() > 0.01
 
 
-def test_frozen_scale_can_be_one_or_a_quarter():
+def test_frozen_scales_of_one_and_a_quarter_are_equivalent():
     options = {"width": 4, "pool_order": "conv_pool_bn_relu", "activation": "celu"}
     quarter = resnet9(celu_alpha=0.075, logits_scale=0.5, **options)
     one = resnet9(celu_alpha=0.3, logits_scale=0.125, batch_norm_scale=False, **options)
@@ -240,7 +240,7 @@ def test_celu_in_half_precision(dtype):
 
 
 @pytest.mark.parametrize("alpha", [0, -1, math.nan])
-def test_celu_of_no_alpha(alpha):
+def test_celu_alpha_out_of_range(alpha):
     with pytest.raises(UserError, match=f"alpha={alpha}"):
         CELU(alpha)
 
@@ -254,7 +254,7 @@ def test_celu_of_no_alpha(alpha):
     ],
 )
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_network_with_all_tricks_survives_a_file(file, tmp_path):
+def test_saving_with_all_tricks(file, tmp_path):
     model = resnet9(width=2, ghost_batch_size=4, **TRICKS)
     randomise(model)
     model.save(tmp_path / file)
@@ -266,10 +266,10 @@ def test_network_with_all_tricks_survives_a_file(file, tmp_path):
         )
 
 
-# --- Together with the rest
+# --- Integration
 
 
-def test_features_are_what_the_logits_are_made_of():
+def test_features_feed_the_logits():
     model = resnet9(width=4)
     images = np.random.default_rng(0).normal(size=(2, 32, 32, 3)).astype("float32")
     both = keras.Model(model.inputs, [models.features(model), *model.outputs])
@@ -290,7 +290,7 @@ def test_layers_are_frozen_by_their_names():
         freeze(model, "layer4")
 
 
-# --- What cannot be
+# --- Errors
 
 
 @pytest.mark.parametrize(
@@ -309,10 +309,10 @@ def test_layers_are_frozen_by_their_names():
         ({"ghost_batch_size": 32, "batch_norm_group_size": 2}, "of 2 replicas together; leave out"),
     ],
 )
-def test_what_there_is_not(options, message):
+def test_invalid_arguments(options, message):
     with pytest.raises(UserError, match=message):
         resnet9(**options)
 
 
-def test_least_image():
+def test_smallest_image():
     assert resnet9(3, (8, 8, 3), width=2).get_layer("layer3_add").output_shape[1:3] == (1, 1)

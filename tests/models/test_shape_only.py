@@ -47,7 +47,7 @@ def test_afterwards_variables_are_as_usual():
     np.testing.assert_array_equal(dense.kernel, np.ones([100, 100]))
 
 
-def test_names_stay_as_they_were():
+def test_names_are_unaffected():
     def number():
         return int(keras.layers.Dense(2).name.rpartition("dense")[2].strip("_") or 0)
 
@@ -61,7 +61,7 @@ def test_names_stay_as_they_were():
 
 
 @pytest.mark.parametrize("seeded", [True, False])
-def test_random_numbers_stay_as_they_were(seeded):
+def test_random_numbers_are_unaffected(seeded):
     def drawn(between):
         keras.utils.set_random_seed(4)
         if not seeded:

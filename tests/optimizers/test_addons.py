@@ -78,7 +78,7 @@ def test_five_epochs_with_lamb(digits):
 
 
 @pytest.mark.parametrize("name", ["tfa:LAMB", "tfa:Lookahead(tfa:LAMB)"])
-def test_a_run_tells_the_rate_of_each_step(tmp_path, name):
+def test_a_run_logs_the_learning_rate_of_each_step(tmp_path, name):
     config = RUN.replace(
         optimizer=name,
         model_dir=str(tmp_path),
@@ -110,7 +110,7 @@ def test_addons_decay_by_role_on_all_replicas(run_python):
 
 
 @pytest.mark.parametrize("name", ["tfa:AdamW", "tfa:SGDW", "tfa:NovoGrad", "tfa:RectifiedAdam"])
-def test_addons_that_decay_all_alike(name):
+def test_addons_that_cannot_exclude_from_decay(name):
     variable = tf.Variable([2.0], name="a/bias")
     for own in (name, f"tfa:Lookahead({name})"):
         with pytest.raises(UserError, match=rf"optimizer={name} cannot .* weight_decay_on=all, Ke"):

@@ -62,7 +62,7 @@ def test_values_between_recipes(table, batch, rate, warmup, momentum, decay):
 
 
 @pytest.mark.parametrize("table", BATCH_TABLES)
-def test_values_go_on_from_a_recipe_without_a_jump(table):
+def test_interpolation_is_continuous(table):
     for batch, recipe in BATCH_TABLES[table].items():
         for neighbour in (batch - 1, batch + 1):
             if min(BATCH_TABLES[table]) <= neighbour <= max(BATCH_TABLES[table]):

@@ -29,7 +29,7 @@ def test_keras_optimizers(name):
     assert float(optimizer.learning_rate) == 0.25
 
 
-def test_options_that_it_has():
+def test_supported_options():
     optimizer = make("RMSprop", clip_norm=2.0)
     assert optimizer.momentum == 0.8
     assert optimizer.global_clipnorm == 2.0
@@ -51,7 +51,7 @@ def test_epsilon():
     np.testing.assert_allclose(variable, [-0.25 * 2 / np.sqrt(0.1 * 4 + 1)], rtol=1e-6)
 
 
-def test_options_that_it_must_have():
+def test_required_options():
     assert make("rmsprop", required=["momentum", "weight_decay"]).momentum == 0.8
     with pytest.raises(UserError, match="optimizer=adam has no momentum: leave it out"):
         make("adam", required=["momentum"])

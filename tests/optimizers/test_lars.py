@@ -332,7 +332,7 @@ def test_weights_alone_are_scaled_and_decayed():
 
 
 @pytest.mark.parametrize(("batch", "warned"), [(1999, True), (2000, False)])
-def test_small_batches_are_warned_of(batch, warned):
+def test_lars_with_small_batches_warns(batch, warned):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         build_model(RUN.replace(batch_size=batch))
@@ -340,7 +340,7 @@ def test_small_batches_are_warned_of(batch, warned):
 
 
 @pytest.mark.parametrize(("optimizer", "warned"), [("sgd", True), ("lars", False)])
-def test_rates_for_lars_in_another_optimizer_are_warned_of(optimizer, warned):
+def test_batch_table_without_lars_warns(optimizer, warned):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         build_model(RUN.replace(batch_size=4096, batch_table="mlperf", optimizer=optimizer))
@@ -394,7 +394,7 @@ def through_keras(optimizer):
 
 
 @pytest.mark.parametrize("make", [make_all_different, LARS])
-def test_survives_serialization(make):
+def test_serialization(make):
     optimizer = make()
     again = through_keras(optimizer)
     assert type(again) is LARS
@@ -404,7 +404,7 @@ def test_survives_serialization(make):
         np.testing.assert_array_equal(a, b)
 
 
-def test_config_tells_all_options():
+def test_config_has_all_options():
     config = make_all_different().get_config()
     assert (config["eeta"], config["epsilon"], config["rate_in_momentum"]) == (0.01, 1e-5, False)
     assert (config["momentum"], config["nesterov"], config["weight_decay"]) == (0.8, True, 0.05)

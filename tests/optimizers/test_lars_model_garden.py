@@ -133,7 +133,7 @@ def test_with_decay_once_the_difference_is_removed(garden_lars, nesterov, dtype,
     assert difference(ours, train_theirs(removed=False), start) > 1e-2
 
 
-def test_by_how_much_an_update_differs(garden_lars):
+def test_difference_of_an_update(garden_lars):
     start, (grads, *_) = problem("float64")
     moved = []
     for optimizer in pair(garden_lars, WEIGHTS, decay=DECAY):

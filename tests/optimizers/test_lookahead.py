@@ -42,7 +42,7 @@ def test_values(every, total):
         np.testing.assert_array_equal(variable.numpy(), average.numpy())
 
 
-def test_pull_at_the_end():
+def test_last_step_replaces_the_weights():
     """.95 ** 5 = .7737809375; and the last weights are the slow ones, whichever step is last."""
     variable = tf.Variable(0.0)
     lookahead = Lookahead([variable], 0.95, every=5, total_steps=20)
@@ -64,7 +64,7 @@ def test_pull_at_the_end():
     assert variable.numpy() == 0.5
 
 
-def test_whole_numbers_are_left_alone():
+def test_integer_variables_are_unchanged():
     variables = [tf.Variable(1.0), tf.Variable(7)]
     lookahead = Lookahead(variables, 0.95, every=1, total_steps=1)
     variables[1].assign(8)
@@ -73,7 +73,7 @@ def test_whole_numbers_are_left_alone():
     assert variables[1].numpy() == 8
 
 
-def test_goes_on_from_a_checkpoint(tmp_path):
+def test_resumes_from_a_checkpoint(tmp_path):
     def steps(variables, lookahead, moves, first):
         for step, move in enumerate(moves, start=first):
             for variable, change in zip(variables, move):

@@ -48,7 +48,7 @@ def test_two_devices(run_python, tmp_path):
 
 
 @EACH
-def test_survives_serialization(name):
+def test_serialization(name):
     optimizer = job.OPTIMIZERS[name]()
     config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
     again = keras.optimizers.deserialize(config)
@@ -58,7 +58,7 @@ def test_survives_serialization(name):
 
 
 @EACH
-def test_factors_count(name):
+def test_factors_apply(name):
     """Each of them moves the weights elsewhere."""
     config = job.OPTIMIZERS[name]().get_config()
     config["learning_rate"] = job.RATES
@@ -108,7 +108,7 @@ def test_options_out_of_range(kind, options, message):
 
 
 @pytest.mark.parametrize("kind", [SGD, LARS, Muon])
-def test_keras_way_to_leave_out_of_decay_is_refused(kind):
+def test_exclude_from_weight_decay_is_refused(kind):
     """It would be for Keras' own decay, and do nothing here."""
     with pytest.raises(UserError, match="excludes variables from weight decay by weight_"):
         kind(weight_decay=0.1).exclude_from_weight_decay(var_names=["bias"])

@@ -162,7 +162,7 @@ def test_singular_values_are_about_1(steps, dtype):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_length_of_the_gradient_plays_no_part(scale):
+def test_the_gradients_norm_has_no_effect(scale):
     weights, gradients = problem()
     optimizers = [Muon(newton_schulz_dtype="float32") for _ in range(2)]
     scaled = [[np.float32(scale) * g for g in grads] for grads in gradients]
@@ -202,7 +202,7 @@ def test_matrices_by_mask():
     np.testing.assert_allclose(found, sgd(weight, [gradient], [0.5]), atol=1e-5)
 
 
-def test_config_tells_all_options():
+def test_config_has_all_options():
     optimizer = Muon(
         0.5,
         momentum=0.8,

@@ -37,7 +37,7 @@ def test_layers_of_keras(layer, roles):
     assert roles_of(layer) == roles
 
 
-def test_names_have_no_part():
+def test_names_have_no_effect():
     assert roles_of(
         keras.layers.Dense(3, name="gamma"),
         keras.layers.Dense(3, name="batch_normalization", use_bias=False),

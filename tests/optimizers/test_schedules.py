@@ -125,7 +125,7 @@ def test_warmup_of_part_of_a_step():
         lambda: GradualWarmup(0.1, 0.0, steps=5),
     ],
 )
-def test_impossible_schedules(make):
+def test_invalid_schedules(make):
     with pytest.raises(ValueError, match=r"steps|schedule is 0\.1, but must be"):
         make()
 
@@ -160,7 +160,7 @@ def test_boundaries_are_exact_in_a_graph(schedule, exact):
 
 
 @pytest.mark.parametrize("schedule", EACH.values(), ids=EACH)
-def test_survives_serialization(schedule):
+def test_serialization(schedule):
     again = keras.optimizers.schedules.deserialize(keras.optimizers.schedules.serialize(schedule))
     assert type(again) is type(schedule)
     assert again.get_config() == schedule.get_config()

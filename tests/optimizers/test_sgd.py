@@ -156,7 +156,7 @@ def test_inside_a_graph():
     assert_close([variable.numpy() for variable in variables], expected, 1e-5)
 
 
-# --- As Page 2019 has it
+# --- Page 2019
 
 
 def page(weights, gradients, schedule, rate_factors, batch=512):
@@ -231,7 +231,7 @@ def test_decay_with_the_rate_in_the_momentum():
         pytest.param(True, True, marks=pytest.mark.long),
     ],
 )
-def test_keras_own_sgd_is_the_uncorrected_form(nesterov, inside):
+def test_keras_sgd_is_the_uncorrected_form(nesterov, inside):
     """As long as the rate stays, both are the same."""
     weights, gradients = problem("float32")
 
@@ -268,7 +268,7 @@ def test_scaling_the_loss_is_scaling_the_rate_only_without_decay():
     assert distance(*both(0.05)) > 1e-2
 
 
-# --- What Keras offers
+# --- Keras' options
 
 
 def test_weight_decay_is_not_keras_decoupled_one():
@@ -411,7 +411,7 @@ def through_json(optimizer):
 
 @pytest.mark.parametrize("through", [through_config, through_keras, through_json])
 @pytest.mark.parametrize("make", [make_all_different, lambda: SGD(0.25)], ids=["all", "plain"])
-def test_survives_serialization(through, make):
+def test_serialization(through, make):
     optimizer = make()
     again = through(optimizer)
     assert type(again) is SGD
@@ -421,7 +421,7 @@ def test_survives_serialization(through, make):
         np.testing.assert_array_equal(a, b)
 
 
-def test_config_tells_all_options():
+def test_config_has_all_options():
     config = make_all_different().get_config()
     assert config["momentum"] == 0.8
     assert config["nesterov"] is True
@@ -435,12 +435,12 @@ def test_config_tells_all_options():
     assert SGD(0.25).get_config()["learning_rate"] == 0.25
 
 
-def test_by_name_is_keras_own():
+def test_keras_name_gives_keras_sgd():
     """Registered under the package's name, so that nobody's "sgd" changes its meaning."""
     assert type(keras.optimizers.get("sgd")) is keras.optimizers.SGD
 
 
-def test_in_a_model_of_the_users_own(tmp_path):
+def test_in_a_custom_model(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     model.compile(

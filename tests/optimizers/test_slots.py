@@ -19,9 +19,9 @@ from imagenet_fast.optimizers.slots import values_kept
         (keras.optimizers.legacy.Adam, 2),
     ],
 )
-def test_values_of_each_weight(make, expected):
+def test_slot_values_of_each_weight(make, expected):
     assert values_kept(make()) == expected
 
 
-def test_sums_over_rows_and_columns_are_little():
+def test_factored_slots_are_small():
     assert 0 < values_kept(keras.optimizers.Adafactor()) < 1.1

@@ -37,7 +37,7 @@ def test_values():
         np.testing.assert_allclose(found.numpy(), value, rtol=1e-6)
 
 
-def test_each_fifth_step_of_an_epoch():
+def test_every_fifth_step_of_an_epoch():
     """Page 2019: .99 ** 5 = .9509900499, after batches 0, 5, .., 95 of 97: 20 times an epoch."""
     variable = tf.Variable(0.0)
     average = WeightAverage([variable], 0.99, every=5)
@@ -105,7 +105,7 @@ def test_follows_training(trained, digits):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_evaluation_is_of_the_average(trained):
+def test_evaluation_uses_the_average(trained):
     model, config = trained
     validation = make_dataset(config, "validation")
     before = model.get_weights()
@@ -121,7 +121,7 @@ def test_evaluation_is_of_the_average(trained):
     assert abs(other - loss) > 1e-4
 
 
-def test_prediction_is_of_the_average(trained):
+def test_prediction_uses_the_average(trained):
     model, config = trained
     images = next(iter(make_dataset(config, "validation")))[0]
     with model.averaged_weights():
@@ -134,7 +134,7 @@ def test_prediction_is_of_the_average(trained):
 
 
 @pytest.mark.parametrize("source", ["config", pytest.param("model", marks=pytest.mark.long)])
-def test_checkpoint_and_export_hold_it(trained, tmp_path, source):
+def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
     model, config = trained
     again = build_model(config.replace(seed=1))
     restore_weights(again, config.model_dir)
