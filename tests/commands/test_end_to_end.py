@@ -269,7 +269,7 @@ def test_data_inside_of_its_source_would_be_a_class(tmp_path, capfd):
     source = ("--source=folders", f"--source_path={tmp_path}/photos")
     finished = run(capfd, *source, f"--data_dir={tmp_path}/photos/shards")
     assert finished.status == 2
-    assert "photos/shards is inside of source_path" in finished.err
+    assert "photos/shards is inside source_path" in finished.err
     assert not (tmp_path / "photos" / "shards").exists()
 
 
