@@ -139,6 +139,7 @@ OTHER = {
     "pipeline_servers": ("stage-1:5060",),
     "pipeline_balance": (3, 4),
     "pipeline_schedule": "1f1b",
+    "pipeline_stages_per_device": 2,
     "rematerialize": "never",
     "xla": True,
     "model_dir": "/runs/a b",
@@ -166,7 +167,7 @@ LEFT_OUT = {
     *("decay_every", "knots_at", "knots", "optimizer_epsilon"),
     *("width", "pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *("whitening_images", "identity_init", "normal_cells", "cell_filters", "batch_norm_scale"),
-    *("dropout", "batch_norm_after_pool5"),
+    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
 }
 CHANGED = Config(
     **{

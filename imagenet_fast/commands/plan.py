@@ -39,7 +39,8 @@ _PIPELINE_OPTIONS = (
     *("data_dir", "num_classes", "image_size"),
     *("model", "normal_cells", "cell_filters"),
     *("batch_size", "accumulation_steps", "optimizer"),
-    *("pipeline_stages", "pipeline_balance", "pipeline_schedule", "rematerialize", "precision"),
+    *("pipeline_stages", "pipeline_balance", "pipeline_schedule"),
+    *("pipeline_stages_per_device", "rematerialize", "precision"),
 )
 
 

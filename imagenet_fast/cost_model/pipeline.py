@@ -87,11 +87,11 @@ class Simulation(NamedTuple):
     """A simulated batch of a pipeline.
 
     Attributes:
-      stages: their number.
+      devices: their number; stage k is on device k % ``devices``.
       intervals: of all stages.
     """
 
-    stages: int
+    devices: int
     intervals: list[Interval]
 
     @property
@@ -102,23 +102,23 @@ class Simulation(NamedTuple):
     @property
     def busy(self) -> list[float]:
         """The fraction of the time in which each device works."""
-        return [self._work(stage=stage) / self.seconds for stage in range(self.stages)]
+        return [self._work(device=device) / self.seconds for device in range(self.devices)]
 
     @property
     def bubble(self) -> float:
         """The fraction of the devices' time in which they are idle."""
-        return 1 - sum(self.busy) / self.stages
+        return 1 - sum(self.busy) / self.devices
 
     @property
     def recomputed(self) -> float:
         """The fraction of the devices' work that is recomputation."""
         return self._work(kind="recompute") / self._work()
 
-    def _work(self, stage: int | None = None, kind: str | None = None) -> float:
+    def _work(self, device: int | None = None, kind: str | None = None) -> float:
         return sum(
             interval.end - interval.begin
             for interval in self.intervals
-            if stage in (None, interval.stage) and kind in (None, interval.kind)
+            if device in (None, interval.stage % self.devices) and kind in (None, interval.kind)
         )
 
 
@@ -129,6 +129,7 @@ def simulate(
     *,
     transfer: Sequence[float] | None = None,
     rematerialize: str = "except_last",
+    devices: int | None = None,
 ) -> Simulation:
     """Simulates when each stage works on each micro-batch.
 
@@ -146,8 +147,10 @@ def simulate(
         devices do not wait meanwhile. None: no time.
       rematerialize: the micro-batches whose activations are recomputed: ``always`` all,
         ``except_last`` all but the last, ``never`` none.
+      devices: their number; stage k is on device k % ``devices``. None: one for each stage.
     """
     last = len(forward) - 1
+    devices = devices or len(forward)
     transfer = transfer or [0.0] * last
     count = _micro_batches(order)
     row = [(number, is_backward) for stage, number, is_backward in order if stage == last]
@@ -156,7 +159,7 @@ def simulate(
         for (number, is_backward), following in zip(row, row[1:])
         if not is_backward and following == (number, True)
     }
-    free = [0.0] * len(forward)
+    free = [0.0] * devices
     done: dict[tuple[int, int, bool], float] = {}
     intervals: list[Interval] = []
     for stage, number, is_backward in order:
@@ -169,7 +172,7 @@ def simulate(
             parts.insert(0, ("forward" if merged else "recompute", forward[stage]))
         if not parts:
             continue
-        time = free[stage]
+        time = free[stage % devices]
         if is_backward and stage < last:
             time = max(time, done[stage + 1, number, True] + transfer[stage])
         elif stage and parts[0][0] == "forward":
@@ -177,13 +180,17 @@ def simulate(
         for kind, seconds in parts:
             intervals.append(Interval(stage, number, kind, time, time + seconds))
             time += seconds
-        free[stage] = done[stage, number, is_backward] = time
-    return Simulation(len(forward), intervals)
+        free[stage % devices] = done[stage, number, is_backward] = time
+    return Simulation(devices, intervals)
 
 
-def ideal_bubble(stages: int, micro_batches: int) -> float:
-    """Returns the bubble of equal stages without recomputation (Huang et al. 2018)."""
-    return (stages - 1) / (micro_batches + stages - 1)
+def ideal_bubble(devices: int, micro_batches: int, stages_per_device: int = 1) -> float:
+    """Returns the bubble of equal stages without recomputation, a fraction of the devices' time.
+
+    That of Huang et al. 2018; with several stages on each device, interleaved, that of Narayanan et
+    al. 2021, if the number of micro-batches is a multiple of that of devices.
+    """
+    return (devices - 1) / (stages_per_device * micro_batches + devices - 1)
 
 
 class MicroBatchesInMemory(NamedTuple):

@@ -55,7 +55,8 @@ class ClusterOptions(SharedOptions):
     pipeline_stages: int = option(
         1,
         "stages into which pipeline parallelism (GPipe) divides the network, each on its own "
-        "device; accumulation_steps is the number of micro-batches; 1: no pipeline",
+        "device unless pipeline_stages_per_device says otherwise; accumulation_steps is the number "
+        "of micro-batches; 1: no pipeline",
         group="hardware",
         check=POSITIVE,
         free=True,

@@ -24,6 +24,7 @@ def balance_for(
     micro_batches: int,
     schedule: str,
     rematerialize: str,
+    devices: int | None = None,
     slots: float = 0.0,
     limit: float = math.inf,
     device: str = "",
@@ -38,6 +39,7 @@ def balance_for(
       micro_batches: of a batch.
       schedule: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       rematerialize: as of ``GPipe``.
+      devices: their number; None: one for each stage.
       slots: optimizer slots per trainable value.
       limit: bytes of memory of each device.
       device: on which to measure the blocks' seconds; empty: their FLOPs count.
@@ -49,7 +51,8 @@ def balance_for(
     """
     cost = functools.partial(measure, device=device) if device else estimate
     costs = cost(blocks, inputs, math.ceil(batch_size / micro_batches))
-    order = tasks(schedule, stages, micro_batches)
+    order = tasks(schedule, stages, micro_batches, devices)
+    limit *= (devices or stages) / stages
     return best_balance(costs, order, rematerialize, slots=slots, limit=limit)
 
 

@@ -12,6 +12,7 @@ from imagenet_fast.base.errors import UserError
 
 _Reduction = keras.losses.Reduction
 _HOW = "use schedule='gpipe', which computes the loss of the whole batch at once"
+_SPLITS = "this schedule computes the loss of each micro-batch and"
 
 
 class CompiledLoss:
@@ -77,19 +78,19 @@ class CompiledLoss:
         means = [loss.reduction != _Reduction.SUM for loss, _ in used]
         if len(set(means)) > 1:
             raise UserError(
-                "schedule='1f1b' cannot train with losses of which some are means and others sums "
+                f"{_SPLITS} cannot train with losses of which some are means and others sums "
                 f"over the batch: give them the same reduction, or {_HOW}"
             )
         for mean, (loss, output) in zip(means, used):
             if mean and _ignores_a_class(loss):
                 raise UserError(
-                    f"schedule='1f1b' cannot train with the loss {loss.name}, a mean over the "
+                    f"{_SPLITS} cannot train with the loss {loss.name}, a mean over the "
                     f"labels that are not of ignore_class={loss._fn_kwargs['ignore_class']}, whose "
                     f"number differs between micro-batches: {_HOW}"
                 )
             if mean and getattr(output, "_keras_mask", None) is not None:
                 raise UserError(
-                    f"schedule='1f1b' cannot train with the loss {loss.name} of masked outputs, a "
+                    f"{_SPLITS} cannot train with the loss {loss.name} of masked outputs, a "
                     "mean over the unmasked ones, whose number differs between micro-batches: "
                     f"{_HOW}"
                 )

@@ -19,6 +19,7 @@ from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline, without_batch_size
 from imagenet_fast.pipeline_parallel.placement import stage_devices
+from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
 
 # Examples in a micro-batch for counting FLOPs, where the batch size is unknown.
 _EXAMPLES = 32
@@ -36,7 +37,7 @@ class GPipe(keras.Model):
     stages in micro-batches, too; a call of the model computes all examples at once.
 
     With ``gpipe``, ``compile`` takes any loss, as for any Keras model: it is computed once, for the
-    whole batch. With ``1f1b``, whose backward passes begin before the batch is complete, it takes
+    whole batch. The other schedules, whose backward passes begin before the batch is complete, take
     means and sums over the examples. Losses that a block adds with ``add_loss`` are averaged over
     the batch, as Keras' activity regularizers are.
 
@@ -51,9 +52,10 @@ class GPipe(keras.Model):
         built on the device of their stage. Or a functional model of one input and one output,
         which is cut wherever a single layer's outputs pass, and whose weights are copied to the
         stages; or a function that returns such a model, whose weights are then made there.
-      devices: names of the stages' devices, in order; None: the first GPUs or, without any, CPUs.
-      num_stages: number of stages; None: one for each device or, without ``devices``, for each GPU
-        or CPU.
+      devices: names of devices, in order; stage k is on device k % len(devices). None: one GPU or,
+        without any, CPU for each stage; all for ``interleaved_1f1b``.
+      num_stages: number of stages; None: one for each device. For ``interleaved_1f1b`` a multiple
+        of the number of devices.
       balance: number of blocks of each stage; None: the one with the least work of the slowest
         stage, chosen when the shape of the inputs is known. Blocks without a ``get_config`` have
         unknown work: about equally many in each stage.
@@ -68,7 +70,9 @@ class GPipe(keras.Model):
       rematerialize: whose activations the backward pass recomputes, in place of storing them:
         ``always``, ``except_last`` (all micro-batches but the last) or ``never``.
       schedule: ``gpipe``: all forward passes, then all backward passes; ``1f1b``: one forward and
-        one backward pass in turn, which stores fewer activations.
+        one backward pass in turn, which stores fewer activations; ``interleaved_1f1b``: likewise,
+        with several stages on each device, which wait less. Best with a multiple of ``devices`` as
+        ``num_micro_batches``.
       unroll: the graph of a ``gpipe`` step: True: a node for each pass of each micro-batch; False:
         loops, whose graph does not grow with the number of micro-batches; None: loops if there are
         more than 64 forward passes.
@@ -100,10 +104,13 @@ class GPipe(keras.Model):
     ) -> None:
         super().__init__(name=name)
         require_choice("costs", costs, ("flops", "measured"))
-        devices = _devices(devices, num_stages)
+        schedule = canonical_schedule(schedule)
+        devices = _devices(devices, num_stages, schedule)
+        stages = len(devices) if num_stages is None else num_stages
         choose = functools.partial(
             _choose_balance,
-            stages=len(devices),
+            stages=stages,
+            devices=len(devices),
             batch_size=batch_size,
             micro_batches=num_micro_batches,
             schedule=schedule,
@@ -114,12 +121,14 @@ class GPipe(keras.Model):
         )
         inputs = None
         if callable(blocks) and not _is_unbuilt_sequential(blocks):
-            blocks, balance = _cut_functional(blocks, devices, balance, choose)
+            of_stages = [devices[stage % len(devices)] for stage in range(stages)]
+            blocks, balance = _cut_functional(blocks, of_stages, balance, choose)
             inputs = blocks[0].input
         self.blocks = _as_blocks(blocks)
         self._pipeline = Pipeline(
             self.blocks,
             devices,
+            num_stages=stages,
             balance=functools.partial(choose, self.blocks) if balance is None else balance,
             num_micro_batches=num_micro_batches,
             rematerialize=rematerialize,
@@ -189,7 +198,10 @@ class GPipe(keras.Model):
             keras.saving.deserialize_keras_object(block, custom_objects)
             for block in config["blocks"]
         ]
-        return cls(**{**config, "blocks": blocks, "devices": default_devices()[:1]})
+        options = {**config, "blocks": blocks, "devices": default_devices()[:1]}
+        if options["schedule"] == "interleaved_1f1b":  # of several stages on a device
+            options["schedule"] = "1f1b"
+        return cls(**options)
 
     def add_loss(self, losses: Any, **kwargs: Any) -> None:
         """Refuses losses that belong to no block.
@@ -265,7 +277,7 @@ class GPipe(keras.Model):
         inputs, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         examples = tf.shape(tf.nest.flatten(inputs)[0])[0]
         scaled = isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer)
-        splits = self._pipeline.schedule == "1f1b"
+        splits = self._pipeline.schedule != "gpipe"
         compiled = self._compiled_loss_alone
         assert compiled is not None, "compile makes it"
 
@@ -319,14 +331,12 @@ def default_devices() -> list[str]:
     return [device.name for device in devices]
 
 
-def _devices(devices: Sequence[str] | None, stages: int | None) -> list[str]:
-    if devices is None:
-        return default_devices() if stages is None else stage_devices(stages)
-    if stages not in (None, len(devices)):
-        raise UserError(
-            f"num_stages is {stages}, but there are {len(devices)} devices: give each stage one"
-        )
-    return list(devices)
+def _devices(devices: Sequence[str] | None, stages: int | None, schedule: str) -> list[str]:
+    if devices is not None:
+        return list(devices)
+    if stages is None or schedule == "interleaved_1f1b":
+        return default_devices()
+    return stage_devices(stages)
 
 
 def _is_unbuilt_sequential(blocks: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, option
+from imagenet_fast.base.option import ADDRESSES, ALL_POSITIVE, POSITIVE, Beside, option
 from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.pipeline_parallel.schedules import SCHEDULES, canonical_schedule
 
@@ -35,9 +35,19 @@ class PipelineOptions(ClusterOptions):
     pipeline_schedule: str = option(
         "gpipe",
         "order of micro-batches in a pipeline; gpipe: all forward passes, then all backward "
-        "passes; 1f1b: forward and backward passes in turn, which stores fewer activations",
+        "passes; 1f1b: forward and backward passes in turn, which stores fewer activations; "
+        "interleaved_1f1b: likewise, with pipeline_stages_per_device, so that devices wait less",
         group="hardware",
         choices=SCHEDULES,
+        free=True,
+    )
+    pipeline_stages_per_device: int = option(
+        1,
+        "stages on each device, of pipeline_stages in all; of stages on K devices, stage k is on "
+        "device k % K; best with a multiple of K as accumulation_steps",
+        group="hardware",
+        check=POSITIVE,
+        beside=Beside("pipeline_schedule", ("interleaved_1f1b",)),
         free=True,
     )
     rematerialize: str = option(
@@ -58,6 +68,14 @@ class PipelineOptions(ClusterOptions):
 
     def _check_together(self) -> None:
         super()._check_together()
+        each = self.pipeline_stages_per_device
+        interleaved = self.pipeline_schedule == "interleaved_1f1b" and self.pipeline_stages > 1
+        if interleaved and (each == 1 or self.pipeline_stages % each):
+            raise UserError(
+                "pipeline_schedule=interleaved_1f1b has several stages on each device, but "
+                f"pipeline_stages_per_device is {each} and pipeline_stages, of all devices, is "
+                f"{self.pipeline_stages}: give a multiple, as 2 and 8 for 4 devices, or use 1f1b"
+            )
         stages = len(self.pipeline_balance)
         if stages and self.pipeline_stages > 1 and stages != self.pipeline_stages:
             raise UserError(

@@ -21,7 +21,7 @@ class State(NamedTuple):
     """The progress of a stage.
 
     Attributes:
-      done: a tensor that its next pass waits for.
+      done: a tensor that the next pass on its device waits for.
       totals: of the passes so far.
     """
 
@@ -47,6 +47,7 @@ class Passes:
     Args:
       stages: of the pipeline.
       programs: of each stage.
+      devices: number of devices; stage k is on device k % ``devices``.
       batch: in micro-batches.
       loss: of the whole batch, from all outputs and targets; None: the last stage computes it for
         each micro-batch.
@@ -57,6 +58,7 @@ class Passes:
     Attributes:
       stages: as given.
       programs: as given.
+      devices: as given.
       batch: as given.
       last: index of the last stage.
       loss: as given.
@@ -68,6 +70,7 @@ class Passes:
         self,
         stages: Sequence[Stage],
         programs: Sequence[Programs],
+        devices: int,
         batch: MicroBatches,
         loss: Loss | None,
         targets: Any,
@@ -76,6 +79,7 @@ class Passes:
     ) -> None:
         self.stages = stages
         self.programs = programs
+        self.devices = devices
         self.batch = batch
         self.last = len(stages) - 1
         self.loss = loss
@@ -198,7 +202,10 @@ class Passes:
 
     def _finish(self, place: int, results: Tensors, totals: Totals) -> None:
         with tf.control_dependencies(results):
-            self.state[place] = State(tf.constant(0), totals)
+            done = tf.constant(0)
+        self.state[place] = State(done, totals)
+        for other in range(place % self.devices, len(self.stages), self.devices):
+            self.state[other] = self.state[other]._replace(done=done)
 
 
 def _after(waits: Tensors, values: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -55,7 +56,8 @@ class Pipeline:
 
     Args:
       blocks: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
-      devices: names of the stages' devices, in order.
+      devices: names of the devices, in order; stage k is on device k % len(devices).
+      num_stages: number of stages; None: one for each device.
       balance: number of blocks of each stage, or a function that returns it for the specs of a
         batch's inputs, called when these are known; None: about equally many.
       num_micro_batches: number of micro-batches of a batch.
@@ -64,6 +66,7 @@ class Pipeline:
       unroll: as of ``GPipe``.
 
     Attributes:
+      devices: as given.
       stages: in order; empty until the balance is known.
       num_micro_batches: as given.
       rematerialize: as given.
@@ -82,6 +85,7 @@ class Pipeline:
         blocks: Sequence[keras.layers.Layer],
         devices: Sequence[str],
         *,
+        num_stages: int | None = None,
         balance: Sequence[int] | Callable[[Any], Sequence[int] | None] | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
@@ -97,16 +101,19 @@ class Pipeline:
             _check_block(block)
         for device in devices:
             _check_device(device)
-        check_stages(len(blocks), len(devices))
+        self.devices = list(devices)
+        stages = len(devices) if num_stages is None else num_stages
+        _check_interleaving(self.schedule, stages, len(devices))
+        check_stages(len(blocks), stages)
         self.rematerialize = rematerialize
         self.unroll = unroll
         self.input_specs: Any = None
         self.stages: list[Stage] = []
-        self._blocks, self._devices = list(blocks), list(devices)
+        self._blocks, self._count = list(blocks), stages
         self._choose_balance = balance if callable(balance) else None
         if not callable(balance):
             self._cut(balance)
-        elif len(devices) in (1, len(blocks)):  # There is one balance only.
+        elif stages in (1, len(blocks)):  # There is one balance only.
             self._cut(None)
 
     @property
@@ -167,7 +174,7 @@ class Pipeline:
           inputs: tensors in any structure, whose first dimension is the batch.
           targets: the same; what the loss needs besides the outputs.
           loss: from outputs and targets to a scalar. ``gpipe`` calls it once, for the whole batch;
-            ``1f1b`` for each micro-batch, and the loss is the sum.
+            ``1f1b`` and ``interleaved_1f1b`` for each micro-batch, and the loss is the sum.
           scale: loss scale that ``loss`` includes, by which regularization is to be multiplied.
 
         Raises:
@@ -178,6 +185,7 @@ class Pipeline:
         passes = Passes(
             self.stages,
             self._programs(batch, None if whole else loss),
+            len(self.devices),
             batch,
             loss if whole else None,
             targets,
@@ -204,10 +212,10 @@ class Pipeline:
         )
 
     def _cut(self, balance: Sequence[int] | None) -> None:
-        parts = bounds(balance, len(self._blocks), len(self._devices))
+        parts = bounds(balance, len(self._blocks), self._count)
         self.stages = [
             Stage(self._blocks[begin:end], device)
-            for (begin, end), device in zip(parts, self._devices)
+            for (begin, end), device in zip(parts, itertools.cycle(self.devices))
         ]
         self.check_placement()
 
@@ -280,6 +288,22 @@ def _positive(number: Any) -> int:
     if count < 1:
         raise UserError(f"num_micro_batches is {count}, but must be positive")
     return count
+
+
+def _check_interleaving(schedule: str, stages: int, devices: int) -> None:
+    """Checks that the schedule fits the number of stages of each device."""
+    if schedule != "interleaved_1f1b":
+        if stages != devices:
+            raise UserError(
+                f"num_stages is {stages}, but there are {devices} devices: give each stage one, or "
+                "use schedule='interleaved_1f1b', which has several stages on each device"
+            )
+    elif stages % devices or stages == devices:
+        raise UserError(
+            f"schedule={schedule} has several stages on each device, equally many, but num_stages "
+            f"is {stages} and the number of devices {devices}: give num_stages={2 * devices}, or "
+            "use schedule='1f1b'"
+        )
 
 
 def _check_device(name: str) -> None:

@@ -12,17 +12,24 @@
     device 2            F0 B0 F1 B1 F2 B2 F3 B3
     device 1         F0 F1    B0 F2 B1 F3 B2    B3
     device 0      F0 F1 F2       B0 F3 B1    B2    B3      -> time
+
+``interleaved_1f1b`` does so with several stages on each device (Narayanan et al. 2021): stage k is
+on device k % K. Here two devices have two stages each, whose second ones have small letters; a pass
+takes half of the time that it takes above. Devices wait less, but store more activations::
+
+    device 1         F0 F1 f0 b0 f1 b1 F2 B0 F3 B1 f2 b2 f3 b3 B2 B3
+    device 0      F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1    b2    b3 B2 B3      -> time
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from imagenet_fast.base.errors import require_choice
 from imagenet_fast.base.notices import warn_once
 
-SCHEDULES = ("gpipe", "1f1b")
+SCHEDULES = ("gpipe", "1f1b", "interleaved_1f1b")
 # Before forms of the graph were chosen by size, ``gpipe`` had a name for each form.
 _FORMER_NAMES = {"unrolled": "gpipe", "while": "gpipe"}
 
@@ -61,15 +68,23 @@ def canonical_schedule(name: str, option: str = "schedule") -> str:
     return name
 
 
-def tasks(schedule: str, stages: int, micro_batches: int) -> list[Task]:
+def tasks(schedule: str, stages: int, micro_batches: int, devices: int | None = None) -> list[Task]:
     """Returns the tasks of all stages, each after the tasks that it depends on.
 
+    A device runs its tasks in this order.
+
     Args:
-      schedule: ``gpipe`` or ``1f1b``.
+      schedule: ``gpipe``, ``1f1b`` or ``interleaved_1f1b``.
       stages: number of stages.
       micro_batches: number of micro-batches.
+      devices: number of devices, of which stage k is on device k % ``devices``, for
+        ``interleaved_1f1b``; None: one for each stage.
     """
-    return (_one_forward_one_backward if schedule == "1f1b" else _gpipe)(stages, micro_batches)
+    if schedule == "gpipe":
+        return _gpipe(stages, micro_batches)
+    if schedule == "1f1b":
+        return _one_forward_one_backward(stages, micro_batches)
+    return _interleaved(stages, micro_batches, devices or stages)
 
 
 def dependencies(task: Task, stages: int) -> list[Task]:
@@ -96,19 +111,44 @@ def _one_forward_one_backward(stages: int, micro_batches: int) -> list[Task]:
             if ahead + number < micro_batches:
                 row.append(Task(stage, ahead + number, False))
         rows.append(row)
-    return _merged(rows)
+    return _merged(rows, stages)
 
 
-def _merged(rows: Sequence[Sequence[Task]]) -> list[Task]:
-    """Merges the stages' task lists into one in which each task follows its dependencies."""
+def _interleaved(stages: int, micro_batches: int, devices: int) -> list[Task]:
+    # Groups of one micro-batch per device pass through a device's first stage, then through its
+    # second one, and so on. A last, smaller group is scheduled as a full one: as it is, it could
+    # have devices wait for each other forever.
+    groups = range(-(-micro_batches // devices))
+
+    def row(device: int, backward: bool) -> Iterator[Task]:
+        places = range(device, stages, devices)
+        for group in groups:
+            for place in reversed(places) if backward else places:
+                for number in range(group * devices, (group + 1) * devices):
+                    yield Task(place, number, backward)
+
+    rows = []
+    for device in range(devices):
+        forward, backward = list(row(device, False)), list(row(device, True))
+        # In each round, the backward pass of a group begins when its last forward pass ends.
+        ahead = min(2 * (devices - device - 1) + stages - devices, len(forward))
+        pairs = zip(forward[ahead:], backward)
+        tasks = [*forward[:ahead], *(task for pair in pairs for task in pair)]
+        tasks += backward[len(forward) - ahead :]
+        rows.append([task for task in tasks if task.micro_batch < micro_batches])
+    return _merged(rows, stages)
+
+
+def _merged(rows: Sequence[Sequence[Task]], stages: int) -> list[Task]:
+    """Merges the devices' task lists into one in which each task follows its dependencies."""
     done: dict[Task, None] = {}
     places = [0] * len(rows)
     while any(place < len(row) for place, row in zip(places, rows)):
-        for stage, row in enumerate(rows):
-            while places[stage] < len(row):
-                task = row[places[stage]]
-                if not all(needed in done for needed in dependencies(task, len(rows))):
+        for device, row in enumerate(rows):
+            while places[device] < len(row):
+                task = row[places[device]]
+                if not all(needed in done for needed in dependencies(task, stages)):
                     break
                 done[task] = None
-                places[stage] += 1
+                places[device] += 1
     return list(done)

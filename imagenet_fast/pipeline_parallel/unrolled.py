@@ -21,7 +21,7 @@ def unrolled(passes: Passes, schedule: str) -> None:
     # By micro-batch: outputs of the stage before, gradients from the stage after.
     outputs: dict[int, Any] = {}
     upstream: dict[int, Tensors] = {}
-    for place, number, backward in tasks(schedule, last + 1, count):
+    for place, number, backward in tasks(schedule, last + 1, count, passes.devices):
         if not backward:
             inputs = outputs.pop(number) if place else passes.inputs(number)
             keep = passes.keeps(place, number)

@@ -17,7 +17,9 @@ _LABELED = 0.018
 
 
 def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> str:
-    """Returns a chart of each stage's work over time as an SVG file.
+    """Returns a chart of each device's work over time as an SVG file.
+
+    Of several stages on a device, later ones are paler.
 
     Args:
       simulation: of a batch.
@@ -26,14 +28,15 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
       scale: factor from the simulation's unit of time to this one.
     """
     with matplotlib.style.context(FILE_STYLE):
-        figure = Figure(figsize=(9.0, 1.3 + 0.3 * simulation.stages), layout="constrained")
+        figure = Figure(figsize=(9.0, 1.3 + 0.3 * simulation.devices), layout="constrained")
         axes = figure.add_subplot()
         _draw(axes, simulation, scale)
-        axes.set_yticks(range(simulation.stages))
-        axes.set_ylabel("stage")
+        axes.set_yticks(range(simulation.devices))
+        stages = 1 + max(interval.stage for interval in simulation.intervals)
+        axes.set_ylabel("stage" if stages == simulation.devices else "device")
         axes.set_xlabel(unit)
         axes.set_xlim(0, simulation.seconds * scale)
-        axes.set_ylim(-0.55, simulation.stages - 0.45)
+        axes.set_ylim(-0.55, simulation.devices - 0.45)
         color = SENTINELS["muted"]
         figure.suptitle(title, x=0.01, ha="left", fontsize=9, color=color)
         drawn = {interval.kind for interval in simulation.intervals}
@@ -51,12 +54,20 @@ def gantt(simulation: Simulation, title: str, unit: str, scale: float = 1.0) -> 
 
 def _draw(axes: Axes, simulation: Simulation, scale: float) -> None:
     for stage, micro_batch, kind, begin, end in simulation.intervals:
+        place, device = divmod(stage, simulation.devices)
         span, color = (begin * scale, (end - begin) * scale), SENTINELS[_COLORS[kind]]
-        axes.broken_barh([span], (stage - 0.42, 0.84), color=color, edgecolor="white", lw=0.3)
+        axes.broken_barh(
+            [span],
+            (device - 0.42, 0.84),
+            color=color,
+            edgecolor="white",
+            lw=0.3,
+            alpha=max(0.4, 1 - 0.35 * place),
+        )
         if end - begin >= _LABELED * simulation.seconds:
             axes.text(
                 span[0] + span[1] / 2,
-                stage,
+                device,
                 str(micro_batch),
                 ha="center",
                 va="center",

@@ -39,7 +39,7 @@ _GIB = 2**30
 # The options in a plan's file besides the network's.
 _OPTIONS = (
     *("batch_size", "accumulation_steps", "image_size", "precision"),
-    *("optimizer", "pipeline_schedule", "rematerialize"),
+    *("optimizer", "pipeline_schedule", "pipeline_stages_per_device", "rematerialize"),
 )
 
 
@@ -76,6 +76,15 @@ class PipelinePlan:
         counts = micro_batches_in_memory(order, self.config.rematerialize)
         return [stage_memory(*pair, self.slots) for pair in zip(self.stages, counts)]
 
+    @property
+    def device_memory(self) -> list[float]:
+        """The bytes that each device needs."""
+        devices = self._devices(len(self.memory))
+        return [
+            sum(memory.total for memory in self.memory[device::devices])
+            for device in range(devices)
+        ]
+
     @functools.cached_property
     def simulation(self) -> Simulation:
         """The schedule of a batch."""
@@ -91,6 +100,7 @@ class PipelinePlan:
         config, busy = self.config, self.simulation.busy
         work = sum(cost.work for cost in self.costs)
         images, parts = config.batch_size, config.accumulation_steps
+        unit = "stage" if len(busy) == len(self.stages) else "device"
         slots = f"{self.slots:.3g} value{'s' * (self.slots != 1)}"
         lines = [
             f"network     {self._network()}: {len(self.costs)} blocks, "
@@ -104,10 +114,10 @@ class PipelinePlan:
             *self._stage_lines(),
             "",
             f"balance     --pipeline_balance={option_text(self.balance)}",
-            f"busiest     stage {busy.index(max(busy))}, {max(busy):.1%} of the time; least busy: "
-            f"stage {busy.index(min(busy))}, {min(busy):.1%}",
+            f"busiest     {unit} {busy.index(max(busy))}, {max(busy):.1%} of the time; least busy: "
+            f"{unit} {busy.index(min(busy))}, {min(busy):.1%}",
             f"bubble      {self.simulation.bubble:.1%} of the devices' time; "
-            f"{ideal_bubble(len(busy), parts):.1%} with equal stages and no recomputation",
+            f"{self._ideal_bubble:.1%} with equal stages and no recomputation",
             f"recomputed  {self.simulation.recomputed:.1%} of the devices' work",
             f"speed-up    {self.speed_up:.2f} over one device, without communication",
         ]
@@ -141,7 +151,7 @@ class PipelinePlan:
             "balance": self.balance,
             "batch": self.simulation.seconds,
             "bubble": self.simulation.bubble,
-            "ideal_bubble": ideal_bubble(len(self.balance), self.config.accumulation_steps),
+            "ideal_bubble": self._ideal_bubble,
             "recomputed": self.simulation.recomputed,
             "speed_up": self.speed_up,
             "stages": [
@@ -171,8 +181,20 @@ class PipelinePlan:
         whole = functools.reduce(BlockCost.followed_by, self.costs)
         return self._simulate([whole]).seconds
 
+    @property
+    def _ideal_bubble(self) -> float:
+        config = self.config
+        devices = self._devices(len(self.balance))
+        return ideal_bubble(devices, config.accumulation_steps, config.pipeline_stages_per_device)
+
+    def _devices(self, stages: int) -> int:
+        return max(1, stages // self.config.pipeline_stages_per_device)
+
     def _order(self, stages: int) -> list[Task]:
-        return tasks(self.config.pipeline_schedule, stages, self.config.accumulation_steps)
+        config = self.config
+        return tasks(
+            config.pipeline_schedule, stages, config.accumulation_steps, self._devices(stages)
+        )
 
     def _simulate(self, stages: list[BlockCost]) -> Simulation:
         return simulate(
@@ -180,6 +202,7 @@ class PipelinePlan:
             [cost.forward for cost in stages],
             [cost.backward for cost in stages],
             rematerialize=self.config.rematerialize,
+            devices=self._devices(len(stages)),
         )
 
     def _network(self) -> str:
@@ -239,7 +262,7 @@ class PipelinePlan:
 
     def _fit(self) -> str:
         """Returns whether the stages fit into the devices' memory."""
-        most = max(memory.total for memory in self.memory)
+        most = max(self.device_memory)
         text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
         return text if most <= self.limit else f"DOES NOT FIT: {text}"
 
@@ -274,8 +297,11 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
     slots = slots_of(config)
     balance = config.pipeline_balance
     if not balance:
-        order = tasks(config.pipeline_schedule, stages, config.accumulation_steps)
-        best = best_balance(block_costs, order, config.rematerialize, slots=slots, limit=limit)
+        each = config.pipeline_stages_per_device
+        order = tasks(config.pipeline_schedule, stages, config.accumulation_steps, stages // each)
+        best = best_balance(
+            block_costs, order, config.rematerialize, slots=slots, limit=limit / each
+        )
         balance = tuple(best)
     bounds(balance, len(block_costs), stages)
     return PipelinePlan(config, tuple(block_costs), device, balance, slots, limit)

@@ -236,25 +236,28 @@ def _network(
     check_pipeline(config)
     if config.pipeline_servers and tf.distribute.get_strategy().num_replicas_in_sync > 1:
         raise UserError("pipeline_servers is for one worker: of several, each has its own devices")
+    each = config.pipeline_stages_per_device
     devices = stage_devices(
-        config.pipeline_stages, config.pipeline_servers, on_cpus=bool(config.logical_cpus)
+        config.pipeline_stages // each, config.pipeline_servers, on_cpus=bool(config.logical_cpus)
     )
     inputs = tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype)
     choose_balance = functools.partial(
         balance_for,
         inputs=inputs,
-        stages=len(devices),
+        stages=config.pipeline_stages,
+        devices=len(devices),
         batch_size=config.batch_size,
         micro_batches=config.accumulation_steps,
         schedule=config.pipeline_schedule,
         rematerialize=config.rematerialize,
     )
     network, blocks, balance = build_in_stages(
-        make, devices, config.pipeline_balance or choose_balance
+        make, devices * each, config.pipeline_balance or choose_balance
     )
     pipeline = Pipeline(
         blocks,
         devices,
+        num_stages=config.pipeline_stages,
         balance=balance,
         num_micro_batches=config.accumulation_steps,
         rematerialize=config.rematerialize,
@@ -304,7 +307,7 @@ def build_all_reduce(
     if pipeline is None:
         return _all_reduce(options, fusion, "gradients")
     return StageAllReduce(
-        [stage.device for stage in pipeline.stages],
+        pipeline.devices,
         lambda place: _all_reduce(options, fusion, f"stage_{place}", place),
     )
 

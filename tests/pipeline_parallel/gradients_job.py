@@ -83,7 +83,8 @@ def pipelined(kind, stages, parts, rematerialize, schedule):
     """The model, and its gradients of a batch."""
     model = GPipe(
         blocks(kind),
-        DEVICES[:stages],
+        DEVICES[: device_count(stages, schedule)],
+        num_stages=stages,
         num_micro_batches=parts,
         rematerialize=rematerialize,
         schedule=schedule.removesuffix(", looped"),
@@ -96,6 +97,10 @@ def pipelined(kind, stages, parts, rematerialize, schedule):
         return model.pipeline.compute(images, labels, sum_of_losses).gradients
 
     return model, [own.numpy() for own in take(tf.constant(IMAGES), tf.constant(LABELS))]
+
+
+def device_count(stages, schedule):
+    return stages // 2 if schedule == "interleaved_1f1b" else stages
 
 
 def accumulated(kind, parts):
@@ -127,7 +132,8 @@ def main():
         model, gradients = pipelined(kind, stages, parts, mode, schedule)
         name = f"{kind} K={stages} M={parts} {mode} {schedule}"
         places = {variable.device.split("/")[-1] for variable in model.variables}
-        assert places == {f"device:CPU:{stage}" for stage in range(stages)}, places
+        devices = range(device_count(stages, schedule))
+        assert places == {f"device:CPU:{device}" for device in devices}, places
         found[name] = difference(gradients, expected[kind, parts])
         if kind == "plain":
             found[f"{name}, whole batch"] = difference(gradients, whole)

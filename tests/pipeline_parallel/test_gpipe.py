@@ -72,6 +72,7 @@ def trained_and_predicted(model):
         (3, 12, {"unroll": False}, "except_last"),
         (2, 3, {"schedule": "1f1b"}, "never"),
         pytest.param(4, 11, {"schedule": "1f1b"}, "never", marks=pytest.mark.long),
+        (2, 3, {"schedule": "interleaved_1f1b", "num_stages": 4}, "always"),
     ],
 )
 def test_fit_evaluate_and_predict_are_those_of_the_plain_model(
@@ -314,7 +315,9 @@ def test_the_step_is_not_compiled():
         ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
         ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] has 3 stages, but there are 2 devices"),
         ({"balance": [4, 0]}, "leaves a stage without blocks"),
-        ({"num_stages": 3}, "num_stages is 3, but there are 2 devices"),
+        ({"num_stages": 3}, "num_stages is 3, but there are 2 devices: .*interleaved_1f1b"),
+        ({"schedule": "interleaved_1f1b"}, "num_stages is 2 and the number of devices 2: give num"),
+        ({"schedule": "interleaved_1f1b", "num_stages": 3}, "num_stages is 3 .* devices 2"),
         ({"costs": "time"}, "costs='time' does not exist"),
     ],
 )
@@ -401,6 +404,11 @@ def test_a_clone_is_on_one_device(model_and_predictions):
     clone.build_on(IMAGES)
     clone.set_weights(model.get_weights())
     np.testing.assert_allclose(clone.predict(IMAGES, verbose=0), expected, rtol=1e-5)
+
+
+def test_a_clone_of_interleaved_stages():
+    model = GPipe(blocks(), DEVICES[:2], num_stages=4, schedule="interleaved_1f1b")
+    assert keras.models.clone_model(model).pipeline.schedule == "1f1b"
 
 
 def test_a_model_checkpoint(tmp_path):

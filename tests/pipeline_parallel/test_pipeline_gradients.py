@@ -12,7 +12,8 @@ JOB = pathlib.Path(__file__).with_name("gradients_job.py")
 # Of the last, some micro-batches are larger than others, and they are more than stages by two.
 PARTS = (1, 2, 3, 6)
 MODES = ("always", "except_last", "never")
-SCHEDULES = ("gpipe", "gpipe, looped", "1f1b")
+SCHEDULES = ("gpipe", "gpipe, looped", "1f1b", "interleaved_1f1b")
+STAGES = {"1f1b": (2, 4), "interleaved_1f1b": (2, 4)}
 
 
 def noisy_cases():
@@ -22,19 +23,22 @@ def noisy_cases():
     every mode, once or twice.
     """
     for turn, schedule in enumerate(SCHEDULES):
-        for stages in (2, 4) if schedule == "1f1b" else (1, 2, 3, 4):
+        for stages in STAGES.get(schedule, (1, 2, 3, 4)):
             for place, parts in enumerate(PARTS):
                 yield stages, parts, MODES[(stages + place + turn) % len(MODES)], schedule
 
 
 NOISY = list(noisy_cases())
-PLAIN = list(itertools.product([3], PARTS[-1:], MODES, SCHEDULES))
+PLAIN = list(itertools.product([3], PARTS[-1:], MODES, SCHEDULES[:3]))
+PLAIN += [(4, 6, mode, "interleaved_1f1b") for mode in MODES]
 # Each schedule, mode and kind of network, and fewer and more micro-batches than stages.
 FEW = [
     ("noisy", 2, 2, "always", "gpipe"),
     ("noisy", 3, 6, "except_last", "gpipe, looped"),
     ("noisy", 4, 3, "never", "1f1b"),
     ("plain", 3, 6, "except_last", "1f1b"),
+    ("noisy", 4, 3, "always", "interleaved_1f1b"),
+    ("plain", 4, 6, "except_last", "interleaved_1f1b"),
 ]
 
 

@@ -24,19 +24,28 @@ DRAWN = {
         "F0 F1 F2       B0 F3 B1    B2    B3",
     ],
 }
+# Of two devices with two stages each.
+INTERLEAVED = [
+    "   F0 F1 f0 b0 f1 b1 F2 B0 F3 B1 f2 b2 f3 b3 B2 B3",
+    "F0 F1 f0 f1 F2 b0 F3 b1 f2 B0 f3 B1    b2    b3 B2 B3",
+]
+# Devices and stages of each.
+DEVICES = [(1, 1), (1, 3), (2, 2), (2, 3), (3, 2), (4, 3), (8, 2)]
 
 
-def drawn(tasks, stages):
+def drawn(tasks, stages, devices=None):
     """The devices' rows, the last one's first, as docstrings show them.
 
     Each begins a task as soon as it is free and has what the task needs.
     """
-    rows, ends = [[] for _ in range(stages)], {}
+    devices = devices or stages
+    rows, ends = [[] for _ in range(devices)], {}
     for task in tasks:
-        row = rows[task.stage]
+        row = rows[task.stage % devices]
         begin = max([len(row), *(ends[own] for own in schedules.dependencies(task, stages))])
         row += ["  "] * (begin - len(row))
-        row.append(f"{'B' if task.backward else 'F'}{task.micro_batch}")
+        letter = "B" if task.backward else "F"
+        row.append(f"{letter if task.stage < devices else letter.lower()}{task.micro_batch}")
         ends[task] = begin + 1
     return [" ".join(row) for row in reversed(rows)]
 
@@ -49,11 +58,17 @@ def test_diagrams(name):
         assert row in schedules.__doc__
 
 
-@pytest.mark.parametrize(("stages", "count"), SIZES)
-@pytest.mark.parametrize("name", schedules.SCHEDULES)
-def test_every_task_once_and_after_those_it_needs(name, stages, count):
+def test_the_interleaved_diagram():
+    rows = drawn(schedules.tasks("interleaved_1f1b", 4, 4, devices=2), 4, 2)
+    assert rows == INTERLEAVED
+    for row in rows:
+        assert row in schedules.__doc__
+
+
+def check_every_task(tasks, stages, count):
+    """Each once, and after those it needs."""
     done = set()
-    for task in schedules.tasks(name, stages, count):
+    for task in tasks:
         stage, number, backward = task
         needed = {(stage, number, False)} if backward else set()
         if backward and stage < stages - 1:
@@ -73,7 +88,26 @@ def test_every_task_once_and_after_those_it_needs(name, stages, count):
 
 
 @pytest.mark.parametrize(("stages", "count"), SIZES)
-@pytest.mark.parametrize("name", schedules.SCHEDULES)
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_task_once_and_after_those_it_needs(name, stages, count):
+    check_every_task(schedules.tasks(name, stages, count), stages, count)
+
+
+@pytest.mark.parametrize(("devices", "each"), DEVICES)
+def test_interleaved_tasks(devices, each):
+    """Of any number of micro-batches; the last stage goes back at once."""
+    stages = devices * each
+    for count in range(1, 2 * devices + 2):
+        tasks = schedules.tasks("interleaved_1f1b", stages, count, devices)
+        check_every_task(tasks, stages, count)
+        row = [task for task in tasks if task.stage % devices == devices - 1]
+        for task, following in zip(row, row[1:]):
+            if task.stage == stages - 1 and not task.backward:
+                assert following == task._replace(backward=True)
+
+
+@pytest.mark.parametrize(("stages", "count"), SIZES)
+@pytest.mark.parametrize("name", DRAWN)
 def test_the_bubble_is_that_of_the_paper(name, stages, count):
     """(K - 1) / (M + K - 1) of the time (Huang et al. 2018, section 2.3)."""
     rows = drawn(schedules.tasks(name, stages, count), stages)

@@ -90,9 +90,8 @@ def made_up(**changes):
         BlockCost(**{**values, "name": f"block{n}", "forward": 1e12, "backward": 2e12})
         for n in range(4)
     ]
-    config = SMALL.replace(
-        batch_size=64, accumulation_steps=32, pipeline_stages=4, rematerialize="never", **changes
-    )
+    options = {"accumulation_steps": 32, "rematerialize": "never", **changes}
+    config = SMALL.replace(batch_size=64, pipeline_stages=4, **options)
     return PipelinePlan(config, tuple(costs), "", (1, 1, 1, 1), 1.0)
 
 
@@ -111,6 +110,25 @@ def test_table():
     assert row == ["2", "1", "block2", "1,048,576", "25.0%", "4.00", "32.00", "32.00", "68.00"]
     (row,) = (line.split() for line in lines if line.strip().startswith("all"))
     assert row == ["all", "4", "4,194,304", "100.0%", "16.00", "128.00", "128.00", "272.00"]
+
+
+def test_interleaved_stages():
+    """Two devices of two equal stages each: half of the bubble of two stages."""
+    own = made_up(
+        pipeline_schedule="interleaved_1f1b", pipeline_stages_per_device=2, accumulation_steps=8
+    )
+    assert own.simulation.devices == 2
+    assert own.simulation.bubble == pytest.approx(1 / 17)
+    assert any(
+        re.match(r"bubble +5\.9% of the devices' time; 5\.9% with equal stages", line)
+        for line in own.table().splitlines()
+    )
+    assert "busiest     device 0" in own.table()
+    totals = [memory.total for memory in own.memory]
+    assert own.device_memory == [totals[0] + totals[2], totals[1] + totals[3]]
+    assert "device" in texts(own.picture())
+    with pytest.raises(UserError, match="has several stages on each device, but"):
+        made_up(pipeline_schedule="interleaved_1f1b", pipeline_stages_per_device=3)
 
 
 def test_files(plan):
