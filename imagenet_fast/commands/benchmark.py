@@ -289,7 +289,9 @@ def _pipeline(arguments: list[str]) -> None:
     from imagenet_fast.benchmarks.pipeline import compare as pipeline
     from imagenet_fast.benchmarks.pipeline.report import make_report
 
-    given = dict.fromkeys(("emulated", "overlap", "recomputation"), (counts["repeats"],))
+    given = dict.fromkeys(
+        ("schedules", "emulated", "overlap", "recomputation"), (counts["repeats"],)
+    )
     given["memory_limit"] = (counts["memory_limit"] * 2**20,)
     parts = {name: pipeline.PARTS[name](*given.get(name, ())) for name in names}
     _print_and_write(make_report(parts), flags, flags.own_names(), "pipeline")
@@ -359,6 +361,8 @@ BENCHMARKS = {
     "serving": (_serving, "an exported model by format: images/s, latency and memory"),
 }
 _PIPELINE_PARTS = {
+    "estimates": "bubbles and stored activations of all schedules, simulated, without a device",
+    "schedules": "step time on emulated devices, by schedule",
     "emulated": "step time on emulated devices, by stages and micro-batches",
     "overlap": "step time of two stages, each on its own core, by micro-batches",
     "recomputation": "step time of four stages on one core, by recomputation",

@@ -6,6 +6,7 @@ follows those that it depends on, as ``pipeline_parallel.schedules.tasks`` retur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -71,7 +72,8 @@ class Interval(NamedTuple):
     Attributes:
       stage: its number.
       micro_batch: its number.
-      kind: ``forward``, ``recompute`` (the forward pass again) or ``backward``.
+      kind: ``forward``, ``recompute`` (the forward pass again), ``backward``, or ``weights``
+        (weight gradients that ``backward`` leaves out).
       begin: time after the start of the batch, in seconds or in the costs' unit.
       end: likewise.
     """
@@ -191,6 +193,79 @@ def ideal_bubble(devices: int, micro_batches: int, stages_per_device: int = 1) -
     al. 2021, if the number of micro-batches is a multiple of that of devices.
     """
     return (devices - 1) / (stages_per_device * micro_batches + devices - 1)
+
+
+def simulate_zero_bubble(
+    devices: int,
+    micro_batches: int,
+    forward: float = 1.0,
+    input_gradients: float = 1.0,
+    weight_gradients: float = 1.0,
+) -> Simulation:
+    """Simulates ZB-H1 (Qi et al. 2023) with equal stages, one on each device.
+
+    The gradients of weights, which no other stage waits for, fill what would be idle time. Each
+    device starts the first that it can of a backward pass, a forward pass and a computation of
+    weight gradients, and stores no more micro-batches than the first stage of 1F1B. The paper's
+    bubble is ``(devices - 1) (forward + input_gradients - weight_gradients)``.
+
+    Args:
+      devices: number of devices.
+      micro_batches: number of micro-batches.
+      forward: seconds of a stage's forward pass.
+      input_gradients: seconds of a stage's backward pass without weight gradients.
+      weight_gradients: seconds of a stage's weight gradients.
+    """
+    seconds = {"forward": forward, "backward": input_gradients, "weights": weight_gradients}
+    ended: dict[str, dict[tuple[int, int], float]] = {kind: {} for kind in seconds}
+    started = [dict.fromkeys(seconds, 0) for _ in range(devices)]
+    free = [0.0] * devices
+    intervals: list[Interval] = []
+    now = 0.0
+
+    def has_ended(kind: str, stage: int, number: int) -> bool:
+        return ended[kind].get((stage, number), math.inf) <= now
+
+    def next_kind(stage: int) -> str | None:
+        forwards, backwards, weights = (started[stage][kind] for kind in seconds)
+        last = stage == devices - 1
+        source = ("forward", stage) if last else ("backward", stage + 1)
+        if backwards < forwards and has_ended(*source, backwards):
+            return "backward"
+        ready = stage == 0 or has_ended("forward", stage - 1, forwards)
+        room = forwards - backwards < devices - stage and forwards - weights < devices
+        if forwards < micro_batches and ready and room:
+            return "forward"
+        return "weights" if weights < backwards else None
+
+    while min(own["weights"] for own in started) < micro_batches:
+        for stage in range(devices):
+            kind = next_kind(stage) if free[stage] <= now else None
+            if kind is not None:
+                number = started[stage][kind]
+                started[stage][kind] += 1
+                free[stage] = ended[kind][stage, number] = now + seconds[kind]
+                intervals.append(Interval(stage, number, kind, now, free[stage]))
+        now = min((time for time in free if time > now), default=now)
+    return Simulation(devices, intervals)
+
+
+def stored_micro_batches(order: Order, devices: int) -> list[float]:
+    """Returns the largest number of micro-batches whose activations each device stores at a time.
+
+    Without recomputation; one of several stages on a device counts as a fraction.
+
+    Args:
+      order: the schedule.
+      devices: their number; stage k is on device k % ``devices``.
+    """
+    each = (1 + max(stage for stage, _, _ in order)) // devices
+    now, most = [0] * devices, [0] * devices
+    for stage, _, is_backward in order:
+        device = stage % devices
+        now[device] += -1 if is_backward else 1
+        most[device] = max(most[device], now[device])
+    return [count / each for count in most]
 
 
 class MicroBatchesInMemory(NamedTuple):

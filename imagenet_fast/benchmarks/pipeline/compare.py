@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import sys
@@ -23,8 +24,14 @@ from imagenet_fast.base.worker_process import Worker, start_worker
 from imagenet_fast.benchmarks.pipeline.emulated_device import BACKWARD, check_emulation
 from imagenet_fast.benchmarks.pipeline.worker import Case, Network
 from imagenet_fast.benchmarks.timing import Spread, interleave
-from imagenet_fast.cost_model.pipeline import Simulation, simulate
-from imagenet_fast.pipeline_parallel.schedules import tasks
+from imagenet_fast.cost_model.pipeline import (
+    Simulation,
+    ideal_bubble,
+    simulate,
+    simulate_zero_bubble,
+    stored_micro_batches,
+)
+from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.benchmarks.pipeline.worker"]
 
@@ -35,6 +42,14 @@ MICRO_BATCHES = (1, 4, 32)
 _EXAMPLES = 64
 # The shortest forward pass, with 8 stages and 32 micro-batches, takes 8 ms.
 _EMULATED = Network("emulated", blocks=16, seconds=2 / _EXAMPLES)
+
+# Of the batch of ``emulated``.
+SCHEDULE_CASES = [
+    Case(64, each * devices, micro_batches, "never", schedule)
+    for devices in (2, 4, 8)
+    for micro_batches in (8, 32)
+    for schedule, each in (("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2))
+]
 
 _STEP = Network("convolutions", blocks=8, channels=32, image_size=32)
 _STEP_BATCH = 256
@@ -67,6 +82,28 @@ class StepTimes:
     def throughput(self) -> float:
         """Examples/s of the median step."""
         return self.case.batch / self.time.median
+
+
+class ScheduleEstimate(NamedTuple):
+    """A schedule with equal stages and stored activations.
+
+    Attributes:
+      schedule: its name.
+      devices: number of devices.
+      micro_batches: number of micro-batches.
+      bubble: fraction of the devices' time in which they are idle, simulated.
+      ideal_bubble: the same, by the schedule's paper.
+      stored: most micro-batches whose activations a device stores, simulated.
+      ideal_stored: the same, by the schedule's paper.
+    """
+
+    schedule: str
+    devices: int
+    micro_batches: int
+    bubble: float
+    ideal_bubble: float
+    stored: float
+    ideal_stored: float
 
 
 class MemoryUse(NamedTuple):
@@ -160,10 +197,78 @@ def simulated(case: Case, forward: float = 1.0) -> Simulation:
     """
     each = [forward / case.stages / case.micro_batches] * case.stages
     return simulate(
-        tasks(case.schedule.removesuffix("-looped"), case.stages, case.micro_batches),
+        order(case),
         each,
         [BACKWARD * stage for stage in each],
         rematerialize=case.rematerialize,
+        devices=case.devices,
+    )
+
+
+def order(case: Case) -> list[Task]:
+    """Returns the tasks of a pipeline."""
+    schedule = case.schedule.removesuffix("-looped")
+    return tasks(schedule, case.stages, case.micro_batches, case.devices)
+
+
+def schedules(repeats: int) -> list[StepTimes]:
+    """Times all schedules with stored activations on emulated devices.
+
+    Raises:
+      UserError: if devices cannot be emulated.
+    """
+    check_emulation()
+    with _trainer(_EMULATED, devices=max(STAGES)) as worker:
+        seconds = _time_steps(worker, SCHEDULE_CASES, repeats)
+    return [
+        StepTimes(case, times, simulated(case, _EMULATED.seconds * case.batch))
+        for case, times in zip(SCHEDULE_CASES, seconds)
+    ]
+
+
+def estimates() -> list[ScheduleEstimate]:
+    """Simulates the cases of :func:`schedules`, and ZB-H1 beside them."""
+    found = []
+    for case in SCHEDULE_CASES:
+        stages_per_device = case.stages // case.devices
+        extra = (case.devices - 1) / stages_per_device
+        stored = {"gpipe": case.micro_batches, "1f1b": case.devices}
+        found.append(
+            ScheduleEstimate(
+                case.schedule,
+                case.devices,
+                case.micro_batches,
+                simulated(case).bubble,
+                ideal_bubble(case.devices, case.micro_batches, stages_per_device),
+                max(stored_micro_batches(order(case), case.devices)),
+                min(case.micro_batches, stored.get(case.schedule, case.devices + extra)),
+            )
+        )
+        if case.schedule == "interleaved_1f1b":
+            found.append(_zero_bubble(case.devices, case.micro_batches))
+    return found
+
+
+def _zero_bubble(devices: int, micro_batches: int) -> ScheduleEstimate:
+    """Returns ZB-H1 with forward passes, input gradients and weight gradients of equal time."""
+    simulation = simulate_zero_bubble(devices, micro_batches)
+    # Until its weight gradients are computed, a micro-batch is stored.
+    events = sorted(
+        (time, change)
+        for interval in simulation.intervals
+        if interval.stage == 0
+        for kind, time, change in (("forward", interval.begin, 1), ("weights", interval.end, -1))
+        if kind == interval.kind
+    )
+    ideal = devices - 1
+    return ScheduleEstimate(
+        "zb-h1",
+        devices,
+        micro_batches,
+        simulation.bubble,
+        ideal / (3 * micro_batches + ideal),
+        max(itertools.accumulate(change for _, change in events)),
+        min(devices, micro_batches),
     )
 
 
@@ -202,6 +307,7 @@ def activation_memory() -> list[MemoryUse]:
     cases += [Case(_DEEP_BATCH, k, 8) for k in (2, 4)]
     cases += [Case(_DEEP_BATCH, 1, 8, "never"), Case(_DEEP_BATCH, 4, 8, "never")]
     cases += [Case(_DEEP_BATCH, 4, 8, kept, "1f1b") for kept in ("always", "never")]
+    cases += [Case(_DEEP_BATCH, 8, 8, "never", "interleaved_1f1b")]
     results = []
     for case in tqdm(cases, desc="memory", unit=" cases", dynamic_ncols=True):
         with _processes(_DEEP, case) as (worker, servers):
@@ -256,6 +362,8 @@ def graphs() -> list[GraphSize]:
 # The schedules besides ``gpipe``.
 _OTHERS = ("gpipe-looped", "1f1b")
 PARTS: dict[str, Callable[..., list[Any]]] = {
+    "estimates": estimates,
+    "schedules": schedules,
     "emulated": emulated,
     "overlap": overlap,
     "recomputation": recomputation,
@@ -291,7 +399,7 @@ def _processes(
     network: Network, case: Case, more_memory: int = 0
 ) -> Iterator[tuple[Worker, list[Worker]]]:
     """Starts a process that trains, and a server for each stage but the first."""
-    count = max(0, case.stages - 1)
+    count = max(0, case.devices - 1)
     with (
         _servers(cores=[[]] * count, more_memory=more_memory) as (servers, addresses),
         _trainer(network, servers=addresses, more_memory=more_memory) as worker,

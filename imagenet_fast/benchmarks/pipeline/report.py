@@ -9,7 +9,14 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from imagenet_fast.benchmarks.pipeline.compare import GraphSize, LimitedRun, MemoryUse, StepTimes
+from imagenet_fast.benchmarks.pipeline.compare import (
+    GraphSize,
+    LimitedRun,
+    MemoryUse,
+    ScheduleEstimate,
+    StepTimes,
+    estimates,
+)
 from imagenet_fast.benchmarks.pipeline.worker import Case
 from imagenet_fast.benchmarks.report import Report, aligned, cpu, spread_cells, values_of
 from imagenet_fast.cost_model.pipeline import ideal_bubble
@@ -56,7 +63,7 @@ def _emulated(results: Sequence[StepTimes]) -> list[str]:
                 f"{result.simulated.seconds:.3f}",
                 f"{result.time.median / result.simulated.seconds:.3f}",
                 f"{result.simulated.bubble:.1%}",
-                f"{ideal_bubble(case.stages, case.micro_batches):.1%}",
+                f"{ideal_bubble(case.devices, case.micro_batches):.1%}",
                 f"{result.throughput / base:.2f}",
                 "{:.2f} {:>5.2f}".format(*published) if published and _as_in_paper(case) else "",
             ]
@@ -65,6 +72,41 @@ def _emulated(results: Sequence[StepTimes]) -> list[str]:
         "throughput: relative to 2 devices and 1 micro-batch; paper: AmoebaNet-D (18, 256) and "
         "Transformer-48 on TPUs",
         *aligned(rows, left=()),
+    ]
+
+
+def _estimates(results: Sequence[ScheduleEstimate]) -> list[str]:
+    rows = [["devices", "micro-batches", "schedule", *_SCHEDULE_HEAD]]
+    for result in results:
+        rows.append(
+            [str(result.devices), str(result.micro_batches), result.schedule, *_estimated(result)]
+        )
+    return aligned(rows, left=(2,))
+
+
+def _schedules(results: Sequence[StepTimes]) -> list[str]:
+    theory = {tuple(result[:3]): result for result in estimates()}
+    rows = [[*_TIME_HEAD, "to simulated", "bubble", *_SCHEDULE_HEAD]]
+    for result in results:
+        case, simulation = result.case, result.simulated
+        work = simulation.seconds * (1 - simulation.bubble)
+        rows.append(
+            [
+                *_time_cells(result),
+                f"{result.time.median / simulation.seconds:.3f}",
+                f"{1 - work / result.time.median:.1%}",
+                *_estimated(theory[case.schedule, case.devices, case.micro_batches]),
+            ]
+        )
+    return aligned(rows, left=())
+
+
+def _estimated(result: ScheduleEstimate) -> list[str]:
+    return [
+        f"{result.bubble:.1%}",
+        f"{result.ideal_bubble:.1%}",
+        f"{result.stored:g}",
+        f"{result.ideal_stored:g}",
     ]
 
 
@@ -138,7 +180,13 @@ def _graphs(results: Sequence[GraphSize]) -> list[str]:
 _CASE_HEAD = ("stages", "micro-batches", "batch", "recomputed", "schedule")
 _TIME_HEAD = (*_CASE_HEAD, "seconds: median", "min", "max")
 # The title and the function that makes the table of each part.
+_SCHEDULE_HEAD = ("simulated bubble", "paper", "simulated stored", "paper")
 _TABLES: dict[str, tuple[str, Callable[[Sequence[Any]], list[str]]]] = {
+    "estimates": (
+        "Equal stages, stored activations: bubbles, and micro-batches stored on a device",
+        _estimates,
+    ),
+    "schedules": ("All schedules on emulated devices, with stored activations", _schedules),
     "emulated": ("Emulated devices with equal work", _emulated),
     "overlap": ("Two stages, each in a process on its own core", _overlap),
     "recomputation": (
@@ -182,7 +230,9 @@ def _values(result: Any) -> dict[str, Any]:
         if dataclasses.is_dataclass(result)
         else result._asdict()
     )
-    values = {**fields.pop("case")._asdict(), **fields}
+    if "case" in fields:
+        fields = {**fields.pop("case")._asdict(), **fields}
+    values = fields
     if isinstance(result, StepTimes):
         simulated = values.pop("simulated")
         values["seconds"] = values_of(result.seconds)

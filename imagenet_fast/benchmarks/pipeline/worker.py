@@ -30,7 +30,7 @@ class Case(NamedTuple):
 
     Attributes:
       batch: examples in a step.
-      stages: of the pipeline; 0: a plain Keras model.
+      stages: of the pipeline, two on each device with ``interleaved_1f1b``; 0: a plain Keras model.
       micro_batches: of ``GPipe``.
       rematerialize: of ``GPipe``.
       schedule: of ``GPipe``; ``gpipe-looped`` has a graph with loops, ``gpipe`` an unrolled one.
@@ -41,6 +41,11 @@ class Case(NamedTuple):
     micro_batches: int = 1
     rematerialize: str = "always"
     schedule: str = "gpipe"
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return self.stages // 2 if self.schedule == "interleaved_1f1b" else self.stages
 
 
 class Network(NamedTuple):
@@ -174,7 +179,7 @@ def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
     if network.kind == "emulated":
         each = network.seconds / network.blocks
         blocks = [
-            EmulatedBlock(place * case.stages // network.blocks, each)
+            EmulatedBlock(place * case.stages // network.blocks % max(1, case.devices), each)
             for place in range(network.blocks)
         ]
     else:
@@ -185,7 +190,8 @@ def _model(case: Case, network: Network, devices: list[str]) -> keras.Model:
         return keras.Sequential(blocks)
     return GPipe(
         blocks,
-        devices[: case.stages],
+        devices[: case.devices],
+        num_stages=case.stages,
         balance=[network.blocks // case.stages] * case.stages,
         num_micro_batches=case.micro_batches,
         rematerialize=case.rematerialize,

@@ -11,6 +11,7 @@ from imagenet_fast.benchmarks.pipeline.compare import (
     LimitedRun,
     MemoryUse,
     StepTimes,
+    estimates,
     simulated,
 )
 from imagenet_fast.benchmarks.pipeline.emulated_device import EmulatedBlock
@@ -59,6 +60,9 @@ def test_simulated_step_times():
     assert one.seconds == pytest.approx(2 + 2 * 3 / 4 + 4)  # the last micro-batch is not recomputed
     two = simulated(Case(64, 2, 4, "never"), forward=2.0)
     assert two.seconds == pytest.approx(6 / 2 * (4 + 1) / 4)
+    # Of two devices, with two stages each.
+    interleaved = simulated(Case(64, 4, 4, "never", "interleaved_1f1b"), forward=2.0)
+    assert interleaved.seconds == pytest.approx(6 / 2 * (4 + 1 / 2) / 4)
 
 
 # --- Processes
@@ -66,10 +70,11 @@ def test_simulated_step_times():
 
 def test_steps_of_a_process():
     cases = [Case(6), Case(6, 2, 3), Case(6, 2, 3, schedule="gpipe-looped")]
+    cases.append(Case(6, 2, 3, schedule="interleaved_1f1b"))
     with pipeline._trainer(SMALL, devices=2) as worker:
         plain, *others = [pipeline._ask(worker, case, steps=2, first=3) for case in cases]
         again = pipeline._ask(worker, cases[0], steps=1)
-    assert [len(own["seconds"]) for own in (plain, *others, again)] == [2, 2, 2, 1]
+    assert [len(own["seconds"]) for own in (plain, *others, again)] == [2, 2, 2, 2, 1]
     assert min(plain["seconds"]) > 0
     assert plain["nodes"] > 100
     assert 10e6 < plain["peak_memory"] <= again["peak_memory"]
@@ -107,6 +112,10 @@ def parts():
     overlap = [timed(Case(64, 2, m, "always"), s, s + 0.2) for m, s in ((1, 1.0), (8, 0.6))]
     overlap += [timed(Case(64, 2, m, "never"), s) for m, s in ((1, 0.8), (8, 0.5))]
     overlap.append(timed(Case(64, 2, 8, schedule="gpipe-looped"), 0.77))
+    schedules = [
+        timed(Case(64, 2, 8, "never"), 1.8),
+        timed(Case(64, 4, 8, "never", "interleaved_1f1b"), 1.7),
+    ]
     kept = [timed(Case(64, 4, 8, kept), s) for kept, s in (("always", 1.25), ("never", 1.0))]
     memory = [
         MemoryUse(Case(64), 32, 500 << 20, 1500 << 20),
@@ -119,6 +128,8 @@ def parts():
     ]
     graphs = [GraphSize(Case(64, 4, m), 1000 * m, 1.0 * m, 0.5) for m in (1, 4)]
     return {
+        "estimates": estimates(),
+        "schedules": schedules,
         "emulated": emulated,
         "overlap": overlap,
         "recomputation": kept,
@@ -137,6 +148,14 @@ def rows(text, title):
 
 def test_tables(parts):
     text = make_report(parts).text
+    gpipe, alternating, interleaved, *_ = rows(text, "Equal stages")
+    assert gpipe[2:] == ["gpipe", "11.1%", "11.1%", "8", "8"]
+    assert alternating[2:] == ["1f1b", "11.1%", "11.1%", "2", "2"]
+    assert interleaved[2:] == ["interleaved_1f1b", "5.9%", "5.9%", "2.5", "2.5"]
+    # With work of 1.5 on each device.
+    gpipe, interleaved = rows(text, "All schedules")
+    assert gpipe[8:] == ["1.067", "16.7%", "11.1%", "11.1%", "8", "8"]
+    assert interleaved[8:] == ["1.067", "11.8%", "5.9%", "5.9%", "2.5", "2.5"]
     first, second, *_, last = rows(text, "Emulated devices")
     # Its own time, to the simulated; the throughput to two devices' with one micro-batch.
     assert first[:2] + first[5:10] == ["1", "1", "3.000", "3.000", "3.000", "3.000", "1.000"]
