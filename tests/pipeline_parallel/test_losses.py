@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.layers import Dropout
+from imagenet_fast.layers.micro_batch import micro_batch
 from imagenet_fast.pipeline_parallel.model import GPipe
 
 layers = keras.layers
@@ -53,6 +56,37 @@ class Up(layers.Layer):
         return (*rest, joined) if rest else joined
 
 
+class Patches(layers.Layer):
+    """A vision transformer's tokens: patches of 2x2 pixels with a learned position each."""
+
+    def build(self, input_shape):
+        self.patch = layers.Conv2D(6, 2, 2)
+        self.position = self.add_weight("position", shape=[1, 16, 6], initializer="normal")
+
+    def call(self, inputs):
+        return tf.reshape(self.patch(inputs), [-1, 16, 6]) + self.position
+
+
+class Encoder(layers.Layer):
+    """A vision transformer's block, which uses its dropout layer twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+        # Biases of keys have no gradient.
+        self.attention = layers.MultiHeadAttention(2, 3, use_bias=False)
+        self.hidden = layers.Dense(8, "gelu")
+        self.back = layers.Dense(6)
+        self.dropout = Dropout(0.3)
+
+    def call(self, inputs, training=None):
+        tokens = self.norms[0](inputs)
+        attended = self.attention(tokens, tokens)
+        inputs = inputs + self.dropout(attended, training=training)
+        outputs = self.back(self.hidden(self.norms[1](inputs)))
+        return inputs + self.dropout(outputs, training=training)
+
+
 class TwoHeads(layers.Layer):
     def __init__(self):
         super().__init__()
@@ -81,6 +115,15 @@ def classifier(last=3):
 
 def unet():
     return [Down(4), Down(5), Up(4), Up(3)]
+
+
+def vision_transformer():
+    return [
+        Patches(),
+        Encoder(),
+        Encoder(),
+        keras.Sequential([layers.GlobalAveragePooling1D(), layers.Dense(3)]),
+    ]
 
 
 def tagger():
@@ -116,7 +159,7 @@ def by_hand(labels, outputs):
 
 
 class Case(NamedTuple):
-    """A network, its data and its loss; and whether 1f1b takes it."""
+    """A network, its data and its loss; and whether 1f1b takes it, and the network has dropout."""
 
     blocks: object
     inputs: np.ndarray
@@ -125,6 +168,7 @@ class Case(NamedTuple):
     loss_weights: object = None
     weights: np.ndarray | None = None
     splits: bool = True
+    noisy: bool = False
 
 
 LABEL_AND_SIZE = {"label": LABELS, "size": WEIGHTS[:, np.newaxis]}
@@ -141,6 +185,9 @@ CASES = {
         tagger, WORDS, WORDS % 3, CROSS_ENTROPY(from_logits=True, reduction="sum")
     ),
     "LSTM classifier": Case(lstm_classifier, WORDS, LABELS, CROSS_ENTROPY(from_logits=True)),
+    "vision transformer": Case(
+        vision_transformer, IMAGES, LABELS, CROSS_ENTROPY(from_logits=True), noisy=True
+    ),
     "contrastive": Case(classifier, IMAGES, LABELS, contrastive, splits=False),
     "two outputs": Case(
         functools.partial(classifier, TwoHeads()),
@@ -194,6 +241,26 @@ class Chain(keras.Model):
         return inputs
 
 
+class NoisyChain(Chain):
+    """The same with the dropout masks of a pipeline with this number of micro-batches."""
+
+    def __init__(self, blocks, parts):
+        super().__init__(blocks)
+        self.sizes = [len(part) for part in np.array_split(range(EXAMPLES), parts)]
+
+    def call(self, inputs, training=None):
+        if not training:
+            return super().call(inputs)
+        outputs = []
+        for number, part in enumerate(tf.split(inputs, self.sizes)):
+            with micro_batch(number):
+                outputs.append(super().call(part, training=True))
+        for layer in self.submodules:
+            if isinstance(layer, Dropout):
+                layer.count()
+        return tf.concat(outputs, axis=0)
+
+
 def step(model, case, weights=None):
     """The weights before a step, its gradients, and all that Keras logs."""
     model.compile(keras.optimizers.SGD(1.0), case.loss, loss_weights=case.loss_weights)
@@ -208,17 +275,18 @@ def step(model, case, weights=None):
 
 
 @functools.cache
-def plain(name):
+def plain(name, noise_of):
+    """One step without a pipeline, with the dropout masks of this many micro-batches, if any."""
     keras.utils.set_random_seed(1)
-    return step(Chain(CASES[name].blocks()), CASES[name])
+    blocks = CASES[name].blocks()
+    return step(NoisyChain(blocks, noise_of) if noise_of else Chain(blocks), CASES[name])
 
 
 def check(name, stages, micro_batches, **options):
-    weights, expected, logs = plain(name)
-    model = GPipe(
-        CASES[name].blocks(), DEVICES[:stages], num_micro_batches=micro_batches, **options
-    )
-    _, gradients, own_logs = step(model, CASES[name], weights)
+    case = CASES[name]
+    weights, expected, logs = plain(name, micro_batches if case.noisy else 0)
+    model = GPipe(case.blocks(), DEVICES[:stages], num_micro_batches=micro_batches, **options)
+    _, gradients, own_logs = step(model, case, weights)
     assert len(gradients) == len(expected)
     assert all(np.abs(gradient).max() > 1e-6 for gradient in expected)
     for gradient, other in zip(gradients, expected):
@@ -233,7 +301,7 @@ FEW = {
     "two outputs, weights": (2, 4),
     "add_loss": (4, 3),
 }
-GRID = [(1, 3), (2, 1), (2, 4), (4, 3)]
+GRID = list(itertools.product((1, 2, 4), (1, 3, 4)))
 
 
 def grid(names, few):
