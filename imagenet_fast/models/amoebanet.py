@@ -389,18 +389,22 @@ class _Halving(keras.layers.Layer):
     """Takes every other pixel, once from the first on and once from the second, in both directions.
 
     A 1x1 convolution of each makes half of the filters (factorized reduction, Zoph et al. 2017).
+
+    Pixels are taken by slices, not by the convolution's stride: oneDNN's gradient of a strided 1x1
+    convolution with fewer than 16 input channels writes outside its buffers
+    (``tools/onednn_strided_conv.py``).
     """
 
     def __init__(self, filters: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.convs = [
-            _conv(filters // 2, 1, 2, name=f"{self.name}{number}", dtype=self.dtype_policy)
+            _conv(filters // 2, 1, 1, name=f"{self.name}{number}", dtype=self.dtype_policy)
             for number in (1, 2)
         ]
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        shifted = tf.pad(inputs[:, 1:, 1:], [[0, 0], [0, 1], [0, 1], [0, 0]])
-        return tf.concat([self.convs[0](inputs), self.convs[1](shifted)], axis=-1)
+        shifted = tf.pad(inputs, [[0, 0], [0, 1], [0, 1], [0, 0]])[:, 1::2, 1::2]
+        return tf.concat([self.convs[0](inputs[:, ::2, ::2]), self.convs[1](shifted)], axis=-1)
 
 
 def _operation(

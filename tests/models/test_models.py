@@ -247,3 +247,16 @@ def test_no_model_in_a_file(tmp_path):
     for name in ("text.keras", "none.keras"):
         with pytest.raises(UserError, match=f"cannot read a model from .*{name}: "):
             models.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, 1, 7)))
+def test_strided_1x1_convolutions_have_16_input_channels(name, shape, options):
+    """With fewer, oneDNN corrupts the heap: tools/onednn_strided_conv.py."""
+    convolutions = [
+        layer
+        for layer in small(name, shape, options).submodules
+        if isinstance(layer, keras.layers.Conv2D) and layer.kernel_size == (1, 1)
+    ]
+    strided = [layer for layer in convolutions if layer.strides != (1, 1)]
+    assert convolutions or not name.startswith(("resnet1", "amoebanet"))
+    assert all(layer.kernel.shape[2] >= 16 for layer in strided)
