@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
-from imagenet_fast.base.option import parse, require_option
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text, parse, require_option
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
 from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.optimizers.options import UpdateOptions
+from imagenet_fast.optimizers.scaled_times import TIMES, scale_times
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
 from imagenet_fast.recipes.catalog import find_recipe, recipe_names
 from imagenet_fast.training.options import RunOptions
@@ -78,7 +80,8 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         Args:
           path: a recipe's name, as ``"digits"``, or a flagfile; it may name others with
             ``--flagfile=other.flags``, taken from its own folder if they are not found from here.
-          **changes: options that differ from the recipe's.
+          **changes: options that differ from the recipe's. With another duration, the recipe's
+            times (warmup, decays, knots, image sizes) are scaled, unless they are given, too.
 
         Raises:
           UserError: if the file cannot be read, or has an unknown option.
@@ -90,7 +93,8 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
         sources = in_order(
             [*((line.name, line.source) for line in lines), *((n, "") for n in changes)]
         )
-        return cls().replace(**without_superseded({**values, **changes}, sources))
+        values = without_superseded({**values, **changes}, sources)
+        return cls().replace(**follow_duration(values, sources, durations(lines)))
 
     def to_json(self) -> str:
         """Returns all options as a JSON object, durations as text."""
@@ -184,6 +188,47 @@ def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) ->
         return later or superseded(other)
 
     return {name: value for name, value in values.items() if not superseded(name)}
+
+
+def durations(lines: Iterable[FlagfileLine]) -> dict[str, Duration]:
+    """Returns the duration that each flagfile gives, in the order of the files."""
+    return {line.source: Duration.parse(line.text) for line in lines if line.name == "duration"}
+
+
+def follow_duration(
+    values: Mapping[str, Any], sources: Mapping[str, str], of_files: Mapping[str, Duration]
+) -> dict[str, Any]:
+    """Scales a recipe's times, or the default ones, to a duration given after it.
+
+    After ``--flagfile=digits --duration='6 epochs'``, half of the recipe's duration, the learning
+    rate decays at half of its epochs. Times that are given after the recipe, too, stay.
+
+    Args:
+      values: of options.
+      sources: of :func:`in_order`.
+      of_files: of :func:`durations`.
+    """
+    if sources.get("duration") != "":
+        return dict(values)
+    after = Config.convert("duration", values["duration"])
+    default = Config()
+    latest = list(of_files.values())[-1] if of_files else default.duration
+    scaled = {}
+    for name in TIMES:
+        if sources.get(name) != "":
+            times = Config.convert(name, values.get(name, getattr(default, name)))
+            before = of_files.get(sources.get(name, ""), latest)
+            scaled[name] = scale_times(times, before, after)
+    ineffective = Config.without_effect({**values, **scaled})
+    changed = {
+        name: times
+        for name, times in scaled.items()
+        if name not in ineffective and times != values.get(name, getattr(default, name))
+    }
+    if changed and of_files:  # else only defaults changed
+        texts = " ".join(f"--{name}={option_text(times)!r}" for name, times in changed.items())
+        warn_once(f"duration={after} instead of {latest} scales the schedule: {texts}")
+    return {**values, **changed}
 
 
 def option_names() -> list[str]:

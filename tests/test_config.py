@@ -592,6 +592,39 @@ def test_a_flagfile_yields_to_a_later_choice(write):
     assert Config.from_flagfile(top) == expected
 
 
+def test_times_follow_a_duration_after_the_recipe(write, capsys):
+    recipe = write(
+        "recipe.flags",
+        "--duration=90 epochs\n--warmup=5 epochs\n--decay_at=30 epochs,60 epochs\n"
+        "--train_sizes=96,128\n--train_until=18 epochs,36 epochs\n",
+    )
+    whole = Config.from_flagfile(recipe)
+    short = Config.from_flagfile(recipe, duration="18 epochs")
+    assert short == whole.replace(
+        duration="18 epochs",
+        warmup="1 epoch",
+        decay_at="6 epochs,12 epochs",
+        train_until="3.6 epochs,7.2 epochs",
+    )
+    assert "--warmup='1 epoch' --decay_at='6 epochs,12 epochs'" in capsys.readouterr().err
+    given = Config.from_flagfile(recipe, duration="180 epochs", decay_at="100 epochs")
+    assert (str(given.warmup), option_text(given.decay_at)) == ("10 epochs", "100 epochs")
+    assert Config.from_flagfile(recipe, duration="90 epochs") == whole
+    assert Config.from_flagfile(recipe, duration="500 steps") == whole.replace(duration="500 steps")
+    # Files say what they mean.
+    top = write("top.flags", "--flagfile=recipe.flags\n--duration=18 epochs\n")
+    assert Config.from_flagfile(top) == whole.replace(duration="18 epochs")
+
+
+def test_default_times_follow_a_duration(write):
+    recipe = write("cosine.flags", "--schedule=cosine\n--duration=30 epochs\n")
+    assert str(Config.from_flagfile(recipe, duration="6 epochs").warmup) == "1 epoch"
+    empty = Config.from_flagfile(write("empty.flags", ""), duration="18 epochs")
+    assert empty == Config(
+        duration="18 epochs", warmup="1 epoch", decay_at="6epochs,12epochs,16epochs"
+    )
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -10,12 +10,16 @@ from typing import Any, cast
 
 from absl import flags
 
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
+    FlagfileLine,
+    durations,
+    follow_duration,
     in_order,
     option_names,
     option_type,
@@ -61,6 +65,7 @@ class CommandFlags:
         self._renamed: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
+        self._durations: dict[str, Duration] = {}
         fields = {field.name: field for field in dataclasses.fields(Config)}
         for name in options:
             field = fields[name]
@@ -96,7 +101,7 @@ class CommandFlags:
             print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
-            expanded, self._sources = _expand_flagfiles(arguments)
+            expanded, self._sources, self._durations = _expand_flagfiles(arguments)
             rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
         except flags.UnrecognizedFlagError as error:
             raise UserError(
@@ -130,7 +135,8 @@ class CommandFlags:
             for name in self._flags
             if name in names and self._flags[name].present
         }
-        return without_superseded(given, self._sources)
+        values = without_superseded(given, self._sources)
+        return follow_duration(values, self._sources, self._durations)
 
     def own_names(self) -> list[str]:
         """Returns the names of the command's flags that are not options of Config."""
@@ -208,14 +214,18 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
     )
 
 
-def _expand_flagfiles(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+def _expand_flagfiles(
+    arguments: Sequence[str],
+) -> tuple[list[str], dict[str, str], dict[str, Duration]]:
     """Replaces flagfiles by their flags, so that later flags override them.
 
     Returns:
-      The arguments, and where each flag was last given, from ``in_order``.
+      The arguments; where each flag was last given, from ``in_order``; and the duration that each
+      flagfile gives.
     """
     expanded: list[str] = []
     given: list[tuple[str, str]] = []
+    lines: list[FlagfileLine] = []
     for argument in arguments:
         name, equals, path = argument.lstrip("-").partition("=")
         if name != "flagfile" or not argument.startswith("-"):
@@ -227,6 +237,7 @@ def _expand_flagfiles(arguments: Sequence[str]) -> tuple[list[str], dict[str, st
                 "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
             )
         for line in read_flagfile(path):
+            lines.append(line)
             expanded.append(f"--{line.name}={line.text}")
             given.append((line.name, line.source))
-    return expanded, in_order(given)
+    return expanded, in_order(given), durations(lines)

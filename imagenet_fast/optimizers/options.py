@@ -180,7 +180,8 @@ class ScheduleOptions(SharedOptions):
 
     duration: Duration = option(
         Duration(90, "epochs"),
-        "length of the run in epochs, steps or examples, as '90 epochs'",
+        "length of the run in epochs, steps or examples, as '90 epochs'; a recipe's warmup, "
+        "decays, knots and train_until scale with it",
         group="optimization",
         check=LASTS,
     )

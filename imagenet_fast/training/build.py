@@ -42,7 +42,7 @@ from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.fusion_trials import choose_fusion
 from imagenet_fast.training.mix import Mixer
-from imagenet_fast.training.schedule import build_schedule
+from imagenet_fast.training.schedule import build_schedule, warn_of_late_decays
 from imagenet_fast.training.whitening import whiten
 
 # Under these Keras scales the loss (strategy_supports_loss_scaling, loss_scale_optimizer.py).
@@ -99,6 +99,7 @@ def build_model(
     """
     info = read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
+    warn_of_late_decays(config, steps_per_epoch(info, config))
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
 from imagenet_fast.optimizers import (
     ConstantWarmup,
     CosineDecay,
@@ -84,6 +86,20 @@ def decay_boundaries(options: ScheduleOptions, steps_per_epoch: int) -> list[int
         return [at.steps(steps_per_epoch, options.batch_size) for at in options.decay_at]
     total = total_steps(options, steps_per_epoch)
     return [round(number * every) for number in range(1, math.ceil(total / every))]
+
+
+def warn_of_late_decays(options: ScheduleOptions, steps_per_epoch: int) -> None:
+    """Warns once if the run ends before the learning rate has decayed as often as it should."""
+    if options.schedule != "steps":
+        return
+    total = total_steps(options, steps_per_epoch)
+    decays = decay_boundaries(options, steps_per_epoch)
+    late = sum(step >= total for step in decays)
+    if late:
+        warn_once(
+            f"{late} of {len(decays)} decays of the learning rate come after the end of the run: "
+            f"decay_at is {option_text(options.decay_at)}, duration {options.duration}"
+        )
 
 
 def decay_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:

@@ -253,3 +253,16 @@ def test_commands_without_options_take_no_flagfile(capsys):
     with pytest.raises(SystemExit):
         CommandFlags("prepare").parse(["--help"])
     assert "usage: imagenet-fast prepare [--flag=value ...]\n" in capsys.readouterr().out
+
+
+def test_times_follow_a_duration_after_the_recipe(tmp_path, capsys):
+    flags = CommandFlags("train", option_names())
+    path = tmp_path / "a.flags"
+    path.write_text("--duration=12 epochs\n--decay_at=8 epochs\n--warmup=3 epochs\n")
+    flags.parse([f"--flagfile={path}", "--duration=3 epochs", "--warmup=1 epoch"])
+    changes = flags.changes()
+    assert {name: option_text(value) for name, value in changes.items()} == {
+        "duration": "3 epochs",
+        "decay_at": "2 epochs",
+        "warmup": "1 epoch",
+    }

@@ -9,7 +9,13 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.optimizers import SGD
-from imagenet_fast.training.schedule import build_schedule, total_steps, warmup_steps
+from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.schedule import (
+    build_schedule,
+    total_steps,
+    warmup_steps,
+    warn_of_late_decays,
+)
 
 # ImageNet at the batch of 256 GPUs.
 STEPS = 156
@@ -318,3 +324,13 @@ def test_what_does_not_fit_the_run(changes, message):
 
 def test_no_warmup_is_never_too_long():
     build_schedule(Config(batch_size=256, duration="1 epochs"), steps_per_epoch=10)
+
+
+def test_decays_after_the_end_are_told(capsys):
+    options = ScheduleOptions(duration="30 steps", decay_at="1 epoch,2 epochs", batch_size=32)
+    warn_of_late_decays(options, 20)
+    expected = "1 of 2 decays of the learning rate come after the end of the run: decay_at is "
+    assert expected in capsys.readouterr().err
+    warn_of_late_decays(options.replace(duration="41 steps"), 20)
+    warn_of_late_decays(options.replace(schedule="constant"), 20)
+    assert not capsys.readouterr().err
