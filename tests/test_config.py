@@ -431,19 +431,19 @@ def test_numbers_of_numpy():
         ),
         ({"batch_table": "mlperf", "batch_size": 256}, "values for batches from 4096 to 65536"),
         ({"xla": True, "strategy": "tpu"}, "a TPU always compiles"),
-        ({"trivial_augment": True, "rand_augment_layers": 2}, "takes the place of rand_augment_l"),
+        ({"trivial_augment": True, "rand_augment_layers": 2}, "trivial_augment excludes rand_au"),
         ({"random_erasing": 1.5}, "random_erasing is 1.5, but must be in [0, 1]"),
         (
             {"train_crop": "pad", "image_size": 8, "crop_padding": 8},
-            "crop_padding 8 must be smaller than image_size 8",
+            "crop_padding is 8, but must be less than image_size, 8",
         ),
         (
             {"train_crop": "pad", "train_sizes": (8, 4), "train_until": "1 steps,2 steps"},
-            "crop_padding 4 must be smaller than train_sizes 4",
+            "crop_padding is 4, but must be less than train_sizes, 4",
         ),
         (
             {"cutout": 20, "train_sizes": (16,), "train_until": "1 steps"},
-            "cutout 20 is more than train_sizes 16",
+            "cutout is 20, but must be at most train_sizes, 16",
         ),
     ],
     ids=str,
@@ -975,7 +975,7 @@ def test_types():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"train_sizes": (128,)}, "1 train_sizes, but 0 times in train_until"),
+        ({"train_sizes": (128,)}, "train_until must have equally many values, not 1 and 0"),
         (
             {"train_sizes": (0,), "train_until": "1 epochs"},
             "train_sizes is 0, but must be positive",

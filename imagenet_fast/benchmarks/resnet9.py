@@ -19,7 +19,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.order import share_of
+from imagenet_fast.data.order import part_of
 from imagenet_fast.data.pipeline import make_dataset, thread_count
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.resize_op import with_resize_kernel
@@ -215,9 +215,9 @@ def _check(config: Config) -> None:
 def _arrays(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """Returns the training images, uint8 [images, size, size, 3], and labels, int32 [images]."""
     split, config = read_info(config).splits["train"], with_resize_kernel(config)
-    share = share_of(split, config, pipelines=1, pipeline=0)
+    part = part_of(split, config, pipelines=1, pipeline=0)
     # The model's arguments, so that its cached images are reused.
-    images, labels, _ = images_of(share, "train", config, thread_count(config), None)
+    images, labels, _ = images_of(part, "train", config, thread_count(config), None)
     return images.numpy(), labels.numpy()
 
 

@@ -1,7 +1,7 @@
-"""Random changes to the colours, the place and the side of an image.
+"""Augmentation of training images: shift, flip, colour changes, cutout, random erasing.
 
-What is random is drawn first, for a batch of images at once; the changes themselves are functions
-of an image and the numbers drawn. Images are uint8 or float32 [height, width, 3] in 0..255.
+Random numbers are drawn first, for a batch of images at once; the augmentations are deterministic
+functions of an image and these numbers. Images are uint8 or float32 [height, width, 3] in 0..255.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from imagenet_fast.data import auto_augment, stateless_random
 from imagenet_fast.data.crop_boxes import first_that_fits, place_boxes
-from imagenet_fast.data.image_operations import change
+from imagenet_fast.data.image_operations import apply
 from imagenet_fast.data.options import DataOptions
 
 Changes = dict[str, tf.Tensor]
 
-# The principal components of ImageNet's colours, scaled to 0..1: Krizhevsky et al. 2012, in
-# fb.resnet.torch's digits.
+# The principal components of ImageNet's colours, scaled to 0..1 (Krizhevsky et al. 2012), with the
+# digits of fb.resnet.torch.
 _EIGENVALUES = np.array([0.2175, 0.0188, 0.0045], np.float32)
 _EIGENVECTORS = np.array(
     [[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]],
@@ -26,18 +26,18 @@ _EIGENVECTORS = np.array(
 _ERASE_ATTEMPTS = 10
 _ERASED_AREAS = (0.02, 0.33)
 _ERASED_RATIOS = (0.3, 3.3)
-_GREY = np.array([0.299, 0.587, 0.114], np.float32)
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
-    """Draws what will be done to training images.
+    """Draws the augmentation of training images.
 
     Args:
-      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
-      options: names the changes.
+      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
+      options: Selects the augmentations.
 
     Returns:
-      By name, what :func:`augment` takes of each image: [images, ...].
+      The arguments of :func:`augment` for each image, by name: [images, ...].
     """
     changes = {}
     if options.train_crop == "pad":
@@ -57,20 +57,20 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
         changes["operations"], changes["strengths"] = auto_augment.draw_trivial_augment(identities)
     if options.color_jitter:
         numbers = stateless_random.uniform(identities, "color jitter", 3)
-        changes["shares"] = 1 + options.color_jitter * (2 * numbers - 1)
+        changes["jitter"] = 1 + options.color_jitter * (2 * numbers - 1)
     if options.lighting:
-        # Normal numbers, of which the one for 0 would be infinite. In float32 their last bits would
-        # depend on their places in the batch, which decide whether they are computed side by side.
+        # The normal quantile of 0 is infinite. In float32, the last bits would depend on the place
+        # in the batch, because TensorFlow vectorizes the computation.
         numbers = tf.maximum(stateless_random.uniform(identities, "lighting", 3), 2.0**-25)
         normal = tf.cast(tf.math.ndtri(tf.cast(numbers, tf.float64)), tf.float32)
-        changes["amounts"] = options.lighting * normal
+        changes["lighting"] = options.lighting * normal
     if options.random_erasing:
         changes["erased"] = draw_erased(identities, options)
     return changes
 
 
 def draw_flips(identities: tf.Tensor) -> tf.Tensor:
-    """Draws which images are flipped: bool [images]."""
+    """Draws which images to flip: bool [images]."""
     return stateless_random.uniform(identities, "flip", 1)[:, 0] < 0.5
 
 
@@ -78,14 +78,14 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
     """Draws the boxes of random erasing (Zhong et al. 2017), as torchvision's ``RandomErasing``.
 
     The area is uniform in .02 to .33 of the image, the ratio of height to width log-uniform in .3
-    to 3.3. The first of ten boxes that is smaller than the image is taken.
+    to 3.3. Of ten boxes, the first that is smaller than the image is used.
 
     Args:
-      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
-      options: gives ``random_erasing``, the probability, and ``image_size``.
+      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
+      options: Gives the probability, ``random_erasing``, and ``image_size``.
 
     Returns:
-      int32 [images, 4]: top, left, height and width of each; 0 pixels high where nothing is erased.
+      int32 [images, 4]: top, left, height and width; the height is 0 if nothing is erased.
     """
     chances, numbers = tf.split(
         stateless_random.uniform(identities, "erase", 1 + 4 * _ERASE_ATTEMPTS),
@@ -107,15 +107,15 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
 
 
 def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
-    """Changes an image: shift, flip, operations, jitter, lighting, cutout, erasing.
+    """Augments an image: shift, flip, operations, jitter, lighting, cutout, erasing.
 
-    RandAugment and TrivialAugment follow the flip, as in torchvision; their shears are not the same
-    flipped. The others are, so that it makes no difference that fb.resnet.torch flips last.
+    RandAugment and TrivialAugment follow the flip, as in torchvision: shears do not commute with
+    flips. The other changes do; fb.resnet.torch flips last, with the same result.
 
     Args:
       image: uint8 [height, width, 3].
-      changes: those that :func:`draw_changes` drew for it.
-      options: gives the margin of a shift and what it is made of, and the side of a cut.
+      changes: The image's part of the result of :func:`draw_changes`.
+      options: Gives the padding of a shift and the side of a cutout.
 
     Returns:
       uint8, clipped to 0..255, of the image's shape.
@@ -126,16 +126,16 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
     if "flip" in changes:
         image = flip(image, changes["flip"])
     if "operations" in changes:
-        known = (
+        operations = (
             auto_augment.TRIVIAL_AUGMENT if options.trivial_augment else auto_augment.RAND_AUGMENT
         )
-        image = change(image, changes["operations"], changes["strengths"], known)
-    if "shares" in changes or "amounts" in changes:
+        image = apply(image, changes["operations"], changes["strengths"], operations)
+    if "jitter" in changes or "lighting" in changes:
         pixels = tf.cast(image, tf.float32)
-        if "shares" in changes:
-            pixels = color_jitter(pixels, changes["shares"])
-        if "amounts" in changes:
-            pixels = lighting(pixels, changes["amounts"])
+        if "jitter" in changes:
+            pixels = color_jitter(pixels, changes["jitter"])
+        if "lighting" in changes:
+            pixels = lighting(pixels, changes["lighting"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
     if "cut" in changes:
         image = cut_out(image[tf.newaxis], changes["cut"][tf.newaxis], options)[0]
@@ -145,31 +145,31 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
 
 
 def shift(image: tf.Tensor, margin: int, corner: tf.Tensor, border: str = "zeros") -> tf.Tensor:
-    """Returns a window, of the image's own size, of the image in a frame.
+    """Returns a crop, of the image's size, of the padded image.
 
     Args:
       image: [height, width, 3].
-      margin: pixels of the frame at each side.
-      corner: int32 [2]: top and left of the window within the frame, at most twice the margin.
-      border: what the frame is made of: ``zeros`` or ``reflect``, the image reflected.
+      margin: Width of the padding at each side, in pixels.
+      corner: int32 [2]: top and left of the crop in the padded image, at most twice the margin.
+      border: Padding: ``zeros``, or ``reflect`` for the image reflected at its border.
     """
     mode = {"zeros": "CONSTANT", "reflect": "REFLECT"}[border]
-    framed = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]], mode)
-    return tf.slice(framed, tf.concat([corner, [0]], 0), tf.shape(image))
+    padded = tf.pad(image, [[margin, margin], [margin, margin], [0, 0]], mode)
+    return tf.slice(padded, tf.concat([corner, [0]], 0), tf.shape(image))
 
 
 def flip(image: tf.Tensor, flipped: tf.Tensor) -> tf.Tensor:
-    """Returns an image, [height, width, 3], flipped left to right if a bool scalar says so."""
+    """Flips an image, [height, width, 3], left to right if ``flipped``, a bool scalar."""
     return tf.cond(flipped, lambda: tf.reverse(image, [1]), lambda: image)
 
 
 def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Replaces a square of each image by the mean colour: cutout (DeVries and Taylor 2017).
+    """Fills a square of each image with the mean colour: cutout (DeVries and Taylor 2017).
 
     Args:
       images: uint8 [images, size, size, 3].
       corners: int32 [images, 2]: top and left of the squares.
-      options: gives ``cutout``, their side, and ``pixel_mean``.
+      options: Gives the squares' side, ``cutout``, and ``pixel_mean``.
     """
     places = tf.range(options.image_size) - corners[:, :, tf.newaxis]
     inside = (places >= 0) & (places < options.cutout)
@@ -178,12 +178,12 @@ def cut_out(images: tf.Tensor, corners: tf.Tensor, options: DataOptions) -> tf.T
 
 
 def erase(image: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
-    """Replaces a box of an image by the mean colour, as torchvision's ``RandomErasing`` does.
+    """Fills a box of an image with the mean colour, as torchvision's ``RandomErasing``.
 
     Args:
       image: uint8 [height, width, 3].
       box: int32 [4]: top, left, height and width.
-      options: gives ``pixel_mean``.
+      options: Gives ``pixel_mean``.
     """
     top, left, height, width = tf.unstack(box)
     rows, columns = tf.range(tf.shape(image)[0]) - top, tf.range(tf.shape(image)[1]) - left
@@ -192,32 +192,32 @@ def erase(image: tf.Tensor, box: tf.Tensor, options: DataOptions) -> tf.Tensor:
 
 
 def _mean_color(options: DataOptions) -> tf.Tensor:
-    """Returns what is black after normalization, in whole levels, so that images stay uint8."""
+    """Returns ``pixel_mean``, which normalization maps to 0, rounded to uint8."""
     return tf.constant([round(value) for value in options.pixel_mean], tf.uint8)
 
 
-def color_jitter(image: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+def color_jitter(image: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     """Changes brightness, contrast and saturation.
 
-    Each blends the image with a plainer one: black, the grey of its mean, its own greys. Their
-    order, random in fb.resnet.torch, makes no difference, since nothing is clipped in between.
+    Each is a blend of the image with, respectively, black, its mean grey and its greys. The order,
+    random in fb.resnet.torch, does not matter, because pixels are not clipped in between.
 
     Args:
       image: float32 [height, width, 3].
-      shares: float32 [3], that the image itself has in each of the three.
+      factors: float32 [3], the weight of the image in each blend.
 
     Returns:
       float32 [height, width, 3], not clipped.
     """
-    brightness, contrast, saturation = tf.unstack(shares)
-    grey = tf.tensordot(image, _GREY, 1)[..., tf.newaxis]
+    brightness, contrast, saturation = tf.unstack(factors)
+    grey = tf.tensordot(image, _LUMA, 1)[..., tf.newaxis]
     image = saturation * image + (1 - saturation) * grey
     image = contrast * image + (1 - contrast) * tf.reduce_mean(grey)
     return brightness * image
 
 
 def lighting(image: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:
-    """Adds one colour along the principal components of ImageNet's colours.
+    """Adds a colour, a combination of the principal components of ImageNet's colours.
 
     Args:
       image: float32 [height, width, 3].

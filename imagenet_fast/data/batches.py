@@ -1,9 +1,8 @@
-"""From batches of records to batches of images, of which none is lost that can be read.
+"""Conversion of batches of records to batches of images, with placeholders for unreadable ones.
 
-Examples are parsed, and boxes and changes of colour drawn, for a batch at once. Images are
-decoded one by one, those of a batch in one thread, and several batches at a time. Where anything
-fails, only its batch is done again with care, image by image, so that good batches cost no more
-than if nothing could fail.
+Examples are parsed, and crop boxes and augmentations drawn, for a whole batch. Each batch's images
+are decoded by one thread; several batches are processed in parallel. If anything in a batch fails,
+that batch is processed again image by image, so handling errors costs other batches nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.jpeg_index import cut_jpegs
 from imagenet_fast.data.options import DataOptions
 
-# The label of what fills a batch and does not count.
+# The label of padding in the last batches of an evaluation.
 PADDING = -1
 
 _FEATURES = {
@@ -34,7 +33,7 @@ _FEATURES = {
     JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value=""),
 }
 
-# What is to be done to each image of a batch: (encoded, label, box, is_cut, changes).
+# How to make each image of a batch: (encoded image, label, crop box, is_cut, changes).
 Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
 
@@ -46,20 +45,20 @@ def training_batches(
     bad_images: BadImages | None = None,
     in_python: bool = True,
 ) -> tf.data.Dataset:
-    """Returns the batches that are trained on.
+    """Returns batches of training images.
 
     Args:
-      order: batches of records and of their identities, as ``order.training_order`` gives them,
-        or of the indexes of JPEGs, too, as ``cache.records_from_memory`` does.
-      info: of the data set.
-      options: says what becomes of an image.
-      threads: batches that are made at the same time.
-      bad_images: where to list those that cannot be read.
-      in_python: whether the batches are made in this process, so that Python can warn.
+      order: Batches of records and identities from ``order.training_order``, or of records,
+        identities and JPEG indexes from ``cache.records_from_memory``.
+      info: The data set.
+      options: Gives the preprocessing and augmentation.
+      threads: Number of batches processed in parallel.
+      bad_images: Lists unreadable images.
+      in_python: Whether the dataset runs in this process, so that Python can warn.
 
     Returns:
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
-      float32 [batch]. The weight is 1; 0 where an image could not be read.
+      float32 [batch]. The weight is 1, or 0 for unreadable images.
     """
     plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
     return _batches(order, plan, options, threads, bad_images)
@@ -75,24 +74,24 @@ def plan_training(
     careful: bool = False,
     warn: bool = False,
 ) -> Plan:
-    """Returns what will be done to the images of a batch of records, and the images themselves.
+    """Returns the plan for a batch of training records.
 
     Args:
       records: string [batch].
       identities: int64 [batch, 3].
-      indexes: of JPEGs whose records have none, string [batch], empty for others; None: there are
-        no more than the records have.
-      info: of the data set.
-      options: says what becomes of an image.
-      careful: whether to look at the images themselves for their sizes.
-      warn: whether to warn of JPEG indexes that do not fit, which takes Python.
+      indexes: Indexes of JPEGs without one in their records, string [batch], empty for other
+        records; None: use only the records' indexes.
+      info: The data set.
+      options: Gives the preprocessing and augmentation.
+      careful: Whether to read image sizes from the images instead of the records.
+      warn: Whether to warn of JPEG indexes that do not match, by a Python function.
     """
     examples, labels = parse_examples(records, info)
     sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
     boxes = training_crop_boxes(sizes, identities, options)
     if indexes is not None:
-        own = examples[JPEG_INDEX]
-        examples[JPEG_INDEX] = tf.where(tf.strings.length(own) > 0, own, indexes)
+        stored = examples[JPEG_INDEX]
+        examples[JPEG_INDEX] = tf.where(tf.strings.length(stored) > 0, stored, indexes)
     encoded, boxes, is_cut = _cut(examples[ENCODED], examples, boxes, options, warn)
     return encoded, labels, boxes, is_cut, draw_changes(identities, options)
 
@@ -105,14 +104,14 @@ def evaluation_batches(
     bad_images: BadImages | None = None,
     in_python: bool = True,
 ) -> tf.data.Dataset:
-    """Returns the batches that are evaluated: as :func:`training_batches`, of batches of records.
+    """Returns batches of evaluation images, as :func:`training_batches`, from batches of records.
 
-    The last one may be smaller.
+    The last batch may be smaller.
     """
 
     def plan(records: tf.Tensor, careful: bool) -> Plan:
         examples, labels = parse_examples(records, info)
-        # As in serving, which knows nothing but the image.
+        # The size comes from the image, as in serving, and not from the record.
         encoded, sizes = tf.map_fn(
             lambda image: check_header(image, options.max_pixels),
             examples[ENCODED],
@@ -132,7 +131,7 @@ def _cut(
     options: DataOptions,
     warn: bool,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns images, boxes in them, and which of the images hold just the blocks around them."""
+    """Returns images, crop boxes in them, and which images were cut to the blocks around them."""
     if not uses_jpeg_index(options):
         return encoded, boxes, tf.zeros_like(boxes[:, 0], tf.bool)
     scales = decode.jpeg_ratios(boxes, options)
@@ -140,7 +139,7 @@ def _cut(
 
 
 def uses_jpeg_index(options: DataOptions) -> bool:
-    """Returns whether JPEGs that have an index are decoded with its help."""
+    """Returns whether JPEG indexes are used for decoding."""
     return options.jpeg_index and options.resize_kernel == "native"
 
 
@@ -151,9 +150,12 @@ def make_image(
     changes: Changes,
     options: DataOptions,
 ) -> tf.Tensor:
-    """Does what was planned: uint8 [image_size, image_size, 3] of an image's part of a plan."""
+    """Returns a decoded, resized and augmented image, uint8 [image_size, image_size, 3].
+
+    The arguments are one image's part of a ``Plan``.
+    """
     changes = dict(changes)
-    # It costs next to nothing to flip while resizing, but a shift comes in between.
+    # Flipping while resizing is nearly free, but would come before a shift.
     flipped = None if "shift" in changes else changes.pop("flip", None)
     if uses_jpeg_index(options):
         decoded, inner_box = decode.decode_cut_or_crop(encoded, box, is_cut, options)
@@ -164,7 +166,7 @@ def make_image(
 
 
 def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (image, label, weight) of what takes a place but does not count."""
+    """Returns a placeholder (image, label, weight) of weight 0."""
     size = options.image_size
     return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
 
@@ -187,32 +189,32 @@ def _batches(
 
     def one_by_one(*record: tf.Tensor) -> tf.data.Dataset:
         batch_of_one = (part[tf.newaxis] for part in record)
-        given_up = tf.data.Dataset.from_tensors(record[0]).map(give_up)
-        return images(*batch_of_one, careful=True).ignore_errors().concatenate(given_up).take(1)
+        placeholder = tf.data.Dataset.from_tensors(record[0]).map(report)
+        return images(*batch_of_one, careful=True).ignore_errors().concatenate(placeholder).take(1)
 
-    def give_up(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    def report(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
             tf.numpy_function(bad_images.add, [record], [])
         return unreadable(options, label=0)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]
-        # Whole or not at all: batching goes on behind an error, with the images that are left.
+        # drop_remainder, because after an error a batch of the remaining images would follow.
         fast = images(*records, careful=False).batch(size, drop_remainder=True).ignore_errors()
         one_at_a_time = tf.data.Dataset.from_tensor_slices(records).flat_map(one_by_one)
         return fast.concatenate(one_at_a_time.batch(size)).take(1)
 
-    made = batches.interleave(
+    image_batches = batches.interleave(
         batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
     )
     size = tf.nest.flatten(batches.element_spec)[0].shape[0]
-    return made.map(
+    return image_batches.map(
         lambda *parts: tuple(tf.ensure_shape(part, [size, *part.shape[1:]]) for part in parts)
     )
 
 
 def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the examples' fields and their classes, checked against the number of classes."""
+    """Returns the examples' fields, and their classes, which are checked to be in range."""
     examples = tf.io.parse_example(records, _FEATURES)
     labels = tf.cast(examples[LABEL] + info.label_offset, tf.int32)
     in_range = tf.logical_and(labels >= 0, labels < info.num_classes)
@@ -221,13 +223,15 @@ def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.
 
 
 def _sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
-    """Returns the images' heights and widths, int32 [images, 2], from the records if they tell."""
-    told = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-    return tf.cond(tf.reduce_all(told > 0), lambda: told, lambda: _header_sizes(examples, options))
+    """Returns images' heights and widths, int32 [images, 2], from the records if they have them."""
+    sizes = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
+    return tf.cond(
+        tf.reduce_all(sizes > 0), lambda: sizes, lambda: _header_sizes(examples, options)
+    )
 
 
 def _header_sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
-    """Returns the same from the images themselves."""
+    """Returns images' heights and widths, int32 [images, 2], from the images' headers."""
     return tf.map_fn(
         lambda image: image_size(image, options.max_pixels),
         examples[ENCODED],

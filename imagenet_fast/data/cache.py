@@ -1,7 +1,7 @@
-"""Training images that a host holds in memory, or on a disk of its own.
+"""Caches of training images in a host's memory, and copies of shards on its local disk.
 
-What is in memory is put into order by its indices, so that an epoch's order costs next to nothing
-and is the same with and without a cache. It is held until that of other data takes its place.
+Cached records and images are shuffled by their indices, so an epoch's order is cheap and the same
+as without a cache. They stay in memory until other data is cached.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_jpegs
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.order import Share, own_records
+from imagenet_fast.data.order import SplitPart, part_reader
 from imagenet_fast.data.shards import read_shard
 
-# Size and time of the last change of each file.
+# Size and modification time of each file.
 _States = tuple[tuple[int, int], ...]
 
-# What images depend on before anything random is done to them.
+# The options that determine decoded images, before random changes.
 _PREPARATION = (
     "data_dir",
     "num_classes",
@@ -62,27 +62,27 @@ _COPIED_AT_ONCE = 16 * 2**20
 
 
 def read_indices(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Returns a shard's places in what the functions below hold, int64, in place of its records."""
+    """Returns the indices of a shard's records in the cache, int64, instead of the records."""
     return tf.data.Dataset.range(start, start + count)
 
 
 def records_from_memory(
-    order: tf.data.Dataset, share: Share, options: DataOptions, threads: int
+    order: tf.data.Dataset, part: SplitPart, options: DataOptions, threads: int
 ) -> tf.data.Dataset:
-    """Returns batches of records and identities, from batches of indices and identities.
+    """Returns batches of cached records and identities.
 
     Args:
-      order: of :func:`read_indices`.
-      share: whose records to hold.
-      options: says whether to index JPEGs whose records have no index; a batch then has a third
-        part, their indexes, string [batch], empty for other records.
-      threads: that read them.
+      order: Batches of indices, from :func:`read_indices`, and identities.
+      part: The part of the split to cache.
+      options: If JPEG indexes are used, JPEGs without one in their records are indexed, and a batch
+        has a third element, these indexes, string [batch], empty for other records.
+      threads: Number of threads that read.
     """
-    states = _states(share)
-    records = _records(share, states, threads)
+    states = _states(part)
+    records = _records(part, states, threads)
     if not uses_jpeg_index(options):
         return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
-    indexes = _indexes(share, states, threads)
+    indexes = _indexes(part, states, threads)
     return order.map(
         lambda indices, identities: (
             tf.gather(records, indices),
@@ -94,71 +94,68 @@ def records_from_memory(
 
 def batches_from_memory(
     order: tf.data.Dataset,
-    share: Share,
+    part: SplitPart,
     options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
 ) -> tf.data.Dataset:
-    """Returns what ``batches.training_batches`` does, from batches of indices and identities.
+    """Returns the batches of ``batches.training_batches`` from cached images.
 
     Args:
-      order: of :func:`read_indices`.
-      share: whose images to hold, as they are before anything random is done to them.
-      options: says what becomes of an image; its window must not be random.
-      threads: that decode, and later change, the images.
-      bad_images: where to list those that cannot be read.
+      order: Batches of indices, from :func:`read_indices`, and identities.
+      part: The part of the split to cache, decoded and resized but not augmented.
+      options: Gives the augmentation; crops must not be random, except by ``train_crop=pad``.
+      threads: Number of threads that decode and augment images.
+      bad_images: Lists unreadable images.
     """
-    parts = images_of(share, "train", options, threads, bad_images)
+    cached = images_of(part, "train", options, threads, bad_images)
 
     def batch(indices: tf.Tensor, identities: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        images, labels, weights = (tf.gather(part, indices) for part in parts)
+        images, labels, weights = (tf.gather(tensor, indices) for tensor in cached)
         changes = draw_changes(identities, options)
         return (images, labels, weights, changes) if changes else (images, labels, weights)
 
-    def changed(
+    def augmented(
         images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, changes: Changes
     ) -> tf.data.Dataset:
         each = tf.data.Dataset.from_tensor_slices((images, changes))
         size = tf.shape(labels, tf.int64)[0]
-        images = each.map(lambda image, own: augment(image, own, options)).batch(size)
+        images = each.map(lambda image, changes: augment(image, changes, options)).batch(size)
         return tf.data.Dataset.zip((images, tf.data.Dataset.from_tensors((labels, weights))))
 
     batches = order.map(batch, num_parallel_calls=threads, deterministic=True)
-    if len(batches.element_spec) == len(parts):
+    if len(batches.element_spec) == len(cached):
         return batches
-    made = batches.interleave(
-        changed, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+    batches = batches.interleave(
+        augmented, cycle_length=threads, num_parallel_calls=threads, deterministic=True
     )
-    shape = [order.element_spec[0].shape[0], *parts[0].shape[1:]]
-    return made.map(lambda images, rest: (tf.ensure_shape(images, shape), *rest))
+    shape = [order.element_spec[0].shape[0], *cached[0].shape[1:]]
+    return batches.map(lambda images, rest: (tf.ensure_shape(images, shape), *rest))
 
 
-# The last one, that runs after another in a process do not need the memory of all.
+# Only the last: successive runs in a process should not add up their memory.
 @functools.lru_cache(maxsize=1)
-def _records(share: Share, states: _States, threads: int) -> tf.Tensor:
-    """Returns all records of the share's shards, string [records].
-
-    Those of shards in other states are others: they are read anew.
-    """
-    read = own_records(read_shard)
+def _records(part: SplitPart, states: _States, threads: int) -> tf.Tensor:
+    """Returns all records of a part, string [records]; reads again if ``states`` have changed."""
+    read = part_reader(read_shard)
 
     def read_all(*shard: tf.Tensor) -> tf.Tensor:
         return read(*shard).batch(shard[-1]).get_single_element()
 
-    # Nothing makes a batch of no records, which is what a shard has whose images were all bad.
-    shards = share.shards().filter(lambda *shard: shard[-1] > 0)
+    # A shard whose images were all skipped has no records, of which no batch can be made.
+    shards = part.shards().filter(lambda *shard: shard[-1] > 0)
     shards = shards.map(read_all, num_parallel_calls=threads, deterministic=True)
-    with _announced(f"{share.examples} train records"):
-        return shards.unbatch().batch(share.examples).get_single_element()
+    with _announced(f"{part.examples} train records"):
+        return shards.unbatch().batch(part.examples).get_single_element()
 
 
 @functools.lru_cache(maxsize=1)
-def _indexes(share: Share, states: _States, threads: int) -> tf.Tensor:
-    """Returns the indexes of JPEGs that :func:`_records` have none of, string [records]."""
+def _indexes(part: SplitPart, states: _States, threads: int) -> tf.Tensor:
+    """Returns indexes of the JPEGs without one in their records, string [records]."""
 
     def index(records: tf.Tensor) -> tf.Tensor:
         examples = tf.io.parse_example(records, _INDEXED)
-        pixels = examples[HEIGHT] * examples[WIDTH]  # 0: it does not say
+        pixels = examples[HEIGHT] * examples[WIDTH]  # 0: unknown
         needs = (examples[JPEG_INDEX] == "") & ((pixels == 0) | (pixels >= LEAST_PIXELS))
         return index_jpegs(tf.where(needs, examples[ENCODED], ""))
 
@@ -168,65 +165,63 @@ def _indexes(share: Share, states: _States, threads: int) -> tf.Tensor:
 
     def index_batch(records: tf.Tensor) -> tf.data.Dataset:
         indexed = tf.data.Dataset.from_tensors(records).map(index).ignore_errors()
-        # Where a record is no example, all of the batch fail.
+        # If one record is not an example, the whole batch fails.
         one_by_one = tf.data.Dataset.from_tensor_slices(records).flat_map(index_one).unbatch()
         return indexed.concatenate(one_by_one.batch(_INDEXED_AT_ONCE)).take(1)
 
-    batches = tf.data.Dataset.from_tensor_slices(_records(share, states, threads))
+    batches = tf.data.Dataset.from_tensor_slices(_records(part, states, threads))
     indexes = batches.batch(_INDEXED_AT_ONCE).interleave(
         index_batch, cycle_length=threads, num_parallel_calls=threads, deterministic=True
     )
-    return indexes.unbatch().batch(share.examples).get_single_element()
+    return indexes.unbatch().batch(part.examples).get_single_element()
 
 
 def images_of(
-    share: Share,
+    part: SplitPart,
     split: str,
     options: DataOptions,
     threads: int,
     bad_images: BadImages | None = None,
 ) -> tuple[tf.Tensor, ...]:
-    """Returns (images, labels, weights) of all records of the share's shards.
-
-    They are as evaluation sees them, and held until others are asked for.
+    """Returns (images, labels, weights) of all records of a part, preprocessed as in evaluation.
 
     Args:
-      share: whose shards.
-      split: ``train`` or ``validation``, to be told.
-      options: says what becomes of an image.
-      threads: that decode.
-      bad_images: where to list those that cannot be read.
+      part: The part of the split.
+      split: ``train`` or ``validation``, for messages.
+      options: Gives the preprocessing.
+      threads: Number of threads that decode.
+      bad_images: Lists unreadable images.
     """
     prepared = DataOptions(**{name: getattr(options, name) for name in _PREPARATION}, batch_size=1)
-    return _images_of(share, _states(share), split, prepared, threads, bad_images)
+    return _images_of(part, _states(part), split, prepared, threads, bad_images)
 
 
-# Those of training and of validation.
+# Two: training and validation images.
 @functools.lru_cache(maxsize=2)
 def _images_of(
-    share: Share,
+    part: SplitPart,
     states: _States,
     split: str,
     options: DataOptions,
     threads: int,
     bad_images: BadImages | None,
 ) -> tuple[tf.Tensor, ...]:
-    """Returns what :func:`images_of` does, with ``states`` as :func:`_records` has them."""
-    count = share.examples
-    read = own_records(read_shard)
-    records = share.shards().flat_map(read).batch(_DECODED_AT_ONCE)
+    """Returns the images of :func:`images_of`; reads again if ``states`` have changed."""
+    count = part.examples
+    read = part_reader(read_shard)
+    records = part.shards().flat_map(read).batch(_DECODED_AT_ONCE)
     images = evaluation_batches(records, read_info(options), options, threads, bad_images).unbatch()
     with _announced(f"{count} {split} images, {count * 3 * options.image_size**2 / 1e6:.0f} MB"):
         return images.batch(count).get_single_element()
 
 
-def _states(share: Share) -> _States:
-    """Returns what tells shards from those that were there before under the same names.
+def _states(part: SplitPart) -> _States:
+    """Returns the states of local shards, by which rewritten shards are recognized.
 
-    In a bucket that would be a request for each.
+    In a bucket, this would take a request per shard.
     """
-    stats = [to_path(path).stat() for path in share.paths if is_local(path)]
-    return tuple((own.st_size, own.st_mtime_ns) for own in stats)
+    stats = [to_path(path).stat() for path in part.paths if is_local(path)]
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 @contextlib.contextmanager
@@ -237,23 +232,23 @@ def _announced(what: str) -> Iterator[None]:
     print(f"cache: read in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
 
 
-def copy_shards(share: Share, directory: str) -> Share:
-    """Copies shards to a local disk, except those that are there already.
+def copy_shards(part: SplitPart, directory: str) -> SplitPart:
+    """Copies shards to a local disk, unless they are there already.
 
     Args:
-      share: whose shards.
-      directory: where to, in a folder for each data set; made if it does not exist.
+      part: The part of the split whose shards are copied.
+      directory: Target, created if it does not exist; each data set has a folder in it.
 
     Returns:
-      The same share of the copies.
+      The part with the paths of the copies.
 
     Raises:
-      UserError: if they cannot be read or written.
+      UserError: if a shard cannot be read or written.
     """
-    copies = [_copy_path(to_path(path), directory) for path in share.paths]
+    copies = [_copy_path(to_path(path), directory) for path in part.paths]
     missing = [
         (path, copy)
-        for path, copy in zip(map(to_path, share.paths), copies)
+        for path, copy in zip(map(to_path, part.paths), copies)
         if not copy.exists() or _size_and_time(copy) != _size_and_time(path)
     ]
     total = sum(path.stat().st_size for path, _ in missing)
@@ -265,17 +260,17 @@ def copy_shards(share: Share, directory: str) -> Share:
                 raise UserError(
                     f"cache_dir: cannot copy {path} to {copy}: {error.strerror}"
                 ) from error
-    return dataclasses.replace(share, paths=tuple(map(str, copies)))
+    return dataclasses.replace(part, paths=tuple(map(str, copies)))
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    """Returns a file's size, and the second in which it was written, which a copy has from it."""
-    found = path.stat()
-    return found.st_size, int(found.st_mtime)
+    """Returns a file's size and its modification time in seconds, which copies inherit."""
+    stat = path.stat()
+    return stat.st_size, int(stat.st_mtime)
 
 
 def _copy_path(path: Path, directory: str) -> pathlib.Path:
-    """Returns where a shard's copy is: apart from those of other data sets of the same names."""
+    """Returns the path of a shard's copy, in a folder named by the shard's directory."""
     source = path.resolve().parent
     folder = f"{source.name}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     return to_local_path(directory, "cache_dir") / folder / path.name
@@ -283,7 +278,7 @@ def _copy_path(path: Path, directory: str) -> pathlib.Path:
 
 def _copy(path: Path, copy: pathlib.Path, bar: tqdm) -> None:
     copy.parent.mkdir(parents=True, exist_ok=True)
-    # Another process of this host may copy the same file.
+    # Another process on this host may copy the same file.
     temporary = copy.with_name(f".{copy.name}.{os.getpid()}.tmp")
     try:
         with path.open("rb") as source, temporary.open("wb") as target:

@@ -1,6 +1,6 @@
-"""The 14 operations of RandAugment and TrivialAugment, with Pillow's pixels.
+"""The 14 operations of RandAugment and TrivialAugment, with the same pixels as Pillow's.
 
-Images are uint8 [height, width, 3]. The geometric operations take the nearest pixel.
+Images are uint8 [height, width, 3]. Geometric operations use nearest-neighbour interpolation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# What becomes of (image, strength), a float32 scalar in [-1, 1].
+# A function of the image and the strength, a float32 scalar in [-1, 1].
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
@@ -28,17 +28,17 @@ def operations(
 ) -> dict[str, Operation]:
     """Returns all operations by name.
 
-    Autocontrast and equalize have no strength. Those of which either direction is as strong take
-    the sign of the strength; solarize and posterize do not.
+    Autocontrast and equalize ignore the strength, solarize and posterize its sign.
 
     Args:
-      degrees: of rotation, at strength 1.
-      slope: of shears, at strength 1.
-      pixels: a translation's, by the strength and the image's side in pixels.
-      enhancement: how far colour, contrast, brightness and sharpness go from 1, at strength 1.
-      bits: of 8 that posterize takes away, at strength 1.
-      threshold: of solarize at strength 0; it is 0 at strength 1.
-      fill: level of the pixels that geometric operations have no source for.
+      degrees: Angle of rotation at strength 1.
+      slope: Of shears at strength 1.
+      pixels: Returns a translation in pixels, given the strength and the image's side in pixels.
+      enhancement: Difference from 1 of the factors of colour, contrast, brightness and sharpness at
+        strength 1.
+      bits: Number of bits, of 8, that posterize removes at strength 1.
+      threshold: Of solarize at strength 0; at strength 1 it is 0.
+      fill: Value of pixels from outside of the image, in geometric operations.
     """
 
     def enhanced(change: Operation) -> Operation:
@@ -72,31 +72,31 @@ def operations(
     }
 
 
-def change(
+def apply(
     image: tf.Tensor,
     numbers: tf.Tensor,
     strengths: tf.Tensor,
     operations: Mapping[str, Operation],
 ) -> tf.Tensor:
-    """Changes an image by one operation after another.
+    """Applies operations to an image, one after another.
 
     Args:
       image: uint8 [height, width, 3].
-      numbers: int32 [layers], places in ``operations``.
+      numbers: int32 [layers], indices in ``operations``.
       strengths: float32 [layers], in [-1, 1].
-      operations: what may be done.
+      operations: The operations to choose from, by name.
 
     Returns:
       uint8, of the image's shape.
     """
     for number, strength in zip(tf.unstack(numbers), tf.unstack(strengths)):
-        changes = [functools.partial(own, image, strength) for own in operations.values()]
-        image = tf.ensure_shape(tf.switch_case(number, changes), image.shape)
+        branches = [functools.partial(each, image, strength) for each in operations.values()]
+        image = tf.ensure_shape(tf.switch_case(number, branches), image.shape)
     return image
 
 
 def autocontrast(image: tf.Tensor) -> tf.Tensor:
-    """Stretches each colour from 0 to 255."""
+    """Stretches each channel to the range 0 to 255."""
     least = tf.cast(tf.reduce_min(image, [0, 1]), tf.float64)
     most = tf.cast(tf.reduce_max(image, [0, 1]), tf.float64)
     scale = tf.where(most > least, 255 / tf.maximum(most - least, 1), 1)
@@ -108,13 +108,13 @@ def autocontrast(image: tf.Tensor) -> tf.Tensor:
 
 
 def equalize(image: tf.Tensor) -> tf.Tensor:
-    """Spreads each colour so that each level is about as frequent."""
-    # Of 3 * 256 levels.
+    """Equalizes the histogram of each channel."""
+    # Indices in [level, channel], flattened: 256 * 3.
     levels = tf.cast(_rows(image), tf.int32) * 3 + tf.tile(tf.range(3), [tf.shape(image)[1]])
     counts = tf.math.bincount(tf.reshape(levels, [-1]), minlength=768, maxlength=768)
     counts = tf.reshape(counts, [256, 3])
     lower = tf.cumsum(counts, exclusive=True)
-    # Pixels below the brightest level, for each of the 255 steps up to it.
+    # The number of pixels below the highest level, divided by 255.
     step = tf.reduce_max(tf.where(counts > 0, lower, 0), axis=0) // 255
     equalized = tf.minimum((lower + step // 2) // tf.maximum(step, 1), 255)
     table = tf.where(step > 0, equalized, tf.range(256)[:, tf.newaxis])
@@ -123,36 +123,36 @@ def equalize(image: tf.Tensor) -> tf.Tensor:
 
 
 def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """Inverts what is not below a threshold in 0..256."""
+    """Inverts levels at or above a threshold in 0..256."""
     bright = tf.cast(tf.cast(image, tf.float32) >= threshold, tf.uint8)
     return tf.bitwise.bitwise_xor(image, 255 * bright)
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-    """Keeps so many high bits, 1..8, of each colour."""
-    lost = tf.cast(8 - bits, tf.uint8)
-    return tf.bitwise.left_shift(tf.bitwise.right_shift(image, lost), lost)
+    """Keeps the highest ``bits``, 1..8, of each level."""
+    low = tf.cast(8 - bits, tf.uint8)
+    return tf.bitwise.left_shift(tf.bitwise.right_shift(image, low), low)
 
 
 def color(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Blends with the image's own greys: 0 is grey, 1 the image, 2 has twice the colour."""
+    """Blends the grayscale image, at factor 0, with the image, at 1; 2 doubles the saturation."""
     return _blend(_greys(image), image, factor)
 
 
 def contrast(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Blends with the grey of the image's mean: 0 is that grey, 1 the image."""
-    # In whole numbers: float32 would not hold the sum.
+    """Blends the image's mean grey, at factor 0, with the image, at 1."""
+    # In integers, because float32 cannot represent the sum.
     total, count = tf.reduce_sum(tf.cast(_greys(image), tf.int64)), tf.size(image, tf.int64)
     return _blend((2 * total + count) // (2 * count), image, factor)
 
 
 def brightness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Blends with black: 0 is black, 1 the image."""
+    """Blends black, at factor 0, with the image, at 1."""
     return _blend(tf.constant(0.0), image, factor)
 
 
 def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Blends with a smoothed image: 0 is smooth, 1 the image. The outermost pixels stay."""
+    """Blends a smoothed image, at factor 0, with the image, at 1; outermost pixels stay."""
     pixels = tf.cast(image, tf.float32)
     rows = pixels[:-2] + pixels[1:-1] + pixels[2:]
     squares = rows[:, :-2] + rows[:, 1:-1] + rows[:, 2:]
@@ -163,7 +163,7 @@ def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def rotate(image: tf.Tensor, degrees: tf.Tensor, fill: float) -> tf.Tensor:
-    """Turns the image around its centre, counterclockwise."""
+    """Rotates the image around its centre, counterclockwise."""
     cosine, sine = tf.cos(degrees * math.pi / 180), tf.sin(degrees * math.pi / 180)
     y, x = tf.unstack(tf.cast(tf.shape(image)[:2], tf.float32) / 2)
     rows = [cosine, -sine, x - cosine * x + sine * y], [sine, cosine, y - sine * x - cosine * y]
@@ -191,34 +191,35 @@ def translate_y(image: tf.Tensor, pixels: tf.Tensor, fill: float) -> tf.Tensor:
 
 
 def _rows(image: tf.Tensor) -> tf.Tensor:
-    """Returns [height, width * 3], along which what differs by colour is faster to broadcast."""
+    """Reshapes to [height, width * 3], on which operations per channel are faster."""
     return tf.reshape(image, [tf.shape(image)[0], -1])
 
 
 def _greys(image: tf.Tensor) -> tf.Tensor:
-    """Returns each pixel's grey, as Pillow rounds it, three times: float32 [height, width, 3]."""
+    """Returns the grayscale image, rounded as Pillow does, as float32 [height, width, 3]."""
     weights = tf.tile(tf.constant([[19595.0], [38470.0], [7471.0]]), [1, 3])
     weighted = tf.reshape(tf.cast(image, tf.float32), [-1, 3]) @ weights  # below 2**24, thus exact
     return tf.reshape(tf.floor((weighted + 2**15) / 2**16), tf.shape(image))
 
 
 def _blend(plain: tf.Tensor, image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """Returns the plain image where the factor is 0, the image where it is 1; truncated."""
+    """Returns ``plain`` at factor 0 and ``image`` at factor 1, truncated to uint8."""
     plain = tf.cast(plain, tf.float32)
     blended = plain + factor * (tf.cast(image, tf.float32) - plain)
     return tf.cast(tf.clip_by_value(blended, 0, 255), tf.uint8)
 
 
 def _transform(image: tf.Tensor, x: Sequence[Any], y: Sequence[Any], fill: float) -> tf.Tensor:
-    """Takes the pixel (x, y) from where a linear map of (x, y, 1) says.
+    """Applies an affine transformation to an image.
 
     Args:
       image: uint8 [height, width, 3].
-      x: three coefficients of the source's x, for pixels whose centres are at halves.
-      y: of its y.
-      fill: level of the pixels that come from outside of the image.
+      x: Coefficients of the source's x as a linear function of the output's (x, y, 1), where
+        pixels' centres are at half-integers.
+      y: Likewise of the source's y.
+      fill: Value of pixels from outside of the image.
     """
-    # The operation has the centres at whole numbers.
+    # In TensorFlow's op, centres are at integers.
     x_offset = x[2] + (x[0] + x[1] - 1) / 2
     y_offset = y[2] + (y[0] + y[1] - 1) / 2
     return tf.raw_ops.ImageProjectiveTransformV3(

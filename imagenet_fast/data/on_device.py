@@ -17,7 +17,7 @@ from imagenet_fast.data.batches import PADDING
 from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
-from imagenet_fast.data.order import share_of
+from imagenet_fast.data.order import part_of
 
 # Of a transformation's options, so many are used in an epoch, at most (Page).
 _MOST_OPTIONS = 200
@@ -56,8 +56,8 @@ class ImagesOnDevice:
         self._batch_size = batch_size
         self._replicas = strategy.num_replicas_in_sync
         self._count = info.splits[split].examples
-        share = share_of(info.splits[split], options, pipelines=1, pipeline=0)
-        images, labels, weights = images_of(share, split, options, threads, bad_images)
+        part = part_of(info.splits[split], options, pipelines=1, pipeline=0)
+        images, labels, weights = images_of(part, split, options, threads, bad_images)
         # TensorFlow keeps variables of int32 in the host's memory.
         parts = {"images": images, "labels": tf.cast(labels, tf.int64), "weights": weights}
 

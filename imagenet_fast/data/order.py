@@ -1,11 +1,11 @@
-"""In which order training reads its images, and which of them each worker gets.
+"""The order in which training reads images, and the division of images among input pipelines.
 
 ::
 
-    shards in the epoch's order -> parallel interleave -> shuffle -> this worker's share
-      -> skip what a resumed run has seen -> batch
+    shards in the epoch's order -> parallel interleave -> shuffle -> the pipeline's part
+      -> skip what a resumed run has read -> batch
 
-The order is a function of (seed, epoch, step) alone; nothing has to be saved to continue.
+The order is a function of (seed, epoch, step) alone, so resuming needs no saved state.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.options import DataOptions
 
-# Above this many bytes, a worker reads shards of its own instead of its share of all.
+# Above this size in bytes, `shard_by=auto` gives each pipeline its own shards.
 _LARGE = 2**30
 _SHARDS_AT_ONCE = 16
 
-# From a shard's path, its number of records and the number of those in the shards before it.
+# Arguments: the shard's path, its number of records, and the number of records in earlier shards.
 ReadShard = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.data.Dataset]
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """One of the input pipelines, of which each host has one, and what it reads of a split.
+class SplitPart:
+    """The part of a split that one input pipeline reads; each host has one pipeline.
 
     Attributes:
-      paths: of the shards, in the order of their numbers.
-      counts: records in each.
-      pipelines: how many there are.
-      pipeline: which of them this is.
-      by_files: whether the shards are its own, so that it needs all of their records, but those of
-        the next two; else they are all pipelines', and it needs each ``pipelines``-th.
-      before: records at the start of the first shard that are another pipeline's.
-      behind: records at the end of the last shard that are another pipeline's.
+      paths: Of the shards, in order.
+      counts: Number of records in each shard.
+      pipelines: Number of input pipelines.
+      pipeline: Index of this pipeline.
+      by_files: Whether the pipeline has its own shards and reads all of their records but those of
+        ``before`` and ``after``; otherwise all pipelines read all shards, and each uses every
+        ``pipelines``-th record.
+      before: Number of records at the start of the first shard that belong to another pipeline.
+      after: Number of records at the end of the last shard that belong to another pipeline.
     """
 
     paths: tuple[str, ...]
@@ -49,90 +50,90 @@ class Share:
     pipeline: int
     by_files: bool
     before: int = 0
-    behind: int = 0
+    after: int = 0
 
     @property
     def examples(self) -> int:
-        """Number of records in the shards that are not another pipeline's."""
-        return sum(self.counts) - self.before - self.behind
+        """Number of records in the shards, without those of ``before`` and ``after``."""
+        return sum(self.counts) - self.before - self.after
 
     def shards(self) -> tf.data.Dataset:
-        """Returns the arguments of what :func:`own_records` returns, shard by shard."""
+        """Returns, for each shard, the arguments of the function that :func:`part_reader` makes."""
         counts = np.array(self.counts, np.int64)
-        firsts, own = np.zeros_like(counts), counts.copy()
+        firsts, used = np.zeros_like(counts), counts.copy()
         firsts[0] = self.before
-        own[0] -= self.before
-        own[-1] -= self.behind
-        starts = np.cumsum(own) - own
-        return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts, firsts, own))
+        used[0] -= self.before
+        used[-1] -= self.after
+        starts = np.cumsum(used) - used
+        return tf.data.Dataset.from_tensor_slices((list(self.paths), counts, starts, firsts, used))
 
     def interleave(
         self, shards: tf.data.Dataset, read_shard: ReadShard, threads: int
     ) -> tf.data.Dataset:
-        """Returns the records of the shards, some shards at a time."""
+        """Returns the records of the shards, reading several shards in parallel."""
         return shards.interleave(
-            own_records(read_shard),
+            part_reader(read_shard),
             cycle_length=_SHARDS_AT_ONCE,
             num_parallel_calls=threads,
             deterministic=True,
         )
 
-    def own(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns this pipeline's records of all that its shards hold."""
+    def select(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns this pipeline's records from the records of :meth:`interleave`."""
         return records if self.by_files else records.shard(self.pipelines, self.pipeline)
 
 
-def share_of(split: SplitInfo, options: DataOptions, pipelines: int, pipeline: int) -> Share:
-    """Returns what an input pipeline reads.
+def part_of(split: SplitInfo, options: DataOptions, pipelines: int, pipeline: int) -> SplitPart:
+    """Returns the part of a split that an input pipeline reads.
 
     Raises:
-      UserError: if there are fewer shards than pipelines that are to have shards of their own.
+      UserError: if each pipeline is to have its own shards, but there are fewer shards.
     """
     if not is_by_files(split, options, pipelines):
-        return Share(split.paths, split.counts, pipelines, pipeline, by_files=False)
-    # In turn, so that where the numbers divide, no shard is cut. Else two pipelines read one shard,
-    # since each must have as many records in an epoch as the others.
+        return SplitPart(split.paths, split.counts, pipelines, pipeline, by_files=False)
+    # Shards are dealt in turn: if the numbers divide, no shard is split. Otherwise two pipelines
+    # read the same shard, because all pipelines need equally many records in an epoch.
     order = [
         shard for first in range(pipelines) for shard in range(len(split.paths))[first::pipelines]
     ]
     ends = np.cumsum([split.counts[shard] for shard in order])
-    begin, end = (split.examples * own // pipelines for own in (pipeline, pipeline + 1))
+    begin, end = (split.examples * index // pipelines for index in (pipeline, pipeline + 1))
     first = min(int(np.searchsorted(ends, begin, side="right")), len(order) - 1)
     # There may be fewer records than pipelines.
     last = max(int(np.searchsorted(ends, end, side="left")), first)
-    own = order[first : last + 1]
-    return Share(
-        tuple(split.paths[shard] for shard in own),
-        tuple(split.counts[shard] for shard in own),
+    shards = order[first : last + 1]
+    return SplitPart(
+        tuple(split.paths[shard] for shard in shards),
+        tuple(split.counts[shard] for shard in shards),
         pipelines,
         pipeline,
         by_files=True,
-        before=int(begin - ends[first] + split.counts[own[0]]),
-        behind=int(ends[last] - end),
+        before=int(begin - ends[first] + split.counts[shards[0]]),
+        after=int(ends[last] - end),
     )
 
 
-def own_records(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
-    """Returns what reads a share's records of one of its shards.
+def part_reader(read_shard: ReadShard) -> Callable[..., tf.data.Dataset]:
+    """Returns a function that reads a part's records of one shard.
 
-    Its arguments are the shard's path and number of records, the number of the share's records in
-    the shards before it, the number of the first of this shard's that are the share's, and how many
-    these are.
+    Its arguments: the shard's path and number of records; the number of the part's records in
+    earlier shards; the index of the part's first record in this shard, and the number of the part's
+    records in it.
     """
 
     def read(
-        path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, own: tf.Tensor
+        path: tf.Tensor, count: tf.Tensor, start: tf.Tensor, first: tf.Tensor, used: tf.Tensor
     ) -> tf.data.Dataset:
-        return read_shard(path, count, start - first).skip(first).take(own)
+        return read_shard(path, count, start - first).skip(first).take(used)
 
     return read
 
 
 def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
-    """Returns whether each input pipeline reads shards of its own, as ``options.shard_by`` says.
+    """Returns whether ``options.shard_by`` gives each input pipeline its own shards.
 
     Raises:
-      UserError: if there are fewer shards than pipelines that are to have shards of their own.
+      UserError: if it does, but there are fewer shards than pipelines.
     """
     if pipelines == 1 or options.shard_by == "records":
         return False
@@ -140,14 +141,14 @@ def is_by_files(split: SplitInfo, options: DataOptions, pipelines: int) -> bool:
         return False
     if len(split.paths) < pipelines:
         raise UserError(
-            f"{len(split.paths)} shards are too few for {pipelines} workers to have shards of "
-            "their own: prepare the data with more, or use --shard_by=records"
+            f"{len(split.paths)} shards are too few for {pipelines} workers with shards of their "
+            "own: prepare the data with more shards, or use --shard_by=records"
         )
     return True
 
 
 def training_order(
-    share: Share,
+    part: SplitPart,
     read_shard: ReadShard,
     options: DataOptions,
     *,
@@ -157,50 +158,51 @@ def training_order(
     first_step: int,
     threads: int,
 ) -> tf.data.Dataset:
-    """Returns what training reads, epoch after epoch, without end.
+    """Returns an infinite dataset of training records, epoch after epoch, in batches.
 
     Args:
-      share: of this input pipeline.
-      read_shard: gives what is to be put into order.
-      options: gives ``seed`` and ``shuffle_buffer``.
-      batch_size: of what is returned.
-      images_per_step: that this input pipeline gives to a weight update, in whole batches.
-      steps_per_epoch: weight updates.
-      first_step: the weight update that comes first.
-      threads: that read.
+      part: The part of the split that this input pipeline reads.
+      read_shard: Reads a shard's records, or what represents them.
+      options: Gives ``seed`` and ``shuffle_buffer``.
+      batch_size: Of the returned batches.
+      images_per_step: Number of this pipeline's images in a training step, a multiple of
+        ``batch_size``.
+      steps_per_epoch: Number of training steps in an epoch.
+      first_step: The first training step, counted from the start of training.
+      threads: Number of threads that read.
 
     Returns:
-      Batches of what ``read_shard`` gave, [batch_size, ...], and of the images' identities for
+      Batches of what ``read_shard`` returns, [batch_size, ...], and of the images' identities for
       :func:`stateless_random.uniform`, int64 [batch_size, 3].
     """
-    first_epoch, seen_steps = divmod(first_step, steps_per_epoch)
+    first_epoch, skipped_steps = divmod(first_step, steps_per_epoch)
 
     def epoch_records(epoch: tf.Tensor) -> tf.data.Dataset:
-        # Any two (seed, epoch) have shuffles that have nothing to do with each other.
+        # Shuffles of different (seed, epoch) are independent.
         seeds = tf.random.stateless_uniform(
             [2, 2], tf.stack([tf.cast(options.seed, tf.int64), epoch]), 0, tf.int64.max, tf.int64
         )
-        shards = _shuffle(share.shards(), len(share.paths), seeds[0])
-        records = share.interleave(shards, read_shard, threads)
-        records = share.own(_shuffle(records, options.shuffle_buffer, seeds[1]))
+        shards = _shuffle(part.shards(), len(part.paths), seeds[0])
+        records = part.interleave(shards, read_shard, threads)
+        records = part.select(_shuffle(records, options.shuffle_buffer, seeds[1]))
         records = records.take(steps_per_epoch * images_per_step)
 
         def identify(indices: tf.Tensor, records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            places = indices * share.pipelines + share.pipeline
+            places = indices * part.pipelines + part.pipeline
             seeds = tf.fill([batch_size], tf.cast(options.seed, tf.int64))
             return records, tf.stack([seeds, tf.fill([batch_size], epoch), places], axis=1)
 
-        seen = tf.where(epoch == first_epoch, tf.cast(seen_steps, tf.int64), 0)
-        records = records.enumerate().skip(seen * images_per_step)
+        skipped = tf.where(epoch == first_epoch, tf.cast(skipped_steps, tf.int64), 0)
+        records = records.enumerate().skip(skipped * images_per_step)
         return records.batch(batch_size, drop_remainder=True).map(identify)
 
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_records)
 
 
 def _shuffle(dataset: tf.data.Dataset, buffer_size: int, seeds: tf.Tensor) -> tf.data.Dataset:
-    """Does what ``dataset.shuffle`` does, but as a function of ``seeds``, int64 [2], alone.
+    """Like ``dataset.shuffle``, but a function of ``seeds``, int64 [2], alone.
 
-    The method mixes in TensorFlow's global seed, which is whatever ran before.
+    ``dataset.shuffle`` also depends on TensorFlow's global seed, which other code may set.
     """
     spec = dataset.element_spec
     shuffled = tf.raw_ops.ShuffleDataset(
@@ -208,8 +210,8 @@ def _shuffle(dataset: tf.data.Dataset, buffer_size: int, seeds: tf.Tensor) -> tf
         buffer_size=buffer_size,
         seed=seeds[0],
         seed2=seeds[1],
-        output_types=[part.dtype for part in tf.nest.flatten(spec)],
-        output_shapes=[part.shape for part in tf.nest.flatten(spec)],
+        output_types=[tensor.dtype for tensor in tf.nest.flatten(spec)],
+        output_shapes=[tensor.shape for tensor in tf.nest.flatten(spec)],
         reshuffle_each_iteration=False,
     )
     return tf.data.experimental.from_variant(shuffled, spec)

@@ -39,7 +39,7 @@ from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.order import Share, share_of, training_order
+from imagenet_fast.data.order import SplitPart, part_of, training_order
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.service import (
     batches_from_servers,
@@ -116,7 +116,7 @@ def make_dataset(
             dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
         sharding = tf.data.Options()
-        # Each worker has taken its share already.
+        # Each worker has taken its part already.
         sharding.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.OFF
         )
@@ -283,12 +283,12 @@ def _training_batches(
     here: bool,
 ) -> tf.data.Dataset:
     with_python = here and not options.input_servers
-    share, bad_images = _share(info, options, context, "train", with_python)
+    part, bad_images = _part(info, options, context, "train", with_python)
     threads = thread_count(options)
     if options.cache_dir:
-        share = copy_shards(share, options.cache_dir)
+        part = copy_shards(part, options.cache_dir)
     order = training_order(
-        share,
+        part,
         read_shard if options.cache == "none" else read_indices,
         options,
         batch_size=batch_size,
@@ -298,10 +298,10 @@ def _training_batches(
         threads=threads,
     )
     if options.cache == "decoded":
-        dataset = batches_from_memory(order, share, options, threads, bad_images)
+        dataset = batches_from_memory(order, part, options, threads, bad_images)
     else:
         if options.cache == "encoded":
-            order = records_from_memory(order, share, options, threads)
+            order = records_from_memory(order, part, options, threads)
 
         def make(order: tf.data.Dataset) -> tf.data.Dataset:
             return training_batches(order, info, options, threads, bad_images, with_python)
@@ -310,7 +310,7 @@ def _training_batches(
             servers = servers_of(
                 options.input_servers, context.num_input_pipelines, context.input_pipeline_id
             )
-            check_servers(servers, functools.partial(_trial, share.paths[0], options))
+            check_servers(servers, functools.partial(_trial, part.paths[0], options))
             watched = here and can_watch()
             if not watched:
                 warn_once("an input server that goes away will not be noticed, but waited for")
@@ -323,21 +323,21 @@ def _training_batches(
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _share(
+def _part(
     info: DatasetInfo,
     options: InputOptions,
     context: tf.distribute.InputContext,
     split: str,
     with_python: bool,
-) -> tuple[Share, BadImages | None]:
+) -> tuple[SplitPart, BadImages | None]:
     """Returns what a pipeline reads, and where it lists what it cannot read."""
     pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
-    share = share_of(info.splits[split], options, pipelines, pipeline)
+    part = part_of(info.splits[split], options, pipelines, pipeline)
     if with_python:
-        return share, list_bad_images(options, info, split, pipeline)
+        return part, list_bad_images(options, info, split, pipeline)
     # Other processes have other working directories.
-    paths = tuple(str(to_path(path).absolute()) for path in share.paths)
-    return dataclasses.replace(share, paths=paths), None
+    paths = tuple(str(to_path(path).absolute()) for path in part.paths)
+    return dataclasses.replace(part, paths=paths), None
 
 
 def _trial(path: str, options: InputOptions) -> tf.data.Dataset:
@@ -355,9 +355,9 @@ def _evaluation_batches(
     here: bool,
 ) -> tf.data.Dataset:
     """Returns this pipeline's images in batches, and then batches of padding without end."""
-    share, bad_images = _share(info, options, context, split, with_python=here)
+    part, bad_images = _part(info, options, context, split, with_python=here)
     threads = thread_count(options)
-    records = share.own(share.interleave(share.shards(), read_shard, threads)).batch(batch_size)
+    records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
     images = evaluation_batches(records, info, options, threads, bad_images, here).unbatch()
     padding = tf.data.Dataset.from_tensors(unreadable(options, PADDING)).repeat()
     return images.concatenate(padding).batch(batch_size, drop_remainder=True)

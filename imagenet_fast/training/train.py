@@ -16,7 +16,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
-from imagenet_fast.data.order import share_of
+from imagenet_fast.data.order import part_of
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
 from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
@@ -303,8 +303,8 @@ class _Run:
         """Returns the files that this process reads."""
         pipelines, pipeline = worker_place(self.strategy)
         splits = [split for split in self.info.splits.values() if split.paths]  # not synthetic ones
-        shards = (share_of(split, self.config, pipelines, pipeline) for split in splits)
-        return [path for share in shards for path in share.paths]
+        parts = (part_of(split, self.config, pipelines, pipeline) for split in splits)
+        return [path for part in parts for path in part.paths]
 
     def _first_line(self, step: int) -> str:
         return run_summary(

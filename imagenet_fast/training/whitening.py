@@ -10,7 +10,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import evaluation_batches
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.order import own_records, share_of
+from imagenet_fast.data.order import part_of, part_reader
 from imagenet_fast.data.pipeline import thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.shards import read_shard
@@ -46,8 +46,8 @@ def _first_images(config: Config, info: DatasetInfo) -> np.ndarray:
     else:
         config = with_resize_kernel(config)
         threads = thread_count(config)
-        share = share_of(info.splits["train"], config.replace(shard_by="records"), 1, 0)
-        records = share.shards().flat_map(own_records(read_shard)).take(config.whitening_images)
+        part = part_of(info.splits["train"], config.replace(shard_by="records"), 1, 0)
+        records = part.shards().flat_map(part_reader(read_shard)).take(config.whitening_images)
         batches = evaluation_batches(records.batch(_AT_ONCE), info, config, threads)
         parts = [
             images.numpy()[weights.numpy() > 0]

@@ -118,7 +118,7 @@ def test_no_margin_no_shift(drawn):
 
 @pytest.mark.parametrize("strength", [0.1, 0.4])
 def test_shares_are_drawn_evenly_around_one(drawn, strength):
-    shares = drawn(color_jitter=strength)["shares"]
+    shares = drawn(color_jitter=strength)["jitter"]
     assert shares.shape == (4000, 3)
     for share in shares.T:
         assert 1 - strength <= share.min() < 1 - 0.99 * strength
@@ -156,7 +156,7 @@ def test_jitter_equals_numpy_in_any_order(drawn):
 
     # Without clipping in between, the order does not matter: the mean of greys is the grey of the
     # mean, and a pixel's grey is its own grey's grey.
-    for b, c, s in drawn(50, color_jitter=0.4)["shares"]:
+    for b, c, s in drawn(50, color_jitter=0.4)["jitter"]:
         one = saturation(contrast(brightness(image, b), c), s)
         other = brightness(contrast(saturation(image, s), c), b)
         np.testing.assert_allclose(one, other, atol=1e-3)
@@ -175,7 +175,7 @@ def test_jittered_images_are_clipped(augmented):
 
 
 def test_amounts_are_normal(drawn):
-    amounts = drawn(lighting=0.1)["amounts"]
+    amounts = drawn(lighting=0.1)["lighting"]
     assert amounts.shape == (4000, 3) and amounts.dtype == np.float32
     assert np.abs(amounts.mean(axis=0)).max() < 0.1 * 5 / np.sqrt(4000)
     np.testing.assert_allclose(amounts.std(axis=0), 0.1, rtol=0.05)
@@ -189,7 +189,7 @@ def test_the_least_and_the_largest_number_have_amounts(monkeypatch):
     for number, amount in ((0.0, -5.42), (1 - 2.0**-24, 5.29)):
         numbers = tf.fill([2, 3], tf.constant(number, tf.float32))
         monkeypatch.setattr(stateless_random, "uniform", lambda *_, numbers=numbers: numbers)
-        amounts = draw_changes(tf.zeros([2, 3], tf.int64), config)["amounts"]
+        amounts = draw_changes(tf.zeros([2, 3], tf.int64), config)["lighting"]
         np.testing.assert_allclose(amounts, np.full([2, 3], amount), atol=0.01)
 
 
@@ -220,8 +220,8 @@ def test_changes_are_done_one_after_another(augmented, drawn):
     for index, changed in enumerate(images):
         top, left = changes["shift"][index]
         expected = framed[top : top + 6, left : left + 5]
-        expected = plain_jitter(expected, *changes["shares"][index])
-        expected = np.clip(plain_lighting(expected, changes["amounts"][index]), 0, 255)
+        expected = plain_jitter(expected, *changes["jitter"][index])
+        expected = np.clip(plain_lighting(expected, changes["lighting"][index]), 0, 255)
         if changes["flip"][index]:
             expected = expected[:, ::-1]
         np.testing.assert_allclose(changed, expected, atol=0.51)
@@ -239,7 +239,7 @@ def test_changes_and_windows_are_independent_of_each_other(drawn, identities):
 def test_changes_are_functions_of_the_identity_alone(drawn, identities):
     options = {"train_crop": "pad", "color_jitter": 0.4, "lighting": 0.1}
     whole = drawn(1000, **options)
-    assert set(whole) == {"shift", "shares", "amounts", "flip"}
+    assert set(whole) == {"shift", "jitter", "lighting", "flip"}
     config = Config(**options)
     tf.random.set_seed(1)
     # To the last bit: also in batches too small for numbers to be computed side by side.
@@ -251,7 +251,7 @@ def test_changes_are_functions_of_the_identity_alone(drawn, identities):
             np.testing.assert_array_equal(np.concatenate([b[name] for b in batches]), change)
     for other in ({"seed": 4}, {"epoch": 6}):
         changes = draw_changes(identities(1000, **other), config)
-        assert (changes["shares"] != whole["shares"]).numpy().all(axis=1).mean() > 0.99
+        assert (changes["jitter"] != whole["jitter"]).numpy().all(axis=1).mean() > 0.99
 
 
 @pytest.mark.parametrize("options", [{}, {"color_jitter": 0.4, "lighting": 0.1}])

@@ -9,7 +9,7 @@ import pytest
 from imagenet_fast import Config, UserError, make_dataset
 from imagenet_fast.config import option_names
 from imagenet_fast.data import cache
-from imagenet_fast.data.order import Share
+from imagenet_fast.data.order import SplitPart
 
 SHARDS = (23, 9, 17, 8, 4)
 IMAGES = sum(SHARDS)
@@ -116,9 +116,9 @@ class Watched(Config):
 def test_images_depend_on_no_other_options(numbered, crop):
     Watched.asked = set()
     config = Watched(data_dir=numbered, image_size=8, train_crop=crop, batch_size=1)
-    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
     Watched.asked.clear()
-    cache._images_of.__wrapped__(share, (), "train", config, 1, None)
+    cache._images_of.__wrapped__(part, (), "train", config, 1, None)
     # For checks: whether there is data, and as much as a batch.
     others = {"synthetic", "batch_size"}
     asked = Watched.asked & set(option_names())
@@ -147,44 +147,44 @@ def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
 def test_copies_in_the_users_home(numbered, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
-    (copy,) = cache.copy_shards(share, "~/local").paths
+    part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    (copy,) = cache.copy_shards(part, "~/local").paths
     assert copy.startswith(f"{tmp_path}/local/")
 
 
 def test_shards_of_the_same_name_are_kept_apart(tmp_path):
-    shares = []
+    parts = []
     for name in ("one", "two"):
         path = tmp_path / name / "data" / "train-00000-of-00001"
         path.parent.mkdir(parents=True)
         path.write_text(name)
-        share = Share((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
-        shares.append(cache.copy_shards(share, str(tmp_path / "local")))
-    assert [pathlib.Path(share.paths[0]).read_text() for share in shares] == ["one", "two"]
+        part = SplitPart((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
+        parts.append(cache.copy_shards(part, str(tmp_path / "local")))
+    assert [pathlib.Path(part.paths[0]).read_text() for part in parts] == ["one", "two"]
 
 
 def test_a_copy_that_was_cut_short_is_made_again(numbered, tmp_path):
     path = pathlib.Path(numbered) / "train-00000-of-00005"
-    share = Share((str(path),), (23,), pipelines=1, pipeline=0, by_files=False)
-    (copy,) = cache.copy_shards(share, str(tmp_path / "local")).paths
+    part = SplitPart((str(path),), (23,), pipelines=1, pipeline=0, by_files=False)
+    (copy,) = cache.copy_shards(part, str(tmp_path / "local")).paths
     pathlib.Path(copy).write_bytes(b"half")
-    cache.copy_shards(share, str(tmp_path / "local"))
+    cache.copy_shards(part, str(tmp_path / "local"))
     assert pathlib.Path(copy).read_bytes() == path.read_bytes()
 
 
 def test_a_shard_that_was_made_again_is_copied_again(tmp_path):
     """With other labels it may have as many bytes as before."""
     path = tmp_path / "train-00000-of-00001"
-    share = Share((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
+    part = SplitPart((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
     for number, text in enumerate(["label 0", "label 1"]):
         path.write_text(text)
         os.utime(path, (1e9, 1e9 + 60 * number))
-        (copy,) = cache.copy_shards(share, str(tmp_path / "local")).paths
+        (copy,) = cache.copy_shards(part, str(tmp_path / "local")).paths
         assert pathlib.Path(copy).read_text() == text
 
 
 def test_a_place_that_cannot_be_written_is_named(numbered, tmp_path):
     (tmp_path / "file").write_text("")
-    share = Share((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
+    part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
     with pytest.raises(UserError, match=r"cache_dir: cannot copy .*train-00000"):
-        cache.copy_shards(share, str(tmp_path / "file"))
+        cache.copy_shards(part, str(tmp_path / "file"))

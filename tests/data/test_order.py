@@ -8,8 +8,8 @@ from imagenet_fast import Config, UserError
 from imagenet_fast.data.info import SplitInfo
 from imagenet_fast.data.order import (
     is_by_files,
-    own_records,
-    share_of,
+    part_of,
+    part_reader,
     training_order,
 )
 
@@ -29,7 +29,7 @@ def read_numbers(path, count, start):
 
 
 def read_in_split(path, count, start):
-    """The same where the share is not of all shards."""
+    """The same for parts without all shards."""
     starts = tf.cumsum(tf.constant(COUNTS, tf.int64), exclusive=True)
     start = starts[tf.strings.to_number(tf.strings.split(path)[1], tf.int32)]
     return tf.data.Dataset.range(start, start + count)
@@ -42,7 +42,7 @@ def orders(batches, *, batch_size, pipelines=1, replicas=1, first_step=0, thread
     streams = []
     for pipeline in range(pipelines):
         dataset = training_order(
-            share_of(split_of(), config, pipelines, pipeline),
+            part_of(split_of(), config, pipelines, pipeline),
             read_in_split,
             config,
             batch_size=images // replicas,
@@ -70,7 +70,7 @@ def assert_same(one, other):
 # --- An epoch -------------------------------------------------------------------------------------
 
 
-def test_an_epoch_has_each_record_once_and_another_order():
+def test_each_epoch_has_each_record_once_in_a_new_order():
     numbers, _ = order(28, batch_size=8)  # 7 an epoch
     epochs = numbers.reshape(4, 56)
     for epoch in epochs:
@@ -85,7 +85,7 @@ def test_an_epoch_has_each_record_once_and_another_order():
 def test_batches_are_as_documented():
     config = Config()
     dataset = training_order(
-        share_of(split_of(), config, 1, 0),
+        part_of(split_of(), config, 1, 0),
         read_numbers,
         config,
         batch_size=8,
@@ -108,14 +108,14 @@ def test_identities_are_seed_epoch_and_place():
 
 
 @pytest.mark.parametrize("buffer", [1, 4, 61, 1000])
-def test_no_shuffle_buffer_loses_anything(buffer):
+def test_shuffle_buffers_of_any_size_lose_no_record(buffer):
     numbers, _ = order(2, batch_size=61, shuffle_buffer=buffer)
     for epoch in numbers:
         assert sorted(epoch) == list(range(NUMBERS))
     assert (numbers[0] != numbers[1]).any()
 
 
-def test_shards_come_in_another_order_each_epoch():
+def test_shards_are_shuffled_anew_each_epoch():
     # Without a buffer only their order is random.
     numbers, _ = order(6, batch_size=61, shuffle_buffer=1)
     assert len({tuple(epoch) for epoch in numbers}) > 3
@@ -145,7 +145,7 @@ def test_resumed_order_continues_the_uninterrupted_one(first_step):
     assert_same(resumed, [part[skipped : skipped + 9] for part in whole])
 
 
-def test_epochs_are_those_of_a_run_that_starts_with_them():
+def test_epochs_do_not_depend_on_the_first_epoch():
     numbers, identities = order(21, batch_size=8)
     later = order(7, batch_size=8, first_step=14)
     assert_same(later, (numbers[14:], identities[14:]))
@@ -161,7 +161,7 @@ def test_order_does_not_depend_on_threads_nor_tensorflows_seed(threads):
     assert_same(order(16, batch_size=8, seed=3, threads=threads), expected)
 
 
-def test_each_seed_and_epoch_has_an_order_of_its_own():
+def test_order_differs_by_seed_and_epoch():
     streams = {seed: order(14, batch_size=8, seed=seed)[0].reshape(2, 56) for seed in (0, 1, 2)}
     streams[2**32 - 1] = order(14, batch_size=8, seed=2**32 - 1)[0].reshape(2, 56)
     epochs = [epoch for stream in streams.values() for epoch in stream]
@@ -182,7 +182,7 @@ def test_identities_of_the_largest_seed():
     [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)],
 )
 @pytest.mark.parametrize("shard_by", [pytest.param("records", marks=pytest.mark.long), "auto"])
-def test_pipelines_take_records_of_the_one_order_in_turn(pipelines, shard_by):
+def test_pipelines_take_turns_in_one_global_order(pipelines, shard_by):
     options = {"batch_size": 12, "shuffle_buffer": 20, "first_step": 3}
     # Five steps an epoch: from the middle of the first one to that of the third.
     numbers, identities = order(10, **options)
@@ -193,7 +193,7 @@ def test_pipelines_take_records_of_the_one_order_in_turn(pipelines, shard_by):
         np.testing.assert_array_equal(own_identities, identities[:, pipeline::pipelines])
 
 
-def test_replicas_of_a_pipeline_take_batches_in_turn():
+def test_replicas_take_turns_in_their_pipelines_order():
     numbers, identities = order(3, batch_size=12, first_step=3)
     own, own_identities = order(12, batch_size=12, replicas=4, first_step=3)
     assert own.shape == (12, 3)
@@ -205,7 +205,7 @@ def test_replicas_of_a_pipeline_take_batches_in_turn():
     "pipelines",
     [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(5, marks=pytest.mark.long)],
 )
-def test_pipelines_with_shards_of_their_own_see_each_record_once_an_epoch(pipelines):
+def test_pipelines_with_own_shards_read_each_record_once_an_epoch(pipelines):
     steps = NUMBERS // (5 * pipelines)
     streams = orders(4 * steps, pipelines=pipelines, batch_size=5 * pipelines, shard_by="files")
     seen = np.concatenate([numbers.reshape(4, -1) for numbers, _ in streams], axis=1)
@@ -218,7 +218,7 @@ def test_pipelines_with_shards_of_their_own_see_each_record_once_an_epoch(pipeli
     assert len(set(map(tuple, identities.reshape(-1, 3)))) == seen.size
 
 
-def test_pipeline_with_shards_of_its_own_resumes():
+def test_pipeline_with_own_shards_resumes():
     options = {"pipelines": 2, "batch_size": 20, "shard_by": "files"}
     for whole, resumed in zip(orders(7, **options), orders(3, first_step=4, **options)):
         assert_same([part[4:] for part in whole], resumed)
@@ -240,68 +240,68 @@ def test_pipeline_with_shards_of_its_own_resumes():
         ("auto", 0, 6, False),
     ],
 )
-def test_large_data_is_shared_by_files(shard_by, bytes, pipelines, by_files):
+def test_large_data_is_divided_by_files(shard_by, bytes, pipelines, by_files):
     config = Config(shard_by=shard_by)
     assert is_by_files(split_of(bytes=bytes), config, pipelines) == by_files
-    assert share_of(split_of(bytes=bytes), config, pipelines, 0).by_files == by_files
+    assert part_of(split_of(bytes=bytes), config, pipelines, 0).by_files == by_files
 
 
 @pytest.mark.parametrize(("shard_by", "bytes"), [("files", 0), ("auto", LARGE)])
 def test_too_few_files_for_the_pipelines(shard_by, bytes):
     config = Config(shard_by=shard_by)
-    for call in (is_by_files, lambda *args: share_of(*args, 0)):
+    for call in (is_by_files, lambda *args: part_of(*args, 0)):
         with pytest.raises(UserError, match="5 shards are too few for 6 workers") as caught:
             call(split_of(bytes=bytes), config, 6)
         assert "--shard_by=records" in str(caught.value)
 
 
-def parts_of(share, reader):
-    """Returns the numbers of a share's records."""
-    shards = share.shards().flat_map(own_records(reader))
+def numbers_of(part, reader):
+    """Returns the numbers of a part's records."""
+    shards = part.shards().flat_map(part_reader(reader))
     return [int(number) for number in shards.as_numpy_iterator()]
 
 
-def test_shares_by_files_are_equal_parts():
-    shares = [share_of(split_of(), Config(shard_by="files"), 3, index) for index in range(3)]
-    assert [share.counts for share in shares] == [(23,), (23, 8, 9), (4, 17)]
-    assert [share.examples for share in shares] == [20, 20, 21]
-    assert [len(parts_of(share, read_in_split)) for share in shares] == [20, 20, 21]
-    seen = [number for share in shares for number in parts_of(share, read_in_split)]
+def test_parts_by_files_are_equally_large():
+    parts = [part_of(split_of(), Config(shard_by="files"), 3, index) for index in range(3)]
+    assert [part.counts for part in parts] == [(23,), (23, 8, 9), (4, 17)]
+    assert [part.examples for part in parts] == [20, 20, 21]
+    assert [len(numbers_of(part, read_in_split)) for part in parts] == [20, 20, 21]
+    seen = [number for part in parts for number in numbers_of(part, read_in_split)]
     assert sorted(seen) == list(range(NUMBERS))
-    # The places in what is held in memory, of which the share has its own alone.
-    for share in shares:
-        assert parts_of(share, read_numbers) == list(range(share.examples))
+    # The indices in the cache, which has only the part's records.
+    for part in parts:
+        assert numbers_of(part, read_numbers) == list(range(part.examples))
 
 
 @pytest.mark.parametrize(("pipelines", "shards"), [(2, 8), (4, 8), (3, 6), (8, 8)])
-def test_no_shard_is_cut_where_the_numbers_divide(pipelines, shards):
+def test_no_shard_is_split_if_the_numbers_divide(pipelines, shards):
     split = split_of((10,) * shards)
     for index in range(pipelines):
-        share = share_of(split, Config(shard_by="files"), pipelines, index)
-        assert share.paths == split.paths[index::pipelines]
-        assert (share.before, share.behind) == (0, 0)
+        part = part_of(split, Config(shard_by="files"), pipelines, index)
+        assert part.paths == split.paths[index::pipelines]
+        assert (part.before, part.after) == (0, 0)
 
 
 @pytest.mark.parametrize(
     "counts", [(0, 5, 0), (1, 0, 0), (0, 0, 4), (2, 2, 0), (0, 1, 1), (0, 0, 0)]
 )
-def test_shares_of_shards_without_records(counts):
+def test_parts_of_shards_without_records(counts):
     split = split_of(counts)
     seen = []
     for index in range(3):
-        share = share_of(split, Config(shard_by="files"), 3, index)
-        assert share.examples in (split.examples // 3, -(-split.examples // 3))
+        part = part_of(split, Config(shard_by="files"), 3, index)
+        assert part.examples in (split.examples // 3, -(-split.examples // 3))
         starts = dict(zip(split.paths, np.cumsum(counts) - counts))
-        for path, _, _, first, own in share.shards().as_numpy_iterator():
+        for path, _, _, first, own in part.shards().as_numpy_iterator():
             seen += [starts[path.decode()] + first + place for place in range(own)]
     assert sorted(seen) == list(range(split.examples))
 
 
-def test_shares_by_records_are_a_partition():
+def test_parts_by_records_are_a_partition():
     seen = []
     for index in range(3):
-        share = share_of(split_of(), Config(shard_by="records"), 3, index)
-        assert share.paths == split_of().paths and share.counts == COUNTS
-        records = share.own(share.interleave(share.shards(), read_numbers, threads=2))
+        part = part_of(split_of(), Config(shard_by="records"), 3, index)
+        assert part.paths == split_of().paths and part.counts == COUNTS
+        records = part.select(part.interleave(part.shards(), read_numbers, threads=2))
         seen += map(int, records.as_numpy_iterator())
     assert sorted(seen) == list(range(NUMBERS))

@@ -10,7 +10,7 @@ import tensorflow as tf
 from imagenet_fast.config import Config
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.info import DatasetInfo
-from imagenet_fast.data.order import share_of, training_order
+from imagenet_fast.data.order import part_of, training_order
 from imagenet_fast.data.pipeline import (
     steps_per_epoch,
     thread_count,
@@ -77,7 +77,7 @@ def make_input_images(
     )
     threads = thread_count(config)
     order = training_order(
-        share_of(split, config, pipelines=1, pipeline=0),
+        part_of(split, config, pipelines=1, pipeline=0),
         read_shard,
         config,
         batch_size=count,
