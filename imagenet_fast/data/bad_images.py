@@ -1,4 +1,4 @@
-"""Images that cannot be read: what is wrong with each, and the file in which a run lists them."""
+"""Diagnosis of unreadable images, and the files in which a run lists them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import threading
 from typing import Any
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import read_objects, whole_lines, write_file
 from imagenet_fast.base.paths import Path, to_path
@@ -20,33 +21,32 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import lost_record
 
 FILE = "bad_images.jsonl"
-# Of the other input pipelines, by their numbers.
+# For input pipelines other than the first.
 _OTHER_FILE = "bad_images-{:05d}.jsonl"
 _ALL_FILES = "bad_images*.jsonl"
 
-# The types of an example's fields, of which each has one value, and whether it must.
+# The type of each field of an example, and its minimum number of values; the maximum is 1.
 _FIELDS = {ENCODED: (bytes, 1), LABEL: (int, 1), HEIGHT: (int, 0), WIDTH: (int, 0)}
 
-# With which a JPEG, PNG, GIF, BMP or WebP begins.
+# The first bytes of JPEG, PNG, GIF, BMP and WebP files.
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 
-# As the line of JSON says it: a record of a shard has ``shard``, ``record`` and ``offset``, an
-# image has ``file``; both have ``split``, ``kind`` and ``reason``.
+# The values of a line of JSON: shard, record and offset of a lost record, or file of an image; and
+# split, kind and reason.
 BadImage = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class BadImages:
-    """Lists what an input pipeline cannot read, each image once in a run.
+    """The list of images that an input pipeline cannot read, each once in a run.
 
-    Lines of JSON are appended to a file as they are found. The methods may be called from several
-    threads at once.
+    Each image is appended to a file as a line of JSON. The methods are thread-safe.
 
     Attributes:
-      path: of the file.
-      split: that is read.
-      labels: that a record may have.
-      max_pixels: that an image may have.
+      path: The file.
+      split: The split that the pipeline reads.
+      labels: Valid labels of records.
+      max_pixels: Maximum height times width of images.
     """
 
     path: Path
@@ -55,10 +55,10 @@ class BadImages:
     max_pixels: int
 
     def add(self, record: bytes) -> None:
-        """Lists a record that no image could be made of, or that is lost.
+        """Adds an unreadable or lost record.
 
         Raises:
-          UserError: if the list cannot be written.
+          UserError: if the file cannot be written.
         """
         lost = lost_record(record)
         if lost:
@@ -66,7 +66,7 @@ class BadImages:
             self._add("lost record", {**found, "offset": lost.offset, "reason": lost.reason})
             return
         kind, reason, file = diagnose(record, self.labels, self.max_pixels)
-        digest = hashlib.sha256(record).hexdigest()[:16]  # Not all images have names of their own.
+        digest = hashlib.sha256(record).hexdigest()[:16]  # names may be missing or repeated
         self._add(kind, {"file": file, "reason": reason, "sha256": digest})
 
     def _add(self, kind: str, image: BadImage) -> None:
@@ -76,10 +76,10 @@ class BadImages:
 def list_bad_images(
     options: DataOptions, info: DatasetInfo, split: str, pipeline: int
 ) -> BadImages | None:
-    """Returns where an input pipeline lists what it cannot read; None without ``model_dir``.
+    """Returns an input pipeline's list of unreadable images; None without ``model_dir``.
 
-    It is ``bad_images.jsonl`` there, for pipelines other than the first ``bad_images-00001.jsonl``
-    and so on, so that no two workers write to one file.
+    The file is ``bad_images.jsonl`` for the first pipeline, ``bad_images-00001.jsonl`` and so on
+    for others, so workers never write to the same file.
     """
     if not options.model_dir:
         return None
@@ -88,22 +88,22 @@ def list_bad_images(
     bad_images = BadImages(
         to_path(options.model_dir, name).absolute(), split, labels, options.max_pixels
     )
-    _list_at(bad_images.path)  # Now, because threads that came first together would make two.
+    _list_at(bad_images.path)  # cached now, before several threads could create it at once
     return bad_images
 
 
 def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, str]:
-    """Finds out why no image could be made of a record.
+    """Finds out why a record could not be converted to an image.
 
     Args:
-      record: the data of the record.
-      labels: that it may have.
-      max_pixels: that its image may have.
+      record: The data of the record.
+      labels: Valid labels.
+      max_pixels: Maximum height times width.
 
     Returns:
       The kind, one of ``no example``, ``wrong label``, ``no image``, ``damaged image``, ``large
-      image`` and ``unsupported image`` (which Pillow reads, but not TensorFlow); the reason; and
-      the image's name, empty if it has none.
+      image`` and ``unsupported image`` (readable by Pillow, but not by TensorFlow); the reason; and
+      the image's name, or an empty string.
     """
     try:
         fields = decode_example(record)
@@ -116,11 +116,11 @@ def diagnose(record: bytes, labels: range, max_pixels: int) -> tuple[str, str, s
 def _diagnose_fields(
     fields: dict[str, list[Any]], labels: range, max_pixels: int
 ) -> tuple[str, str]:
-    for name, (kind, fewest) in _FIELDS.items():
+    for name, (type_, minimum) in _FIELDS.items():
         values = fields.get(name, [])
-        if not fewest <= len(values) <= 1:
-            return "no example", f"it has {len(values)} values as {name}"
-        if not all(isinstance(value, kind) for value in values):
+        if not minimum <= len(values) <= 1:
+            return "no example", f"it has {counted(len(values), 'value')} of {name}"
+        if not all(isinstance(value, type_) for value in values):
             return "no example", f"its {name} has the wrong type"
     if fields[LABEL][0] not in labels:
         reason = f"{fields[LABEL][0]} is not in [{labels.start}, {labels.stop})"
@@ -130,30 +130,30 @@ def _diagnose_fields(
     except TooManyPixelsError as error:
         return "large image", str(error)
     except BadImageError as error:
-        known = fields[ENCODED][0].startswith(_SIGNATURES)
-        return "damaged image" if known else "no image", str(error)
-    found = image.converted_from or "JPEG"
-    return "unsupported image", f"{found} of {image.height} x {image.width} that Pillow can read"
+        is_image = fields[ENCODED][0].startswith(_SIGNATURES)
+        return "damaged image" if is_image else "no image", str(error)
+    kind = image.converted_from or "JPEG"
+    return "unsupported image", f"{kind} of {image.height} x {image.width} that Pillow can read"
 
 
 def read_bad_images(model_dir: str) -> list[BadImage]:
-    """Returns what a run has listed, each image once, even if several workers met it."""
+    """Returns all images that a run has listed, each once, even if several workers listed it."""
     found = [image for path in _files(model_dir) for image in read_objects(path, {"kind": str})]
     return list({json.dumps(image): image for image in found}.values())
 
 
 def count_kinds(bad_images: list[BadImage]) -> dict[str, int]:
-    """Returns how many there are of each kind, the most frequent one first."""
+    """Returns the number of images of each kind, the most frequent kind first."""
     counts = collections.Counter(sorted(image["kind"] for image in bad_images))
     return dict(counts.most_common())
 
 
 def describe(model_dir: str, examples: int = 0) -> str:
-    """Tells in a sentence what a run has listed, and where; nothing if it is nothing.
+    """Returns a summary of a run's unreadable images; empty if there are none.
 
     Args:
-      model_dir: of the run.
-      examples: how many to tell of.
+      model_dir: Of the run.
+      examples: Number of images to describe in full.
     """
     bad_images = read_bad_images(model_dir)
     if not bad_images:
@@ -163,12 +163,12 @@ def describe(model_dir: str, examples: int = 0) -> str:
     place = files[0] if len(files) == 1 else to_path(model_dir, _ALL_FILES)
     text = f"unreadable images: {len(bad_images)} ({kinds}), listed in {place}"
     if examples:
-        text += ": " + "; ".join(map(_tell, bad_images[:examples]))
+        text += ": " + "; ".join(map(_describe_one, bad_images[:examples]))
         text += "; ..." * (examples < len(bad_images))
     return text
 
 
-def _tell(image: BadImage) -> str:
+def _describe_one(image: BadImage) -> str:
     if "shard" in image:
         place = f"record {image['record']} of {image['shard']}"
     else:
@@ -181,37 +181,37 @@ def _files(model_dir: str) -> list[Path]:
 
 
 class _List:
-    """A file of lines, each once, whichever thread adds it; those that it holds stay.
+    """A file of unique lines, to which several threads may append.
 
     Args:
-      path: of the file.
+      path: The file; existing lines are kept.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._known: set[str] | None = None
+        self._lines: set[str] | None = None
 
     def add(self, line: str) -> None:
-        """Appends a line that is new.
+        """Appends a line, unless the file has it.
 
         Raises:
           UserError: if it cannot be written.
         """
         with self._lock:
             try:
-                # The run may have been removed meanwhile, to be started anew.
-                if self._known is None or not self._path.exists():
-                    self._known = self._start()
-                if line not in self._known:
+                # The run's directory may have been removed meanwhile.
+                if self._lines is None or not self._path.exists():
+                    self._lines = self._open()
+                if line not in self._lines:
                     with self._path.open("a") as file:
                         file.write(line + "\n")
-                    self._known.add(line)
+                    self._lines.add(line)
             except OSError as error:
                 raise UserError(f"cannot write {self._path}: {error.strerror}") from error
 
-    def _start(self) -> set[str]:
-        """Makes the file end with a whole line, and returns its lines."""
+    def _open(self) -> set[str]:
+        """Creates the file, or removes an incomplete last line, and returns its lines."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         lines = whole_lines(self._path)
         write_file(self._path, "".join(f"{line}\n" for line in lines))
@@ -220,5 +220,5 @@ class _List:
 
 @functools.cache
 def _list_at(path: Path) -> _List:
-    """Returns the one list of a file: that of both splits, and of every part of a run."""
+    """Returns the list of a file, shared by all splits and all parts of a run."""
     return _List(path)

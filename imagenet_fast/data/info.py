@@ -1,4 +1,4 @@
-"""What a training run needs to know of its data before it reads any."""
+"""A data set's classes, splits and shards, from its manifest or from the shards alone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.records import CorruptRecordError, index_shard, read_records
 
 _SHARD_NAME = re.compile(r"(train|validation|test)-\d{5}-of-(\d{5})")
-# How many labels of a directory without a manifest are looked at before the run starts.
+# Labels checked in each of three shards of a directory without a manifest.
 _LABELS_CHECKED = 1000
-_SYNTHETIC_EXAMPLES = 1_281_167  # ImageNet's, so that epochs mean what they mean there
+_SYNTHETIC_EXAMPLES = 1_281_167  # as ImageNet, so epochs are equally long
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +26,10 @@ class SplitInfo:
     """The shards of a split.
 
     Attributes:
-      paths: of the TFRecord files; none for synthetic data.
-      counts: records in each file.
-      bytes: of all files together.
-      examples: records in all files together.
+      paths: The TFRecord files; none for synthetic data.
+      counts: Number of records in each file.
+      bytes: Total size of the files.
+      examples: Total number of records.
     """
 
     paths: tuple[str, ...]
@@ -40,13 +40,13 @@ class SplitInfo:
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """A data set: what the manifest says, or what was found without one.
+    """A data set, as described by its manifest or found without one.
 
     Attributes:
-      name: for people.
-      labels: the name of each class.
-      label_offset: what to add to a stored label to get a class in [0, num_classes).
-      splits: ``train`` and, if the data has them, ``validation`` and ``test``.
+      name: For display.
+      labels: Class names.
+      label_offset: Added to a stored label to get a class in [0, num_classes).
+      splits: ``train`` and, if there are any, ``validation`` and ``test``.
     """
 
     name: str
@@ -61,27 +61,27 @@ class DatasetInfo:
 
 
 def numbered_labels(num_classes: int) -> tuple[str, ...]:
-    """Returns what classes are called of which only the number is known."""
+    """Returns numbers as names of unnamed classes."""
     return tuple(str(label) for label in range(num_classes))
 
 
 def read_info(options: DataOptions) -> DatasetInfo:
-    """Finds the data that ``options`` names and checks, without reading it all, that it is whole.
+    """Returns the data set of ``options``, after checking it without reading all of it.
 
     Raises:
-      UserError: if there is no data there, a shard is missing, empty or truncated, or the number
-        of classes or the labels contradict the configuration.
+      UserError: if there is no data, a shard is missing, empty or truncated, or the number of
+        classes or the labels contradict the options.
     """
     if options.synthetic:
         train = SplitInfo((), (), 0, _SYNTHETIC_EXAMPLES)
         return DatasetInfo("synthetic", numbered_labels(options.num_classes), 0, {"train": train})
     if not options.data_dir:
-        raise UserError(
-            "no data: give --data_dir (`imagenet-fast prepare` makes one) or --synthetic"
-        )
+        raise UserError("no data: give --data_dir (made by `imagenet-fast prepare`) or --synthetic")
     directory = to_path(options.data_dir)
     if not directory.exists():
-        raise UserError(f"data_dir {directory} does not exist; `imagenet-fast prepare` makes one")
+        raise UserError(
+            f"data_dir {directory} does not exist; make it with `imagenet-fast prepare`"
+        )
     if not directory.is_dir():
         raise UserError(f"data_dir {directory} is not a directory")
     if (directory / manifests.FILE).exists():
@@ -98,12 +98,12 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
         )
     if options.label_offset:
         raise UserError(
-            f"label_offset is for shards without a manifest; that of {directory} says it already"
+            f"label_offset is for shards without a manifest, but {directory} has one: remove it"
         )
     splits = {}
     for name, split in manifest.splits.items():
         manifests.check_sizes(manifest, directory, name)
-        if not split.examples:  # none of its images could be used
+        if not split.examples:  # all of its images were skipped
             continue
         splits[name] = SplitInfo(
             paths=tuple(str(directory / shard.file) for shard in split.shards),
@@ -117,21 +117,21 @@ def _from_manifest(directory: Path, options: DataOptions) -> DatasetInfo:
 
 
 def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
-    """Takes shards that another converter wrote."""
+    """Describes shards that another converter wrote."""
     entries: list[Path] = list(directory.iterdir())
     paths = [path for path in sorted(entries, key=str) if _SHARD_NAME.fullmatch(path.name)]
     if not any(path.name.startswith("train") for path in paths):
         raise UserError(
             f"{directory} has neither {manifests.FILE} nor shards named "
-            "train-00000-of-01024; `imagenet-fast prepare` makes both"
+            "train-00000-of-01024; make them with `imagenet-fast prepare`"
         )
     if not options.num_classes:
         raise UserError(
-            f"{directory} has no {manifests.FILE}: say how many classes there are, e.g. "
-            "--num_classes=1000, and --label_offset=-1 if the first one is 1"
+            f"{directory} has no {manifests.FILE}: give the number of classes, e.g. "
+            "--num_classes=1000, and --label_offset=-1 if labels start at 1"
         )
     stats = [path.stat() for path in paths]
-    shards = tuple((path, own.st_size, own.st_mtime) for path, own in zip(paths, stats))
+    shards = tuple((path, stat.st_size, stat.st_mtime) for path, stat in zip(paths, stats))
     labels = numbered_labels(options.num_classes)
     splits = _count_records(shards, options.num_classes, options.label_offset)
     return DatasetInfo(directory.name, labels, options.label_offset, dict(splits))
@@ -141,14 +141,14 @@ def _from_shards(directory: Path, options: DataOptions) -> DatasetInfo:
 def _count_records(
     shards: tuple[tuple[Path, int, float], ...], num_classes: int, label_offset: int
 ) -> dict[str, SplitInfo]:
-    """Counts records by their length headers, and looks at some labels.
+    """Counts records by their length headers, and checks some labels.
 
-    That is to read a good part of them, and is done once as long as they do not change.
+    This reads much of the shards, so the result is cached until they change.
 
     Args:
-      shards: the path, the size in bytes and the time of the last change of each.
-      num_classes: of the data set.
-      label_offset: what to add to a label to get a class.
+      shards: Path, size in bytes and modification time of each shard.
+      num_classes: Of the data set.
+      label_offset: Added to a label to get a class.
     """
     found: dict[str, list[Path]] = {}
     for path, _, _ in shards:
@@ -161,7 +161,7 @@ def _count_records(
         counts = tuple(index_shard(path) for path in paths)
         for path, count in zip(paths, counts):
             if not count:
-                raise UserError(f"{path} is empty: remove it or make it again")
+                raise UserError(f"{path} is empty: remove or rewrite it")
         _check_labels(paths, num_classes, label_offset)
         splits[name] = SplitInfo(
             paths=tuple(map(str, paths)),
@@ -173,20 +173,20 @@ def _count_records(
 
 
 def _split_and_total(name: str) -> tuple[str, str]:
-    """Returns what a shard's name, as ``train-00000-of-01024``, says of its set."""
+    """Returns the split and the total in a shard's name, such as ``train-00000-of-01024``."""
     split, rest = name.split("-", 1)
     return split, rest.rpartition("-")[2]
 
 
 def check_complete(split: str, paths: Sequence[Path]) -> None:
-    """Checks that no shard is missing, by the count in the name of the first one.
+    """Checks that no shard is missing, by the total in the first shard's name.
 
     Args:
-      split: ``train`` or ``validation``.
-      paths: its shards, sorted; at least one.
+      split: ``train``, ``validation`` or ``test``.
+      paths: The split's shards, sorted; at least one.
 
     Raises:
-      UserError: if one is missing, or of another set.
+      UserError: if a shard is missing or belongs to another set.
     """
     directory, first = paths[0].parent, paths[0].name
     _, total = _split_and_total(first)
@@ -194,7 +194,7 @@ def check_complete(split: str, paths: Sequence[Path]) -> None:
     names = {path.name for path in paths}
     if names - expected:
         raise UserError(
-            f"{directory / min(names - expected)} is not of the same set as {first}: keep the "
+            f"{directory / min(names - expected)} and {first} belong to different sets: keep the "
             "shards of one set"
         )
     missing = sorted(expected - names)
@@ -211,7 +211,7 @@ def _check_labels(paths: list[Path], num_classes: int, label_offset: int) -> Non
             for number, record in enumerate(records):
                 _check_label(f"{path}, record {number}", record, num_classes, label_offset)
         except CorruptRecordError:
-            continue  # Skipped and counted when its turn comes, as in any other place.
+            continue  # the input pipeline skips and counts it
 
 
 def _check_label(place: str, record: bytes, num_classes: int, label_offset: int) -> None:
@@ -220,11 +220,11 @@ def _check_label(place: str, record: bytes, num_classes: int, label_offset: int)
     except ValueError as error:
         raise UserError(f"{place} is {error}") from None
     if not values or not isinstance(values[0], int):
-        raise UserError(f"{place} has no number as {LABEL}")
+        raise UserError(f"{place} has no integer {LABEL}")
     label = values[0] + label_offset
     if not 0 <= label < num_classes:
         raise UserError(
-            f"{place} has label {values[0]}, which label_offset {label_offset} makes "
-            f"{label}: not in [0, {num_classes}). Shards of the TPU and Model Garden "
-            "converters start at 1: --label_offset=-1 --num_classes=1000"
+            f"{place} has label {values[0]}, which with label_offset {label_offset} is {label}: "
+            f"not in [0, {num_classes}). In shards of the TPU and Model Garden converters, labels "
+            "start at 1: --label_offset=-1 --num_classes=1000"
         )

@@ -1,7 +1,7 @@
-"""The manifest of a prepared data set: what its shards hold and how to tell that they are whole.
+"""The manifest of a prepared data set: its classes and shards, with their sizes and checksums.
 
-``manifest.json`` lies beside the shards. Training takes the number of classes and examples from it
-and checks the shards' sizes against it before it starts; ``verify`` checks everything.
+``manifest.json`` is beside the shards. Training reads the number of classes and examples from it
+and checks the shards' sizes before it starts; ``verify`` checks everything.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from tqdm import tqdm
 
 from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data import records
@@ -36,7 +37,7 @@ class Shard:
     """One TFRecord file.
 
     Attributes:
-      file: Its name, within the data set's directory.
+      file: Its name in the data set's directory.
       examples: Number of records.
       bytes: Its size.
       sha256: Hex SHA-256 of its content.
@@ -50,7 +51,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """The images for training, for validation or for a test.
+    """The training, validation or test images.
 
     Attributes:
       shards: In the order of their numbers.
@@ -68,7 +69,7 @@ class Split:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """An image that was left out.
+    """An image that was skipped.
 
     Attributes:
       split: ``train``, ``validation`` or ``test``.
@@ -83,21 +84,21 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything known about a prepared data set.
+    """A prepared data set.
 
     Attributes:
       name: The data set, e.g. ``fashion_mnist``.
       labels: Class names.
-      splits: By name: ``train`` and, if there are such images, ``validation`` and ``test``.
-      label_offset: What to add to a record's label to get its class, an index of ``labels``: 0 in
-        what ``prepare`` writes, -1 where labels start at 1.
-      source: What the shards were made from and how, as JSON values: the same source gives the same
+      splits: By name: ``train`` and, if there are any, ``validation`` and ``test``.
+      label_offset: Added to a record's label to get its class, an index of ``labels``: 0 in shards
+        by ``prepare``, -1 where labels start at 1.
+      source: The source and the options of ``prepare``, as JSON values; equal ones give equal
         shards.
-      converted: Number of images that were re-encoded, by what they were.
-      skipped: The images that were left out.
-      unindexed: Number of JPEGs without an index in spite of their size, because they are
-        progressive, for example.
-      warnings: What looked odd about the source but did not stop the work.
+      converted: Number of re-encoded images, by their original format.
+      skipped: The images that were skipped.
+      unindexed: Number of JPEGs without an index that are large enough for one, such as progressive
+        ones.
+      warnings: Problems of the source that did not stop ``prepare``.
     """
 
     name: str
@@ -125,8 +126,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
     """Returns the manifest of the data set in ``directory``.
 
     Raises:
-      UserError: There is no such directory or no manifest in it, or it is not one that this version
-        of the package can read.
+      UserError: There is no such directory, it has no manifest, or this version of the package
+        cannot read the manifest.
     """
     directory = to_path(directory)
     path = directory / FILE
@@ -138,8 +139,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(
-            f"{directory}: no {FILE} in it; make the data set with `imagenet-fast prepare`, or run "
-            "that again if it was interrupted"
+            f"{directory}: has no {FILE}; make the data set with `imagenet-fast prepare`, or rerun "
+            "that if it was interrupted"
         ) from error
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
@@ -147,10 +148,10 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
         raise UserError(f"{path}: is not valid JSON: {error}") from error
     version = values.get("version") if isinstance(values, dict) else None
     if not isinstance(version, int):
-        raise UserError(f"{path}: is not a manifest of imagenet_fast")
+        raise UserError(f"{path}: is not a manifest by imagenet_fast")
     if version > VERSION:
         raise UserError(
-            f"{path}: has version {version}, and this imagenet_fast reads up to {VERSION}; "
+            f"{path}: has version {version}, but this imagenet_fast reads only up to {VERSION}: "
             "update imagenet_fast"
         )
     try:
@@ -162,7 +163,7 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
 
 def write_manifest(manifest: Manifest, directory: str | os.PathLike[str]) -> None:
-    """Writes ``manifest`` into ``directory``, replacing the one there, never leaving half of it."""
+    """Writes ``manifest`` into ``directory`` atomically, replacing an older one."""
     path = to_path(directory, FILE)
     temporary = records.temporary_name(path)
     values = {"version": VERSION, **dataclasses.asdict(manifest)}
@@ -171,10 +172,10 @@ def write_manifest(manifest: Manifest, directory: str | os.PathLike[str]) -> Non
 
 
 def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: str) -> None:
-    """Checks that each shard of ``split`` is there and has its size; cheap, reads no shard.
+    """Checks that each shard of ``split`` exists and has the right size, without reading it.
 
     Raises:
-      UserError: There is no such split, or a shard is missing, empty, cut short or too long.
+      UserError: There is no such split, or a shard is missing, empty, truncated or too long.
     """
     if split not in manifest.splits:
         raise UserError(
@@ -185,23 +186,22 @@ def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: st
     if problems:
         more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
-            f"{problems[0]}{more}; run the `imagenet-fast prepare` that made {directory} again to "
-            "mend it, or with --verify to list everything that is wrong"
+            f"{problems[0]}{more}; rerun the `imagenet-fast prepare` command that made {directory} "
+            "to repair it, or list all problems with --verify"
         )
 
 
 def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str]:
     """Checks every byte of the data set in ``directory`` against its manifest.
 
-    Sizes, SHA-256, TFRecord checksums, number of records, labels and class counts.
+    This compares sizes, SHA-256, TFRecord checksums, number of records, labels and class counts.
 
     Args:
       directory: The data set.
-      progress: Show a progress bar, in bytes.
+      progress: Whether to show a progress bar, in bytes.
 
     Returns:
-      One line per problem, each naming the shard, and the record where one is damaged; empty if
-      all is well.
+      One line per problem, which names the shard and the damaged record, if any.
 
     Raises:
       UserError: The manifest itself cannot be read.
@@ -228,25 +228,25 @@ def verify(directory: str | os.PathLike[str], progress: bool = True) -> list[str
     return problems
 
 
-class _Found(NamedTuple):
-    """What was found in one shard."""
+class _Contents(NamedTuple):
+    """A shard's problems, and its number of records by label."""
 
     problems: list[str]
     labels: collections.Counter[int]
 
 
-def _read_shard(shard: Shard, path: Path) -> _Found:
+def _read_shard(shard: Shard, path: Path) -> _Contents:
     labels: collections.Counter[int] = collections.Counter()
     problems = []
     problem = size_problem(shard, path)
     if problem:
         problems.append(problem)
-        if not _is_there(path):
-            return _Found(problems, labels)
+        if not _exists(path):
+            return _Contents(problems, labels)
     elif sha256(path) != shard.sha256:
         problems.append(
-            f"{path}: its SHA-256 is not the manifest's: delete it and run `imagenet-fast prepare` "
-            "again"
+            f"{path}: its SHA-256 differs from the manifest's: delete it and rerun `imagenet-fast "
+            "prepare`"
         )
     number = 0
     for number, record in enumerate(_read_records(path, shard.examples), 1):
@@ -261,31 +261,33 @@ def _read_shard(shard: Shard, path: Path) -> _Found:
         except (KeyError, IndexError, ValueError) as error:
             problems.append(f"{path}: record {number - 1} has no label: {error!r}")
     if number != shard.examples:
-        problems.append(f"{path}: has {number} records, the manifest says {shard.examples}")
-    return _Found(problems, labels)
+        problems.append(
+            f"{path}: has {counted(number, 'record')}, but {shard.examples} in the manifest"
+        )
+    return _Contents(problems, labels)
 
 
-def _is_there(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # as of a directory that may not be entered
+def _exists(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # e.g. without permission for the directory
         return path.is_file()
     return False
 
 
 def _read_records(path: Path, count: int) -> Iterator[bytes]:
-    """Yields all records, or, if one is damaged, ``count``, with notes of those that are lost."""
+    """Yields all records, or, if one is damaged, ``count`` records with notes for lost ones."""
     read = 0
     try:
         for record in records.read_records(path):
             yield record
             read += 1
     except records.CorruptRecordError:
-        from imagenet_fast.data.shards import read_shard  # Whole data needs no TensorFlow.
+        from imagenet_fast.data.shards import read_shard  # undamaged data needs no TensorFlow
 
         yield from read_shard(str(path), count, 0).skip(read).as_numpy_iterator()
 
 
 def _count_problems(manifest: Manifest, name: str, counts: collections.Counter[int]) -> list[str]:
-    """Compares the numbers of records by label that could be read with the manifest's by class."""
+    """Compares the numbers of readable records by label with the manifest's class counts."""
     problems = []
     expected = {
         index - manifest.label_offset: (manifest.labels[index], count)
@@ -294,19 +296,20 @@ def _count_problems(manifest: Manifest, name: str, counts: collections.Counter[i
     for label in sorted(expected.keys() | counts.keys()):
         if label not in expected:
             problems.append(
-                f"{name}: {counts[label]} records have the label {label}, outside "
+                f"{name}: label {label} of {counted(counts[label], 'record')} is outside "
                 f"{min(expected)}..{max(expected)}"
             )
         elif counts[label] != expected[label][1]:
             problems.append(
-                f"{name}: {counts[label]} records of class {expected[label][0]!r} can be read, the "
-                f"manifest says {expected[label][1]}"
+                f"{name}: class {expected[label][0]!r} has "
+                f"{counted(counts[label], 'readable record')}, but {expected[label][1]} in the "
+                "manifest"
             )
     return problems
 
 
 def size_problem(shard: Shard, path: Path) -> str | None:
-    """Returns what is wrong with the existence or size of ``shard``'s file ``path``, else None."""
+    """Returns what is wrong with the size of ``shard``'s file ``path``, or None."""
     try:
         size = path.stat().st_size
     except FileNotFoundError:
@@ -315,12 +318,12 @@ def size_problem(shard: Shard, path: Path) -> str | None:
         return f"{path}: cannot be read: {error.strerror}"
     if size == shard.bytes:
         return None
-    state = "is empty" if not size else "is cut short" if size < shard.bytes else "is too long"
-    return f"{path}: {state}: expected {shard.bytes} bytes, has {size}"
+    state = "is empty" if not size else "is truncated" if size < shard.bytes else "is too long"
+    return f"{path}: {state}: has {size} bytes, not {shard.bytes}"
 
 
 def _size_problems(split: Split, directory: Path) -> list[str]:
-    # At once, since a server answers for each of a thousand files only after some time.
+    # In parallel, because each request to a bucket takes time.
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
         paths = [directory / shard.file for shard in split.shards]
         return [problem for problem in pool.map(size_problem, split.shards, paths) if problem]
@@ -359,8 +362,8 @@ def _check(manifest: Manifest) -> None:
     for name, split in manifest.splits.items():
         if len(split.class_counts) != manifest.num_classes:
             raise ValueError(
-                f"{name}: counts of {len(split.class_counts)} classes for "
-                f"{manifest.num_classes} labels"
+                f"{name}: has {len(split.class_counts)} class counts, but {manifest.num_classes} "
+                "labels"
             )
         if sum(split.class_counts) != split.examples:
             raise ValueError(

@@ -1,9 +1,8 @@
-"""Images that are held, shuffled and changed by the device that trains on them.
+"""Data sets in the memory of each accelerator, which also shuffles and augments them.
 
-For data sets of the size of CIFAR-10, 150 MB, whose images a host could not prepare as fast as an
-accelerator takes them (Page 2019, "How to Train Your ResNet"). A weight update needs to be told
-nothing but its number: which images it takes, and what is done to them, are functions of (seed,
-epoch, step), as they are of those that the host prepares.
+For data sets like CIFAR-10, 150 MB, which accelerators can train on faster than a host can
+preprocess images (Page 2019, "How to Train Your ResNet"). A training step's only input is its
+number: the images and their augmentation are functions of (seed, epoch, step), as on the host.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import part_of
 
-# Of a transformation's options, so many are used in an epoch, at most (Page).
-_MOST_OPTIONS = 200
+# The largest number of groups of images with the same augmentation in an epoch (Page 2019).
+_MAX_GROUPS = 200
 
 Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 
@@ -28,17 +27,17 @@ Batch = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 class ImagesOnDevice:
     """The images of a split, in the memory of each device.
 
-    To be made outside of the strategy's scope. Not a ``tf.Module``, since Keras would take its
-    variables for some of the model's weights.
+    Create it outside of the strategy's scope. It is not a ``tf.Module``, because Keras would track
+    its variables as weights of the model.
 
     Args:
-      info: of the data set.
+      info: The data set.
       split: ``train`` or ``validation``.
-      options: says how the images are prepared, and changed in training.
-      batch_size: images of a batch, of which each replica makes one in a step.
-      strategy: of the replicas.
-      threads: that decode.
-      bad_images: where to list those that cannot be read.
+      options: Gives the preprocessing, and the augmentation of training images.
+      batch_size: Number of images in a batch; each replica makes one batch per step.
+      strategy: Of the replicas.
+      threads: Number of threads that decode.
+      bad_images: Lists unreadable images.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ImagesOnDevice:
         self._count = info.splits[split].examples
         part = part_of(info.splits[split], options, pipelines=1, pipeline=0)
         images, labels, weights = images_of(part, split, options, threads, bad_images)
-        # TensorFlow keeps variables of int32 in the host's memory.
+        # TensorFlow places int32 variables in the host's memory.
         parts = {"images": images, "labels": tf.cast(labels, tf.int64), "weights": weights}
 
         def make() -> list[tf.Variable]:
@@ -67,10 +66,10 @@ class ImagesOnDevice:
                 for name, part in parts.items()
             ]
 
-        # Of this process' replicas in their order; or one for all, that the strategy takes care of.
+        # The variables of each replica of this process, or one list that the strategy mirrors.
         self._copies: list[list[tf.Variable]] = []
         if isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-            # Its variables begin as what the first worker sends, which cannot be uint8.
+            # Mirrored variables would be broadcast by the first worker, which uint8 does not allow.
             for device in strategy.extended.worker_devices:
                 with tf.device(device):
                     self._copies.append(make())
@@ -79,40 +78,40 @@ class ImagesOnDevice:
                 self._copies.append(make())
 
     def batch(self, step: tf.Tensor, replica: tf.Tensor | int) -> Batch:
-        """Returns a replica's images of a step; to be called in the replica.
+        """Returns a replica's batch of a step; call it in the replica's context.
 
         Args:
-          step: number of the step, int64, from 0.
-          replica: number of the replica among all, from 0.
+          step: Number of the step, int64, from 0.
+          replica: Index of the replica among all.
 
         Returns:
-          uint8 [batch_size, image_size, image_size, 3], int32 [batch_size] and float32
-          [batch_size], whose weights are 0 for images that could not be read.
+          Images, uint8 [batch_size, image_size, image_size, 3], labels, int32 [batch_size], and
+          weights, float32 [batch_size], which are 0 for unreadable images.
         """
         raise NotImplementedError
 
     def _places(self, step: tf.Tensor, replica: tf.Tensor | int) -> tf.Tensor:
-        """Returns the places of a replica's images among those of all steps, int64 [batch_size]."""
+        """Returns the positions of a replica's images in the epoch, int64 [batch_size]."""
         batch = step * self._replicas + tf.cast(replica, tf.int64)
         return batch * self._batch_size + tf.range(self._batch_size, dtype=tf.int64)
 
     def _gather(self, indices: tf.Tensor, replica: tf.Tensor | int) -> Batch:
-        own = 0
+        local = 0
         if len(self._copies) > 1:
-            # A replica's program is made for it alone, and knows its number.
-            own = int(tf.get_static_value(tf.convert_to_tensor(replica))) % len(self._copies)
-        images, labels, weights = (tf.gather(part, indices) for part in self._copies[own])
+            # Each replica is traced separately, so its index is a constant.
+            local = int(tf.get_static_value(tf.convert_to_tensor(replica))) % len(self._copies)
+        images, labels, weights = (tf.gather(part, indices) for part in self._copies[local])
         return images, tf.cast(labels, tf.int32), weights
 
 
 class TrainingImages(ImagesOnDevice):
-    """Batches of the training images, in an order and with changes that are other ones each epoch.
+    """Batches of training images, shuffled and augmented anew in each epoch.
 
-    What does not fill a batch of all replicas at the end of an epoch is left out.
+    The last images of an epoch that do not fill a batch on all replicas are dropped.
     """
 
     def batch(self, step: tf.Tensor, replica: tf.Tensor | int) -> Batch:
-        """Returns a replica's images of a weight update; see :class:`ImagesOnDevice`."""
+        """Returns a replica's batch of a training step; see :class:`ImagesOnDevice`."""
         options = self._options
         global_batch = self._batch_size * self._replicas
         steps_per_epoch = self._count // global_batch
@@ -131,10 +130,10 @@ class TrainingImages(ImagesOnDevice):
 
 
 class ValidationImages(ImagesOnDevice):
-    """Batches of the validation images, each once; behind them, labels are -1 and weights 0."""
+    """Batches with each validation image once, padded with labels -1 and weights 0."""
 
     def batch(self, step: tf.Tensor, replica: tf.Tensor | int) -> Batch:
-        """Returns a replica's images of a step of evaluation; see :class:`ImagesOnDevice`."""
+        """Returns a replica's batch of an evaluation step; see :class:`ImagesOnDevice`."""
         places = self._places(step, replica)
         images, labels, weights = self._gather(tf.minimum(places, self._count - 1), replica)
         real = places < self._count
@@ -144,32 +143,33 @@ class ValidationImages(ImagesOnDevice):
 def draw_in_groups(
     places: tf.Tensor, count: int, epoch: tf.Tensor, options: DataOptions
 ) -> Changes:
-    """Draws what will be done to images, the same for all of a group, as Page 2019 does.
+    """Draws the augmentation of groups of images (Page 2019).
 
-    For each transformation, the images of an epoch are split at random into as many near-equal
-    groups as there are options to choose from, or 200 if there are more, and each group gets one.
+    For each transformation, the images of an epoch are divided at random into near-equal groups,
+    one for each possible value (such as each flip or corner), but at most 200. Each group gets a
+    different value.
 
     Args:
-      places: int64 [images], of the images in the epoch's order.
-      count: images in an epoch.
+      places: int64 [images], positions of the images in the epoch.
+      count: Number of images in an epoch.
       epoch: int64.
-      options: names the transformations.
+      options: Selects the transformations.
 
     Returns:
-      By name, what :func:`change` takes: ``shift`` and ``cut``, int32 [images, 2], and ``flip``,
-      bool [images]; without those that are not done.
+      The arguments of :func:`change`: ``shift`` and ``cut``, int32 [images, 2], and ``flip``, bool
+      [images], without unselected ones.
     """
 
     def draw(number: int, purpose: str) -> tf.Tensor:
-        groups = min(number, _MOST_OPTIONS, count)
+        groups = min(number, _MAX_GROUPS, count)
         mixed = stateless_random.permuted(places, count, options.seed, epoch, f"{purpose} groups")
         return stateless_random.permuted(
             mixed * groups // count, number, options.seed, epoch, purpose
         )
 
     def corners(positions: int, purpose: str) -> tf.Tensor:
-        option = draw(positions**2, purpose)
-        return tf.cast(tf.stack([option // positions, option % positions], axis=1), tf.int32)
+        corner = draw(positions**2, purpose)
+        return tf.cast(tf.stack([corner // positions, corner % positions], axis=1), tf.int32)
 
     changes = {}
     if options.train_crop == "pad":
@@ -182,12 +182,12 @@ def draw_in_groups(
 
 
 def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
-    """Changes a batch of images: what ``augment`` does to each, in few operations on all.
+    """Augments a batch of images, with the same result as ``augment`` of each image.
 
     Args:
       images: uint8 [images, size, size, 3].
-      changes: of ``shift``, ``flip`` and ``cut`` those that were drawn, [images, ...].
-      options: gives the margin of a shift and what it is made of, and the side of a cut.
+      changes: Any of ``shift``, ``flip`` and ``cut``, [images, ...].
+      options: Gives the padding of a shift and the side of a cutout.
     """
     size = images.shape[1]
     rows = columns = tf.range(size)[tf.newaxis]
@@ -207,24 +207,24 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
 
 
 def _identities(seed: int, epoch: tf.Tensor | int, places: tf.Tensor) -> tf.Tensor:
-    """Returns what ``draws`` takes of images, int64 [images, 3]."""
+    """Returns the identities of images for :mod:`stateless_random`, int64 [images, 3]."""
     seeds = tf.fill(tf.shape(places), tf.constant(seed, tf.int64))
     epochs = tf.fill(tf.shape(places), tf.cast(epoch, tf.int64))
     return tf.stack([seeds, epochs, places], axis=1)
 
 
 def _pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor:
-    """Returns where the given rows and columns of each image, int32 [images, size], cross."""
+    """Returns the pixels of each image at the given rows and columns, int32 [images, size]."""
     count, size = tf.shape(images)[0], images.shape[1]
     starts = tf.range(count)[:, tf.newaxis, tf.newaxis] * size**2
     places = starts + rows[:, :, tf.newaxis] * size + columns[:, tf.newaxis, :]
-    # GPUs gather no bytes; as float32 they are what they were.
+    # TensorFlow has no gather of uint8 on GPUs; float32 represents all values exactly.
     flat = tf.cast(tf.reshape(images, [-1, images.shape[3]]), tf.float32)
     return tf.cast(tf.gather(flat, places), images.dtype)
 
 
 def _reflected(places: tf.Tensor, size: int) -> tf.Tensor:
-    """Returns places in a row, of which those outside are reflected at its outermost pixels."""
+    """Returns coordinates, with those outside of the image reflected at its outermost pixels."""
     return size - 1 - tf.abs(size - 1 - tf.abs(places))
 
 

@@ -1,18 +1,17 @@
-"""The tf.data graph: from shards to batches of uint8 images, in an order that can be repeated.
+"""The input pipeline: tf.data datasets of batches of uint8 images, in a reproducible order.
 
-Training reads records in the order of ``order.py`` and makes images of them as ``batches.py`` says.
-Both are functions of (seed, epoch, step), so that nothing has to be saved to continue.
+Training reads records in the order of ``order.py`` and converts them as ``batches.py`` describes.
+Both are functions of (seed, epoch, step), so resuming needs no saved state.
 
 A batch is ``(images, labels, weights)``: uint8 [batch, size, size, 3], int32 [batch] and float32
-[batch]. The weight is 1; 0 marks an image that could not be read, whose place is kept so that
-shapes and positions stay what they are. Label -1 marks padding, which only evaluation has.
+[batch]. The weight is 1, or 0 for placeholders of unreadable images, which keep shapes and
+positions the same. The label -1 marks padding, which only evaluation has.
 
-With ``data_on_device`` the devices make their batches themselves. All that comes from here is then
-``{"step": ...}``, int64, the number of the weight update, or of the step of evaluation.
+With ``data_on_device``, devices make their batches themselves, and this dataset only yields
+``{"step": ...}``, int64, the number of the training or evaluation step.
 
-Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, are made
-without this one's Python functions: their batches are the same, but what cannot be read is not
-listed in a file.
+Pipelines that run in other processes, on the hosts of a TPU slice or on input servers, cannot call
+Python: their batches are the same, but unreadable images are not listed in a file.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import functools
 import tensorflow as tf
 
 from imagenet_fast.base.cores import cpu_cores
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_path
@@ -55,11 +55,11 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.distribute.workers import is_chief, worker_place, workers_of
 
-# For each replica, ready while it computes.
+# Prefetched for each replica.
 _BATCHES_AHEAD = 2
 
 
-# AutoGraph would find nothing to convert, and look for it longer than tracing takes.
+# There is nothing to convert, and AutoGraph's search would take longer than tracing.
 @tf.autograph.experimental.do_not_convert
 def make_dataset(
     config: InputOptions, split: str, first_step: int = 0
@@ -67,34 +67,33 @@ def make_dataset(
     """Returns the batches of a split, for ``model.fit`` or ``model.evaluate``.
 
     Args:
-      config: names the data and says how to read it.
-      split: ``train``: endless, epoch after epoch; or ``validation`` or ``test``: each image
-        once, padded to whole batches, as many as the result's ``evaluation_steps`` tells.
-      first_step: the weight update that the first training batch is for. With ``train_sizes``, the
-        images have the size that belongs to it, also those of later steps.
+      config: Options of the data set and the input pipeline.
+      split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
+        full batches, and the result's ``evaluation_steps`` is their number.
+      first_step: The training step of the first batch. With ``train_sizes``, all batches have the
+        image size of this step.
 
     Raises:
-      UserError: if there is no such split, the data cannot be used, an input server is not there,
-        or an option needs this process where the pipelines run in others.
+      UserError: if there is no such split, the data cannot be used, an input server is unavailable,
+        or an option needs Python in a pipeline that runs in another process.
     """
     info = read_info(config)
     if split not in info.splits:
         raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
     if config.data_on_device and split == "test":
         raise UserError(
-            "data_on_device is for training and validation: read the test split without it, as "
-            "`imagenet-fast evaluate --split=test` does"
+            "data_on_device supports training and validation only: read the test split without "
+            "it, as `imagenet-fast evaluate --split=test` does"
         )
     strategy = make_strategy(config)
     here = _runs_here(strategy)
     keep_freed_memory()
     config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
     if not config.synthetic and not config.data_on_device:
-        _tell_without_python(config, split, here)
+        _check_without_python(config, split, here)
     if split == "train":
         size = training_image_size(config, first_step, steps_per_epoch(info, config))
         config = config.replace(image_size=size, train_sizes=(), train_until=())
-
     else:
         steps = evaluation_steps(info, config, strategy, split)
 
@@ -116,7 +115,7 @@ def make_dataset(
             dataset = _evaluation_batches(info, config, context, size, split, here)
             dataset = dataset.take(steps * replicas)
         sharding = tf.data.Options()
-        # Each worker has taken its part already.
+        # Each worker reads only its part already.
         sharding.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.OFF
         )
@@ -125,19 +124,19 @@ def make_dataset(
 
     dataset = strategy.distribute_datasets_from_function(batches)
     if split != "train":
-        # For Classifier.evaluate: Keras cannot ask a distributed data set how long it is.
+        # For Classifier.evaluate: a distributed dataset does not report its cardinality.
         dataset.evaluation_steps = steps
     return dataset
 
 
 @tf.autograph.experimental.do_not_convert
 def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
-    """Returns the images of a split, for a model that makes its batches itself.
+    """Returns the images of a split in the devices' memory, for ``data_on_device``.
 
-    To be called outside of the strategy's scope.
+    Call it outside of the strategy's scope.
 
     Args:
-      options: names the data and says how images are prepared and changed.
+      options: Options of the data set and the input pipeline.
       split: ``train`` or ``validation``.
 
     Raises:
@@ -162,22 +161,22 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
 
 
 def steps_per_epoch(info: DatasetInfo, options: InputOptions) -> int:
-    """Returns the weight updates of an epoch; what does not fill a batch waits for the next.
+    """Returns the number of training steps in an epoch, without a partial last batch.
 
     Raises:
-      UserError: if there is not a single one.
+      UserError: if there is not a single full batch.
     """
     examples = info.splits["train"].examples
     if examples < options.batch_size:
         raise UserError(
-            f"batch_size {options.batch_size} is more than the {examples} training images of "
-            f"{info.name}; give at most --batch_size={examples}"
+            f"batch_size is {options.batch_size}, but {info.name} has only "
+            f"{counted(examples, 'training image')}: give at most --batch_size={examples}"
         )
     return examples // options.batch_size
 
 
 def training_image_size(options: InputOptions, step: int, steps_per_epoch: int) -> int:
-    """Returns the height and width of training images at a weight update."""
+    """Returns the height and width of training images at a training step."""
     for size, until in zip(options.train_sizes, options.train_until):
         if step < until.steps(steps_per_epoch, options.batch_size):
             return size
@@ -190,7 +189,7 @@ def evaluation_steps(
     strategy: tf.distribute.Strategy,
     split: str = "validation",
 ) -> int:
-    """Returns the steps in which all workers have seen all their images of a split."""
+    """Returns the number of steps in which all workers evaluate all their images of a split."""
     pipelines = _input_pipelines(strategy)
     most = -(-info.splits[split].examples // pipelines)
     replicas = strategy.num_replicas_in_sync // pipelines
@@ -203,9 +202,9 @@ def _evaluation_batch_size(options: InputOptions, strategy: tf.distribute.Strate
 
 
 def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
-    """Returns how many hosts feed the replicas, each from a pipeline of its own."""
+    """Returns the number of hosts with replicas, each of which has an input pipeline."""
     if workers_of(strategy) is not None:
-        # A process sees its own devices only.
+        # A process sees only its own devices.
         return worker_place(strategy)[0]
     devices = map(tf.DeviceSpec.from_string, devices_of(strategy))
     return len({device.task for device in devices})
@@ -214,7 +213,7 @@ def _input_pipelines(strategy: tf.distribute.Strategy) -> int:
 def _runs_here(strategy: tf.distribute.Strategy) -> bool:
     """Returns whether the input pipelines run in this process.
 
-    That of a TPU slice's user is not among its hosts, to which it sends the pipelines' graphs.
+    With a TPU slice, the pipelines' graphs are sent to its hosts.
     """
     if not isinstance(strategy, tf.distribute.TPUStrategy):
         return True
@@ -223,10 +222,10 @@ def _runs_here(strategy: tf.distribute.Strategy) -> bool:
 
 
 def _for_tpu_hosts(options: InputOptions) -> InputOptions:
-    """Returns the configuration with the ``resize_kernel`` that the hosts of a TPU slice have.
+    """Returns the options with ``resize_kernel=tensorflow``, the only one on a TPU slice's hosts.
 
     Raises:
-      UserError: if the native one is asked for.
+      UserError: if ``resize_kernel`` is ``native``.
     """
     if options.resize_kernel == "native":
         raise UserError(
@@ -236,39 +235,39 @@ def _for_tpu_hosts(options: InputOptions) -> InputOptions:
     return options.replace(resize_kernel="tensorflow")
 
 
-def _tell_without_python(options: InputOptions, split: str, here: bool) -> None:
-    """Tells what is different where a split's pipelines run in other processes; else nothing.
+def _check_without_python(options: InputOptions, split: str, here: bool) -> None:
+    """Checks the options if pipelines run in other processes, and warns of the difference.
 
     Raises:
-      UserError: if an option keeps data where they cannot have it.
+      UserError: if an option caches data in this process, where the pipelines cannot use it.
     """
     served = split == "train" and bool(options.input_servers)
     if here and not served:
         return
     where = "input servers" if served else "the hosts of the TPU slice"
-    kept = {"cache": options.cache != "none", "cache_dir": bool(options.cache_dir)}
-    for name, given in kept.items():
+    caches = {"cache": options.cache != "none", "cache_dir": bool(options.cache_dir)}
+    for name, given in caches.items():
         if given and split == "train":
             raise UserError(
-                f"{name}={getattr(options, name)} keeps training images with the process that "
-                f"trains, but they are read on {where}: leave it out"
+                f"{name}={getattr(options, name)} caches training images in the process that "
+                f"trains, but they are read on {where}: remove it"
             )
     warn_once(
-        f"{split} images are read on {where}, without Python: those that cannot be read are "
-        "counted, but not listed; `imagenet-fast prepare --verify` names the damaged records"
+        f"{split} images are read on {where}, without Python: unreadable ones are counted, but not "
+        "listed; `imagenet-fast prepare --verify` names damaged records"
     )
 
 
 def thread_count(options: InputOptions) -> int:
-    """Returns the threads that read and decode in each process."""
+    """Returns the number of threads that read and decode in each process."""
     return options.data_threads or cpu_cores()
 
 
 def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
-    """Returns the dataset with so many threads of its own and nothing that tunes itself."""
+    """Returns the dataset with a private thread pool and without autotuning."""
     threading = tf.data.Options()
     threading.threading.private_threadpool_size = threads
-    # There is nothing to tune, and an iterator can wait for the tuner half a minute to end.
+    # There is nothing to tune, and deleting an iterator could wait half a minute for the tuner.
     threading.autotune.enabled = False
     return dataset.with_options(threading)
 
@@ -313,13 +312,13 @@ def _training_batches(
             check_servers(servers, functools.partial(_trial, part.paths[0], options))
             watched = here and can_watch()
             if not watched:
-                warn_once("an input server that goes away will not be noticed, but waited for")
+                warn_once("unavailable input servers will not be noticed: training will wait")
             dataset = batches_from_servers(
                 order, lambda order: with_threads(make(order), threads), servers, watched
             )
         else:
             dataset = make(order)
-    # Keras and tf.distribute ask no worker whether it is at its end when they know that it is not.
+    # With infinite cardinality, Keras and tf.distribute do not ask all workers for the end of data.
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
@@ -330,18 +329,18 @@ def _part(
     split: str,
     with_python: bool,
 ) -> tuple[SplitPart, BadImages | None]:
-    """Returns what a pipeline reads, and where it lists what it cannot read."""
+    """Returns the part of a split that a pipeline reads, and its list of unreadable images."""
     pipelines, pipeline = context.num_input_pipelines, context.input_pipeline_id
     part = part_of(info.splits[split], options, pipelines, pipeline)
     if with_python:
         return part, list_bad_images(options, info, split, pipeline)
-    # Other processes have other working directories.
+    # Other processes may have other working directories.
     paths = tuple(str(to_path(path).absolute()) for path in part.paths)
     return dataclasses.replace(part, paths=paths), None
 
 
 def _trial(path: str, options: InputOptions) -> tf.data.Dataset:
-    """Returns a dataset of one element that takes what an input server may lack."""
+    """Returns a dataset of one element that needs the files and the op of training batches."""
     opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
     return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), options))
 
@@ -354,7 +353,7 @@ def _evaluation_batches(
     split: str,
     here: bool,
 ) -> tf.data.Dataset:
-    """Returns this pipeline's images in batches, and then batches of padding without end."""
+    """Returns batches of this pipeline's images, followed by infinitely many of padding."""
     part, bad_images = _part(info, options, context, split, with_python=here)
     threads = thread_count(options)
     records = part.select(part.interleave(part.shards(), read_shard, threads)).batch(batch_size)
@@ -364,14 +363,14 @@ def _evaluation_batches(
 
 
 def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
-    """Returns the numbers of the steps from the first one on, each for so many replicas."""
+    """Returns the numbers of steps, from the first one on, each once per replica."""
     numbers = tf.data.Dataset.range(first_step * replicas, tf.int64.max)
     dataset = numbers.map(lambda number: {"step": number // replicas})
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
 def _synthetic(options: InputOptions, batch_size: int) -> tf.data.Dataset:
-    """Returns one batch of random images, again and again, so that it costs nothing."""
+    """Returns the same batch of random images forever, which costs nothing."""
     seed = [options.seed, 0]
     size = [batch_size, options.image_size, options.image_size, 3]
     images = tf.cast(tf.random.stateless_uniform(size, seed, 0, 256, tf.int32), tf.uint8)

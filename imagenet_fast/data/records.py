@@ -1,8 +1,8 @@
-"""TFRecord files: how records are framed, checked and read back.
+"""Reading and writing of TFRecord files in Python, without TensorFlow.
 
-Per record there is the length (uint64), a checksum of the length, the data, and a checksum of the
-data; both checksums are "masked" CRC-32C. It is done here in Python, which says where a record is
-damaged, and without TensorFlow. What is behind that record ``shards.read_shard`` reads.
+A record consists of its length (uint64), the length's checksum, the data, and the data's checksum;
+both checksums are "masked" CRC-32C. Errors name the damaged record and its offset;
+``shards.read_shard`` can read the records after it.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from imagenet_fast.base.paths import Path, to_path
 HEADER = struct.Struct("<QI")  # length, masked checksum of the length's 8 bytes
 FOOTER = struct.Struct("<I")  # masked checksum of the data
 OVERHEAD = HEADER.size + FOOTER.size
-# Added to a rotated CRC to mask it.
+# Added to the rotated CRC to mask it.
 CRC_MASK = 0xA282EAD8
 
-# With which the note begins that takes a lost record's place; no example does.
+# The start of a note in place of a lost record; no example starts so.
 LOST = b"\xff lost record"
 
-# Before each further attempt at what could not be read, in seconds.
+# Before each retry of a failed read, in seconds.
 _PAUSES = (1.0, 2.0, 4.0)
-# Of these, no pause makes an end.
-_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+# Not retried.
+_PERMANENT = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _Result = TypeVar("_Result")
 
 
@@ -50,10 +50,10 @@ class LostRecord(NamedTuple):
     """A record that cannot be read.
 
     Attributes:
-      record: its number in its shard, from 0.
-      offset: where it starts, in bytes.
-      reason: what is wrong with it.
-      shard: path of the shard.
+      record: Its index in the shard.
+      offset: Of its first byte.
+      reason: Why it cannot be read.
+      shard: Path of the shard.
     """
 
     record: int
@@ -63,7 +63,7 @@ class LostRecord(NamedTuple):
 
 
 def lost_record(record: bytes) -> LostRecord | None:
-    """Returns what a note in the place of a lost record tells; None of any other record."""
+    """Parses a note in place of a lost record; returns None for any other record."""
     if not record.startswith(LOST):
         return None
     _, number, offset, reason, shard = record.decode(errors="replace").split("\n", 4)
@@ -71,7 +71,7 @@ def lost_record(record: bytes) -> LostRecord | None:
 
 
 class Written(NamedTuple):
-    """What ``write_records`` wrote: number of records, size in bytes and hex SHA-256."""
+    """A file by ``write_records``: number of records, size in bytes and hex SHA-256."""
 
     examples: int
     bytes: int
@@ -79,11 +79,11 @@ class Written(NamedTuple):
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[bytes]) -> Written:
-    """Writes a TFRecord file: under a temporary name beside ``path``, then renamed.
+    """Writes a TFRecord file atomically: under a temporary name, then renamed.
 
     Args:
-      path: The file to make or replace. Its directory must exist.
-      records: The data of each record. If iterating raises, nothing is left behind.
+      path: The file to create or replace. Its directory must exist.
+      records: The data of each record. If iterating raises, the temporary file is removed.
 
     Returns:
       The number of records, the file's size and its SHA-256.
@@ -114,10 +114,10 @@ def temporary_name(path: Path) -> Path:
 
 
 def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """Yields the data of each record of a TFRecord file, both checksums verified.
+    """Yields the data of each record of a TFRecord file, after verifying both checksums.
 
     Raises:
-      CorruptRecordError: At the first record that is damaged or cut short.
+      CorruptRecordError: At the first record that is damaged or truncated.
       UserError: There is no such file.
     """
     with _File(path) as file:
@@ -126,7 +126,7 @@ def read_records(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def locate_records(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Yields the offset of each record, in bytes, having read no more than the lengths.
+    """Yields the offset of each record, in bytes; reads only the lengths.
 
     Raises:
       CorruptRecordError: A length is damaged, or the file ends within a record.
@@ -143,10 +143,10 @@ def index_shard(path: str | os.PathLike[str]) -> int:
 
 
 def read_record(path: str | os.PathLike[str], number: int, offset: int) -> bytes:
-    """Returns the data of record ``number``, which ``locate_records`` found at ``offset``.
+    """Returns the data of record ``number``, at an ``offset`` from ``locate_records``.
 
     Raises:
-      CorruptRecordError: The record is damaged or cut short.
+      CorruptRecordError: The record is damaged or truncated.
       UserError: There is no such file.
     """
     with _File(path) as file:
@@ -156,29 +156,29 @@ def read_record(path: str | os.PathLike[str], number: int, offset: int) -> bytes
 
 def _checksum(data: bytes) -> bytes:
     crc = google_crc32c.value(data)
-    # TFRecord rotates and shifts the CRC, since a CRC of data that holds its own CRC is weak.
+    # TFRecord masks the CRC, because a CRC of data that contains its own CRC is weak.
     masked = (((crc >> 15) | (crc << 17)) + CRC_MASK) & 0xFFFFFFFF
     return FOOTER.pack(masked)
 
 
 class _File:
-    """A file, opened and read again where that fails, as on a server that is away for a moment.
+    """A file whose reads are retried, as for a server that is briefly unavailable.
 
     Args:
-      path: of the file.
+      path: Of the file.
 
     Raises:
-      UserError: It cannot be read, however often that is tried; each method raises it.
+      UserError: It cannot be read after all retries; each method raises it.
 
     Attributes:
-      path: of the file.
-      size: in bytes.
+      path: Of the file.
+      size: In bytes.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = to_path(path)
         self._file: IO[bytes] | None = None
-        self.size = self._insist(lambda file: file.seek(0, os.SEEK_END))
+        self.size = self._retry(lambda file: file.seek(0, os.SEEK_END))
 
     def __enter__(self) -> _File:
         return self
@@ -187,15 +187,15 @@ class _File:
         self._close()
 
     def read(self, offset: int, length: int = -1) -> bytes:
-        """Returns ``length`` bytes, or all there are, or fewer at the file's end."""
+        """Returns ``length`` bytes, or fewer at the end of the file; by default all."""
 
         def read(file: IO[bytes]) -> bytes:
             file.seek(offset)
             return file.read(length)
 
-        return self._insist(read)
+        return self._retry(read)
 
-    def _insist(self, action: Callable[[IO[bytes]], _Result]) -> _Result:
+    def _retry(self, action: Callable[[IO[bytes]], _Result]) -> _Result:
         pauses = iter(_PAUSES)
         while True:
             try:
@@ -205,7 +205,7 @@ class _File:
             except OSError as error:
                 self._close()
                 pause = next(pauses, None)
-                if pause is None or isinstance(error, _LASTING):
+                if pause is None or isinstance(error, _PERMANENT):
                     raise UserError(f"{self.path}: cannot be read: {error.strerror}") from error
             time.sleep(pause)
 

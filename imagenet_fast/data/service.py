@@ -1,10 +1,10 @@
-"""Batches that other machines make: tf.data service, used so that the stream stays what it is.
+"""Input servers: machines that make training batches by tf.data service, in the same order.
 
-Each input server has a dispatcher and one worker of its own, so that of W servers the i-th can be
-asked for the batches i, i + W, i + 2W and so on, and they are taken in turn. Each of them reads all
-records that the host trains on, but decodes only what is in its own batches.
+Each input server has its own dispatcher and worker. Of W servers, server i makes batches i, i + W,
+i + 2W and so on, and the trainer takes batches from the servers in turn. Each server reads all
+records that the host trains on, but decodes only those of its batches.
 
-A server has none of the Python functions of the process that trains.
+Servers cannot call the Python functions of the training process.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.resize_op import with_resize_kernel
 
 _PROTOCOL = "grpc"
-# Batches that wait in a server, and as many from each in the host that trains.
+# Prefetched by each server, and from each server by the training host.
 _BATCHES_AHEAD = 2
-# Seconds: in which a server must have done a trial, between two looks.
-_TRIAL_WITHIN = 30.0
-_LOOK_EVERY = 1.0
-# After this many milliseconds a server forgets what a training run that has ended has left there.
-_FORGET_AFTER = 10_000
+# Time limit of a server's trial, and interval between checks of the servers, in seconds.
+_TRIAL_TIMEOUT = 30.0
+_CHECK_INTERVAL = 1.0
+# Milliseconds after which a server releases the datasets of a run that has ended.
+_JOB_TIMEOUT = 10_000
 
 
 @contextlib.contextmanager
 def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
-    """Makes batches for training runs on other machines, in threads, until the context ends.
+    """Serves batches to training runs on other machines, in threads, until the context ends.
 
     Args:
-      port: on which training runs ask for it.
-      host: name or address by which they reach this machine.
-      worker_port: on which they fetch batches; 0: any free one.
+      port: Of the dispatcher, to which training runs connect.
+      host: Name or address by which they reach this machine.
+      worker_port: From which they fetch batches; 0: any free port.
 
     Yields:
-      Its address, ``host:port``, as in ``Config.input_servers``.
+      The address ``host:port``, as in ``Config.input_servers``.
 
     Raises:
       UserError: if a port cannot be used.
     """
     if port == worker_port:
-        raise UserError(f"port and worker_port are both {port}: choose another for one of them")
+        raise UserError(f"port and worker_port are both {port}: give two different ports")
     for name, number in (("port", port), ("worker_port", worker_port)):
         check_free(name, number)
     keep_freed_memory()
-    with_resize_kernel(DataOptions())  # It is known to TensorFlow from then on, if it can be had.
+    with_resize_kernel(DataOptions())  # loads the native op into TensorFlow, if available
     service = tf.data.experimental.service
     try:
         dispatcher = service.DispatchServer(
             service.DispatcherConfig(
                 port=port,
                 protocol=_PROTOCOL,
-                job_gc_check_interval_ms=_FORGET_AFTER,
-                job_gc_timeout_ms=_FORGET_AFTER,
+                job_gc_check_interval_ms=_JOB_TIMEOUT,
+                job_gc_timeout_ms=_JOB_TIMEOUT,
             )
         )
         worker = service.WorkerServer(
@@ -79,19 +79,19 @@ def input_server(port: int, host: str, worker_port: int = 0) -> Iterator[str]:
 
 
 def servers_of(servers: tuple[str, ...], pipelines: int, pipeline: int) -> tuple[str, ...]:
-    """Returns the servers that an input pipeline uses: its share, or one that others use, too."""
+    """Returns the servers of an input pipeline; pipelines share servers if there are fewer."""
     return servers[pipeline % len(servers) :: pipelines]
 
 
 def check_servers(servers: tuple[str, ...], trial: Callable[[], tf.data.Dataset]) -> None:
-    """Checks that servers are there and can do their part.
+    """Checks that servers are reachable and able to make batches.
 
     Args:
-      servers: their addresses.
-      trial: makes a dataset of one element, which takes all that a server may lack.
+      servers: Their addresses.
+      trial: Returns a dataset of one element that needs everything that a server may lack.
 
     Raises:
-      UserError: if one does not answer, or cannot give the element, within seconds.
+      UserError: if a server is unreachable, or does not return the element in time.
     """
     for server in servers:
         reason = unreachable(server)
@@ -114,20 +114,20 @@ def _try(server: str, trial: Callable[[], tf.data.Dataset]) -> None:
         except tf.errors.OpError as error:
             outcome.put(error)
 
-    # tf.data service asks for ever; a thread can be left behind.
+    # In a thread, which can be abandoned, because tf.data service retries forever.
     threading.Thread(target=attempt, daemon=True).start()
     try:
-        error = outcome.get(timeout=_TRIAL_WITHIN)
+        error = outcome.get(timeout=_TRIAL_TIMEOUT)
     except queue.Empty:
         raise UserError(
-            f"input server {server} answers, but has done nothing for {_TRIAL_WITHIN:.0f} s: is "
+            f"input server {server} is reachable, but made no batch in {_TRIAL_TIMEOUT:.0f} s: is "
             "it an `imagenet-fast input-server`, started with a --host by which this machine "
             "reaches it?"
         ) from None
     if error:
         raise UserError(
-            f"input server {server} cannot do its part ({error.message}): it needs the same "
-            "version of all packages, data_dir at the same path, and a C++ compiler, unless "
+            f"input server {server} cannot make batches ({error.message}): it needs the same "
+            "versions of all packages, data_dir at the same path, and a C++ compiler unless "
             "--resize_kernel=tensorflow"
         ) from error
 
@@ -138,24 +138,24 @@ def batches_from_servers(
     servers: tuple[str, ...],
     watched: bool,
 ) -> tf.data.Dataset:
-    """Returns ``make(order)``, element by element, but made by input servers.
+    """Returns the elements of ``make(order)``, made by input servers.
 
     Args:
-      order: batches, without end; what gives them must not use Python.
-      make: makes another batch of each batch; likewise.
-      servers: their addresses, which :func:`check_servers` has checked.
-      watched: whether to look whether they are still there, which takes Python and
-        :func:`can_watch`. Else the dataset waits forever for one that is unavailable.
+      order: Infinitely many batches; must not call Python.
+      make: Maps each batch to another; must not call Python either.
+      servers: Addresses, already checked by :func:`check_servers`.
+      watched: Whether to check that servers stay reachable, which needs Python and
+        :func:`can_watch`. Otherwise the dataset waits forever for an unavailable server.
 
     Raises (in the dataset):
       UserError: if a server is unavailable.
-      tf.errors.OpError: if a server has been started anew, or lost a batch, so that the stream
-        would not be the same; and for what went wrong in a server.
+      tf.errors.OpError: if a server was restarted or lost a batch, so the batches would differ, or
+        failed.
     """
     streams = []
     for number, server in enumerate(servers):
-        own = make(order.shard(len(servers), number)).enumerate().prefetch(_BATCHES_AHEAD)
-        streams.append(own.apply(_made_by(server)).prefetch(_BATCHES_AHEAD))
+        stream = make(order.shard(len(servers), number)).enumerate().prefetch(_BATCHES_AHEAD)
+        streams.append(stream.apply(_made_by(server)).prefetch(_BATCHES_AHEAD))
     turns = tf.data.Dataset.range(len(servers)).repeat()
     batches = tf.data.Dataset.choose_from_datasets(streams, turns)
     if watched:
@@ -174,11 +174,11 @@ def batches_from_servers(
 
 
 def _made_by(server: str) -> Callable[[tf.data.Dataset], tf.data.Dataset]:
-    """Returns what has a server make the elements of a dataset, in order."""
+    """Returns a transformation that runs a dataset on a server, with elements in order."""
     return tf.data.experimental.service.distribute(
         processing_mode=tf.data.experimental.service.ShardingPolicy.OFF,
         service=f"{_PROTOCOL}://{server}",
-        compression=None,  # Pixels do not get much smaller.
+        compression=None,  # pixels hardly compress
     )
 
 
@@ -190,7 +190,7 @@ def _watched(batches: tf.data.Dataset, servers: tuple[str, ...]) -> tf.data.Data
     only log the error: the training thread waits inside TensorFlow, where nothing interrupts it.
     """
 
-    def look() -> bool:
+    def check() -> bool:
         for server in servers:
             reason = unreachable(server)
             if reason:
@@ -198,15 +198,15 @@ def _watched(batches: tf.data.Dataset, servers: tuple[str, ...]) -> tf.data.Data
         return False
 
     def nothing(_: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(tf.numpy_function(look, [], tf.bool), [])
+        return tf.ensure_shape(tf.numpy_function(check, [], tf.bool), [])
 
     def zeros(_: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
         return tf.nest.map_structure(
             lambda part: tf.zeros(part.shape, part.dtype), batches.element_spec
         )
 
-    looks = _slowly(tf.data.Dataset.range(tf.int64.max), _LOOK_EVERY)
-    watch = looks.filter(nothing).map(zeros)
+    checks = _slowly(tf.data.Dataset.range(tf.int64.max), _CHECK_INTERVAL)
+    watch = checks.filter(nothing).map(zeros)
     both = tf.data.Dataset.from_tensors(batches).concatenate(tf.data.Dataset.from_tensors(watch))
     return both.interleave(
         lambda dataset: dataset, cycle_length=2, num_parallel_calls=2, deterministic=False
@@ -214,9 +214,9 @@ def _watched(batches: tf.data.Dataset, servers: tuple[str, ...]) -> tf.data.Data
 
 
 def can_watch() -> bool:
-    """Returns whether datasets of this process can be interleaved in whatever order they come.
+    """Returns whether nondeterministic interleaving is allowed in this process.
 
-    Not after ``tf.config.experimental.enable_op_determinism``, of which only this tells.
+    It is not after ``tf.config.experimental.enable_op_determinism``, which only this call reveals.
     """
     try:
         tf.random.Generator.from_non_deterministic_state()
@@ -226,7 +226,7 @@ def can_watch() -> bool:
 
 
 def _slowly(dataset: tf.data.Dataset, seconds: float) -> tf.data.Dataset:
-    """Returns the same dataset with a pause before each element, in which no thread is busy."""
+    """Returns the dataset with a pause before each element that occupies no thread."""
     spec = dataset.element_spec
     slow = tf.raw_ops.SleepDataset(
         input_dataset=tf.data.experimental.to_variant(dataset),

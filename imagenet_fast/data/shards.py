@@ -1,11 +1,11 @@
-"""Reading a shard, of which no record is lost that can be read, by TensorFlow's operations alone.
+"""A tf.data reader of shards that skips only damaged records.
 
-So it is the same wherever it runs: input servers and the hosts of TPU slices have none of this
-process' Python functions.
+It consists of TensorFlow operations alone, so it also runs on input servers and the hosts of TPU
+slices, which cannot call this process' Python functions.
 
-TensorFlow's reader leaves a file at the first damaged record. Then the records' places are looked
-up, by their lengths, and it goes on at the next one. Where a length is damaged, so that nobody
-knows where the next record starts, that is where the next length is that agrees with its checksum.
+TensorFlow's own reader stops at the first damaged record. This one then locates all records by
+their lengths and resumes at the next one. If a length is damaged, the next record starts at the
+next length that matches its checksum.
 """
 
 from __future__ import annotations
@@ -17,33 +17,32 @@ import tensorflow as tf
 
 from imagenet_fast.data.records import CRC_MASK, HEADER, LOST, OVERHEAD
 
-# As in TensorFlow's own TFRecordDataset.
+# As in TFRecordDataset.
 _BUFFER = 2**18
 
-# What is wrong where there is no length of a record.
+# Error codes in place of a record's length.
 _BAD_LENGTH, _AT_END = -1, -2
 _REASONS = (
     "the checksum of its data is wrong",
     "the checksum of its length is wrong, or the file ends within it",
     "the file ends before it",
 )
-# ``training.failures`` tells it as an error of the user's.
+# ``training.failures`` reports it as a UserError.
 _FAILED = ": reading failed where nothing is damaged, as when a disk or a server fails for a moment"
 
 
-# AutoGraph would find nothing to convert, and look for it longer than tracing takes.
+# There is nothing to convert, and AutoGraph's search would take longer than tracing.
 @tf.autograph.experimental.do_not_convert
 def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.Dataset:
-    """Returns exactly ``count`` records of a shard, with a note in the place of each lost one.
+    """Returns exactly ``count`` records of a shard, with a note in place of each lost one.
 
-    :func:`~imagenet_fast.data.records.lost_record` reads the note, which is no example. Where a
-    length is damaged, more than one record may be lost: all that are missing are taken to be in the
-    last such place.
+    :func:`~imagenet_fast.data.records.lost_record` parses the notes. A damaged length can hide
+    several records: all missing records are assumed to be at the last damaged length.
 
     Args:
-      path: of the shard, which is held in memory if it is damaged.
-      count: of its records.
-      start: number of records in the shards before it.
+      path: Of the shard, which is read into memory if it is damaged.
+      count: Number of its records.
+      start: Number of records in earlier shards; not used.
 
     Raises (in the dataset):
       tf.errors.OpError: if the shard cannot be read, or reading fails where nothing is damaged, as
@@ -56,7 +55,7 @@ def read_shard(path: tf.Tensor, count: tf.Tensor, start: tf.Tensor) -> tf.data.D
 
 
 def _until_damage(path: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
-    """Returns at most ``count`` records, from that at ``offset`` on until the next lost one."""
+    """Returns at most ``count`` records, from the one at ``offset`` up to the next lost one."""
 
     def read(path: tf.Tensor, offset: tf.Tensor) -> tf.data.Dataset:
         reader = tf.raw_ops.TFRecordDatasetV2(
@@ -64,37 +63,37 @@ def _until_damage(path: tf.Tensor, count: tf.Tensor, offset: tf.Tensor) -> tf.da
         )
         return tf.data.experimental.from_variant(reader, tf.TensorSpec([], tf.string))
 
-    # In a function, since TensorFlow forgets the offset where it writes down a dataset.
+    # In a function, because TensorFlow drops the offset when it serializes a dataset.
     reader = tf.data.Dataset.from_tensors((path, offset)).flat_map(read)
-    # A file that cannot be opened is one error after another, without end.
+    # A file that cannot be opened yields infinitely many errors.
     attempts = tf.data.Dataset.from_tensors(tf.constant(0, tf.int64)).repeat(count)
     return tf.data.Dataset.choose_from_datasets([reader], attempts).ignore_errors()
 
 
-# Traced once, since that takes several times as long as all that is read in most cases.
+# Traced once, because tracing usually takes several times as long as reading.
 @functools.partial(
     tf.function,
     input_signature=(tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)),
     autograph=False,
 )
 def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
-    """Returns the records of a shard from the first lost one on, and then an error."""
+    """Returns the records of a shard from the first lost one on, followed by an error."""
     offsets, lengths, times = _places(tf.io.read_file(path), count)
     numbers = tf.cumsum(times, exclusive=True)
     end = tf.size(offsets, tf.int64) - 1
 
     def count_whole(first: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
         whole = _until_damage(path, count, offsets[first]).map(lambda _: 0)
-        one_more = whole.concatenate(tf.data.Dataset.from_tensors(0))  # There is no empty batch.
+        one_more = whole.concatenate(tf.data.Dataset.from_tensors(0))  # a batch cannot be empty
         return tf.size(one_more.batch(count + 1).get_single_element(), tf.int64) - 1
 
     def find(first: tf.Tensor, _: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
-        # Nothing is behind the end.
+        # No records follow the end.
         lost = first + count_whole(tf.minimum(first, end), tf.maximum(end - first, 0))
         return lost + 1, (first, lost)
 
     def read(first: tf.Tensor, lost: tf.Tensor) -> tf.data.Dataset:
-        # Those before the first lost one have been read.
+        # The records before the first lost one have been read already.
         whole = _until_damage(path, tf.where(first > 0, lost - first, 0), offsets[first])
         with tf.control_dependencies([require(tf.equal(count_whole(lost, tf.ones_like(lost)), 0))]):
             number = tf.identity(numbers[lost])
@@ -119,11 +118,11 @@ def _from_damage_on(path: tf.Tensor, count: tf.Tensor) -> tf.data.Dataset:
 
 
 def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns where in a file its records are, or are lost, and behind these its end.
+    """Locates the records of a file, including lost ones, and its end.
 
     Returns:
-      The offsets; the lengths of the data, or what is wrong; and how many records are there, at
-      least ``count`` in all. Each int64 [places + 1].
+      The offsets; the lengths of the data, or error codes; and the number of records at each
+      offset, at least ``count`` in all. Each int64 [places + 1].
     """
     headers, lengths, size = _sound_headers(content)
     headers, lengths = tf.concat([headers, [size]], 0), tf.concat([lengths, [_BAD_LENGTH]], 0)
@@ -138,7 +137,7 @@ def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor,
     places = places.take_while(lambda offset, _: offset < size)
     end = tf.data.Dataset.from_tensors((size, tf.constant(_AT_END, tf.int64)))
     offsets, lengths = places.concatenate(end).batch(tf.int64.max).get_single_element()
-    # Where some are missing, and no length is damaged, it is the end that costs them.
+    # If records are missing although no length is damaged, they are counted at the end.
     found = tf.size(offsets, tf.int64) - 1
     times = tf.concat([tf.ones([found], tf.int64), [0]], 0)
     costly = tf.where(lengths < 0)[-2:][0]
@@ -147,7 +146,7 @@ def _places(content: tf.Tensor, count: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor,
 
 
 def _sound_headers(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns where in a file records may start, int64 [n], their lengths, and the file's size."""
+    """Returns the offsets of valid headers, int64 [n], their lengths, and the file's size."""
     data = tf.io.decode_raw(content, tf.uint8)
     size = tf.size(data, tf.int64)
     starts = tf.maximum(size - OVERHEAD + 1, 0)
@@ -155,8 +154,8 @@ def _sound_headers(content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]
     either = tf.bitwise.bitwise_or
     pairs = either(data[:-1], data[1:])
     fours = either(pairs[:-2], pairs[2:])
-    # No record has 4 GiB, so the upper half of a length is zeros; eight zeros have another checksum
-    # than zero. Of all other places, only these few are looked at.
+    # Records are smaller than 4 GiB, so the upper half of a length is 0; and the masked checksum of
+    # eight zeros is not 0. This rules out nearly all offsets before any checksum is computed.
     zeros, others = fours[4 : starts + 4], either(fours[:starts], fours[8 : starts + 8])
     places = tf.where(tf.equal(zeros, 0) & (others > 0))[:, 0]
     headers = tf.gather(data, places[:, tf.newaxis] + tf.range(HEADER.size, dtype=tf.int64))

@@ -200,7 +200,7 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         (["--schedule", "--duration=3 examples"], "is less than one step of 256 images"),
         (
             ["--schedule", "--batch_size=2000000"],
-            "batch_size 2000000 is more than the 1281167 training images",
+            "batch_size is 2000000, but synthetic has only 1,281,167 training images",
         ),
     ],
 )

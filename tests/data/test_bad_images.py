@@ -67,13 +67,13 @@ def jpeg(example):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"encoded": []}, "it has 0 values as image/encoded"),
-        ({"label": []}, "it has 0 values as image/class/label"),
-        ({"label": [1, 2]}, "it has 2 values as image/class/label"),
+        ({"encoded": []}, "it has 0 values of image/encoded"),
+        ({"label": []}, "it has 0 values of image/class/label"),
+        ({"label": [1, 2]}, "it has 2 values of image/class/label"),
         ({"label": [b"7"]}, "its image/class/label has the wrong type"),
         ({"encoded": [7]}, "its image/encoded has the wrong type"),
         ({"height": [b"12"]}, "its image/height has the wrong type"),
-        ({"width": [10, 10]}, "it has 2 values as image/width"),
+        ({"width": [10, 10]}, "it has 2 values of image/width"),
     ],
 )
 def test_no_example(example, fields, reason):

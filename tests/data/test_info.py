@@ -108,7 +108,7 @@ def test_other_number_of_classes(with_manifest):
     [
         (lambda path: path.unlink(), "missing"),
         (lambda path: path.write_bytes(b""), "empty"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cut short"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "truncated"),
         (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "too long"),
     ],
 )

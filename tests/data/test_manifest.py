@@ -97,7 +97,7 @@ def test_a_newer_version_is_refused(directory):
 @pytest.mark.parametrize("labels", [["a", "b"], ["a", "b", "c", "d"]])
 def test_labels_and_counts_must_agree(directory, labels):
     change(directory, labels=labels)
-    with pytest.raises(UserError, match=f"3 classes for {len(labels)} labels"):
+    with pytest.raises(UserError, match=f"3 class counts, but {len(labels)} labels"):
         read_manifest(directory)
 
 
@@ -122,18 +122,18 @@ def test_good_sizes_pass(directory):
         check_sizes(read_manifest(directory), directory, split)
 
 
-@pytest.mark.parametrize("state", ["missing", "empty", "cut short", "too long"])
+@pytest.mark.parametrize("state", ["missing", "empty", "truncated", "too long"])
 def test_wrong_sizes_are_named(directory, state):
     shard = directory / "train-00001-of-00002"
     content = shard.read_bytes()
     if state == "missing":
         shard.unlink()
     else:
-        shard.write_bytes({"empty": b"", "cut short": content[:-1], "too long": content * 2}[state])
+        shard.write_bytes({"empty": b"", "truncated": content[:-1], "too long": content * 2}[state])
     with pytest.raises(UserError, match=f"00001-of-00002: is {state}.*prepare.*--verify") as caught:
         check_sizes(read_manifest(directory), directory, "train")
-    if state == "cut short":
-        assert f"expected {len(content)} bytes, has {len(content) - 1}" in str(caught.value)
+    if state == "truncated":
+        assert f"has {len(content) - 1} bytes, not {len(content)}" in str(caught.value)
     check_sizes(read_manifest(directory), directory, "validation")
     assert any(f"is {state}" in problem for problem in verify(directory, progress=False))
 
@@ -159,7 +159,7 @@ def test_verify_finds_a_flipped_bit(directory):
     problems = "\n".join(verify(directory, progress=False))
     assert "train-00000-of-00002: its SHA-256" in problems
     assert "record 1, at byte" in problems
-    assert "train: 1 records of class 'b' can be read, the manifest says 2" in problems
+    assert "train: class 'b' has 1 readable record, but 2 in the manifest" in problems
 
 
 def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
@@ -176,14 +176,14 @@ def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
     content[offsets[3] + 2] ^= 1  # length
     (directory / file).write_bytes(content)
     assert verify(directory, progress=False) == [
-        f"{directory / file}: its SHA-256 is not the manifest's: delete it and run "
-        "`imagenet-fast prepare` again",
+        f"{directory / file}: its SHA-256 differs from the manifest's: delete it and "
+        "rerun `imagenet-fast prepare`",
         f"{directory / file}: record 1, at byte {offsets[1]}, is corrupt: the checksum of its data "
         "is wrong",
         f"{directory / file}: record 3, at byte {offsets[3]}, is corrupt: the checksum of its "
         "length is wrong, or the file ends within it",
-        "train: 1 records of class 'a' can be read, the manifest says 2",
-        "train: 1 records of class 'b' can be read, the manifest says 2",
+        "train: class 'a' has 1 readable record, but 2 in the manifest",
+        "train: class 'b' has 1 readable record, but 2 in the manifest",
     ]
 
 
@@ -192,15 +192,15 @@ def test_verify_counts_what_can_be_read_of_a_shard_of_the_wrong_size(directory):
     whole = file.read_bytes()
     file.write_bytes(whole + b"garbage")
     assert verify(directory, progress=False) == [
-        f"{file}: is too long: expected {len(whole)} bytes, has {len(whole) + 7}"
+        f"{file}: is too long: has {len(whole) + 7} bytes, not {len(whole)}"
     ]
     start = len(whole) - len(whole) // 3  # of the last of three records of one size
     file.write_bytes(whole[: start + 5])
     assert verify(directory, progress=False) == [
-        f"{file}: is cut short: expected {len(whole)} bytes, has {start + 5}",
+        f"{file}: is truncated: has {start + 5} bytes, not {len(whole)}",
         f"{file}: record 2, at byte {start}, is corrupt: the checksum of its length is wrong, or "
         "the file ends within it",
-        "train: 1 records of class 'b' can be read, the manifest says 2",
+        "train: class 'b' has 1 readable record, but 2 in the manifest",
     ]
 
 
@@ -216,7 +216,7 @@ def test_verify_lists_a_shard_that_may_not_be_looked_at(directory, monkeypatch):
     monkeypatch.setattr(type(closed), "stat", refuse)
     assert verify(directory, progress=False) == [
         f"{closed}: cannot be read: Permission denied",
-        "train: 0 records of class 'c' can be read, the manifest says 1",
+        "train: class 'c' has 0 readable records, but 1 in the manifest",
     ]
 
 
@@ -229,15 +229,15 @@ def test_verify_finds_labels_that_are_no_class(directory):
         dataclasses.replace(manifest, splits={**manifest.splits, "validation": split}), directory
     )
     assert verify(directory, progress=False) == [
-        "validation: 0 records of class 'c' can be read, the manifest says 1",
-        "validation: 1 records have the label 3, outside 0..2",
+        "validation: class 'c' has 0 readable records, but 1 in the manifest",
+        "validation: label 3 of 1 record is outside 0..2",
     ]
 
 
 def test_verify_knows_labels_that_start_at_one(directory):
     change(directory, label_offset=-1)
     problems = "\n".join(verify(directory, progress=False))
-    assert "1 records have the label 0, outside 1..3" in problems
+    assert "label 0 of 1 record is outside 1..3" in problems
 
 
 def test_verify_finds_a_wrong_number_of_records(directory):
@@ -246,8 +246,8 @@ def test_verify_finds_a_wrong_number_of_records(directory):
     splits["train"]["class_counts"] = [1, 2, 2]
     change(directory, splits=splits)
     assert verify(directory, progress=False) == [
-        f"{directory / 'train-00001-of-00002'}: has 1 records, the manifest says 2",
-        "train: 1 records of class 'c' can be read, the manifest says 2",
+        f"{directory / 'train-00001-of-00002'}: has 1 record, but 2 in the manifest",
+        "train: class 'c' has 1 readable record, but 2 in the manifest",
     ]
 
 

@@ -120,7 +120,7 @@ def test_hosts_share_the_servers(pipelines, shares):
 def test_both_servers_on_one_port_are_refused():
     port = free_port()
     with (
-        pytest.raises(UserError, match=f"port and worker_port are both {port}: choose another"),
+        pytest.raises(UserError, match=f"port and worker_port are both {port}: give two"),
         service.input_server(port, HOST, port),
     ):
         pass
@@ -137,9 +137,9 @@ def test_a_server_that_is_not_there_is_named(data):
 
 
 def test_what_listens_but_is_no_server(listeners, monkeypatch):
-    monkeypatch.setattr(service, "_TRIAL_WITHIN", 2.0)
+    monkeypatch.setattr(service, "_TRIAL_TIMEOUT", 2.0)
     address = next(iter(listeners))
-    with pytest.raises(UserError, match=f"{address} answers, but has done nothing for 2 s"):
+    with pytest.raises(UserError, match=f"{address} is reachable, but made no batch in 2 s"):
         service.check_servers((address,), numbers)
 
 
@@ -204,7 +204,7 @@ def test_what_a_server_lacks_is_told_at_once(tmp_path, servers):
     def trial():
         return tf.data.FixedLengthRecordDataset(missing, record_bytes=1)
 
-    with pytest.raises(UserError, match=f"{servers[0]} cannot do its part .*{missing}") as caught:
+    with pytest.raises(UserError, match=f"{servers[0]} cannot make batches .*{missing}") as caught:
         service.check_servers(servers, trial)
     assert "data_dir at the same path" in str(caught.value)
 
@@ -240,4 +240,4 @@ def test_deterministic_stream_is_not_watched(data, servers, run_python):
     script = textwrap.dedent(DETERMINISTIC_SCRIPT)
     finished = run_python(["-c", script, data, ",".join(servers)], fresh=True)
     assert finished.stdout == "19\n"
-    assert "an input server that goes away will not be noticed" in finished.stderr
+    assert "unavailable input servers will not be noticed" in finished.stderr

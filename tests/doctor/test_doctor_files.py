@@ -141,7 +141,7 @@ def test_shards_without_a_manifest_that_training_refuses(tmp_path, name, told):
     ("damage", "told"),
     [
         (lambda shard: shard.unlink(), "is missing"),
-        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), "is cut short"),
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-9]), "is truncated"),
         (lambda shard: shard.write_bytes(b"\0" * shard.stat().st_size), "record 0, at byte 0, is"),
     ],
 )

@@ -173,7 +173,7 @@ def test_the_test_split(with_test, saved, on_device):
 def test_a_notebook_evaluates_on_the_test_split(with_test, saved):
     told = saved.evaluate(make_dataset(with_test, "test"), verbose=0, return_dict=True)
     assert told["examples"] == 20
-    with pytest.raises(UserError, match="data_on_device is for training and validation"):
+    with pytest.raises(UserError, match="data_on_device supports training and validation"):
         make_dataset(with_test.replace(data_on_device=True), "test")
 
 
