@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import html
-import io
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
-import matplotlib.style
-import matplotlib.ticker
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from PIL import Image, ImageOps
 
-from imagenet_fast.base import html_page
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.html_page import document, header, section, tile_row
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.base.plotting import PAGE_STYLE, SENTINELS, page_svg
+from imagenet_fast.data.data_page_figures import aspect_histogram, histogram, thumbnail
 from imagenet_fast.data.duplicates import FILE as DUPLICATES_FILE
 from imagenet_fast.data.duplicates import (
     Duplicates,
@@ -50,11 +44,8 @@ _FEW_SKIPPED = 12
 # Side in pixels and JPEG quality of thumbnails: if there are few, and if there are many.
 _LARGE = 96, 78
 _SMALL = 44, 66
-# Images of at most this many pixels a side are shown at their own size, enlarged by the browser.
-_PIXELATED = 32
 
 _COLORS = {"train": "train", "validation": "validation", "test": "speed"}
-_ASPECTS = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 1.333: "4:3", 2.0: "2:1", 4.0: "4:1"}
 
 
 def write_page(directory: str, progress: bool = True) -> FoundDuplicates:
@@ -110,11 +101,8 @@ def render(images: Images, found: FoundDuplicates, directory: str) -> str:
     return document(f"Data: {manifest.name}", body, _STYLE)
 
 
-# --- Numbers --------------------------------------------------------------------------------------
-
-
 def _subtitle(manifest: Manifest) -> str:
-    parts = [_count(manifest.num_classes, "class", "classes")]
+    parts = [counted(manifest.num_classes, "class", "classes")]
     kind, encoding = (manifest.source.get(key) for key in ("kind", "encoding"))
     if kind:
         parts.append(f"source {kind}")
@@ -128,7 +116,7 @@ def _tiles(
 ) -> Iterable[tuple[str, str, str]]:
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        shards = _count(len(split.shards), "shard")
+        shards = counted(len(split.shards), "shard")
         what = {"train": "Training", "validation": "Validation", "test": "Test"}.get(name, name)
         yield f"{what} images", f"{split.examples:,}", f"{shards}, {_bytes(size)}"
     converted = sum(manifest.converted.values())
@@ -159,7 +147,7 @@ def _classes(manifest: Manifest) -> str:
     if manifest.num_classes <= _FEW_CLASSES:
         return _class_table(manifest.labels, counts, names, range(manifest.num_classes))
     parts = [
-        _histogram(
+        histogram(
             train,
             "training images of a class",
             "number of classes",
@@ -221,9 +209,9 @@ def _sizes(rows: np.ndarray) -> str:
     if len(np.unique(height * 2**32 + width)) == 1:
         plots = f'<p class="note">All images have {width[0]} x {height[0]} pixels.</p>'
     else:
-        plots = _histogram(
+        plots = histogram(
             shorter, "shorter side in pixels", "images", "images by their shorter side"
-        ) + _aspect_histogram(aspect)
+        ) + aspect_histogram(aspect)
     lines = [
         ("Width in pixels", *map(_whole, _least_median_most(width))),
         ("Height in pixels", *map(_whole, _least_median_most(height))),
@@ -290,12 +278,9 @@ def _skipped(manifest: Manifest) -> str:
         f'<p class="note">{more:,} more are in manifest.json.</p>' * (more > 0)
     )
     if len(lines) > _FEW_SKIPPED:
-        number = _count(len(manifest.skipped), "skipped image")
+        number = counted(len(manifest.skipped), "skipped image")
         table = f"<details><summary>{number}</summary>{table}</details>"
     return section("Skipped images", table)
-
-
-# --- Duplicates -----------------------------------------------------------------------------------
 
 
 def _equal(equal: Duplicates, images: Images) -> str:
@@ -372,18 +357,15 @@ def _pair(both: Sequence, distance: int, two_classes: bool, two_splits: bool) ->
     marks = '<b class="harm">two classes</b>' * two_classes + '<b class="risk">two splits</b>' * (
         two_splits
     )
-    bits = f"<span>{_count(distance, 'bit')} apart</span>" if distance else ""
+    bits = f"<span>{counted(distance, 'bit')} apart</span>" if distance else ""
     sides = "".join(
-        f"<div>{_thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
+        f"<div>{thumbnail(image.data, *_LARGE, crop=False)}<b>{html.escape(image.label)}</b>"
         f'<span title="{html.escape(image.file)}">{html.escape(PurePath(image.file).name)}</span>'
         f"<span>{image.split}</span></div>"
         for image in both
     )
     top = f'<p class="marks">{marks}{bits}</p>' if marks or bits else ""
     return f'<div class="couple{" conflict" * two_classes}">{top}<div>{sides}</div></div>'
-
-
-# --- Samples --------------------------------------------------------------------------------------
 
 
 def _samples(images: Images) -> str:
@@ -399,7 +381,7 @@ def _samples(images: Images) -> str:
     for label in shown:
         indices = order[starts[label] : starts[label + 1]][:number]
         pictures = "".join(
-            _thumbnail(images.read(int(index)).data, *size, crop=True) for index in indices
+            thumbnail(images.read(int(index)).data, *size, crop=True) for index in indices
         )
         name = html.escape(images.manifest.labels[label])
         if number == 1:
@@ -412,84 +394,6 @@ def _samples(images: Images) -> str:
     return f'{note}<div class="{"single" if number == 1 else "samples"}">{"".join(blocks)}</div>'
 
 
-def _thumbnail(data: bytes, side: int, quality: int, crop: bool) -> str:
-    """Returns an ``img`` element with a thumbnail of an image, or of its central square."""
-    image: Image.Image = Image.open(io.BytesIO(data))
-    small = max(image.size) <= _PIXELATED
-    # JPEGs are decoded at a fraction of their size.
-    image.draft(None, (2 * side, 2 * side))
-    if crop and min(image.size) > side:
-        image = ImageOps.fit(image, (side, side), Image.Resampling.BICUBIC)
-    elif not small:
-        image.thumbnail((side, side), Image.Resampling.BICUBIC)
-    image = image.copy()  # The opened file would keep all metadata of its header.
-    image.info.clear()
-    file = io.BytesIO()
-    if small:
-        image.save(file, "PNG", optimize=True)
-        return html_page.image(file.getvalue(), "png", small=True)
-    image.save(file, "JPEG", quality=quality, optimize=True)
-    return html_page.image(file.getvalue(), "jpeg")
-
-
-# --- Plots ----------------------------------------------------------------------------------------
-
-
-def _histogram(values: np.ndarray, x: str, y: str, title: str) -> str:
-    """Returns a histogram of integers, without the few that are far above the others."""
-    most = int(values.max())
-    top = int(np.quantile(values, 0.995, method="higher"))
-    top = most if most <= 1.5 * top else top
-    least = int(values.min())
-    step = max(1, -(-(top - least + 1) // 40))
-    edges = np.arange(least, top + step + 1, step) - 0.5
-    counts, _ = np.histogram(values, edges)
-
-    def draw(axes: Axes) -> None:
-        axes.bar(edges[:-1], counts, np.diff(edges) * 0.92, align="edge", color=_blue())
-        axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(8, integer=True))
-
-    above = int((values > edges[-1]).sum())
-    note = f"{_count(above, 'more is', 'more are')} above, up to {most:,}."
-    return _plot(draw, x, y, title) + (f'<p class="note">{note}</p>' if above else "")
-
-
-def _aspect_histogram(aspect: np.ndarray) -> str:
-    edges = 2.0 ** (np.arange(-33, 34) / 16)
-    counts, _ = np.histogram(np.clip(aspect, edges[0], edges[-1]), edges)
-
-    def draw(axes: Axes) -> None:
-        axes.bar(edges[:-1], counts, np.diff(edges) * 0.92, align="edge", color=_blue())
-        axes.set_xscale("log")
-        axes.set_xlim(edges[0], edges[-1])
-        axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator(list(_ASPECTS)))
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FixedFormatter(list(_ASPECTS.values())))
-        axes.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
-
-    return _plot(draw, "width : height", "images", "images by their aspect ratio")
-
-
-def _blue() -> str:
-    return SENTINELS["validation"]
-
-
-def _plot(draw: Callable[[Axes], None], x: str, y: str, title: str) -> str:
-    with matplotlib.style.context(PAGE_STYLE):
-        figure = Figure(figsize=(5.0, 1.9), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        axes.grid(axis="y")
-        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4, integer=True))
-        axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
-        picture = page_svg(figure)
-    return f'<div class="drawing" role="img" aria-label="{html.escape(title)}">{picture}</div>'
-
-
-# --- Tables and numbers ---------------------------------------------------------------------------
-
-
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "counts") -> str:
     """Returns a table with a header, of the CSS class ``kind``: ``counts`` or ``texts``."""
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in head)
@@ -500,10 +404,6 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]], kind: str = "cou
         for name, *values in lines
     )
     return f'<table class="{kind}"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-def _count(number: int, noun: str, nouns: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 def _whole(number: float) -> str:

@@ -8,20 +8,20 @@ namespace jpeg_index {
 namespace {
 
 constexpr int kVersion = 1;
-// From one point of a row to the next, if MCUs are not wider. Twice as many points make cuts hardly
-// smaller, half as many make them larger.
+// Distance of points in a row, if MCUs are not wider. Twice as many points would make cuts hardly
+// smaller, half as many would make them larger.
 constexpr int kPointPixels = 32;
 constexpr int kMostComponents = 3;
-constexpr int kMostBlocks = 10;  // of an MCU, by the standard
+constexpr int kMostBlocks = 10;  // in an MCU, by the standard
 constexpr int kTables = 4;
 constexpr int kCoefficients = 64;
-constexpr int kMostCategory = 11;  // of the differences of DC coefficients of 8-bit samples
+constexpr int kMostCategory = 11;  // of differences of DC coefficients, for 8-bit samples
 constexpr int kMostDcCodes = 16;
 constexpr int kMostDc = 32767;
 constexpr size_t kMostSegments = 256;
 constexpr size_t kMostBytes = size_t{1} << 30;
 
-// Markers, behind a byte of 255.
+// Markers, which follow a byte of 255.
 enum : uint8_t {
   kSof0 = 0xC0,
   kSof1 = 0xC1,
@@ -59,26 +59,26 @@ void Store64(uint64_t word, uint8_t* to) {
   std::memcpy(to, &word, sizeof word);
 }
 
-// Returns whether one of the bytes of a word is 255.
+// Returns whether any byte of a word is 255.
 bool HasByte255(uint64_t word) {
   return ((~word - 0x0101010101010101u) & word & 0x8080808080808080u) != 0;
 }
 
-// A position in the file is a number of bits from its begin, stuffed bytes included. Between two bytes of
-// the scan it is that of the second one.
+// A position is a number of bits from the start of the file, including stuffed bytes. Between two bytes of
+// the scan, it is the position of the second.
 using Position = uint64_t;
 
-// Reads the bits of a scan up to the next marker, and bits of 0 from there on.
+// Reads the bits of a scan up to the next marker, followed by zeros.
 class BitReader {
  public:
-  // Reads from a position in the file, which must be inside of it, on.
+  // Starts at a position, which must be in the file.
   BitReader(Bytes file, Position start)
       : file_(file.data), at_(file.data + start / 8), end_(file.data + file.size) {
     Fill();
     Skip(std::min<int>(start % 8, count_));
   }
 
-  // Makes at least 56 bits available, or all up to the marker.
+  // Makes at least 56 bits available, or all bits up to the marker.
   void Fill() {
     if (end_ - at_ >= 8) {
       const uint64_t word = Load64(at_);
@@ -92,11 +92,11 @@ class BitReader {
     FillByBytes();
   }
 
-  // The next bits, from the highest one on. Behind those available there may be more of them, or zeros.
+  // The next bits, the first in the highest bit. After the available ones come further bits or zeros.
   uint64_t ahead() const { return ahead_; }
   int available() const { return count_; }
 
-  // Goes on by at most as many bits as are available, and at most 63.
+  // Skips at most the available bits, and at most 63.
   void Skip(int bits) {
     ahead_ <<= bits;
     count_ -= bits;
@@ -109,14 +109,14 @@ class BitReader {
     return static_cast<Position>(at - file_) * 8 + (bytes * 8 - count_);
   }
 
-  // Returns the marker, behind its byte of 255, if less than a byte is left before it; else 0.
+  // Returns the next marker if less than a byte remains before it; otherwise 0.
   int MarkerAhead() {
     Fill();
     if (count_ >= 8 || end_ - at_ < 2 || at_[0] != 0xFF) return 0;
     return at_[1];
   }
 
-  // Goes to the first bit behind that marker.
+  // Moves to the first bit after that marker.
   void SkipMarker() {
     at_ += 2;
     ahead_ = 0;
@@ -138,7 +138,7 @@ class BitReader {
     }
   }
 
-  // Returns whether the byte before, which has been read, was a stuffed one.
+  // Returns whether the previous byte, which has been read, was stuffed.
   bool IsStuffed(const uint8_t* at) const {
     return at - file_ >= 2 && at[-1] == 0 && at[-2] == 0xFF;
   }
@@ -150,12 +150,12 @@ class BitReader {
   int count_ = 0;
 };
 
-// Writes bits of a scan, with a byte of 0 behind each of 255.
+// Writes the bits of a scan, with a zero byte after each byte of 255.
 class BitWriter {
  public:
   BitWriter(uint8_t* out, uint8_t* end) : at_(out), end_(end) {}
 
-  // Writes the lowest `count` bits, at most 32, of a value that has no others.
+  // Writes the lowest `count` bits, at most 32, of a value whose other bits are 0.
   void Put(uint32_t value, int count) {
     waiting_ = waiting_ << count | value;
     count_ += count;
@@ -176,7 +176,7 @@ class BitWriter {
     waiting_ = word;
   }
 
-  // Fills the last byte with bits of 1 and returns the end of what was written; null if it had no room.
+  // Fills the last byte with ones and returns the end of the output; null if the buffer was too small.
   uint8_t* Finish() {
     const int missing = (8 - count_ % 8) % 8;
     Put((1u << missing) - 1, missing);
@@ -200,19 +200,19 @@ class BitWriter {
 
   uint8_t* at_;
   uint8_t* end_;
-  uint64_t waiting_ = 0;  // the lowest bits wait, others are of no meaning
+  uint64_t waiting_ = 0;  // pending bits are the lowest; others have no meaning
   int count_ = 0;         // less than 32
   bool full_ = false;
 };
 
-// Goes to the next byte of a scan. Returns whether that is at most `last`, without a marker in between.
+// Moves to the next byte of a scan. Returns whether it is at most `last`, without a marker in between.
 bool Step(const uint8_t** at, const uint8_t* last) {
   if (*(*at)++ != 0xFF) return true;
   return *at != last && *(*at)++ == 0;
 }
 
-// Copies the bits between two positions in the file. Returns whether they are the begins of bytes of a scan,
-// without a marker in between, or inside of such bytes.
+// Copies the bits between two positions in the file. Returns whether both are in bytes of the same scan,
+// without a marker in between.
 bool CopyBits(Bytes file, Position start, Position end, BitWriter* out) {
   if (start > end || end > file.size * 8) return false;
   const uint8_t* at = file.data + start / 8;
@@ -245,20 +245,20 @@ bool CopyBits(Bytes file, Position start, Position end, BitWriter* out) {
 
 // --- Huffman codes ---------------------------------------------------------------------------------
 
-// What a code says. Its length is 0 if there is none.
+// A Huffman code with the value that follows it. Its length is 0 if there is none.
 struct Code {
   uint8_t length;   // in bits
-  uint8_t bits;     // with those of the value behind it, at most 31
-  uint8_t symbol;   // of a DC coefficient: the bits of the value
-  uint8_t advance;  // of an AC coefficient: how many it is further
+  uint8_t bits;     // including the value, at most 31
+  uint8_t symbol;   // of a DC coefficient: number of bits of the value
+  uint8_t advance;  // of an AC coefficient: number of coefficients to advance
 };
 
-// No run advances so far, nor does one behind it.
+// The advance of an end-of-block code, more than all runs of a block can add up to.
 constexpr int kEndOfBlock = 128;
 
 class CodeTable {
  public:
-  // As in DHT: the number of codes of each length, from 1 to 16, and the symbols.
+  // As in DHT: the numbers of codes of lengths 1 to 16, and the symbols.
   const uint8_t* counts = nullptr;
   const uint8_t* symbols = nullptr;
   int size = 0;
@@ -283,7 +283,7 @@ class CodeTable {
     return Result::kOk;
   }
 
-  // Returns the code at the highest bits.
+  // Returns the code in the highest bits.
   Code Find(uint64_t bits) const {
     const Code code = short_codes_[bits >> (64 - kShort)];
     return code.length ? code : FindLong(bits);
@@ -291,15 +291,15 @@ class CodeTable {
 
  private:
   static constexpr int kLongest = 16;
-  static constexpr int kShort = 9;  // looked up at once
+  static constexpr int kShort = 9;  // found by one lookup
 
   Code MakeCode(int length, int symbol) const {
-    const uint8_t own = length;
-    if (dc_) return {own, uint8_t(length + symbol), uint8_t(symbol), 0};
+    const uint8_t code_length = length;
+    if (dc_) return {code_length, uint8_t(length + symbol), uint8_t(symbol), 0};
     const int bits = symbol & 15, run = symbol >> 4;
-    // As decoders do, any run of 15 without a value is one of 16 zeros, any other is the block's end.
+    // As in decoders, a run of 15 without a value means 16 zeros, any other the end of the block.
     const int advance = bits || run == 15 ? run + 1 : kEndOfBlock;
-    return {own, uint8_t(length + bits), 0, uint8_t(advance)};
+    return {code_length, uint8_t(length + bits), 0, uint8_t(advance)};
   }
 
   Code FindLong(uint64_t bits) const {
@@ -313,12 +313,12 @@ class CodeTable {
   }
 
   bool dc_ = false;
-  uint32_t first_[kLongest + 1];  // code of each length
-  int offsets_[kLongest + 1];     // of its symbol
+  uint32_t first_[kLongest + 1];  // first code of each length
+  int offsets_[kLongest + 1];     // index of its symbol
   Code short_codes_[1 << kShort];
 };
 
-// Reads the difference of a DC coefficient; returns whether there is one.
+// Reads the difference of a DC coefficient; returns whether it is valid.
 bool ReadDc(const CodeTable& table, BitReader* bits, int* difference) {
   if (bits->available() < 32) bits->Fill();
   const Code code = table.Find(bits->ahead());
@@ -333,7 +333,7 @@ bool ReadDc(const CodeTable& table, BitReader* bits, int* difference) {
   return true;
 }
 
-// Skips the AC coefficients of a block; returns whether they are as they should be.
+// Skips the AC coefficients of a block; returns whether they are valid.
 bool SkipAc(const CodeTable& table, BitReader* bits) {
   int place = 1;
   do {
@@ -346,10 +346,10 @@ bool SkipAc(const CodeTable& table, BitReader* bits) {
   return place == kCoefficients || place > kEndOfBlock;
 }
 
-// The codes for DC coefficients, with those that a table lacks added to it.
+// The codes of DC coefficients, including codes for differences that the JPEG's table lacks.
 //
-// A window's first block may differ from the block before it in the cut by what no neighbours in the image
-// differ, and a table that was optimised for the image has no code for that.
+// The first block of a row in the cut may differ from the previous one by more than any neighbours in the
+// image, for which a table that was optimized for the image has no code.
 class DcEncoder {
  public:
   explicit DcEncoder(const CodeTable& table) {
@@ -365,7 +365,7 @@ class DcEncoder {
         next = code;
       }
     }
-    // All codes must stay, so a new one comes behind the last. None may be all ones.
+    // Existing codes must not change, so new ones follow the last. No code may consist of ones only.
     for (int category = 0; category <= kMostCategory; ++category) {
       if (lengths_[category]) continue;
       if (next >> longest) return;
@@ -382,7 +382,7 @@ class DcEncoder {
     }
   }
 
-  // Writes a difference; returns whether there is a code for it.
+  // Writes a difference; returns whether it has a code.
   bool Put(int difference, BitWriter* out) const {
     const uint32_t magnitude = std::abs(difference);
     const int category = magnitude ? 32 - __builtin_clz(magnitude) : 0;
@@ -411,14 +411,14 @@ class DcEncoder {
 
 struct Component {
   int id = 0;
-  int horizontal = 1, vertical = 1;  // blocks of an MCU
+  int horizontal = 1, vertical = 1;  // blocks in an MCU
   int dc_table = 0, ac_table = 0;
 };
 
 struct Segment {
   uint8_t marker;
-  Bytes all;      // from the marker on
-  Bytes content;  // behind the length
+  Bytes all;      // including the marker
+  Bytes content;  // after the length
 };
 
 class Header {
@@ -426,16 +426,16 @@ class Header {
   int64_t width = 0, height = 0;
   int components = 0;
   Component component[kMostComponents];
-  int horizontal = 1, vertical = 1;  // the greatest ones
+  int horizontal = 1, vertical = 1;  // maximum over the components
   int64_t mcu_width = 0, mcu_height = 0;
   int64_t rows = 0, columns = 0;  // of MCUs
   int64_t restart_interval = 0;   // in MCUs; 0: there are no restart markers
   int blocks = 0;
   uint8_t block_component[kMostBlocks];
   CodeTable dc[kTables], ac[kTables];
-  std::vector<Segment> segments;  // that say how the image is decoded, but for the scan's
+  std::vector<Segment> segments;  // those that decoding needs, without the scan's
   Segment scan_segment;
-  size_t scan = 0;  // where its bits begin, in bytes
+  size_t scan = 0;  // offset of its first byte
 
   Result Parse(Bytes jpeg) {
     if (jpeg.size < 2 || jpeg.data[0] != 0xFF || jpeg.data[1] != kSoi) return Result::kUnsupported;
@@ -461,8 +461,8 @@ class Header {
           restart_interval = segment.content.data[0] << 8 | segment.content.data[1];
           break;
         case kDqt:
-        case kApp0:   // JFIF: colours are YCbCr
-        case kApp14:  // Adobe: which colours
+        case kApp0:   // JFIF: YCbCr
+        case kApp14:  // Adobe: the colour space
           segments.push_back(segment);
           break;
         case kSos:
@@ -485,7 +485,7 @@ class Header {
   static bool NextSegment(Bytes jpeg, size_t* at, Segment* segment) {
     size_t begin = *at;
     if (begin >= jpeg.size || jpeg.data[begin] != 0xFF) return false;
-    // Any number of bytes of 255 may stand before a marker.
+    // A marker may be preceded by any number of bytes of 255.
     while (jpeg.size - begin >= 2 && jpeg.data[begin + 1] == 0xFF) ++begin;
     if (jpeg.size - begin < 4) return false;
     const uint8_t* const data = jpeg.data + begin;
@@ -502,7 +502,7 @@ class Header {
     height = data[1] << 8 | data[2];
     width = data[3] << 8 | data[4];
     const int count = data[5];
-    // Without a height there is a segment behind the scan that tells it.
+    // A height of 0 is given by a segment after the scan.
     if (data[0] != 8 || !height || !width || (count != 1 && count != 3)) {
       return Result::kUnsupported;
     }
@@ -516,7 +516,7 @@ class Header {
       if (to.horizontal < 1 || to.horizontal > 4 || to.vertical < 1 || to.vertical > 4) {
         return Result::kCorrupt;
       }
-      // One component alone is not interleaved, and its MCU one block.
+      // A single component is not interleaved, so its MCU is one block.
       if (count == 1) to.horizontal = to.vertical = 1;
       horizontal = std::max(horizontal, to.horizontal);
       vertical = std::max(vertical, to.vertical);
@@ -574,7 +574,7 @@ class Header {
   }
 
   static Result Build(bool is_dc, CodeTable* table, bool* built) {
-    if (!table->size) return Result::kUnsupported;  // a table that decoders know by themselves
+    if (!table->size) return Result::kUnsupported;  // a default table of decoders
     if (*built) return Result::kOk;
     *built = true;
     return table->Build(is_dc);
@@ -606,7 +606,7 @@ uint32_t Load32(const uint8_t* from) {
   return from[0] | from[1] << 8 | from[2] << 16 | static_cast<uint32_t>(from[3]) << 24;
 }
 
-// The points, as numbers of the MCUs behind them.
+// The points, by the number of the MCU after each.
 class Points {
  public:
   Points(const Header& header, int spacing)
@@ -654,7 +654,7 @@ class IndexReader {
  public:
   explicit IndexReader(Bytes points) : at_(points.data), end_(points.data + points.size) {}
 
-  // Returns a number below 2**35, or 0 where there is none, and then fails.
+  // Returns a number below 2**35; if there is none, returns 0 and sets failed().
   int64_t Varint() {
     int64_t value = 0;
     for (int shift = 0; shift < 35 && at_ < end_; shift += 7) {
@@ -681,15 +681,15 @@ class IndexReader {
 
 // --- The cut ---------------------------------------------------------------------------------------
 
-// MCUs, up to but without the last numbers.
+// A rectangle of MCUs; `last` numbers are exclusive.
 struct Region {
   int64_t first_row, last_row, first_column, last_column;
 };
 
-// Returns the MCUs that decide a window's pixels.
+// Returns the MCUs that determine a window's pixels.
 Region RegionAround(const Header& header, const Window& window, int scale, int spacing) {
-  // Colours are enlarged by the neighbours on each side. At less than full size, the window's edges may
-  // also be rounded to the outside.
+  // Chroma upsampling uses the neighbours on each side. At reduced size, the window's edges may also be
+  // rounded outwards.
   const int64_t margin = scale == 1 ? 1 : 2 * scale;
   const auto up = [spacing](int64_t column) { return DivideUp(column, spacing) * spacing; };
   Region region = {
@@ -698,7 +698,7 @@ Region RegionAround(const Header& header, const Window& window, int scale, int s
       std::max<int64_t>(window.left - margin, 0) / header.mcu_width / spacing * spacing,
       std::min(up(DivideUp(window.left + window.width + margin, header.mcu_width)), header.columns),
   };
-  // A component that is at most two samples wide is enlarged in another way.
+  // Decoders upsample components of at most two samples in width differently.
   const auto is_narrow = [&] {
     const int64_t right = std::min(region.last_column * header.mcu_width, header.width);
     const int64_t width = right - region.first_column * header.mcu_width;
@@ -714,7 +714,7 @@ Region RegionAround(const Header& header, const Window& window, int scale, int s
   return region;
 }
 
-// What stands between two points, or between points further apart if it goes on as in the image.
+// The bits between two points of the index, which are contiguous in the image and in the cut.
 struct Run {
   Position start, end;
   int dc_before[kMostComponents], dc_after[kMostComponents];
@@ -725,9 +725,9 @@ class ScanCutter {
   ScanCutter(Bytes jpeg, const Header& header, const DcEncoder* encoders, BitWriter* out)
       : jpeg_(jpeg), header_(header), encoders_(encoders), out_(out) {}
 
-  // Copies a run behind those before.
+  // Appends a run to the output.
   Result Copy(const Run& run) {
-    // Only the first DC coefficient of each component differs.
+    // Only the first DC coefficient of each component changes.
     BitReader bits(jpeg_, run.start);
     Position copied = run.start;
     int missing = header_.components;
@@ -761,7 +761,7 @@ class ScanCutter {
   int dc_[kMostComponents] = {};  // of the last block of each component
 };
 
-// Walks over the points up to a region's end and copies what is in it.
+// Reads the points up to the end of a region and copies the runs in the region.
 Result CutScan(Bytes jpeg, const Header& header, Bytes points_bytes, const Region& region, int spacing,
                ScanCutter* cutter) {
   const Points points(header, spacing);
@@ -814,7 +814,7 @@ Result CutScan(Bytes jpeg, const Header& header, Bytes points_bytes, const Regio
   return open ? cutter->Copy(run) : Result::kOk;
 }
 
-// Writes the segments and returns their end; null if they have no room.
+// Writes the segments and returns their end; null if the buffer is too small.
 uint8_t* WriteHeader(const Header& header, const DcEncoder* encoders, const bool* used, int64_t height,
                      int64_t width, uint8_t* out, uint8_t* end) {
   const auto put = [&out, end](Bytes bytes) {
@@ -828,7 +828,7 @@ uint8_t* WriteHeader(const Header& header, const DcEncoder* encoders, const bool
   for (const Segment& segment : header.segments) {
     if (!put(segment.all)) return nullptr;
     if (segment.marker != kSof0 && segment.marker != kSof1) continue;
-    // Behind the marker, the length and the precision.
+    // After the marker, the length and the precision.
     uint8_t* const size = out - segment.all.size + 5;
     size[0] = height >> 8;
     size[1] = height & 0xFF;
@@ -837,7 +837,7 @@ uint8_t* WriteHeader(const Header& header, const DcEncoder* encoders, const bool
   }
   for (int i = 0; i < kTables; ++i) {
     if (!used[i] || !encoders[i].extended()) continue;
-    // It takes the place of the table of the same number.
+    // It replaces the table of the same number.
     const size_t length = 2 + 1 + 16 + encoders[i].size();
     const uint8_t start[] = {0xFF, kDht, uint8_t(length >> 8), uint8_t(length), uint8_t(i)};
     if (!put({start, sizeof start}) || !put({encoders[i].counts(), 16}) ||

@@ -1,7 +1,7 @@
-"""Native ops that index JPEGs, and that cut crops out of JPEGs with the help of the index.
+"""Native ops that index JPEGs, and cut crops out of indexed JPEGs without decoding them.
 
-A crop of an image then costs no more than decoding the blocks around it. ``jpeg_index.h`` describes
-how that works and the format of an index; ``jpeg_ops.cc`` is compiled at first use.
+Decoding a crop then costs only the decoding of the blocks around it. ``jpeg_index.h`` describes the
+method and the format of an index; ``jpeg_ops.cc`` is compiled at first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.data.images import PNG_SIGNATURE
 
-# Of smaller images, on average, a crop is decoded faster than it is cut out and decoded.
+# Crops of smaller images are on average decoded faster without an index.
 LEAST_PIXELS = 200 * 200
 
 _warned = threading.Event()
@@ -26,7 +26,7 @@ _FILES = tuple(_FOLDER / name for name in ("jpeg_ops.cc", "jpeg_index.cc", "jpeg
 
 
 def load_jpeg_ops() -> ModuleType:
-    """Compiles the ops, unless that has been done, and returns them.
+    """Returns the ops, after compiling them at the first call.
 
     Raises:
       OSError: if they cannot be compiled or loaded; the message gives the reason.
@@ -38,12 +38,13 @@ def index_file(encoded: bytes, height: int, width: int) -> bytes | None:
     """Returns the index of an image file.
 
     Args:
-      encoded: bytes of the file.
-      height: of the image, in pixels.
-      width: likewise.
+      encoded: Bytes of the file.
+      height: In pixels.
+      width: In pixels.
 
     Returns:
-      Its index; empty for JPEGs that have none; None for PNGs and small images, which need none.
+      The index; empty for JPEGs that cannot have one; None for PNGs and small images, which need
+      none.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded.
@@ -57,11 +58,11 @@ def index_jpegs(encoded: tf.Tensor) -> tf.Tensor:
     """Returns the indexes of JPEGs.
 
     Args:
-      encoded: bytes of the files, a string tensor of any shape.
+      encoded: Bytes of the files, a string tensor of any shape.
 
     Returns:
-      Strings of the same shape. Empty for files that have no index: damaged ones, and all that are
-      not sequential, Huffman-coded, 8-bit, grey or of 3 components, and one scan.
+      Indexes, strings of the same shape. They are empty for files that are damaged or not
+      sequential, Huffman-coded, 8-bit JPEGs of one scan and 1 or 3 components.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded.
@@ -79,18 +80,18 @@ def cut_jpegs(
     """Cuts the blocks around crop boxes out of JPEGs, without decoding them.
 
     Args:
-      encoded: bytes of the image files, string [images].
-      indexes: their indexes, string [images]; empty where there is none.
+      encoded: Bytes of the image files, string [images].
+      indexes: Their indexes, string [images]; empty for files without one.
       boxes: int32 [images, 4]: top, left, height and width, in pixels.
-      scales: int32 [images]: 1, 2, 4 or 8; the cuts will be decoded at 1/scale of their size.
+      scales: int32 [images]: 1, 2, 4 or 8; the cuts are to be decoded at 1/scale of their size.
       warn: whether to warn once if indexes do not fit their images. This calls Python, which
         TensorFlow graphs that run in other processes cannot.
 
     Returns:
       The cuts, which are JPEGs, string [images]; the boxes in them, int32 [images, 4]; and which
-      images were cut, bool [images]. A decoded cut's pixels inside of its box are bit-equal to
-      those of the whole image. Images that cannot be cut, because their index is empty, damaged or
-      another file's, or their box is not inside of the image, stay as they are.
+      images were cut, bool [images]. A decoded cut's pixels in its box are bit-equal to those of
+      the whole image. Images whose index is empty, damaged or of another file, or whose box is not
+      in the image, are returned unchanged.
 
     Raises:
       OSError: if the ops cannot be compiled or loaded.

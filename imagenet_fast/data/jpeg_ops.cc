@@ -1,4 +1,4 @@
-// Ops that make indexes of JPEGs, and that cut crops out of JPEGs with their help: see jpeg_index.h.
+// TensorFlow ops that index JPEGs and cut crops out of indexed JPEGs; see jpeg_index.h.
 
 #include <algorithm>
 #include <cstdint>
@@ -28,7 +28,7 @@ Tensor AllocateStrings(TF_OpKernelContext* context, int index, const std::vector
                                   count * sizeof(TF_TString), status.get()));
 }
 
-// Of any number of JPEGs; of what has no index, an empty string.
+// Indexes of JPEGs, in a tensor of any shape; empty strings for images that cannot be indexed.
 void MakeIndexes(TF_OpKernelContext* context, const Status& status) {
   const Tensor jpegs = Input(context, 0, status);
   if (!IsOk(status)) return;
@@ -46,7 +46,7 @@ void MakeIndexes(TF_OpKernelContext* context, const Status& status) {
   }
 }
 
-// Of the images of a batch; what cannot be cut stays as it is.
+// Cuts of the images of a batch. Images that cannot be cut are returned unchanged.
 void CutJpegs(TF_OpKernelContext* context, const Status& status) {
   Tensor inputs[4];
   for (int i = 0; i < 4; ++i) {

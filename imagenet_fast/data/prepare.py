@@ -10,32 +10,19 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import threading
-import warnings
-from collections.abc import Callable, Collection, Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Optional
-
-from tqdm import tqdm
+from typing import Any
 
 from imagenet_fast.base.cores import cpu_cores
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data import manifest as manifests
-from imagenet_fast.data import metadata, prepare_plan, records
-from imagenet_fast.data.examples import encode_example
+from imagenet_fast.data import metadata, prepare_plan
 from imagenet_fast.data.image_limit import ImageLimit
-from imagenet_fast.data.images import (
-    ENCODINGS,
-    EXIF,
-    BadImageError,
-    SizeLimit,
-    encode_pixels,
-    normalize_encoding,
-)
-from imagenet_fast.data.manifest import Manifest, Shard, Skipped, Split
+from imagenet_fast.data.images import ENCODINGS, EXIF, SizeLimit
+from imagenet_fast.data.manifest import Manifest, Split
 from imagenet_fast.data.prepare_journal import (
     JOURNAL,
     Done,
@@ -45,16 +32,14 @@ from imagenet_fast.data.prepare_journal import (
     unwritable,
 )
 from imagenet_fast.data.prepare_plan import Assignment, Task
-from imagenet_fast.data.sources import Item, Source
+from imagenet_fast.data.shard_writer import Indexer, ShardWriter
+from imagenet_fast.data.sources import Source
 
 # By encoding; increased when the same source would give other shards.
 _CONVERTER_VERSIONS = {"jpeg": 3, "png": 4}
 
 _SPLITS = ("train", "validation", "test")
-_BAD_IMAGES_SHOWN = 5
-# Returns the JPEG index of an image file, given its height and width: ``jpeg_index.index_file``.
-_Indexer = Callable[[bytes, int, int], Optional[bytes]]
-# What may have changed since the job was started, if the source's files may come and go.
+# The parts of a job that may differ when it resumes, if the source's files may have changed.
 _CHANGING = ("images", "fingerprint")
 
 
@@ -144,7 +129,7 @@ def prepare(
     indexer = _indexer(jpeg_index, existing)
     if indexer or "jpeg_index" in existing:
         job["jpeg_index"] = indexer is not None
-    converter = _Converter(
+    writer = ShardWriter(
         source,
         directory,
         encoding,
@@ -156,13 +141,13 @@ def prepare(
         progress,
     )
     if (directory / manifests.FILE).exists():
-        return _repair(converter, source, assignment, job, directory)
+        return _repair(writer, source, assignment, job, directory)
     _check_no_foreign_shards(directory)
-    return _convert(converter, source, assignment, job, directory)
+    return _convert(writer, source, assignment, job, directory)
 
 
 def _convert(
-    converter: _Converter,
+    writer: ShardWriter,
     source: Source,
     assignment: Assignment | None,
     job: dict[str, Any],
@@ -184,7 +169,7 @@ def _convert(
             valid[done.shard.file] = done
 
         missing = [task for task in tasks if task.file not in valid]
-        converter.run(missing, list(valid.values()), finish)
+        writer.run(missing, list(valid.values()), finish)
         manifest = _summarize(source, job, [valid[task.file] for task in tasks])
         packed = {done.shard.file: done.metadata for done in valid.values()}
         try:
@@ -205,7 +190,7 @@ def _existing_job(directory: Path) -> dict[str, Any]:
     return read_job(directory) or {}
 
 
-def _indexer(requested: bool, existing: dict[str, Any]) -> _Indexer | None:
+def _indexer(requested: bool, existing: dict[str, Any]) -> Indexer | None:
     """Returns the function that indexes JPEGs; None without an index.
 
     An existing job without an index stays so. If it has one, but the ops cannot be compiled here,
@@ -308,7 +293,7 @@ def _plan(
 
 
 def _repair(
-    converter: _Converter,
+    writer: ShardWriter,
     source: Source,
     assignment: Assignment | None,
     job: dict[str, Any],
@@ -350,7 +335,7 @@ def _repair(
 
     if damaged:
         with Journal(directory, job) as journal:
-            converter.run(damaged, [], compare)
+            writer.run(damaged, [], compare)
             journal.remove()
     # A run that was killed between writing the manifest and removing the journal leaves it behind.
     # It does no harm where nothing can be removed, as on a read-only file system.
@@ -373,9 +358,6 @@ def _check_no_foreign_shards(directory: Path) -> None:
                 f"{directory}: holds {path.name}, which is in no manifest or journal; choose "
                 "another directory"
             )
-
-
-# --- Shards ---------------------------------------------------------------------------------------
 
 
 def _shard_counts(
@@ -402,176 +384,6 @@ def _shard_counts(
                 f"not {counts[split]}"
             )
     return counts
-
-
-# --- Conversion -----------------------------------------------------------------------------------
-
-
-class _Converter:
-    """Writes shards in parallel threads: reading and codecs release Python's global lock."""
-
-    def __init__(
-        self,
-        source: Source,
-        directory: Path,
-        encoding: str,
-        size_limit: SizeLimit,
-        exif: str,
-        indexer: _Indexer | None,
-        threads: int,
-        bad_limit: ImageLimit,
-        progress: bool,
-    ) -> None:
-        self._source = source
-        self._directory = directory
-        self._encoding = encoding
-        self._size_limit = size_limit
-        self._exif = exif
-        self._indexer = indexer
-        self._threads = threads
-        self._bad_limit = bad_limit
-        self._images = sum(source.splits.values())
-        self._progress = progress
-        self._lock = threading.Lock()  # for skipped images, the progress bar and the journal
-        self._skipped: list[Skipped] = []
-        self._stopped = False
-
-    def run(self, tasks: list[Task], done: list[Done], finish: Callable[[Done], None]) -> None:
-        """Writes the shards of ``tasks``.
-
-        Args:
-          tasks: The shards to write.
-          done: Shards of earlier runs, for the progress bar and the limit on bad images.
-          finish: Called with each shard once it has its final name; calls do not overlap.
-        """
-        self._skipped += [skipped for shard in done for skipped in shard.skipped]
-        self._check_skipped()
-        import tensorflow  # noqa: F401  (takes seconds, which the progress bar should not count)
-
-        before = sum(shard.images for shard in done)
-        self._bar = tqdm(
-            desc=self._source.name,
-            total=before + sum(len(task.places) for task in tasks),
-            initial=before,
-            unit=" images",
-            disable=not self._progress,
-        )
-        pool = ThreadPoolExecutor(self._threads)
-        with self._bar, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module="PIL")  # about metadata that is not used
-            try:
-                futures = [pool.submit(self._make, task, finish) for task in tasks]
-                for future in as_completed(futures):
-                    future.result()
-            finally:
-                self._stopped = True  # after an error or Ctrl-C, do not finish shards
-                pool.shutdown(cancel_futures=True)
-
-    def _make(self, task: Task, finish: Callable[[Done], None]) -> None:
-        """Writes one shard, in a thread of the pool."""
-        path = self._directory / task.file
-        counts = [0] * len(self._source.labels)
-        converted: collections.Counter[str] = collections.Counter()
-        skipped: list[Skipped] = []
-        rows: list[tuple] = []
-        unindexed = 0
-        splits = list(self._source.splits)
-
-        def examples() -> Iterator[bytes]:
-            nonlocal unindexed
-            for number, index in task.places.tolist():
-                if self._stopped:
-                    raise CancelledError
-                item = self._read(splits[number], index)
-                try:
-                    record, lacks_index = self._convert(item, converted, rows)
-                    yield record
-                    unindexed += lacks_index
-                    counts[item.label] += 1
-                except BadImageError as error:
-                    skipped.append(self._skip(task.split, item, error))
-                with self._lock:
-                    self._bar.update()
-
-        try:
-            written = records.write_records(path, examples())
-            shard = Shard(task.file, written.examples, written.bytes, written.sha256)
-            packed = metadata.pack(rows)
-            with self._lock:
-                finish(
-                    Done(
-                        task.split,
-                        shard,
-                        counts,
-                        dict(converted),
-                        skipped,
-                        task.digest,
-                        packed,
-                        unindexed,
-                    )
-                )
-        except OSError as error:
-            raise unwritable(path, error) from error
-
-    def _read(self, split: str, index: int) -> Item:
-        try:
-            item = self._source.read(split, index)
-        except OSError as error:
-            raise UserError(f"{self._source.name}: cannot be read: {error}") from error
-        if not 0 <= item.label < len(self._source.labels):
-            raise UserError(
-                f"{self._source.name}: {item.filename} in {split} has the label {item.label}, "
-                f"outside 0..{len(self._source.labels) - 1}"
-            )
-        return item
-
-    def _convert(
-        self, item: Item, converted: collections.Counter[str], rows: list[tuple]
-    ) -> tuple[bytes, bool]:
-        """Returns a record, and whether its JPEG lacks an index it should have."""
-        if isinstance(item.image, bytes):
-            image = normalize_encoding(
-                item.image, self._encoding, size_limit=self._size_limit, exif=self._exif
-            )
-        else:
-            image = encode_pixels(item.image, self._encoding, self._size_limit)
-        if image.converted_from:
-            converted[image.converted_from] += 1
-        index = self._indexer(image.data, image.height, image.width) if self._indexer else None
-        synsets = self._source.synsets
-        record = encode_example(
-            image.data,
-            label=item.label,
-            text=self._source.labels[item.label],
-            synset=synsets[item.label] if synsets else None,
-            filename=item.filename,
-            height=image.height,
-            width=image.width,
-            channels=image.channels,
-            jpeg_index=index or b"",
-        )
-        rows.append(metadata.describe(image, item.label, len(record)))
-        return record, index == b""
-
-    def _skip(self, split: str, item: Item, error: BadImageError) -> Skipped:
-        skipped = Skipped(split, item.filename, str(error))
-        with self._lock:
-            self._skipped.append(skipped)
-        self._check_skipped()
-        return skipped
-
-    def _check_skipped(self) -> None:
-        limit = self._bad_limit.images(self._images)
-        if len(self._skipped) <= limit:
-            return
-        examples = "; ".join(
-            f"{skipped.file}: {skipped.reason}" for skipped in self._skipped[:_BAD_IMAGES_SHOWN]
-        )
-        of = "" if self._bad_limit.count is not None else f"={self._bad_limit} of {self._images}"
-        raise UserError(
-            f"{self._source.name}: more than {limit} images (max_bad_images{of}) cannot be used, "
-            f"such as {examples}"
-        )
 
 
 def _summarize(source: Source, job: dict[str, Any], done: list[Done]) -> Manifest:

@@ -71,7 +71,7 @@ def test_half_of_the_images_are_flipped(augmented, drawn):
     assert 0.46 < drawn()["flip"].mean() < 0.54
 
 
-def test_nothing_asked_for_nothing_done():
+def test_no_augmentation_by_default():
     config = Config(flip=False)
     image = noise()
     assert draw_changes(tf.zeros([3, 3], tf.int64), config) == {}
@@ -83,7 +83,7 @@ def test_nothing_asked_for_nothing_done():
 # --- Shift ----------------------------------------------------------------------------------------
 
 
-def test_shift_takes_a_window_of_the_image_in_a_frame():
+def test_shift_crops_the_padded_image():
     image = noise(4, 7)
     framed = np.pad(image, [(2, 2), (2, 2), (0, 0)])
     for top in range(5):
@@ -92,7 +92,7 @@ def test_shift_takes_a_window_of_the_image_in_a_frame():
             np.testing.assert_array_equal(window, framed[top : top + 4, left : left + 7])
 
 
-def test_images_are_shifted_to_all_places_as_often(drawn):
+def test_shifts_are_uniform(drawn):
     corners = drawn(train_crop="pad", crop_padding=2)["shift"]
     assert corners.dtype == np.int32 and corners.shape == (4000, 2)
     places, counts = np.unique(corners, axis=0, return_counts=True)
@@ -109,7 +109,7 @@ def test_shift_fills_with_zeros(augmented, drawn):
         np.testing.assert_array_equal(shifted, framed[top : top + 6, left : left + 5])
 
 
-def test_no_margin_no_shift(drawn):
+def test_no_shift_without_padding(drawn):
     assert not drawn(100, train_crop="pad", crop_padding=0)["shift"].any()
 
 
@@ -117,7 +117,7 @@ def test_no_margin_no_shift(drawn):
 
 
 @pytest.mark.parametrize("strength", [0.1, 0.4])
-def test_shares_are_drawn_evenly_around_one(drawn, strength):
+def test_jitter_factors_are_uniform_around_one(drawn, strength):
     shares = drawn(color_jitter=strength)["jitter"]
     assert shares.shape == (4000, 3)
     for share in shares.T:
@@ -128,7 +128,7 @@ def test_shares_are_drawn_evenly_around_one(drawn, strength):
     assert_uncorrelated(shares)
 
 
-def test_shares_are_those_of_brightness_contrast_and_saturation():
+def test_jitter_factors_are_brightness_contrast_and_saturation():
     grey = np.full([1, 1, 3], 100, np.float32)
     np.testing.assert_allclose(color_jitter(grey, [0.7, 1.3, 1.2]), 0.7 * grey, rtol=1e-5)
     greys = np.array([[[50] * 3, [150] * 3]], np.float32)
@@ -174,7 +174,7 @@ def test_jittered_images_are_clipped(augmented):
 # --- Lighting -------------------------------------------------------------------------------------
 
 
-def test_amounts_are_normal(drawn):
+def test_lighting_is_normal(drawn):
     amounts = drawn(lighting=0.1)["lighting"]
     assert amounts.shape == (4000, 3) and amounts.dtype == np.float32
     assert np.abs(amounts.mean(axis=0)).max() < 0.1 * 5 / np.sqrt(4000)
@@ -184,7 +184,7 @@ def test_amounts_are_normal(drawn):
     assert_uncorrelated(amounts)
 
 
-def test_the_least_and_the_largest_number_have_amounts(monkeypatch):
+def test_lighting_is_finite_for_extreme_random_numbers(monkeypatch):
     config = Config(lighting=1.0)
     for number, amount in ((0.0, -5.42), (1 - 2.0**-24, 5.29)):
         numbers = tf.fill([2, 3], tf.constant(number, tf.float32))
@@ -200,7 +200,7 @@ def test_lighting_adds_one_colour_along_the_principal_components():
         np.testing.assert_allclose(lit, plain_lighting(image, amounts), rtol=1e-5)
 
 
-def test_lit_images_are_clipped(augmented):
+def test_images_with_lighting_are_clipped(augmented):
     for value in (0, 255):
         image = np.full([2, 2, 3], value, np.uint8)
         images = augmented(image, 200, lighting=2.0, flip=False)
@@ -211,7 +211,7 @@ def test_lit_images_are_clipped(augmented):
 # --- All together ---------------------------------------------------------------------------------
 
 
-def test_changes_are_done_one_after_another(augmented, drawn):
+def test_order_of_changes(augmented, drawn):
     image = noise()
     options = {"train_crop": "pad", "color_jitter": 0.4, "lighting": 0.1}
     images = augmented(image, 60, **options)
@@ -228,7 +228,7 @@ def test_changes_are_done_one_after_another(augmented, drawn):
     assert len({image.tobytes() for image in images}) == 60
 
 
-def test_changes_and_windows_are_independent_of_each_other(drawn, identities):
+def test_changes_and_crops_are_independent(drawn, identities):
     changes = drawn(train_crop="pad", color_jitter=0.4, lighting=0.1)
     columns = [change.reshape(4000, -1).astype(float) for change in changes.values()]
     assert len(columns) == 4
@@ -299,7 +299,7 @@ def test_erased_boxes_are_torchvisions(drawn):
     np.testing.assert_allclose(place.var(), 1 / 12, atol=0.01)
 
 
-def test_a_box_is_erased_with_its_probability(drawn):
+def test_probability_of_erasing(drawn):
     boxes = drawn(20_000, random_erasing=0.1, image_size=64)["erased"]
     assert (boxes[:, 2] > 0).mean() == pytest.approx(0.1, abs=0.01)
     assert "erased" not in drawn(10)

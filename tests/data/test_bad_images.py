@@ -1,4 +1,4 @@
-"""What is told of images that cannot be read: each once, whoever finds it and however often."""
+"""Lists of unreadable images, each once in a run."""
 
 import collections
 import io
@@ -84,12 +84,12 @@ def test_no_example(example, fields, reason):
     )
 
 
-def test_what_is_no_protocol_buffer_has_no_name():
+def test_records_that_are_not_protocol_buffers_have_no_name():
     assert diagnose(b"\xff", LABELS, MAX_PIXELS) == ("no example", "not a tf.train.Example", "")
     assert diagnose(b"\xff", LABELS[:0], MAX_PIXELS) == ("no example", "not a tf.train.Example", "")
 
 
-def test_names_are_told_as_well_as_possible(example):
+def test_names_that_are_not_utf_8(example):
     wrong = {"label": [99]}
     assert (
         diagnose(damaged(example, filename=[b"\xe9.jpg"], **wrong), LABELS, MAX_PIXELS)[2]
@@ -113,7 +113,7 @@ def test_damaged_images(example, jpeg):
 
 
 @pytest.mark.parametrize("image", [b"", b"no image", b"\xff"])
-def test_what_is_no_image(example, image):
+def test_files_that_are_not_images(example, image):
     kind, reason, file = diagnose(damaged(example, encoded=[image]), LABELS, MAX_PIXELS)
     assert (kind, file) == ("no image", "7.jpg")
     assert reason == "empty" if not image else repr(image[:4]) in reason
@@ -171,7 +171,7 @@ def test_each_is_listed_once_and_at_once(bad, example):
     assert [line["reason"][:2] for line in listed(bad.path.parent)] == ["61", "62"]
 
 
-def test_images_without_a_name_are_told_apart(bad):
+def test_images_without_names_are_distinguished(bad):
     bad.add(b"\xff")
     bad.add(b"\xff\xff")
     assert len(listed(bad.path.parent)) == 2
@@ -184,7 +184,7 @@ def forget():
 
 
 @pytest.mark.parametrize("cut", ["", '{"split": "tra', "{"])
-def test_another_process_goes_on(bad, example, forget, cut):
+def test_another_process_continues_the_list(bad, example, forget, cut):
     bad.add(damaged(example, label=[61]))
     with bad.path.open("a") as file:
         file.write(cut)  # killed while it was writing
@@ -195,7 +195,7 @@ def test_another_process_goes_on(bad, example, forget, cut):
     assert [line["reason"][:2] for line in listed(bad.path.parent)] == ["61", "62"]
 
 
-def test_a_run_that_was_removed_lists_anew(bad, example):
+def test_removed_run_starts_a_new_list(bad, example):
     for _ in range(2):
         bad.add(damaged(example, label=[61]))
         assert len(listed(bad.path.parent)) == 1
@@ -203,7 +203,7 @@ def test_a_run_that_was_removed_lists_anew(bad, example):
         bad.path.parent.rmdir()
 
 
-def test_threads_together_list_each_once(bad, example):
+def test_threads_list_each_image_once(bad, example):
     examples = [damaged(example, label=[label]) for label in range(61, 91)]
     barrier = threading.Barrier(8)
 
@@ -302,7 +302,7 @@ def take(dataset, steps):
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_pipeline_lists_what_it_cannot_read(data, tmp_path, split):
+def test_pipeline_lists_unreadable_images(data, tmp_path, split):
     directory, numbers = data
     config = Config(
         data_dir=directory,
@@ -344,7 +344,7 @@ class TwoHosts:
         return collections.UserList(map(function, contexts))  # which may have attributes
 
 
-def test_two_workers_list_what_each_meets_and_count_it_once(data, tmp_path, monkeypatch):
+def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "make_strategy", lambda config: TwoHosts())
     config = Config(data_dir=data[0], model_dir=str(tmp_path), image_size=8, batch_size=20)
     for dataset in make_dataset(config, "validation"):
@@ -368,7 +368,7 @@ def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
     assert list(tmp_path.rglob("bad_images*")) == []
 
 
-def test_a_wrong_size_in_the_record_is_no_bad_image(tmp_path, write_data, numbered_example, bad):
+def test_wrong_size_in_a_record_is_not_a_bad_image(tmp_path, write_data, numbered_example, bad):
     """Image 3 is larger than its record says: only its batch is made with care."""
     large = encode_pixels(np.zeros([40, 30, 3], np.uint8)).data
     examples = [numbered_example(n, jpeg=large if n == 3 else None) for n in range(CLASSES)]

@@ -74,7 +74,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.long), 61])
-def test_training_images_are_those_of_their_records_and_identities(
+def test_training_images_depend_on_records_and_identities(
     train, numbered_examples, identities, batch_size
 ):
     images, labels, weights = train(numbered_examples, RANDOM, batch_size)
@@ -112,11 +112,11 @@ def test_evaluation_sees_the_centre(numbered_examples, evaluated, batch_size):
     assert (weights == 1).all()
 
 
-def test_evaluation_changes_nothing_at_random(numbered_examples, evaluated):
+def test_evaluation_is_deterministic(numbered_examples, evaluated):
     np.testing.assert_array_equal(evaluate(numbered_examples, RANDOM)[0], evaluated)
 
 
-def test_threads_and_batches_change_nothing(train, trained, numbered_examples):
+def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_examples):
     assert_same(train(numbered_examples, RANDOM, batch_size=5, threads=7), trained)
 
 
@@ -144,7 +144,7 @@ def test_evaluation_reads_what_serving_reads(numbered_example):
     assert evaluate(examples[1:2])[2] == 1
 
 
-def test_labels_are_counted_from_where_the_data_says(train, numbered_examples):
+def test_label_offset(train, numbered_examples):
     info = DatasetInfo("numbers", INFO.labels, -3, {})
     for images, labels, weights in (
         train(numbered_examples, PLAIN, info=info),
@@ -173,7 +173,9 @@ TOO_LARGE = (1200, 1000)
         pytest.param([TOO_LARGE], 4, marks=pytest.mark.long),
     ],
 )
-def test_where_records_do_not_tell_sizes_images_do(train, trained, numbered_examples, sizes, each):
+def test_sizes_missing_in_records_are_read_from_images(
+    train, trained, numbered_examples, sizes, each
+):
     examples = list(numbered_examples)
     for number, size in zip(range(0, CLASSES, each), itertools.cycle(sizes)):
         examples[number] = with_size(examples[number], *size)
@@ -189,7 +191,7 @@ def test_crops_are_drawn_from_the_sizes_in_the_records(train, trained, numbered_
 
 
 @pytest.mark.parametrize("sizes", [NOT_TOLD, [(6, 5), TOO_LARGE]])
-def test_evaluation_does_not_believe_the_records(numbered_examples, evaluated, sizes):
+def test_evaluation_ignores_sizes_in_records(numbered_examples, evaluated, sizes):
     sizes = itertools.cycle(sizes)
     examples = [with_size(example, *size) for example, size in zip(numbered_examples, sizes)]
     images, _, weights = evaluate(examples)
@@ -250,7 +252,7 @@ def test_unreadable_images_change_no_crop_of_their_batch(train, trained, bad_exa
     assert_same((images[good], labels[good], weights[good]), [part[good] for part in trained])
 
 
-def test_nothing_but_unreadable_images(train):
+def test_batches_of_unreadable_images_only(train):
     images, labels, weights = train([b""] * 5, RANDOM, batch_size=2)
     assert images.shape == (5, 8, 8, 3)
     assert not images.any() and not labels.any() and not weights.any()

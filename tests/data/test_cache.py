@@ -1,4 +1,4 @@
-"""What is held in memory or on a local disk changes no batch."""
+"""Caches in memory and on a local disk do not change batches."""
 
 import os
 import pathlib
@@ -71,7 +71,7 @@ def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
 
 
 @pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
-def test_data_that_was_made_anew_is_read_anew(tmp_path, write_data, numbered_examples, kind):
+def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, kind):
     options = {"data_dir": str(tmp_path / "data"), "train_crop": "none"}
     found = []
     for examples in (numbered_examples[:16], numbered_examples[16:32]):
@@ -94,7 +94,7 @@ def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     assert "reading" not in capsys.readouterr().err
 
 
-def test_what_does_not_change_the_images_does_not_have_them_read_again(numbered, capsys):
+def test_options_that_do_not_affect_images_keep_the_cache(numbered, capsys):
     options = {"data_dir": numbered, "train_crop": "none", "cache": "decoded"}
     first = batches(3, **options)
     capsys.readouterr()
@@ -126,7 +126,7 @@ def test_images_depend_on_no_other_options(numbered, crop):
     assert asked - others <= set(cache._PREPARATION)
 
 
-def test_random_windows_of_decoded_images_are_refused():
+def test_random_crops_of_decoded_images_are_refused():
     with pytest.raises(UserError, match="cache=encoded, or train_crop=pad or none"):
         Config(cache="decoded", train_crop="inception")
 
@@ -144,7 +144,7 @@ def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
     assert_same(plain, batches(9, cache_dir=str(local), **options))
 
 
-def test_copies_in_the_users_home(numbered, tmp_path, monkeypatch):
+def test_copies_in_the_home_directory(numbered, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
@@ -152,7 +152,7 @@ def test_copies_in_the_users_home(numbered, tmp_path, monkeypatch):
     assert copy.startswith(f"{tmp_path}/local/")
 
 
-def test_shards_of_the_same_name_are_kept_apart(tmp_path):
+def test_shards_of_the_same_name_have_different_copies(tmp_path):
     parts = []
     for name in ("one", "two"):
         path = tmp_path / name / "data" / "train-00000-of-00001"
@@ -163,7 +163,7 @@ def test_shards_of_the_same_name_are_kept_apart(tmp_path):
     assert [pathlib.Path(part.paths[0]).read_text() for part in parts] == ["one", "two"]
 
 
-def test_a_copy_that_was_cut_short_is_made_again(numbered, tmp_path):
+def test_truncated_copy_is_replaced(numbered, tmp_path):
     path = pathlib.Path(numbered) / "train-00000-of-00005"
     part = SplitPart((str(path),), (23,), pipelines=1, pipeline=0, by_files=False)
     (copy,) = cache.copy_shards(part, str(tmp_path / "local")).paths
@@ -172,7 +172,7 @@ def test_a_copy_that_was_cut_short_is_made_again(numbered, tmp_path):
     assert pathlib.Path(copy).read_bytes() == path.read_bytes()
 
 
-def test_a_shard_that_was_made_again_is_copied_again(tmp_path):
+def test_rewritten_shard_is_copied_again(tmp_path):
     """With other labels it may have as many bytes as before."""
     path = tmp_path / "train-00000-of-00001"
     part = SplitPart((str(path),), (1,), pipelines=1, pipeline=0, by_files=False)
@@ -183,7 +183,7 @@ def test_a_shard_that_was_made_again_is_copied_again(tmp_path):
         assert pathlib.Path(copy).read_text() == text
 
 
-def test_a_place_that_cannot_be_written_is_named(numbered, tmp_path):
+def test_unwritable_directory_is_named(numbered, tmp_path):
     (tmp_path / "file").write_text("")
     part = SplitPart((f"{numbered}/train-00000-of-00005",), (23,), 1, 0, by_files=False)
     with pytest.raises(UserError, match=r"cache_dir: cannot copy .*train-00000"):

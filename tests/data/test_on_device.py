@@ -226,8 +226,14 @@ def test_alternating_flips_mirror_each_image_every_second_epoch(plain, evaluated
         ({"alternating_flip": True}, "alternating_flip=true has no effect, because data_on"),
         ({"augment_in_groups": True}, "augment_in_groups=true has no effect, because data_"),
         ({"cutout": 225}, "cutout is 225, but must be at most image_size, 224"),
-        ({"train_crop": "pad", "data_on_device": True, "lighting": 0.1}, "lighting=0.1 is for"),
-        ({"train_crop": "pad", "data_on_device": True, "cache": "encoded"}, "cache=encoded is for"),
+        (
+            {"train_crop": "pad", "data_on_device": True, "lighting": 0.1},
+            "lighting=0.1 cannot be used",
+        ),
+        (
+            {"train_crop": "pad", "data_on_device": True, "cache": "encoded"},
+            "cache=encoded cannot be used",
+        ),
         (
             {"train_crop": "pad", "data_on_device": True, "alternating_flip": True, "flip": False},
             "contradicts --noflip",

@@ -22,7 +22,7 @@ def flip(path, offset):
     path.write_bytes(content)
 
 
-def test_tensorflow_reads_what_was_written_and_the_other_way_round(shard, tmp_path):
+def test_tensorflow_reads_and_writes_the_same_format(shard, tmp_path):
     import tensorflow as tf
 
     assert [record.numpy() for record in tf.data.TFRecordDataset(str(shard))] == DATA
@@ -32,7 +32,7 @@ def test_tensorflow_reads_what_was_written_and_the_other_way_round(shard, tmp_pa
     assert (tmp_path / "theirs").read_bytes() == shard.read_bytes()
 
 
-def test_write_records_says_what_it_wrote(tmp_path):
+def test_write_records_returns_counts_and_checksum(tmp_path):
     import hashlib
 
     path = tmp_path / "shard"
@@ -93,7 +93,7 @@ def test_a_cut_file_is_named(shard, cut):
 
 
 @pytest.mark.parametrize("record", [b"", b"\xff", b"lost record", *DATA])
-def test_other_records_are_no_notes_of_lost_ones(record):
+def test_other_records_are_not_notes(record):
     assert records.lost_record(record) is None
 
 
@@ -136,27 +136,27 @@ def failing(monkeypatch):
     return fail
 
 
-def test_reading_that_fails_for_a_moment_is_tried_again(shard, failing):
+def test_failed_reads_are_retried(shard, failing):
     pauses = failing(3)
     assert list(records.read_records(shard)) == DATA
     assert pauses == [1, 2, 4]
 
 
-def test_reading_that_goes_on_failing_names_the_file(shard, failing):
+def test_permanent_failure_names_the_file(shard, failing):
     pauses = failing(4)
     with pytest.raises(UserError, match=r"shard: cannot be read: Input/output error"):
         list(records.read_records(shard))
     assert pauses == [1, 2, 4]
 
 
-def test_a_file_that_is_not_there_is_not_waited_for(tmp_path, failing):
+def test_missing_file_is_not_retried(tmp_path, failing):
     pauses = failing(0)
     with pytest.raises(UserError, match="nowhere: cannot be read: No such file"):
         list(records.read_records(tmp_path / "nowhere"))
     assert pauses == []
 
 
-def test_a_missing_file_is_the_users_error(tmp_path):
+def test_missing_file_is_a_user_error(tmp_path):
     for read in (records.read_records, records.locate_records):
         with pytest.raises(UserError, match="nowhere: cannot be read"):
             next(read(tmp_path / "nowhere"))

@@ -1,4 +1,4 @@
-"""Batches that input servers make are those that are made here, and servers that fail are told."""
+"""Input servers make the same batches as this process, and failing servers are reported."""
 
 import contextlib
 import itertools
@@ -94,7 +94,7 @@ def test_watched_batches_are_the_same_and_do_not_wait(here, listeners):
         np.testing.assert_array_equal(batch, expected)
 
 
-def test_a_server_that_goes_away_ends_the_wait_for_it(here, listeners):
+def test_unavailable_server_ends_the_wait(here, listeners):
     servers = tuple(listeners)
 
     def never(order):
@@ -112,7 +112,7 @@ def test_a_server_that_goes_away_ends_the_wait_for_it(here, listeners):
     ("pipelines", "shares"),
     [(1, ["abc"]), (2, ["ac", "b"]), (3, ["a", "b", "c"]), (5, ["a", "b", "c", "a", "b"])],
 )
-def test_hosts_share_the_servers(pipelines, shares):
+def test_servers_are_divided_among_hosts(pipelines, shares):
     found = [service.servers_of(("a", "b", "c"), pipelines, index) for index in range(pipelines)]
     assert ["".join(share) for share in found] == shares
 
@@ -126,7 +126,7 @@ def test_both_servers_on_one_port_are_refused():
         pass
 
 
-def test_a_server_that_is_not_there_is_named(data):
+def test_unreachable_server_is_named(data):
     address = f"{HOST}:{free_port()}"
     config = Config(
         data_dir=data, image_size=8, batch_size=8, strategy="one_device", input_servers=[address]
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_there_is_named(data):
     assert f"imagenet-fast input-server --port={address.split(':')[1]}" in str(e.value)
 
 
-def test_what_listens_but_is_no_server(listeners, monkeypatch):
+def test_listener_that_is_not_a_server(listeners, monkeypatch):
     monkeypatch.setattr(service, "_TRIAL_TIMEOUT", 2.0)
     address = next(iter(listeners))
     with pytest.raises(UserError, match=f"{address} is reachable, but made no batch in 2 s"):
@@ -184,7 +184,7 @@ def test_stream_is_the_same_with_servers(data, servers, first_step):
 
 
 @pytest.mark.long
-def test_servers_find_the_data_by_another_path(data, servers, monkeypatch):
+def test_servers_get_absolute_paths(data, servers, monkeypatch):
     monkeypatch.chdir(pathlib.Path(data).parent)
     config = Config(data_dir="data", image_size=8, batch_size=8, strategy="one_device")
     assert len(batches(config.replace(input_servers=servers), 0, count=3)) == 3
@@ -198,7 +198,7 @@ def test_validation_images_are_not_served(tmp_path, write_data, numbered_example
     assert sum(batch[2].numpy().sum() for batch in make_dataset(config, "validation")) == 8
 
 
-def test_what_a_server_lacks_is_told_at_once(tmp_path, servers):
+def test_missing_files_on_a_server_are_reported_at_once(tmp_path, servers):
     missing = str(tmp_path / "train-00000-of-00001")
 
     def trial():

@@ -1,4 +1,4 @@
-"""A shard's records, and what is told of those that are lost."""
+"""Reading of shards, with notes in place of lost records."""
 
 import itertools
 import pathlib
@@ -70,9 +70,7 @@ def test_no_more_records_than_were_counted(shard, numbered_examples):
 @pytest.mark.parametrize(
     ("number", "distance", "reason"), [(0, 1, LENGTH), (7, 100, DATA), (19, 1, LENGTH)]
 )
-def test_what_is_around_a_damaged_record_is_read(
-    shard, numbered_examples, number, distance, reason
-):
+def test_records_around_a_damaged_one_are_read(shard, numbered_examples, number, distance, reason):
     offsets = corrupt(shard, (number, distance))
     check(shard, numbered_examples, {number: (offsets[number], reason)})
 
@@ -202,7 +200,7 @@ def test_shards_that_are_damaged_at_random(tmp_path):
 # --- What is no damage ----------------------------------------------------------------------------
 
 
-def test_a_shard_that_has_gone_is_named(shard):
+def test_missing_shard_is_named(shard):
     shard.unlink()
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
         read(shard)

@@ -132,7 +132,7 @@ def test_own_images_that_are_broken_are_named():
     assert "broken.jpg: error: not a whole JPEG or PNG image" in text
     assert "skipped china/cut_off.jpg" in text
     assert "skipped flower/a_note.jpg" in text
-    assert "more than 1 images (max_bad_images)" in text
+    assert "more than 1 image (max_bad_images)" in text
     assert re.search(r"palm: no image .* in it", text)
 
 

@@ -1,4 +1,4 @@
-"""Sources of labelled images, one module per kind, and the table of kinds."""
+"""Sources of labelled images for ``prepare``, one module per kind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from imagenet_fast.data.sources.tfds import open_tfds
 
 __all__ = ["KINDS", "Item", "ListedFile", "Source", "open_source"]
 
-# A kind's options are the parameters of its function; it needs a path if `path` has no default.
+# A kind's options are its function's parameters; it requires a path if `path` has no default.
 KINDS: dict[str, Callable[..., Source]] = {
     "cifar10": open_cifar10,
     "cifar100": open_cifar100,
@@ -39,15 +39,16 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     """Returns a source of labelled images.
 
     Args:
-      kind: A key of ``KINDS``; its function says more.
-      path: Where the source lies; None for the kinds that know.
-      **options: The kind's own.
+      kind: A key of ``KINDS``.
+      path: Of the source's files; None for kinds with a default.
+      **options: The arguments of the kind's function.
 
     Raises:
-      UserError: No such kind or option, a path missing or too many, or the source cannot be used.
+      UserError: There is no such kind or option, the path is missing or not supported, or the
+        source cannot be used.
     """
     if kind not in KINDS:
-        raise UserError(f"no source {kind!r}; there are {', '.join(KINDS)}{nearest(kind, KINDS)}")
+        raise UserError(f"no source {kind!r}; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
         given["path"] = to_local_path(path, "source_path")
@@ -55,8 +56,8 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
     unknown = sorted(given.keys() - parameters.keys())
     if unknown:
         raise UserError(
-            f"the source {kind!r} takes no {unknown[0]}; it takes "
-            f"{', '.join(parameters) or 'nothing'}{nearest(unknown[0], parameters)}"
+            f"the source {kind!r} has no option {unknown[0]}; it has "
+            f"{', '.join(parameters) or 'none'}{nearest(unknown[0], parameters)}"
         )
     needs_path = "path" in parameters and parameters["path"].default is inspect.Parameter.empty
     if needs_path and path is None:

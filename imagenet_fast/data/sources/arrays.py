@@ -1,4 +1,4 @@
-"""Sources that are small enough to lie in memory as arrays of pixels."""
+"""Sources whose images are NumPy arrays in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources.base import Item, Source
 
@@ -27,18 +28,19 @@ class ArraySource(Source):
           kind: As ``Source``.
           name: As ``Source``.
           labels: As ``Source``.
-          arrays: For each split the images, uint8 of shape (n, height, width) or (n, height, width,
-            3), and the labels, integers of shape (n,).
+          arrays: For each split, the images, uint8 of shape (n, height, width) or (n, height,
+            width, 3), and the labels, integers of shape (n,).
 
         Raises:
-          UserError: There are more or fewer labels than images, or a label is out of range.
+          UserError: The numbers of labels and images differ, or a label is out of range.
         """
         labels = tuple(labels)
         digest = hashlib.sha256()
         for split, (images, numbers) in arrays.items():
             if len(images) != len(numbers):
                 raise UserError(
-                    f"{name}: {split} has {len(images)} images but {len(numbers)} labels"
+                    f"{name}: {split} has {counted(len(images), 'image')}, but "
+                    f"{counted(len(numbers), 'label')}"
                 )
             wrong = np.flatnonzero((numbers < 0) | (numbers >= len(labels)))
             if wrong.size:
@@ -53,13 +55,13 @@ class ArraySource(Source):
         self._arrays = dict(arrays)
 
     def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is the split and the index."""
+        """As ``Source``; the filename consists of the split and the index."""
         images, numbers = self._arrays[split]
         return Item(images[index], int(numbers[index]), f"{split}_{index:05d}")
 
 
 def pad_images(images: np.ndarray, size: int) -> np.ndarray:
-    """Returns images in the middle of squares of zeros; an odd pixel goes to the bottom or right.
+    """Pads images with zeros to squares; an odd pixel is added at the bottom or right.
 
     Args:
       images: uint8 of shape (n, height, width) or (n, height, width, 3).
@@ -72,7 +74,7 @@ def pad_images(images: np.ndarray, size: int) -> np.ndarray:
     if size < max(height, width):
         raise UserError(
             f"pad_to={size} is less than the images' {height} x {width} pixels: give "
-            f"{max(height, width)} or more, or 0 for no border"
+            f"{max(height, width)} or more, or 0 for no padding"
         )
     top, left = (size - height) // 2, (size - width) // 2
     borders = [(0, 0), (top, size - height - top), (left, size - width - left), (0, 0)]

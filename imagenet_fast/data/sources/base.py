@@ -1,4 +1,4 @@
-"""What every source of labelled images offers to the converter."""
+"""The interface of sources of labelled images."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Item(NamedTuple):
     """One labelled image of a source.
 
     Attributes:
-      image: An image file as bytes, or raw uint8 pixels of shape (height, width) for grey or
+      image: An image file as bytes, or raw uint8 pixels of shape (height, width) for grayscale or
         (height, width, 3) for RGB.
-      label: The class, from 0.
-      filename: Its name in the source, for people who look for it.
+      label: Index of the class.
+      filename: Its name in the source, for display.
     """
 
     image: bytes | np.ndarray
@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
 
 class ListedFile(NamedTuple):
-    """An image that lies in a file of its own.
+    """An image file of a source.
 
     Attributes:
       file: Its name in the source.
@@ -39,17 +39,17 @@ class ListedFile(NamedTuple):
 
 
 class Source(abc.ABC):
-    """Labelled images in splits, read one by one in any order.
+    """Labelled images in splits, with random access.
 
-    There is ``train``; there may be ``validation``, and ``test``.
+    The split ``train`` is required; ``validation`` and ``test`` are optional.
 
     Attributes:
-      kind: The name under which ``open_source`` knows this kind of source.
+      kind: The name of this kind of source in ``open_source``.
       name: The data set's name.
       labels: Class names, in the order of the labels.
-      synsets: The classes' WordNet ids, or None where classes have none.
+      synsets: The classes' WordNet ids, or None.
       splits: Number of images of each split.
-      warnings: What looks odd, but need not stop anyone.
+      warnings: Problems that do not prevent preparation.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Source(abc.ABC):
         synsets: Iterable[str] | None = None,
         warnings: Iterable[str] = (),
     ) -> None:
-        """Args as the attributes; ``fingerprint`` changes whenever the images may have changed."""
+        """The arguments are the attributes; ``fingerprint`` changes if the images may have."""
         self.kind = kind
         self.name = name
         self.labels = tuple(labels)
@@ -72,7 +72,7 @@ class Source(abc.ABC):
         self._fingerprint = fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """Returns JSON values that tell this source from others; equal ones give equal images."""
+        """Returns JSON values that identify the source: equal values mean equal images."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -82,9 +82,9 @@ class Source(abc.ABC):
         }
 
     def list_files(self) -> dict[str, list[ListedFile]] | None:
-        """Returns the images of each split by index, where each is a file that may come and go.
+        """Returns the images of each split, by index, if each is a file of its own.
 
-        None of other sources, which are whole or not at all.
+        Such files may be added and removed. Other sources return None: they do not change in part.
         """
         return None
 
@@ -92,7 +92,7 @@ class Source(abc.ABC):
     def read(self, split: str, index: int) -> Item:
         """Returns image ``index`` of ``split``, 0 <= index < ``splits[split]``.
 
-        May be called from several threads at once.
+        Thread-safe.
 
         Raises:
           OSError: It cannot be read.
@@ -100,5 +100,5 @@ class Source(abc.ABC):
 
 
 def printable(name: str) -> str:
-    """Returns a file's name as text, which its bytes need not be."""
+    """Returns a file's name with bytes that are not valid UTF-8 replaced."""
     return name.encode(errors="surrogateescape").decode(errors="replace")

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as published: binary or Python, unpacked or as the archive itself."""
+"""CIFAR-10 and CIFAR-100 in their binary and Python versions, unpacked or as archives."""
 
 from __future__ import annotations
 
@@ -21,68 +21,59 @@ from imagenet_fast.data.sources.arrays import ArraySource
 _PIXELS = 3 * 32 * 32
 
 
-@dataclasses.dataclass(frozen=True, eq=False)  # told apart, and hashed, by identity
-class _Layout:
-    """The names in one of the data sets' two formats.
+@dataclasses.dataclass(frozen=True)
+class _Dataset:
+    """The file names, and record formats, of a data set in both versions.
 
     Attributes:
-      splits: The files of each split.
-      names: The file of class names.
-      label_bytes: Of a binary record, the number of label bytes, of which the last is the class; 0
-        for the pickled format.
-      labels_key: In a pickled batch, the key of its labels.
-      names_key: In the pickled file of class names, their key.
+      splits: The files of each split; in the binary version, ``.bin`` is appended.
+      keras_name: Its name in Keras' cache.
+      label_bytes: Number of label bytes of a binary record, of which the last is the class.
+      binary_names: The file of class names of the binary version, text.
+      labels_key: The key of the labels in a pickled batch.
+      pickled_names: The pickled file of class names.
+      names_key: Their key in it.
     """
 
     splits: Mapping[str, tuple[str, ...]]
-    names: str
-    label_bytes: int = 0
-    labels_key: str = ""
-    names_key: str = ""
+    keras_name: str
+    label_bytes: int
+    binary_names: str
+    labels_key: str
+    pickled_names: str
+    names_key: str
 
-    @property
-    def files(self) -> tuple[str, ...]:
-        return (*(part for parts in self.splits.values() for part in parts), self.names)
+    def missing(self, files: Mapping[str, bytes], suffix: str) -> list[str]:
+        """Returns the files that the version with a suffix, ``.bin`` or none, lacks."""
+        names = self.binary_names if suffix else self.pickled_names
+        batches = [f"{part}{suffix}" for parts in self.splits.values() for part in parts]
+        return [file for file in (*batches, names) if file not in files]
 
 
-_LAYOUTS = {
-    "cifar10": (
-        _Layout(
-            {
-                "train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
-                "validation": ("test_batch.bin",),
-            },
-            "batches.meta.txt",
-            1,
-        ),
-        _Layout(
-            {
-                "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
-                "validation": ("test_batch",),
-            },
-            "batches.meta",
-            labels_key="labels",
-            names_key="label_names",
-        ),
+_DATASETS = {
+    "cifar10": _Dataset(
+        {
+            "train": tuple(f"data_batch_{i}" for i in range(1, 6)),
+            "validation": ("test_batch",),
+        },
+        "cifar-10-batches-py",
+        label_bytes=1,
+        binary_names="batches.meta.txt",
+        labels_key="labels",
+        pickled_names="batches.meta",
+        names_key="label_names",
     ),
-    "cifar100": (
-        _Layout(
-            {"train": ("train.bin",), "validation": ("test.bin",)},
-            "fine_label_names.txt",
-            2,  # the coarse label, then the fine one
-        ),
-        _Layout(
-            {"train": ("train",), "validation": ("test",)},
-            "meta",
-            labels_key="fine_labels",
-            names_key="fine_label_names",
-        ),
+    "cifar100": _Dataset(
+        {"train": ("train",), "validation": ("test",)},
+        "cifar-100-python",
+        label_bytes=2,  # the coarse label, then the fine one
+        binary_names="fine_label_names.txt",
+        labels_key="fine_labels",
+        pickled_names="meta",
+        names_key="fine_label_names",
     ),
 }
-
-# What Keras names the data sets in its cache, and what it appends: first those of folders, then
-# those of archives; in each the newest version's first.
-_KERAS_NAMES = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+# Suffixes in Keras' cache: of folders, then of archives; newer versions of Keras first.
 _KERAS_SUFFIXES = ("-target", "", "-target_archive", "_archive", ".tar.gz")
 
 
@@ -90,135 +81,122 @@ def open_cifar10(path: Path | None = None) -> ArraySource:
     """Returns CIFAR-10: 10 classes, 50,000 and 10,000 RGB images of 32x32 pixels.
 
     Args:
-      path: The directory of its files (or the one above it), or the ``.tar.gz``, in either format;
-        by default what ``keras.datasets.cifar10.load_data()`` has left in ``$KERAS_HOME`` or
+      path: The directory of its files (or its parent), or the ``.tar.gz``, in either version; by
+        default what ``keras.datasets.cifar10.load_data()`` stored in ``$KERAS_HOME`` or
         ``~/.keras``. Nothing is downloaded.
 
     Raises:
-      UserError: A file is missing or is not what its name says, or Keras has left nothing.
+      UserError: A file is missing or has wrong content, or Keras' cache does not have the data set.
     """
     return _open("cifar10", path or _find_in_keras_cache("cifar10"))
 
 
 def open_cifar100(path: Path | None = None) -> ArraySource:
-    """Returns CIFAR-100 with its 100 fine classes; else as ``open_cifar10``."""
+    """Returns CIFAR-100 with its 100 fine classes; otherwise like ``open_cifar10``."""
     return _open("cifar100", path or _find_in_keras_cache("cifar100"))
 
 
 def _find_in_keras_cache(name: str) -> Path:
-    """Returns the folder or archive that one of Keras' versions has left."""
-    # KERAS_HOME takes the place of ~/.keras in Keras 3; tf_keras and Keras 2 do not heed it.
+    """Returns the folder or archive that a version of Keras stored."""
+    # Keras 3 uses KERAS_HOME; tf_keras and Keras 2 always use ~/.keras.
     homes = dict.fromkeys((os.environ.get("KERAS_HOME") or "~/.keras", "~/.keras"))
-    folders = []
-    for home in homes:
-        folders.append(to_local_path(home, "KERAS_HOME") / "datasets")
+    folders = [to_local_path(home, "KERAS_HOME") / "datasets" for home in homes]
+    for folder in folders:
         for suffix in _KERAS_SUFFIXES:
-            path = folders[-1] / f"{_KERAS_NAMES[name]}{suffix}"
+            path = folder / f"{_DATASETS[name].keras_name}{suffix}"
             if path.exists():
                 return path
     raise UserError(
-        f"{name}: Keras has left none in {' or '.join(map(str, folders))}; "
-        f'`python -c "import keras; keras.datasets.{name}.load_data()"` downloads it, or give '
-        "--source_path"
+        f"{name}: not in Keras' cache, {' or '.join(map(str, folders))}; give --source_path, or "
+        f'download it with `python -c "import keras; keras.datasets.{name}.load_data()"`'
     )
 
 
 def _open(name: str, path: Path) -> ArraySource:
-    files = _read_archive(path, name) if path.is_file() else _read_directory(path, name)
-    layout = _layout(name, path, files)
-    read = _read_binary if layout.label_bytes else _read_pickle
+    dataset = _DATASETS[name]
+    wanted = {*dataset.missing({}, ""), *dataset.missing({}, ".bin")}
+    files = _read_archive(path, wanted) if path.is_file() else _read_directory(path, wanted)
+    missing, suffix = min(
+        ((dataset.missing(files, suffix), suffix) for suffix in (".bin", "")),
+        key=lambda version: len(version[0]),
+    )
+    if missing:
+        raise UserError(f"{path}: is not a complete {name}: it lacks {', '.join(missing)}")
+    read = _read_binary if suffix else _read_pickle
     arrays = {}
-    for split, parts in layout.splits.items():
-        batches = [read(path, part, files[part], layout) for part in parts]
+    for split, parts in dataset.splits.items():
+        batches = [read(path, part + suffix, files[part + suffix], dataset) for part in parts]
         images = np.concatenate([images for images, _ in batches])
         labels = np.concatenate([labels for _, labels in batches])
-        # Channels first in the files.
+        # The files have channels first.
         arrays[split] = (images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), labels)
-    return ArraySource(name, name, _class_names(path, files[layout.names], layout), arrays)
+    if suffix:
+        class_names = tuple(files[dataset.binary_names].decode(errors="replace").split())
+    else:
+        class_names = _unpickle_class_names(path, files[dataset.pickled_names], dataset)
+    return ArraySource(name, name, class_names, arrays)
 
 
-def _layout(name: str, path: Path, files: Mapping[str, bytes]) -> _Layout:
-    """Returns the layout whose files are all there."""
-    missing = {
-        layout: [file for file in layout.files if file not in files] for layout in _LAYOUTS[name]
-    }
-    nearest = min(missing, key=lambda layout: len(missing[layout]))
-    if missing[nearest]:
-        raise UserError(
-            f"{path}: is not {name}, or not all of it: no {', '.join(missing[nearest])}"
-        )
-    return nearest
-
-
-def _wanted(name: str) -> set[str]:
-    return {file for layout in _LAYOUTS[name] for file in layout.files}
-
-
-def _read_directory(path: Path, name: str) -> dict[str, bytes]:
+def _read_directory(path: Path, wanted: set[str]) -> dict[str, bytes]:
     if not path.is_dir():
         raise UserError(f"{path}: no such file or directory")
-    folders = [path, *sorted(path.glob("cifar-*"))]
-    wanted = _wanted(name)
-    for folder in folders:
+    for folder in (path, *sorted(path.glob("cifar-*"))):
         files = {file: folder / file for file in wanted if (folder / file).is_file()}
         if files:
             return {file: source.read_bytes() for file, source in files.items()}
     return {}
 
 
-def _read_archive(path: Path, name: str) -> dict[str, bytes]:
-    wanted = _wanted(name)
+def _read_archive(path: Path, wanted: set[str]) -> dict[str, bytes]:
     try:
         with tarfile.open(path) as archive:
-            found = {}
+            files = {}
             for member in archive:
                 name, file = PurePosixPath(member.name).name, archive.extractfile(member)
                 if file and name in wanted:
-                    found[name] = file.read()
-            return found
+                    files[name] = file.read()
+            return files
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read as a tar archive: {error}") from error
 
 
 def _read_binary(
-    path: Path, part: str, data: bytes, layout: _Layout
+    path: Path, part: str, data: bytes, dataset: _Dataset
 ) -> tuple[np.ndarray, np.ndarray]:
-    size = layout.label_bytes + _PIXELS
+    size = dataset.label_bytes + _PIXELS
     if not data or len(data) % size:
         raise UserError(f"{path}: {part} has {len(data)} bytes, not a multiple of {size}")
     table = np.frombuffer(data, np.uint8).reshape(-1, size)
-    return table[:, layout.label_bytes :], table[:, layout.label_bytes - 1].astype(np.int64)
+    return table[:, dataset.label_bytes :], table[:, dataset.label_bytes - 1].astype(np.int64)
 
 
 def _read_pickle(
-    path: Path, part: str, data: bytes, layout: _Layout
+    path: Path, part: str, data: bytes, dataset: _Dataset
 ) -> tuple[np.ndarray, np.ndarray]:
     batch = _unpickle(path, part, data)
     try:
         images = np.asarray(batch["data"], np.uint8).reshape(-1, _PIXELS)
-        labels = np.asarray(batch[layout.labels_key], np.int64)
+        labels = np.asarray(batch[dataset.labels_key], np.int64)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: {part} is no batch of images: {error!r}") from error
+        raise UserError(f"{path}: {part} is not a batch of images: {error!r}") from error
     return images, labels
 
 
-def _class_names(path: Path, data: bytes, layout: _Layout) -> tuple[str, ...]:
-    if layout.label_bytes:
-        return tuple(data.decode(errors="replace").split())
+def _unpickle_class_names(path: Path, data: bytes, dataset: _Dataset) -> tuple[str, ...]:
     try:
-        names = _unpickle(path, layout.names, data)[layout.names_key]
+        names = _unpickle(path, dataset.pickled_names, data)[dataset.names_key]
     except KeyError as error:
-        raise UserError(f"{path}: {layout.names} has no {layout.names_key}") from error
+        raise UserError(f"{path}: {dataset.pickled_names} has no {dataset.names_key}") from error
     return tuple(
         name.decode(errors="replace") if isinstance(name, bytes) else name for name in names
     )
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Loads dictionaries, lists and arrays, and refuses everything else: a pickle can run code."""
+    """Loads dictionaries, lists and arrays only, because other pickles can run code."""
 
     _ALLOWED: ClassVar[Mapping[str, Any]] = {
-        "_reconstruct": np.empty(0).__reduce__()[0],  # its module moved between NumPy 1 and 2
+        "_reconstruct": np.empty(0).__reduce__()[0],  # in different modules in NumPy 1 and 2
         "ndarray": np.ndarray,
         "dtype": np.dtype,
     }
@@ -226,13 +204,13 @@ class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.split(".")[0] == "numpy" and name in self._ALLOWED:
             return self._ALLOWED[name]
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no CIFAR file needs")
+        raise pickle.UnpicklingError(f"it refers to {module}.{name}, which CIFAR does not need")
 
 
 def _unpickle(path: Path, part: str, data: bytes) -> dict[str, Any]:
     try:
-        # Python 2 wrote these files: its strings are bytes here, the keys as well.
+        # Python 2 wrote the original files: its strings, also the keys, become bytes.
         values = _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
         return {key.decode() if isinstance(key, bytes) else key: v for key, v in values.items()}
-    except Exception as error:  # a damaged pickle can raise almost anything
+    except Exception as error:  # a damaged pickle can raise any class
         raise UserError(f"{path}: {part} cannot be unpickled: {error}") from error

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real grey images that come with the package."""
+"""scikit-learn's handwritten digits: 1,797 real grayscale images in its package."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HOLD_OUT = 0.2
 
 
 def open_digits() -> ArraySource:
-    """Returns the digits, a fifth of each class held out for validation, always the same fifth.
+    """Returns the digits, with the same fifth of each class always held out for validation.
 
-    The images have 8x8 pixels with values 0 to 16. They are scaled to 0 to 255 and enlarged to
-    32x32 (bicubic), the size that the networks for small images are made for.
+    The images have 8x8 pixels with values from 0 to 16. They are scaled to 0..255 and enlarged to
+    32x32 (bicubic), the input size of networks for small images.
 
     Raises:
       UserError: scikit-learn is not installed.

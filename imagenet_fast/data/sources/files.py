@@ -1,4 +1,4 @@
-"""Images that are files of their own, each with a label: what sources of such have in common."""
+"""Sources of labelled image files: holding out, fingerprints and warnings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources.base import Item, ListedFile, Source, printable
 from imagenet_fast.data.sources.holdout import hold_out
 
-_NAMED = 5  # of what is warned of
-# Read of images of equal size to find those that are in several classes, in bytes.
+_NAMED = 5  # examples in a warning
+# Maximum size of files to compare to find images in several classes, in bytes.
 _COMPARED = 256 * 2**20
 
 IMAGE_SUFFIXES = (
@@ -26,14 +27,14 @@ IMAGE_SUFFIXES = (
     *(".ppm", ".pgm", ".pnm", ".avif", ".jp2", ".j2k"),
 )
 
-# What others call the splits.
+# Usual names of the splits.
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "val", "valid", "dev"), "validation"),
     "test": "test",
 }
 
-Files = Mapping[str, list[ListedFile]]  # by split; names are relative to the data set's directory
+Files = Mapping[str, list[ListedFile]]  # by split, with names relative to the data's directory
 
 
 class FileSource(Source):
@@ -54,16 +55,16 @@ class FileSource(Source):
         Args:
           kind: As ``Source``.
           name: As ``Source``.
-          root: The directory that the files' names are relative to.
+          root: The directory to which file names are relative.
           labels: As ``Source``.
           files: The images of each split.
           warnings: As ``Source``.
-          held_out: The fraction that was held out for validation, and the seed; None: nothing was.
+          held_out: The fraction held out for validation and the seed, or None.
         """
         digest = hashlib.sha256()
         for split, members in files.items():
             for file, _, size in members:
-                # Not the content, for ImageNet has 140 GB of it, nor the time, which copying loses.
+                # Not the content, which takes long to read, nor the time, which copying changes.
                 digest.update(f"{split}\0{file}\0{size}\n".encode(errors="surrogateescape"))
         sizes = {split: len(members) for split, members in files.items()}
         super().__init__(kind, name, labels, sizes, digest.hexdigest(), warnings=warnings)
@@ -98,31 +99,31 @@ def file_source(
     seed: int,
     place: Path,
 ) -> FileSource:
-    """Returns a source of files, of which some are held out where none is for validation.
+    """Returns a source of image files, with some held out if there is no validation split.
 
-    Images in several classes, and classes without validation images, are warned of.
+    It warns of images in several classes and of classes without validation images.
 
     Args:
       kind: As ``Source``.
       name: As ``Source``.
-      root: The directory that the files' names are relative to.
+      root: The directory to which file names are relative.
       labels: As ``Source``.
       files: The images of each split.
-      warnings: What else looks odd.
+      warnings: Further warnings.
       holdout: The fraction of each class to hold out.
-      seed: Which images are held out.
-      place: Where people add images for validation.
+      seed: Of the choice of held-out images.
+      place: Where users can add validation images.
 
     Raises:
       UserError: The fraction is not between 0 and 1.
     """
     if "validation" in files:
-        held_out, advice = None, f"put some into {place}"
+        held_out, advice = None, f"add some to {place}"
     else:
         held_out = holdout, seed
         files = _hold_out_files(files, holdout, seed)
         advice = (
-            f"--holdout={holdout:g} takes none of so few images: give a greater one, or more images"
+            f"--holdout={holdout:g} is less than one of so few images: increase it, or add images"
         )
     warnings += _warnings_of_classes(labels, files["validation"], advice)
     warnings += _warnings_of_copies(root, labels, files)
@@ -130,7 +131,7 @@ def file_source(
 
 
 def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[ListedFile]]:
-    """Returns the splits with some of each class moved from ``train`` to ``validation``."""
+    """Moves a fraction of each class from ``train`` to ``validation``."""
     train, others = files["train"], {k: v for k, v in files.items() if k != "train"}
     chosen = hold_out(np.array([image.label for image in train]), holdout, seed)
     return {
@@ -141,39 +142,39 @@ def _hold_out_files(files: Files, holdout: float, seed: int) -> dict[str, list[L
 
 
 def warnings_of_names(labels: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns what to say of classes that look like one."""
+    """Warns of classes that seem to be the same."""
     alike = defaultdict(list)
     for label in labels:
         alike[unicodedata.normalize("NFKC", label).casefold().strip()].append(label)
-    names = [" and ".join(map(repr, own)) for own in alike.values() if len(own) > 1]
+    names = [" and ".join(map(repr, group)) for group in alike.values() if len(group) > 1]
     if not names:
         return ()
     return (
-        "classes differ in case, spaces or accents' encoding alone "
-        f"({first_names(names)}): if they are one, give them one name",
+        "classes differ only in case, spaces or the encoding of accents "
+        f"({first_names(names)}): if they are the same, give them one name",
     )
 
 
 def _warnings_of_classes(
     labels: tuple[str, ...], validation: list[ListedFile], advice: str
 ) -> tuple[str, ...]:
-    """Returns what to say of the classes of which training cannot measure the accuracy."""
+    """Warns of classes without validation images."""
     measured = {image.label for image in validation}
     names = [repr(name) for label, name in enumerate(labels) if label not in measured]
     if not names:
         return ()
     if not measured:
-        return (f"there are no validation images, by which to measure accuracy; {advice}",)
+        return (f"there are no validation images to measure accuracy; {advice}",)
     return (
-        f"{len(names)} of {len(labels)} classes have no validation images, by which to measure "
-        f"accuracy ({first_names(names)}); {advice}",
+        "there are no validation images to measure the accuracy of "
+        f"{counted(len(names), 'class', 'classes')} ({first_names(names)}); {advice}",
     )
 
 
 def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tuple[str, ...]:
-    """Returns what to say of images that are in several classes, byte for byte.
+    """Warns of images that are in several classes, byte for byte.
 
-    Only files of equal size are read, and not all of them where there are many.
+    Only files of equal size are read, up to a total size.
     """
     by_size = defaultdict(list)
     for members in files.values():
@@ -197,32 +198,33 @@ def _warnings_of_copies(root: Path, labels: tuple[str, ...], files: Files) -> tu
                 copies.append(f"{printable(first.file)} and {printable(other.file)}")
     if not copies:
         return ()
-    return (f"{len(copies)} images are in more than one class, such as {first_names(copies)}",)
+    images = counted(len(copies), "image")
+    return (f"{images} in more than one class: {first_names(copies)}",)
 
 
 def _content(path: Path) -> bytes:
     try:
         return hashlib.sha256(path.read_bytes()).digest()
     except OSError:
-        return os.fsencode(path)  # When the image's turn comes, that is an error.
+        return os.fsencode(path)  # unique; reading the image later raises the error
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Returns the first of many names, and how many more there are."""
+    """Returns the first names and the number of further ones."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def size_of(path: Path) -> int:
-    """Returns the bytes in a file.
+    """Returns the size of a file in bytes.
 
     Raises:
-      UserError: if there is none that can be read.
+      UserError: if it is not a readable file.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}; mend or remove it") from error
-    if not stat.S_ISREG(found.st_mode):
-        raise UserError(f"{path}: is no file that can be read; remove it")
-    return found.st_size
+        raise UserError(f"{path}: cannot be read: {error.strerror}; fix or remove it") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path}: is not a regular file; remove it")
+    return status.st_size

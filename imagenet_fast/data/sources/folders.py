@@ -1,4 +1,4 @@
-"""Folders of class folders: the usual shape of a data set of one's own."""
+"""Class folders: image files in a folder for each class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from imagenet_fast.data.sources.files import (
     warnings_of_names,
 )
 
-# What Windows leaves in folders of images.
+# Windows creates these in folders of images.
 _IGNORED = ("thumbs.db", "desktop.ini")
 _VALIDATION = tuple(name for name, split in SPLITS.items() if split == "validation")
 
@@ -29,24 +29,24 @@ def open_folders(
 ) -> FileSource:
     """Returns the images in ``train/CLASS/`` and ``validation/CLASS/``, or just in ``CLASS/``.
 
-    Beside ``train/`` there may be ``test/CLASS/``, which becomes the split ``test``, and is never
-    taken for validation. Classes are numbered in alphabetical order. Images may lie deeper within
-    their class folder, also behind links, but no folder counts twice. What is hidden is ignored;
-    whatever else is left out is warned of, as are classes without validation images, classes whose
-    names differ in case alone and images in several classes.
+    With ``train/``, ``test/CLASS/`` becomes the split ``test``, which is never used for validation.
+    Classes are numbered in alphabetical order. Images may be in subfolders of their class folder,
+    also behind links, but no folder counts twice. Hidden files are ignored. There are warnings of
+    other ignored files, classes without validation images, classes whose names differ only in case,
+    and images in several classes.
 
     Args:
       path: The directory. Its validation folder may be named ``validation``, ``val``, ``valid`` or
         ``dev``.
       name: The data set's name; by default the directory's.
-      holdout: The fraction of each class to hold out where there is no validation folder.
-      seed: Which images are held out.
+      holdout: The fraction of each class to hold out if there is no validation folder.
+      seed: Of the choice of held-out images.
 
     Raises:
-      UserError: There is no such directory, something in it cannot be read, a folder by its name is
-        no class and no split, there are two folders for validation, two class folders are the same
-        one, a class folder for training holds no image, a class' name is no text, or there is a
-        class in another split that the training folder has not.
+      UserError: There is no such directory, something in it cannot be read, a folder's name is
+        ambiguous, there are two validation folders, two class folders are the same, a training
+        class has no image, a class name is not one line of UTF-8, or another split has a class that
+        ``train`` lacks.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -56,7 +56,7 @@ def open_folders(
     warnings = warnings_of_names(labels)
     if "test" in folders and not set(_names(folders["test"])) & set(labels):
         warnings += (
-            f"{folders['test']} is left out: it has no folder of a class in {folders['train']}",
+            f"{folders['test']} is ignored: it has none of the class folders of {folders['train']}",
         )
         del folders["test"]
     for folder in folders.values():
@@ -81,10 +81,10 @@ def open_folders(
 
 
 def _split_folders(path: Path) -> dict[str, Path]:
-    """Returns the folders of class folders by the splits that they are.
+    """Returns the folder of each split.
 
     Raises:
-      UserError: if a folder would be a class, or ignored, that by its name is a split.
+      UserError: if a folder with the name of a split would be a class or ignored.
     """
     there = {entry.name: entry for entry in sorted(path.iterdir()) if entry.is_dir()}
     folders = {"train": path}
@@ -93,8 +93,7 @@ def _split_folders(path: Path) -> dict[str, Path]:
         validation = [there.pop(name) for name in _VALIDATION if name in there]
         if len(validation) > 1:
             raise UserError(
-                f"{validation[0]} and {validation[1]}: both are for validation by their names; "
-                "keep one of them"
+                f"{validation[0]} and {validation[1]}: both names mean validation; keep one of them"
             )
         if validation:
             folders["validation"] = validation[0]
@@ -103,30 +102,30 @@ def _split_folders(path: Path) -> dict[str, Path]:
     for name, entry in there.items():
         if name.lower() in SPLITS:
             raise UserError(
-                f"{entry}: is no class by its name; put the class folders for training into "
-                f"{path}/train, those for validation, if there are any, into {path}/validation "
-                f"(or val, valid or dev), and those for a test at the end into {path}/test"
+                f"{entry}: has the name of a split, not of a class; put class folders for training "
+                f"into {path}/train, for validation, if any, into {path}/validation (or val, valid "
+                f"or dev), and for a final test into {path}/test"
             )
     return folders
 
 
 def _warnings_of_files(left_out: Counter[str]) -> tuple[str, ...]:
-    """Returns what to say of files that may be images of other kinds."""
+    """Warns of files that may be images of other formats."""
     if not left_out:
         return ()
     kinds = [f"{suffix or 'without a suffix'} {n}" for suffix, n in left_out.most_common()]
     return (
-        f"files that are not named like images ({', '.join(IMAGE_SUFFIXES)}) are left out: "
+        f"files without an image's suffix ({', '.join(IMAGE_SUFFIXES)}) are ignored: "
         f"{first_names(kinds)}",
     )
 
 
 def _warnings_of_links(root: Path, links: list[Path]) -> tuple[str, ...]:
-    """Returns what to say of folders that were not entered."""
+    """Warns of folders that were not entered."""
     if not links:
         return ()
     names = [printable(link.relative_to(root).as_posix()) for link in links]
-    return (f"links to folders that count in another place are left out: {first_names(names)}",)
+    return (f"links to folders that count elsewhere are ignored: {first_names(names)}",)
 
 
 def _names(folder: Path) -> list[str]:
@@ -136,7 +135,7 @@ def _names(folder: Path) -> list[str]:
         if entry.name.startswith("."):
             continue
         if entry.is_symlink() and not entry.exists():
-            raise UserError(f"{entry}: is a link to nothing; mend or remove it")
+            raise UserError(f"{entry}: is a broken link; fix or remove it")
         if entry.is_dir():
             names.append(entry.name)
     return names
@@ -145,47 +144,41 @@ def _names(folder: Path) -> list[str]:
 def _class_names(folder: Path) -> tuple[str, ...]:
     names = _names(folder)
     if not names:
-        raise UserError(f"{folder}: has no class folders in it")
+        raise UserError(f"{folder}: has no class folders")
     for name in names:
         if name != printable(name):
-            raise UserError(
-                f"{folder / name}: the name of a class must be UTF-8; rename the folder"
-            )
+            raise UserError(f"{folder / name}: class names must be UTF-8; rename the folder")
         if name.splitlines() != [name]:
             raise UserError(
-                f"{str(folder / name)!r}: the name of a class must be one line; rename the folder"
+                f"{str(folder / name)!r}: class names must be one line; rename the folder"
             )
     return tuple(names)
 
 
 def _check_classes(folder: Path, train: Path, labels: tuple[str, ...]) -> None:
-    """Checks that a split has no class that training has not."""
+    """Checks that ``train`` has all classes of a split."""
     unknown = sorted(set(_class_names(folder)) - set(labels))
     if unknown:
         raise UserError(
-            f"{folder / unknown[0]}: there is no such class in {train}{nearest(unknown[0], labels)}"
+            f"{folder / unknown[0]}: {train} has no such class{nearest(unknown[0], labels)}"
         )
 
 
 def _list_images(
     root: Path, folders: Mapping[str, Path], labels: tuple[str, ...]
 ) -> tuple[dict[str, list[ListedFile]], tuple[str, ...]]:
-    """Returns the images in the class folders of each split, always in the same order.
-
-    Also what to say of what is left out.
-    """
-    # A link to one of these, or to what another link has led to, leads no further: behind it are
-    # other classes' images.
-    taken = {folder.resolve(): folder for folder in (root, *folders.values())}
+    """Returns the images of each split, sorted, and warnings of ignored files."""
+    # By resolved path. Links to these folders are not followed: their images belong elsewhere.
+    visited = {folder.resolve(): folder for folder in (root, *folders.values())}
     for folder in folders.values():
         for name in _names(folder):
             place = (folder / name).resolve()
-            if place in taken:
+            if place in visited:
                 raise UserError(
-                    f"{folder / name} and {taken[place]} are the same folder, but images can be of "
-                    "one class and split only; remove one of them"
+                    f"{folder / name} and {visited[place]} are the same folder, but images can be "
+                    "in one class and split only; remove one of them"
                 )
-            taken[place] = folder / name
+            visited[place] = folder / name
     files = {}
     left_out: Counter[str] = Counter()
     links: list[Path] = []
@@ -199,12 +192,12 @@ def _list_images(
         ]
         for label, name in enumerate(labels):
             if not (folder / name).is_dir():
-                continue  # Only training needs images of each class.
-            for path in _walk(folder / name, taken, links):
-                known = path.name.lower()
-                if known.startswith(".") or known in _IGNORED:
+                continue  # only training needs images of each class
+            for path in _walk(folder / name, visited, links):
+                file_name = path.name.lower()
+                if file_name.startswith(".") or file_name in _IGNORED:
                     continue
-                if known.endswith(IMAGE_SUFFIXES):
+                if file_name.endswith(IMAGE_SUFFIXES):
                     file = path.relative_to(root).as_posix()
                     images.append(ListedFile(file, label, size_of(path)))
                 else:
@@ -212,17 +205,17 @@ def _list_images(
         files[split] = sorted(images)
     warnings = (*_warnings_of_files(left_out), *_warnings_of_links(root, links))
     if strays:
-        warnings += (f"images that are in no class folder are left out: {first_names(strays)}",)
+        warnings += (f"images outside of class folders are ignored: {first_names(strays)}",)
     return files, warnings
 
 
-def _walk(folder: Path, taken: dict[Path, Path], links: list[Path]) -> Iterator[Path]:
-    """Yields the files in a class folder and those below that are not hidden.
+def _walk(folder: Path, visited: dict[Path, Path], links: list[Path]) -> Iterator[Path]:
+    """Yields the files in a class folder and its subfolders that are not hidden.
 
     Args:
-      folder: the class folder.
-      taken: by their real paths, the folders that count; added to.
-      links: those that lead to one of these; added to.
+      folder: The class folder.
+      visited: Folders that count, by their resolved paths; updated.
+      links: Links to such folders; updated.
     """
 
     def stop(error: OSError) -> None:
@@ -231,10 +224,10 @@ def _walk(folder: Path, taken: dict[Path, Path], links: list[Path]) -> Iterator[
     for name, folders, files in os.walk(folder, onerror=stop, followlinks=True):
         directory = Path(name)
         place = directory.resolve()
-        if taken.setdefault(place, directory) != directory:
+        if visited.setdefault(place, directory) != directory:
             links.append(directory)
             folders.clear()
             continue
-        # Of two ways to the same folder, always the same one is taken.
-        folders[:] = sorted(own for own in folders if not own.startswith("."))
+        # Sorted, so of two links to the same folder always the same one counts.
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (directory / file for file in files)

@@ -1,4 +1,4 @@
-"""Holding some images back for validation, where a data set has no such split of its own."""
+"""Random choice of validation images in data sets without a validation split."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from imagenet_fast.base.errors import UserError
 
 
 def hold_out(labels: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Chooses the same fraction of every class.
+    """Chooses the same fraction of every class at random.
 
     Args:
       labels: Integers of shape (n,).
-      fraction: Of each class, 0 < fraction < 1; rounded to whole images, and each class keeps one.
-      seed: Which images; the choice depends on nothing else.
+      fraction: Of each class, 0 < fraction < 1; rounded to whole images, of which each class keeps
+        at least one.
+      seed: Of the choice.
 
     Returns:
-      bool of shape (n,), True for what is held out.
+      bool of shape (n,), True for images to hold out.
 
     Raises:
       UserError: The fraction is not between 0 and 1.

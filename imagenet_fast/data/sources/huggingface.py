@@ -1,4 +1,4 @@
-"""A data set on the disk in one of Hugging Face's layouts, read by their library ``datasets``."""
+"""Local data sets in Hugging Face's layouts, read by the library ``datasets``."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from imagenet_fast.data.sources.holdout import hold_out
 _SAVED = ("dataset_dict.json", "state.json")  # by `save_to_disk`
 _IMAGE_COLUMNS = ("image", "img", "jpg", "jpeg", "png", "webp")
 _LABEL_COLUMNS = ("label", "labels", "cls", "class", "fine_label")
-# More than any data set has: such labels are numbers of something else.
-_MOST_CLASSES = 1_000_000
+# Labels above this are assumed not to be class indices.
+_MAX_CLASSES = 1_000_000
 
-_Rows = Any  # a datasets.Dataset; the library is not always there
+_Rows = Any  # datasets.Dataset, of an optional library
 
 
 class HuggingFaceSource(Source):
@@ -51,9 +51,9 @@ class HuggingFaceSource(Source):
         Args:
           name: As ``Source``.
           labels: As ``Source``.
-          rows: By their own split.
-          numbers: Their labels, int64.
-          chosen: For each split, from which of these its images are, and which rows.
+          rows: By original split.
+          numbers: The rows' labels, int64.
+          chosen: For each split, the original split of its images and their indices.
           image_columns: The columns of the images; a row has its image in the first that has one.
           fingerprint: As ``Source``.
           warnings: As ``Source``.
@@ -66,7 +66,7 @@ class HuggingFaceSource(Source):
         self._image_columns = image_columns
 
     def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is the row's own, else its split and number."""
+        """As ``Source``; the filename is the row's, if any, else its split and index."""
         origin, places = self._chosen[split]
         place = int(places[index])
         row = self._rows[origin][place]
@@ -77,7 +77,7 @@ class HuggingFaceSource(Source):
         if content is None and file:
             content = Path(file).read_bytes()
         name = printable(Path(file).name) if file else f"{origin}[{place}]"
-        # Without an image it counts as one that cannot be decoded.
+        # A row without an image counts as an undecodable image.
         return Item(content or b"", int(self._numbers[origin][place]), name)
 
 
@@ -91,26 +91,26 @@ def open_huggingface(
 ) -> HuggingFaceSource:
     """Returns a data set of images from a folder that Hugging Face's ``datasets`` can load.
 
-    That is a folder of Parquet files, of class folders, or of images with a ``metadata.csv`` or
-    ``metadata.jsonl``; of WebDataset's tars; or what ``save_to_disk`` wrote. Parquet files and tars
-    are copied once into the library's cache, ``~/.cache/huggingface`` or ``$HF_HOME``, from which
-    rows can be read in any order. Nothing is downloaded.
+    That is a folder of Parquet files, of class folders, of images with a ``metadata.csv`` or
+    ``metadata.jsonl``, of WebDataset tars, or the output of ``save_to_disk``. The library copies
+    Parquet files and tars once into its cache, ``~/.cache/huggingface`` or ``$HF_HOME``, for random
+    access. Nothing is downloaded.
 
     Args:
-      path: The folder. Splits are called ``train``, ``validation`` (or ``val``, ``valid``,
-        ``dev``) and ``test``, as the library finds them by the files' names.
+      path: The folder. The library recognizes the splits ``train``, ``validation`` (or ``val``,
+        ``valid``, ``dev``) and ``test`` by the files' names.
       name: The data set's name; by default the folder's.
-      image_column: The column of the images; by default the only one of that type, else ``image``,
-        ``img``, ``jpg``, ``jpeg``, ``png`` or ``webp``.
-      label_column: That of the labels, which are class labels, whole numbers from 0 or text; by
+      image_column: Column of the images; by default the only column of that type, else ``image``,
+        ``img``, ``jpg``, ``jpeg``, ``png`` or ``webp``. Tars may mix the latter four.
+      label_column: Column of the labels, which are class labels, integers from 0 or text; by
         default the only column of class labels, else ``label``, ``labels``, ``cls``, ``class`` or
         ``fine_label``.
-      holdout: The fraction of each class to hold out where no split is for validation.
-      seed: Which images are held out.
+      holdout: The fraction of each class to hold out if there is no validation split.
+      seed: Of the choice of held-out images.
 
     Raises:
-      UserError: ``datasets`` is not installed or cannot load the folder, there is no split for
-        training, a column is missing or of another type, or a row lacks its label.
+      UserError: ``datasets`` is not installed or cannot load the folder, there is no training
+        split, a column is missing or has another type, or a row lacks its label.
     """
     datasets = _import_datasets()
     if not path.is_dir():
@@ -142,7 +142,7 @@ def open_huggingface(
 
 
 def _import_datasets() -> Any:
-    # The folder is here: nothing is to be asked for elsewhere.
+    # The data is local: no requests are needed.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     try:
         import datasets
@@ -187,7 +187,7 @@ def _data_files(path: Path) -> dict[str, list[str]] | None:
 def _load(
     datasets: Any, path: Path, tar_formats: list[str], label_column: str | None
 ) -> dict[str, _Rows]:
-    """Returns the rows of each split, by our name for it."""
+    """Returns the rows of each split, by this package's name of the split."""
     options: dict[str, Any] = {"data_files": _data_files(path)}
     if len(tar_formats) > 1:
         # By itself, the library expects all samples to have images of the same format.
@@ -202,7 +202,7 @@ def _load(
             found = datasets.load_from_disk(str(path))
         else:
             found = datasets.load_dataset(str(path), **options)
-    except Exception as error:  # whatever its readers raise
+    except Exception as error:  # of any class
         raise UserError(
             f"{path}: Hugging Face's datasets cannot load it: {first_line(error)}"
         ) from error
@@ -219,7 +219,7 @@ def _load(
             )
         rows[split] = own
     if not rows.get("train"):
-        raise UserError(f"{path}: has no split 'train' with rows in it")
+        raise UserError(f"{path}: has no split 'train', or one without rows")
     return rows
 
 
@@ -238,40 +238,40 @@ def _column(
                 f"{path}: has no column {given!r}{nearest(given, list(features))}; it has {known}"
             )
         return given
-    typed = [name for name, own in features.items() if isinstance(own, kind)]
-    found = typed if len(typed) == 1 else [name for name in usual if name in features]
-    if not found:
+    typed = [name for name, feature in features.items() if isinstance(feature, kind)]
+    candidates = typed if len(typed) == 1 else [name for name in usual if name in features]
+    if not candidates:
         raise UserError(
-            f"{path}: no column is the {what} by its name; it has {known}: say which with "
-            f"--{what}_column"
+            f"{path}: has no {what} column with a usual name; it has {known}: give the right one "
+            f"with --{what}_column"
         )
-    return found[0]
+    return candidates[0]
 
 
 def _undecoded(datasets: Any, path: Path, rows: _Rows, column: str) -> _Rows:
-    """Returns rows whose images are files as they are, not pixels."""
+    """Returns the rows with images as encoded files instead of pixels."""
     feature = rows.features.get(column)
-    # What an image is in Parquet, where the file does not say that it is one.
-    unnamed = (
+    # The structure of an image in Parquet files without the library's types.
+    untyped = (
         isinstance(feature, dict) and "bytes" in feature and feature.keys() <= {"bytes", "path"}
     )
-    if not isinstance(feature, datasets.Image) and not unnamed:
+    if not isinstance(feature, datasets.Image) and not untyped:
         value = feature if feature is None else getattr(feature, "dtype", type(feature).__name__)
         if value not in ("binary", "string", "large_binary", "large_string"):
             raise UserError(
-                f"{path}: column {column!r} holds {value}, but must hold images: files as bytes, "
-                "or their paths"
+                f"{path}: column {column!r} has {value}, but must have images: files as bytes, or "
+                "their paths"
             )
     try:
         return rows.cast_column(column, datasets.Image(decode=False))
-    except Exception as error:  # whatever Arrow raises
-        raise UserError(f"{path}: column {column!r} holds no images: {error}") from error
+    except Exception as error:  # of any class
+        raise UserError(f"{path}: column {column!r} has no images: {error}") from error
 
 
 def _labels(
     datasets: Any, path: Path, rows: Mapping[str, _Rows], column: str
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], tuple[str, ...]]:
-    """Returns the classes, each split's labels, and what to say of splits that have none."""
+    """Returns the classes, each split's labels, and warnings of splits without labels."""
     feature = rows["train"].features[column]
     names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
     values = {split: list(own[column][:]) for split, own in rows.items()}
@@ -285,7 +285,7 @@ def _labels(
         if split != "train" and all(value in (None, -1) for value in own)
     }
     warnings = tuple(
-        f"the split {split} is left out: it has no labels" for split in sorted(unlabelled)
+        f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)
     )
     values = {split: own for split, own in values.items() if split not in unlabelled}
     if names is None:
@@ -298,43 +298,42 @@ def _labels(
         wrong = [place for place, value in enumerate(own) if value not in number]
         if wrong:
             raise UserError(
-                f"{path}: row {wrong[0]} of {split} has the label {own[wrong[0]]!r}, which is none "
-                f"of {len(names)} classes ({first_names([repr(name) for name in names])})"
+                f"{path}: row {wrong[0]} of {split} has the label {own[wrong[0]]!r}, which is not "
+                f"a class: {first_names([repr(name) for name in names])}"
             )
         labels[split] = np.array([number[value] for value in own], np.int64)
     return names, labels, warnings
 
 
 def _renumbered(values: list[Any], names: list[str], known: tuple[str, ...]) -> list[Any]:
-    """Returns labels by the training split's numbers; as text where it has no such class.
+    """Returns labels as numbered in the training split, or the names of unknown classes.
 
-    What ``save_to_disk`` wrote can number the classes of each split in another way.
+    ``save_to_disk`` can number the classes of each split differently.
     """
     numbers = {name: number for number, name in enumerate(known)}
-    own = {place: numbers.get(name, name) for place, name in enumerate(names)}
-    return [own.get(value, value) for value in values]
+    renumbered = {place: numbers.get(name, name) for place, name in enumerate(names)}
+    return [renumbered.get(value, value) for value in values]
 
 
 def _class_names(path: Path, column: str, values: list[Any]) -> tuple[str, ...]:
-    """Returns the classes that training has, where the column does not name them."""
+    """Returns the classes of the training split if the column does not name them."""
     kinds = {type(value) for value in values}
     if kinds == {str}:
         return tuple(sorted(set(values)))
-    if kinds == {int} and max(values) >= _MOST_CLASSES:
+    if kinds == {int} and max(values) >= _MAX_CLASSES:
         raise UserError(
-            f"{path}: column {column!r} has the label {max(values)}, but numbers of classes must "
-            f"be below {_MOST_CLASSES}: write them as text, or say which column is the labels' "
-            "with --label_column"
+            f"{path}: column {column!r} has the label {max(values)}, but class indices must be "
+            f"below {_MAX_CLASSES}: write labels as text, or give their column with --label_column"
         )
     if kinds == {int} and min(values) >= 0:
         return tuple(map(str, range(max(values) + 1)))
     raise UserError(
-        f"{path}: column {column!r} must have class labels, text, or whole numbers from 0, and no "
-        "row without one; say which column is the labels' with --label_column"
+        f"{path}: column {column!r} must have class labels, text, or integers from 0 in each row; "
+        "give the column of the labels with --label_column"
     )
 
 
 def _files_of(path: Path) -> str:
-    """Returns the names and sizes of all files, which differ where data sets do."""
-    found = (own for own in sorted(path.rglob("*")) if own.is_file())
-    return "".join(f"{own.relative_to(path)}\0{own.stat().st_size}\n" for own in found)
+    """Returns the names and sizes of all files, which identify the data set."""
+    files = (file for file in sorted(path.rglob("*")) if file.is_file())
+    return "".join(f"{file.relative_to(path)}\0{file.stat().st_size}\n" for file in files)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in the idx files that they are published as."""
+"""MNIST and Fashion-MNIST in idx files, as published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.data.sources.arrays import ArraySource, pad_images
 
-# Where Debian's package dataset-fashion-mnist puts them.
+# Of Debian's package dataset-fashion-mnist.
 _DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 
 _FASHION = (
@@ -30,7 +30,7 @@ _FASHION = (
 )
 _LABELS = {"fashion_mnist": _FASHION, "mnist": tuple("0123456789")}
 
-# The files of both sets have the same names: the first training labels tell which one it is.
+# Both data sets use the same file names, but differ in the first training labels.
 _FIRST_LABELS = {
     "fashion_mnist": [9, 0, 0, 3, 0, 2, 7, 2, 5, 5],
     "mnist": [5, 0, 4, 1, 9, 2, 1, 3, 1, 4],
@@ -43,14 +43,14 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
     """Returns MNIST or Fashion-MNIST from a directory of idx files, gzipped or not.
 
     Args:
-      path: The directory of ``train-images-idx3-ubyte`` and its three fellows; by default that of
-        Debian's package dataset-fashion-mnist.
-      name: ``mnist`` or ``fashion_mnist``, if the first training labels do not tell.
-      pad_to: Height and width that the images of 28 x 28 pixels get by a border of zeros; 0: none.
+      path: The directory of ``train-images-idx3-ubyte`` and the other three files; by default that
+        of Debian's package dataset-fashion-mnist.
+      name: ``mnist`` or ``fashion_mnist``; by default recognized by the first training labels.
+      pad_to: Height and width to which images of 28 x 28 pixels are padded with zeros; 0: none.
 
     Raises:
-      UserError: A file is missing or is not what its name says, nobody can tell which set it is, or
-        the images are larger than ``pad_to``.
+      UserError: A file is missing or has wrong content, the data set is not recognized, or the
+        images are larger than ``pad_to``.
     """
     path = path or _DEBIAN
     if not path.is_dir():
@@ -69,13 +69,13 @@ def open_idx(path: Path | None = None, name: str | None = None, pad_to: int = 0)
         name = next((known for known, labels in _FIRST_LABELS.items() if labels == first), None)
         if name is None:
             raise UserError(
-                f"{path}: neither MNIST's labels nor Fashion-MNIST's, the sets whose classes are "
-                "known here; take other images from class folders, with --source=folders, or say "
-                "in Python which of the two it is: open_source('idx', path, name='mnist')"
+                f"{path}: the labels are neither MNIST's nor Fashion-MNIST's; prepare other images "
+                "from class folders, with --source=folders, or in Python give the name of one of "
+                "the two: open_source('idx', path, name='mnist')"
             )
     if name not in _LABELS:
         raise UserError(
-            f"no idx data set {name!r}; there are {', '.join(_LABELS)}{nearest(name, _LABELS)}"
+            f"no idx data set {name!r}; choose from {', '.join(_LABELS)}{nearest(name, _LABELS)}"
         )
     if pad_to:
         arrays = {
@@ -98,12 +98,12 @@ def _read(directory: Path, stem: str, rank: int) -> np.ndarray:
     header = 4 * (1 + rank)
     if len(data) < header or data[:4] != bytes((0, 0, _UNSIGNED_BYTE, rank)):
         raise UserError(
-            f"{path}: is no idx file of unsigned bytes in {rank} dimensions: starts with "
+            f"{path}: is not an idx file of unsigned bytes in {rank} dimensions: it starts with "
             f"{data[:4].hex(' ')}"
         )
     shape = struct.unpack(f">{rank}I", data[4:header])
     if len(data) != header + math.prod(shape):
         raise UserError(
-            f"{path}: holds {len(data) - header} bytes of data, its header says {math.prod(shape)}"
+            f"{path}: has {len(data) - header} bytes of data, but {math.prod(shape)} in its header"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)

@@ -1,4 +1,4 @@
-"""ImageNet (ILSVRC 2012) straight from the three files that image-net.org gives out."""
+"""ImageNet (ILSVRC 2012), read from the three files of image-net.org."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import IO, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import Item, Source, printable
@@ -24,11 +25,11 @@ TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 
-# Within the development kit: all synsets, and the number of each validation image's.
+# In the development kit: all synsets, and the class number of each validation image.
 _META = "data/meta.mat"
 _GROUND_TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
 
-# The names under which others publish these two lists as text.
+# Names of text versions of these two lists.
 _SYNSET_LISTS = (
     "synset_words.txt",
     "synsets.txt",
@@ -42,7 +43,7 @@ _IMAGES = {"train": 1_281_167, "validation": 50_000}
 
 
 class _Member(NamedTuple):
-    """An image within a tar file: its name, label, and place in bytes."""
+    """An image in a tar file: its name, label, and offset and size in bytes."""
 
     name: str
     label: int
@@ -51,22 +52,22 @@ class _Member(NamedTuple):
 
 
 class _Classes(NamedTuple):
-    """Synsets in alphabetical order, the names of these classes, and the file that lists them."""
+    """Synsets in alphabetical order, their class names, and the file that lists them."""
 
     synsets: tuple[str, ...]
     names: tuple[str, ...]
     file: Path
 
 
-class _Answers(NamedTuple):
-    """The synset of each validation image in the order of their names, and the file of them."""
+class _ValidationLabels(NamedTuple):
+    """The synset of each validation image, in the order of file names, and the file of the list."""
 
     synsets: tuple[str, ...]
     file: Path
 
 
 class TarSource(Source):
-    """Images that are read from where they lie in uncompressed tar files."""
+    """Images in uncompressed tar files, read without unpacking."""
 
     def __init__(
         self,
@@ -98,9 +99,9 @@ class TarSource(Source):
         self._files = {split: path.open("rb") for split, path in tars.items()}
 
     def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is the one within the tar."""
+        """As ``Source``; the filename is that in the tar."""
         image = self._members[split][index]
-        # pread has no file position that threads could take from each other.
+        # pread uses no file position, so threads do not interfere.
         data = os.pread(self._files[split].fileno(), image.size, image.offset)
         if len(data) < image.size:
             raise OSError(f"{self._paths[split]} ends within {image.name}")
@@ -112,31 +113,30 @@ def open_imagenet(
     synsets: str | os.PathLike[str] | None = None,
     validation_labels: str | os.PathLike[str] | None = None,
 ) -> TarSource:
-    """Returns ImageNet from the directory of the three files that image-net.org gives out.
+    """Returns ImageNet from the directory of the three files of image-net.org.
 
-    Both tars of images are indexed once (some minutes for the real ones on a slow disk) and never
-    unpacked. Classes are numbered in alphabetical order of their synsets, as in all published
-    models. The development kit, which SciPy reads, is needed only where one of the lists is not
-    there as text.
+    The two tars of images are indexed (which takes minutes on a slow disk), but not unpacked.
+    Classes are numbered in alphabetical order of their synsets, as in all published models. The
+    development kit, for which SciPy is needed, is used if one of the lists is missing as text.
 
     Args:
       path: The directory of ``ILSVRC2012_img_train.tar``, a tar of one tar per synset,
         ``ILSVRC2012_img_val.tar`` and ``ILSVRC2012_devkit_t12.tar.gz``.
-      synsets: A list of the synsets in alphabetical order, one a line, which the class's words may
-        follow (``n01440764 tench, Tinca tinca``). By default ``synset_words.txt``,
+      synsets: A list of the synsets in alphabetical order, one per line, optionally followed by the
+        class name (``n01440764 tench, Tinca tinca``). By default ``synset_words.txt``,
         ``synsets.txt``, ``LOC_synset_mapping.txt`` or ``imagenet_lsvrc_2015_synsets.txt`` in
-        ``path``, else what the development kit says.
-      validation_labels: The synset of each validation image, one a line, in the order of the
-        images' names. By default ``imagenet_2012_validation_synset_labels.txt`` in ``path``, else
-        what the development kit says.
+        ``path``, else the development kit's.
+      validation_labels: The synset of each validation image, one per line, in the order of file
+        names. By default ``imagenet_2012_validation_synset_labels.txt`` in ``path``, else the
+        development kit's.
 
     Raises:
-      UserError: A file is missing or cannot be read, the lists and the tars don't agree, or SciPy
-        is needed and not installed.
+      UserError: A file is missing or cannot be read, the lists and the tars do not match, or SciPy
+        is needed but not installed.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such directory")
-    classes, answers = _read_lists(
+    classes, validation = _read_lists(
         path,
         _given_or_found(synsets, path, _SYNSET_LISTS),
         _given_or_found(validation_labels, path, _VALIDATION_LABELS),
@@ -144,10 +144,10 @@ def open_imagenet(
     tars = {"train": path / TRAIN_TAR, "validation": path / VALIDATION_TAR}
     members = {
         "train": _index_train(tars["train"], classes),
-        "validation": _index_validation(tars["validation"], classes, answers),
+        "validation": _index_validation(tars["validation"], classes, validation),
     }
     warnings = [
-        f"{tars[split]} has {len(members[split])} images, where ImageNet has {expected}"
+        f"{tars[split]} has {counted(len(members[split]), 'image')}, but ImageNet {expected:,}"
         for split, expected in _IMAGES.items()
         if len(classes.synsets) == _CLASSES and len(members[split]) != expected
     ]
@@ -163,15 +163,15 @@ def _given_or_found(
 
 
 def _read_lists(
-    directory: Path, classes_file: Path | None, answers_file: Path | None
-) -> tuple[_Classes, _Answers]:
-    """Reads the files that there are, and what else is needed from the development kit."""
+    directory: Path, classes_file: Path | None, validation_file: Path | None
+) -> tuple[_Classes, _ValidationLabels]:
+    """Reads the text files, and what they lack from the development kit."""
     classes = None if classes_file is None else _read_classes(classes_file)
-    answers = None if answers_file is None else _read_answers(answers_file)
-    if classes is not None and answers is not None:
-        return classes, answers
-    devkit_classes, devkit_answers = _read_devkit(directory / DEVKIT)
-    return classes or devkit_classes, answers or devkit_answers
+    validation = None if validation_file is None else _read_validation_labels(validation_file)
+    if classes is not None and validation is not None:
+        return classes, validation
+    devkit_classes, devkit_validation = _read_devkit(directory / DEVKIT)
+    return classes or devkit_classes, validation or devkit_validation
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -186,7 +186,7 @@ def _read_classes(path: Path) -> _Classes:
     synsets = tuple(words[0] for words in lines)
     if not synsets:
         raise UserError(f"{path}: is empty")
-    # A CSV with a header, a list of another kind or of another order would give wrong labels.
+    # A CSV with a header, or a list of another kind or order, would give wrong labels.
     if list(synsets) != sorted(set(synsets)):
         raise UserError(
             f"{path}: must list each synset once, in alphabetical order, which is the order of the "
@@ -195,34 +195,34 @@ def _read_classes(path: Path) -> _Classes:
     return _Classes(synsets, tuple(words[-1].strip() for words in lines), path)
 
 
-def _read_answers(path: Path) -> _Answers:
-    answers = tuple(_read_lines(path))
-    if any(answer.isdigit() for answer in answers):
+def _read_validation_labels(path: Path) -> _ValidationLabels:
+    synsets = tuple(_read_lines(path))
+    if any(synset.isdigit() for synset in synsets):
         raise UserError(
-            f"{path}: holds numbers, whose order differs between publishers; synsets like "
-            f"n01440764 are needed, one a line, or {DEVKIT} instead of this file"
+            f"{path}: has numbers, whose order differs between publishers; give synsets such as "
+            f"n01440764, one per line, or {DEVKIT} instead of this file"
         )
-    return _Answers(answers, path)
+    return _ValidationLabels(synsets, path)
 
 
-def _read_devkit(path: Path) -> tuple[_Classes, _Answers]:
+def _read_devkit(path: Path) -> tuple[_Classes, _ValidationLabels]:
     files = _unpack_devkit(path)
     meta, ground_truth = path / _META, path / _GROUND_TRUTH
     classes = _parse_meta(files[_META], meta)
-    answers = []
+    validation = []
     for line, number in enumerate(files[_GROUND_TRUTH].decode(errors="replace").split(), 1):
         if not number.isdecimal() or int(number) not in classes:
-            raise UserError(f"{ground_truth}, line {line}: {number!r} is no class's number")
-        answers.append(classes[int(number)][0])
+            raise UserError(f"{ground_truth}, line {line}: {number!r} is not a class number")
+        validation.append(classes[int(number)][0])
     synsets, names = zip(*sorted(classes.values()))
-    return _Classes(synsets, names, meta), _Answers(tuple(answers), ground_truth)
+    return _Classes(synsets, names, meta), _ValidationLabels(tuple(validation), ground_truth)
 
 
 def _unpack_devkit(path: Path) -> dict[str, bytes]:
-    """Returns the two files of the development kit that matter, by name."""
+    """Returns the two relevant files of the development kit, by name."""
     found = {}
     try:
-        # All of it, for gzip to compare its checksum: damaged data may crash SciPy.
+        # Read completely, so gzip verifies its checksum: damaged data can crash SciPy.
         with gzip.open(path) as file, tarfile.open(fileobj=io.BytesIO(file.read())) as tar:
             for member in tar:
                 name = "/".join(PurePosixPath(member.name).parts[-2:])
@@ -231,24 +231,24 @@ def _unpack_devkit(path: Path) -> dict[str, bytes]:
                     found[name] = content.read()
     except FileNotFoundError as error:
         raise UserError(
-            f"{path}: no such file; get it from image-net.org, or give both lists as text: synsets "
-            "and validation_labels"
+            f"{path}: no such file; download it from image-net.org, or give both lists as text: "
+            "synsets and validation_labels"
         ) from error
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise UserError(
-            f"{path}: is not a whole .tar.gz file, get it again from image-net.org: {error}"
+            f"{path}: is not a complete .tar.gz file; download it again from image-net.org: {error}"
         ) from error
     for name in (_META, _GROUND_TRUTH):
         if name not in found:
-            raise UserError(f"{path}: has no {name}, so it is not ILSVRC 2012's development kit")
+            raise UserError(f"{path}: is not ILSVRC 2012's development kit: it has no {name}")
     return found
 
 
 def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
-    """Returns the synset and the words of each class, by ILSVRC's numbers, which start at 1.
+    """Returns the synset and the name of each class, by ILSVRC's numbers, which start at 1.
 
-    The file has a struct array ``synsets`` with one row for each class and, under higher numbers,
-    for each of their ancestors in WordNet.
+    The file has a struct array ``synsets`` with a row for each class and, with higher numbers, for
+    each of their ancestors in WordNet.
     """
     try:
         from scipy.io import loadmat
@@ -258,7 +258,7 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
         table = loadmat(io.BytesIO(data), squeeze_me=True, variable_names=["synsets"])["synsets"]
         columns = [np.atleast_1d(table[name]) for name in ("ILSVRC2012_ID", "WNID", "words")]
         rows = [(int(number), str(synset), str(words)) for number, synset, words in zip(*columns)]
-    except Exception as error:  # SciPy may raise whatever for a foreign file.
+    except Exception as error:  # SciPy may raise any class for other files
         raise UserError(f"{path}: is not ILSVRC 2012's: {type(error).__name__}: {error}") from error
     classes = {number: (synset, words) for number, synset, words in rows if number <= _CLASSES}
     synsets = {synset for synset, _ in classes.values()}
@@ -268,18 +268,18 @@ def _parse_meta(data: bytes, path: Path) -> dict[int, tuple[str, str]]:
         or len(synsets) < len(classes)
         or not all(re.fullmatch(r"n\d{8}", synset) for synset in synsets)
     ):
-        raise UserError(f"{path}: is not ILSVRC 2012's: its classes are not synsets from number 1")
+        raise UserError(f"{path}: is not ILSVRC 2012's: its classes are not synsets 1, 2, ...")
     return classes
 
 
 def _open_tar(path: Path, file: IO[bytes] | None = None) -> tarfile.TarFile:
-    """Opens ``path``, or ``file``, a tar within it."""
+    """Opens ``path``, or ``file``, a tar in it."""
     try:
         return tarfile.open(path, "r:", file)
     except FileNotFoundError as error:
         raise UserError(f"{path}: no such file") from error
     except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path}: is not a whole, uncompressed tar file: {error}") from error
+        raise UserError(f"{path}: is not a complete, uncompressed tar file: {error}") from error
 
 
 def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
@@ -288,7 +288,7 @@ def _files(tar: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
             if member.isfile():
                 yield member
     except (tarfile.TarError, OSError) as error:
-        raise UserError(f"{path}: is not a whole, uncompressed tar file: {error}") from error
+        raise UserError(f"{path}: is not a complete, uncompressed tar file: {error}") from error
 
 
 def _index_train(path: Path, classes: _Classes) -> list[_Member]:
@@ -300,7 +300,7 @@ def _index_train(path: Path, classes: _Classes) -> list[_Member]:
         ):
             synset = PurePosixPath(member.name).stem
             if synset not in numbers:
-                raise UserError(f"{path}: {member.name} is of no synset in {classes.file}")
+                raise UserError(f"{path}: {member.name} is not a synset in {classes.file}")
             with _open_tar(path, outer.extractfile(member)) as inner:
                 found[synset] = [
                     _Member(
@@ -317,18 +317,21 @@ def _index_train(path: Path, classes: _Classes) -> list[_Member]:
     return [image for synset in numbers for image in found[synset]]
 
 
-def _index_validation(path: Path, classes: _Classes, answers: _Answers) -> list[_Member]:
+def _index_validation(
+    path: Path, classes: _Classes, validation: _ValidationLabels
+) -> list[_Member]:
     numbers = {synset: label for label, synset in enumerate(classes.synsets)}
     with _open_tar(path) as tar:
         images = sorted(_files(tar, path), key=lambda image: image.name)
-    if len(images) != len(answers.synsets):
+    if len(images) != len(validation.synsets):
         raise UserError(
-            f"{path} has {len(images)} images but {answers.file} {len(answers.synsets)} lines"
+            f"{path} has {counted(len(images), 'image')}, but {validation.file} "
+            f"{counted(len(validation.synsets), 'line')}"
         )
     members = []
-    for line, (image, synset) in enumerate(zip(images, answers.synsets), 1):
+    for line, (image, synset) in enumerate(zip(images, validation.synsets), 1):
         if synset not in numbers:
-            raise UserError(f"{answers.file}, line {line}: {synset!r} is not in {classes.file}")
+            raise UserError(f"{validation.file}, line {line}: {synset!r} is not in {classes.file}")
         members.append(
             _Member(printable(image.name), numbers[synset], image.offset_data, image.size)
         )

@@ -1,4 +1,4 @@
-"""A list of image files and their labels: CSV, TSV or JSON Lines."""
+"""Lists of image files and labels in CSV, TSV or JSON Lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data.sources.base import ListedFile, printable
@@ -24,9 +25,9 @@ from imagenet_fast.data.sources.files import (
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _JSON_LINES = (".jsonl", ".ndjson")
-# Python reads none of more than some thousand digits.
+# Python's int() refuses text of more than some thousand digits.
 _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
-# Names of columns, of which the first that is there is taken.
+# Default names of columns; the first that exists is used.
 _IMAGE_COLUMNS = ("image", "file_name", "filename", "file", "path", "image_path", "filepath")
 _LABEL_COLUMNS = ("label", "class", "category", "target", "labels", "class_name")
 _SPLIT_COLUMNS = ("split", "set", "subset")
@@ -36,9 +37,9 @@ class _Row(NamedTuple):
     """A line of the list.
 
     Attributes:
-      number: From 1.
-      file: The image's, as written.
-      label: The class' name.
+      number: The line's, from 1.
+      file: Path of the image, as written.
+      label: The class name.
       split: ``train``, ``validation`` or ``test``.
     """
 
@@ -58,29 +59,29 @@ def open_list(
     holdout: float = 0.1,
     seed: int = 0,
 ) -> FileSource:
-    """Returns the images that a CSV, TSV or JSON Lines file names, with its labels.
+    """Returns the images and labels listed by a CSV, TSV or JSON Lines file.
 
-    The first line of a CSV or TSV file names its columns. Labels are text; the classes are numbered
-    in alphabetical order or, if all are whole numbers, by these. Files that are in several classes,
-    classes without validation images and classes whose names differ in case alone are warned of.
+    The first line of a CSV or TSV file names its columns. Labels are text; classes are numbered in
+    alphabetical or, if all labels are integers, in numerical order. There are warnings of files in
+    several classes, classes without validation images, and classes whose names differ only in case.
 
     Args:
       path: The list, ``.csv``, ``.tsv``, ``.jsonl`` or ``.ndjson``, in UTF-8.
       name: The data set's name; by default the list's.
-      image_column: The column of the files' paths; by default ``image``, ``file_name``,
-        ``filename``, ``file``, ``path``, ``image_path`` or ``filepath``.
-      label_column: That of the labels; by default ``label``, ``class``, ``category``, ``target``,
+      image_column: Column of the file paths; by default ``image``, ``file_name``, ``filename``,
+        ``file``, ``path``, ``image_path`` or ``filepath``.
+      label_column: Column of the labels; by default ``label``, ``class``, ``category``, ``target``,
         ``labels`` or ``class_name``.
-      split_column: That of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
+      split_column: Column of the splits, ``train``, ``validation`` (or ``val``, ``valid``, ``dev``)
         and ``test``; by default ``split``, ``set`` or ``subset``, if there is one.
-      image_dir: Where relative paths begin; by default the list's folder.
-      holdout: The fraction of each class to hold out where no image is for validation.
-      seed: Which images are held out.
+      image_dir: The directory of relative paths; by default the list's.
+      holdout: The fraction of each class to hold out if there are no validation images.
+      seed: Of the choice of held-out images.
 
     Raises:
-      UserError: The list cannot be read, lacks a column, a label or images for training, names a
-        file that is not there or twice with different labels or splits, or has a class in another
-        split that training has not.
+      UserError: The list cannot be read, lacks a column, a label or training images, lists a file
+        that is missing, or twice with different labels or splits, or another split has a class that
+        ``train`` lacks.
     """
     path = path.resolve()
     rows = _read(path, image_column, label_column, split_column)
@@ -122,21 +123,20 @@ def _read(
             )
             if columns[0] in columns[1:]:
                 raise UserError(
-                    f"{path}: the column {columns[0]!r} cannot be both that of the images and "
-                    "another one"
+                    f"{path}: the column {columns[0]!r} cannot be that of the images and another"
                 )
         if columns[2] is None and (late := _split_column(path, list(values), None)):
             raise UserError(
-                f"{path}, line {number}: has {late!r}, which the first line has not: say of each "
-                "image which split it is for"
+                f"{path}, line {number}: has {late!r}, which the first line lacks: give the split "
+                "of each image"
             )
-        image, label, split = (None if own is None else values.get(own) for own in columns)
+        image, label, split = (None if column is None else values.get(column) for column in columns)
         file, text = _text(path, number, columns[0], image), _text(path, number, columns[1], label)
         if not _is_unicode(text):  # JSON can hold half a character
-            raise UserError(f"{path}, line {number}: {columns[1]} is {text!r}, which is no text")
+            raise UserError(f"{path}, line {number}: {columns[1]} is {text!r}, which is not text")
         rows.append(_Row(number, file, text, _split(path, number, columns[2], split)))
     if not rows:
-        raise UserError(f"{path}: names no image")
+        raise UserError(f"{path}: lists no image")
     return rows
 
 
@@ -145,7 +145,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     suffix = path.suffix.lower()
     if suffix not in _DELIMITERS and suffix not in _JSON_LINES:
         kinds = ", ".join([*_DELIMITERS, *_JSON_LINES])
-        raise UserError(f"{path}: is no list by its name, which must end in one of {kinds}")
+        raise UserError(f"{path}: the name of a list must end in one of {kinds}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             if suffix in _JSON_LINES:
@@ -158,14 +158,12 @@ def _lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
                 raise UserError(f"{path}: has two columns {twice!r}; rename one of them")
             for values in reader:
                 if None in values:
-                    raise UserError(
-                        f"{path}, line {reader.line_num}: has more values than there are columns"
-                    )
+                    raise UserError(f"{path}, line {reader.line_num}: has more values than columns")
                 yield reader.line_num, values
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
-        raise UserError(f"{path}: is not in UTF-8; save it so") from None
+        raise UserError(f"{path}: is not in UTF-8; save it in UTF-8") from None
     except csv.Error as error:
         raise UserError(f"{path}: cannot be read as {suffix[1:].upper()}: {error}") from None
 
@@ -177,23 +175,23 @@ def _json_lines(path: Path, file: Any) -> Iterator[tuple[int, Mapping[str, Any]]
         try:
             values = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number}: is no JSON: {error}") from None
+            raise UserError(f"{path}, line {number}: is not JSON: {error}") from None
         if not isinstance(values, dict):
-            raise UserError(f"{path}, line {number}: is no JSON object")
+            raise UserError(f"{path}, line {number}: is not a JSON object")
         yield number, values
 
 
 def _column(
     path: Path, known: list[str], given: str | None, usual: tuple[str, ...], what: str
 ) -> str:
-    found = given if given is not None else next((own for own in usual if own in known), None)
-    if found in known:
-        return found
+    column = given if given is not None else next((name for name in usual if name in known), None)
+    if column in known:
+        return column
     columns = ", ".join(map(repr, known)) or "no column"
     if given is not None:
         raise UserError(f"{path}: has no column {given!r}{nearest(given, known)}; it has {columns}")
     raise UserError(
-        f"{path}: has no column {' or '.join(usual)}; it has {columns}: say which with "
+        f"{path}: has no column {' or '.join(usual)}; it has {columns}: give the right one with "
         f"--{what}_column (the first line of a CSV or TSV file names the columns)"
     )
 
@@ -201,14 +199,14 @@ def _column(
 def _split_column(path: Path, known: list[str], given: str | None) -> str | None:
     if given is not None:
         return _column(path, known, given, _SPLIT_COLUMNS, "split")
-    return next((own for own in _SPLIT_COLUMNS if own in known), None)
+    return next((name for name in _SPLIT_COLUMNS if name in known), None)
 
 
 def _text(path: Path, number: int, column: str, value: Any) -> str:
-    """Returns a value as text: a label may be a number."""
+    """Returns a value, which may be a number, as text."""
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        told = "nothing" if value is None else json.dumps(value)
-        raise UserError(f"{path}, line {number}: {column} is {told}, but must be text")
+        shown = "missing" if value is None else json.dumps(value)
+        raise UserError(f"{path}, line {number}: {column} is {shown}, but must be text")
     text = str(value).strip()
     if not text or text.splitlines() != [text]:
         raise UserError(
@@ -237,32 +235,33 @@ def _split(path: Path, number: int, column: str | None, value: Any) -> str:
 
 
 def _without_repeats(path: Path, root: Path, rows: list[_Row]) -> list[_Row]:
-    """Returns each image once, whether its path is written as ``1.jpg``, ``./1.jpg`` or in full."""
+    """Removes repeated images, whose paths may be written as ``1.jpg``, ``./1.jpg`` or absolute."""
     first: dict[Path, _Row] = {}
     for row in rows:
         other = first.setdefault(root / row.file, row)
         if (other.label, other.split) != (row.label, row.split):
             raise UserError(
-                f"{path}: {row.file} is {other.label!r} for {other.split} in line {other.number}, "
-                f"but {row.label!r} for {row.split} in line {row.number}; keep one of them"
+                f"{path}: {row.file} is {other.label!r} in {other.split} in line {other.number}, "
+                f"but {row.label!r} in {row.split} in line {row.number}; keep one of them"
             )
     return list(first.values())
 
 
 def _classes(path: Path, rows: list[_Row]) -> tuple[str, ...]:
-    """Returns the classes, all of which training must have."""
+    """Returns the classes, after checking that ``train`` has all of them."""
     splits = defaultdict(set)
     for row in rows:
         splits[row.split].add(row.label)
     train = splits.pop("train", set())
     if not train:
-        raise UserError(f"{path}: has no images for training")
+        raise UserError(f"{path}: has no training images")
     for split, labels in splits.items():
         unknown = sorted(labels - train)
         if unknown:
             raise UserError(
-                f"{path}: {len(unknown)} classes of {split} have no images for training "
-                f"({first_names([repr(own) for own in unknown])}){nearest(unknown[0], train)}"
+                f"{path}: {counted(len(unknown), 'class', 'classes')} of {split} without training "
+                f"images ({first_names([repr(label) for label in unknown])})"
+                f"{nearest(unknown[0], train)}"
             )
     if all(_WHOLE_NUMBER.fullmatch(label) for label in train):
         return tuple(sorted(train, key=lambda label: (int(label), label)))
@@ -274,7 +273,7 @@ def _sizes(path: Path, root: Path, rows: list[_Row]) -> list[int]:
     if missing:
         names = [f"{row.file}, line {row.number}" for row in missing]
         raise UserError(
-            f"{path}: {len(missing)} of {len(rows)} files are not in {root} "
-            f"({'; '.join(names[:3])}); --image_dir says where they are"
+            f"{path}: {len(missing)} of {counted(len(rows), 'file')} missing in {root} "
+            f"({'; '.join(names[:3])}); give their directory with --image_dir"
         )
     return [size_of(root / row.file) for row in rows]

@@ -1,4 +1,4 @@
-"""A data set of TensorFlow Datasets: one that it has prepared, or by name one to prepare."""
+"""Data sets of TensorFlow Datasets, prepared already or to be prepared by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError, first_line, how_to_install, nearest
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import decode_example
@@ -61,7 +62,7 @@ class TfdsSource(Source):
         super().__init__("tfds", name, labels, sizes, digest.hexdigest(), warnings=warnings)
 
     def read(self, split: str, index: int) -> Item:
-        """As ``Source``; the filename is the data set's own, else that of the shard and record.
+        """As ``Source``; the filename is the record's, if any, else the shard's name and index.
 
         Raises:
           UserError: The record is corrupt, or has no image or label.
@@ -81,27 +82,27 @@ class TfdsSource(Source):
             )
         except (KeyError, IndexError, ValueError) as error:
             raise UserError(
-                f"{path}: record {position} is no example with an image and a label: {error!r}"
+                f"{path}: record {position} is not an example with an image and a label: {error!r}"
             ) from error
 
 
 def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSource:
     """Returns a data set of images that TensorFlow Datasets has prepared, or prepares now.
 
-    The splits are ``train``, and ``validation`` or else ``test``, of which a warning tells.
+    The splits are ``train``, and ``validation`` or else, with a warning, ``test``.
 
     Args:
-      path: The directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or the one above it, of
-        whose versions the newest is taken. With ``tfds_name`` it is the directory of all data sets;
-        None: ``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``.
-      tfds_name: As TensorFlow Datasets know it: ``cifar10``, ``cifar10:3.0.2`` or, with a
-        configuration, ``imagenet_resized/64x64``. It is downloaded and prepared where that was not
-        done before; this takes the extra ``tfds``.
+      path: The directory of ``dataset_info.json`` (``.../mnist/3.0.1``), or its parent, of whose
+        versions the newest is used. With ``tfds_name``, the directory of all data sets; None:
+        ``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``.
+      tfds_name: The name in TensorFlow Datasets: ``cifar10``, ``cifar10:3.0.2`` or, with a
+        configuration, ``imagenet_resized/64x64``. It is downloaded and prepared unless it has been;
+        this needs the extra ``tfds``.
 
     Raises:
-      UserError: There is no such name, it cannot be downloaded or prepared, the directory is not
-        one of TensorFlow Datasets, the files are not TFRecord or not all there, or the data set
-        lacks one of the splits or of the features ``image`` and ``label``.
+      UserError: There is no such name, it cannot be downloaded or prepared, the directory is not by
+        TensorFlow Datasets, the files are not TFRecord or not complete, or the data set lacks a
+        split or one of the features ``image`` and ``label``.
     """
     if tfds_name:
         directory = _prepared(tfds_name, path)
@@ -118,7 +119,7 @@ def open_tfds(path: Path | None = None, tfds_name: str | None = None) -> TfdsSou
 
 
 def _prepared(name: str, data_dir: Path | None) -> Path:
-    """Returns where TensorFlow Datasets have prepared a data set, and has them do it if needed."""
+    """Returns the directory of a prepared data set; prepares it if necessary."""
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
@@ -130,19 +131,19 @@ def _prepared(name: str, data_dir: Path | None) -> Path:
     except tfds.core.DatasetNotFoundError:
         plain = re.split("[/:]", name)[0]
         raise UserError(
-            f"TensorFlow Datasets know no {plain!r}{nearest(plain, tfds.list_builders())}"
+            f"TensorFlow Datasets has no {plain!r}{nearest(plain, tfds.list_builders())}"
         ) from None
-    except Exception as error:  # as of a configuration or version that there is not
+    except Exception as error:  # e.g. an unknown configuration or version
         raise UserError(f"tfds_name={name!r} cannot be used: {first_line(error)}") from error
     features = builder.info.features or {}
     for feature in ("image", "label"):
-        if feature not in features:  # before all is downloaded
+        if feature not in features:  # checked before the download
             raise UserError(
                 f"{name}: has no feature {feature!r}; it has {', '.join(sorted(features))}"
             )
     try:
         builder.download_and_prepare(file_format="tfrecord")
-    except Exception as error:  # of the network, the disk or the data set's own code
+    except Exception as error:  # by the network, the disk or the data set's code
         raise UserError(
             f"TensorFlow Datasets cannot prepare {name}: {first_line(error)}"
         ) from error
@@ -160,8 +161,8 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
     if "train" not in splits or validation is None:
         raise UserError(
             f"{directory}: needs the splits train, and validation or test; has "
-            f"{', '.join(sorted(splits)) or 'none'}; --source=folders holds images out for "
-            "validation, from folders of classes"
+            f"{', '.join(sorted(splits)) or 'none'}; --source=folders can hold out validation "
+            "images, from class folders"
         )
     shards = {
         "train": _index(directory, splits["train"]),
@@ -174,10 +175,10 @@ def _open_version(directory: Path, info: Mapping[str, Any]) -> TfdsSource:
     elif "test" in splits:
         tested = {**shards, "test": _index(directory, splits["test"])}
         source = TfdsSource(info["name"], classes, tested, warnings)
-        # As of ImageNet, whose labels are secret.
+        # E.g. the labels of ImageNet's test split are secret.
         if source.splits["test"] and source.read("test", 0).label >= 0:
             return source
-        warnings = ("the split 'test' has no labels, and is left out",)
+        warnings = ("the split 'test' is ignored: it has no labels",)
     return TfdsSource(info["name"], classes, shards, warnings)
 
 
@@ -190,7 +191,7 @@ def _version_directory(path: Path) -> Path:
         if re.fullmatch(r"\d+\.\d+\.\d+", folder.parent.name)
     ]
     if not versions:
-        raise UserError(f"{path}: no {_INFO} in it: not made by TensorFlow Datasets")
+        raise UserError(f"{path}: is not by TensorFlow Datasets: it has no {_INFO}")
     return max(versions, key=lambda folder: [int(part) for part in folder.name.split(".")])
 
 
@@ -216,12 +217,12 @@ def _class_names(directory: Path) -> tuple[str, ...]:
         return tuple(map(str, range(int(features["label"]["classLabel"]["numClasses"]))))
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(
-            f"{directory / _FEATURES}: its feature 'label' is no class label"
+            f"{directory / _FEATURES}: its feature 'label' is not a class label"
         ) from error
 
 
 def _check_image(directory: Path, feature: Mapping[str, Any]) -> None:
-    """Refuses what is stored in place of images: numbers, and floats in the bytes of PNGs."""
+    """Refuses tensors, and floats stored in PNGs."""
     kind = "a tensor" if "tensor" in feature else feature.get("image", {}).get("dtype", "uint8")
     if kind not in ("uint8", "uint16"):
         raise UserError(
@@ -231,7 +232,7 @@ def _check_image(directory: Path, feature: Mapping[str, Any]) -> None:
 
 
 def _index(directory: Path, split: Mapping[str, Any]) -> list[_Shard]:
-    """Returns the files of a split, checked against the counts that its info gives."""
+    """Returns the files of a split, after comparing them with the counts in its info."""
     lengths = [int(length) for length in split["shardLengths"]]
     shards = []
     for number, expected in enumerate(lengths):
@@ -241,6 +242,8 @@ def _index(directory: Path, split: Mapping[str, Any]) -> list[_Shard]:
             raise UserError(f"{directory}: no file {pattern}")
         offsets = np.fromiter(records.locate_records(path), np.int64)
         if len(offsets) != expected:
-            raise UserError(f"{path}: has {len(offsets)} records, {_INFO} says {expected}")
+            raise UserError(
+                f"{path}: has {counted(len(offsets), 'record')}, but {expected} in {_INFO}"
+            )
         shards.append(_Shard(path, offsets))
     return shards

@@ -79,7 +79,7 @@ def check(source, ten):
 
 
 @pytest.mark.parametrize("ten", [True, False])
-def test_a_directory_the_one_above_and_the_archive(tmp_path, write, ten):
+def test_directory_its_parent_and_archive(tmp_path, write, ten):
     kind = "cifar10" if ten else "cifar100"
     folder = tmp_path / "cifar-batches"
     folder.mkdir()
@@ -106,7 +106,7 @@ def home(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "name"), [("cifar10", "cifar-10-batches-py"), ("cifar100", "cifar-100-python")]
 )
-def test_what_keras_left_is_found(home, left, kind, name):
+def test_keras_cache_is_found(home, left, kind, name):
     ten = kind == "cifar10"
     path = home / ".keras" / "datasets" / left.format(name)
     path.parent.mkdir(parents=True)
@@ -118,34 +118,34 @@ def test_what_keras_left_is_found(home, left, kind, name):
             archive.add(folder, name)
     check(open_source(kind), ten)
     other = "cifar100" if ten else "cifar10"
-    with pytest.raises(UserError, match=f"{other}: Keras has left none in {home}/.keras/datasets"):
+    with pytest.raises(UserError, match=f"{other}: not in Keras' cache, {home}/.keras/datasets"):
         open_source(other)
 
 
-def test_keras_home_is_looked_into_first(home, monkeypatch):
+def test_keras_home_has_priority(home, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", str(home / "cache"))
     own, usual = (home / name / "datasets/cifar-100-python" for name in ("cache", ".keras"))
     usual.mkdir(parents=True)
     write_pickle(usual, ten=False)
     check(open_source("cifar100"), ten=False)  # where tf_keras leaves it in any case
     own.mkdir(parents=True)
-    with pytest.raises(UserError, match=f"{own}: is not cifar100"):
+    with pytest.raises(UserError, match=f"{own}: is not a complete cifar100"):
         open_source("cifar100")
 
 
-def test_keras_has_left_nothing(home, monkeypatch):
+def test_empty_keras_cache(home, monkeypatch):
     monkeypatch.setenv("KERAS_HOME", "~/cache")
     with pytest.raises(UserError) as caught:
         open_source("cifar10")
     assert str(caught.value) == (
-        f"cifar10: Keras has left none in {home}/cache/datasets or {home}/.keras/datasets; "
-        '`python -c "import keras; keras.datasets.cifar10.load_data()"` downloads it, or give '
-        "--source_path"
+        f"cifar10: not in Keras' cache, {home}/cache/datasets or {home}/.keras/datasets; give "
+        "--source_path, or download it with "
+        '`python -c "import keras; keras.datasets.cifar10.load_data()"`'
     )
 
 
 @pytest.mark.parametrize("kind", ["cifar10", "cifar100"])
-def test_where_the_installed_keras_itself_leaves_them(home, monkeypatch, kind):
+def test_cache_of_the_installed_keras(home, monkeypatch, kind):
     data_utils = pytest.importorskip("tf_keras.src.utils.data_utils")
     datasets = pytest.importorskip("tf_keras.datasets")
 
@@ -178,17 +178,17 @@ def test_both_formats_give_the_same_images(tmp_path):
 def test_a_missing_file_is_named(tmp_path, write):
     write(tmp_path, True)
     next(tmp_path.glob("data_batch_3*")).unlink()
-    with pytest.raises(UserError, match="is not cifar10, or not all of it: no data_batch_3"):
+    with pytest.raises(UserError, match="is not a complete cifar10: it lacks data_batch_3"):
         open_source("cifar10", tmp_path)
 
 
-def test_the_other_set_is_not_this_one(tmp_path, write):
+def test_other_data_set_is_refused(tmp_path, write):
     write(tmp_path, False)
-    with pytest.raises(UserError, match="is not cifar10"):
+    with pytest.raises(UserError, match="is not a complete cifar10"):
         open_source("cifar10", tmp_path)
 
 
-def test_a_cut_binary_file(tmp_path):
+def test_truncated_binary_file(tmp_path):
     write_binary(tmp_path, True)
     path = tmp_path / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
@@ -212,30 +212,30 @@ class Evil:
 
 
 @pytest.mark.parametrize("value", [Evil(), collections.Counter()])
-def test_a_pickle_that_would_run_code_is_refused(tmp_path, monkeypatch, value):
+def test_pickle_that_runs_code_is_refused(tmp_path, monkeypatch, value):
     monkeypatch.chdir(tmp_path)
     write_pickle(tmp_path, True)
     (tmp_path / "data_batch_1").write_bytes(pickle.dumps(value))
-    with pytest.raises(UserError, match=r"data_batch_1 cannot be unpickled: it asks for"):
+    with pytest.raises(UserError, match=r"data_batch_1 cannot be unpickled: it refers to"):
         open_source("cifar10", tmp_path)
     assert not (tmp_path / "pwned").exists()
 
 
 @pytest.mark.parametrize("data", [b"", b"rubbish", pickle.dumps([1]), pickle.dumps({b"data": 1})])
-def test_pickles_that_are_no_batch(tmp_path, data):
+def test_pickles_that_are_not_batches(tmp_path, data):
     write_pickle(tmp_path, True)
     (tmp_path / "data_batch_1").write_bytes(data)
     with pytest.raises(UserError, match="data_batch_1"):
         open_source("cifar10", tmp_path)
 
 
-def test_an_archive_that_is_none(tmp_path):
+def test_file_that_is_not_an_archive(tmp_path):
     (tmp_path / "cifar.tar.gz").write_bytes(b"rubbish")
     with pytest.raises(UserError, match="cannot be read as a tar archive"):
         open_source("cifar10", tmp_path / "cifar.tar.gz")
 
 
-def test_class_names_that_are_no_utf_8(tmp_path):
+def test_class_names_that_are_not_utf_8(tmp_path):
     write_binary(tmp_path, ten=True)
     path = tmp_path / "batches.meta.txt"
     path.write_bytes(path.read_bytes().replace(b"bird", b"oisea\xe9"))

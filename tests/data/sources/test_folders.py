@@ -46,7 +46,7 @@ def test_two_folders_of_class_folders(tmp_path, folder):
     ]
 
 
-def test_images_are_known_by_their_names(tmp_path):
+def test_images_are_recognized_by_suffix(tmp_path):
     kinds = ["jpg", "jpeg", "jpe", "jfif", "png", "gif", "bmp", "webp", "tif", "TIFF"]
     kinds += ["ppm", "pgm", "pnm", "avif", "jp2", "J2K"]
     write(tmp_path, *(f"train/a/1.{kind}" for kind in kinds), "val/a/1.jpg", "train/a/1.txt")
@@ -57,7 +57,7 @@ def test_images_are_known_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["val", ""])
-def test_a_folder_for_a_test_is_a_split_of_its_own(tmp_path, folder):
+def test_test_folder_is_the_test_split(tmp_path, folder):
     write(tmp_path, *(f"train/a/{index}.jpg" for index in range(10)), "test/a/2.jpg")
     if folder:
         write(tmp_path, f"{folder}/a/3.jpg")
@@ -69,39 +69,39 @@ def test_a_folder_for_a_test_is_a_split_of_its_own(tmp_path, folder):
 
 
 @pytest.mark.parametrize("name", ["1.jpg", "unknown/1.jpg"])
-def test_images_for_a_test_without_labels_are_left_out(tmp_path, name):
+def test_test_images_without_labels_are_ignored(tmp_path, name):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", f"test/{name}")
     source = open_source("folders", tmp_path)
     assert list(source.splits) == ["train", "validation"]
     assert source.warnings == (
-        f"{tmp_path}/test is left out: it has no folder of a class in {tmp_path}/train",
+        f"{tmp_path}/test is ignored: it has none of the class folders of {tmp_path}/train",
     )
 
 
-def test_images_in_no_class_folder_are_warned_of(tmp_path):
+def test_images_outside_of_class_folders_give_a_warning(tmp_path):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", *(f"train/{index}.JPG" for index in range(7)))
     (warning,) = open_source("folders", tmp_path).warnings
     assert warning == (
-        "images that are in no class folder are left out: train/0.JPG, train/1.JPG, train/2.JPG, "
+        "images outside of class folders are ignored: train/0.JPG, train/1.JPG, train/2.JPG, "
         "train/3.JPG, train/4.JPG and 2 more"
     )
 
 
 def test_two_folders_for_validation(tmp_path):
     write(tmp_path, "train/a/1.jpg", "val/a/2.jpg", "dev/a/3.jpg")
-    with pytest.raises(UserError, match=r"/val and .*/dev: both are for validation .*; keep one"):
+    with pytest.raises(UserError, match=r"/val and .*/dev: both names mean validation; keep one"):
         open_source("folders", tmp_path)
 
 
-def test_classes_that_differ_in_case_or_accents_alone_are_warned_of(tmp_path):
+def test_classes_that_differ_only_in_case_or_accents_give_a_warning(tmp_path):
     write(tmp_path, *(f"{name}/1.jpg" for name in ("Cat", "cat", "caf\u00e9", "cafe\u0301", "dog")))
     warning = open_source("folders", tmp_path).warnings[0]
-    assert warning.startswith("classes differ in case, spaces or accents' encoding alone ")
+    assert warning.startswith("classes differ only in case, spaces or the encoding of accents ")
     assert "'Cat' and 'cat'" in warning and "'dog'" not in warning
     assert "'cafe\u0301' and 'caf\u00e9'" in warning
 
 
-def test_images_in_several_classes_are_warned_of(tmp_path):
+def test_images_in_several_classes_give_a_warning(tmp_path):
     write(tmp_path, *(f"train/{label}/{index}.jpg" for label in "ab" for index in range(3)))
     write(tmp_path, "val/a/1.jpg", "val/b/1.jpg")
     assert open_source("folders", tmp_path).warnings == ()
@@ -110,12 +110,12 @@ def test_images_in_several_classes_are_warned_of(tmp_path):
     (tmp_path / "train/a/same class.jpg").write_bytes(b"train/a/1.jpg")
     (warning,) = open_source("folders", tmp_path).warnings
     assert warning == (
-        "2 images are in more than one class, such as train/a/0.jpg and train/b/copy.jpg, "
+        "2 images in more than one class: train/a/0.jpg and train/b/copy.jpg, "
         "train/a/2.jpg and val/b/link.jpg"
     )
 
 
-def test_only_so_much_is_compared(tmp_path, monkeypatch):
+def test_comparison_of_files_is_limited(tmp_path, monkeypatch):
     write(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "b/2.jpg").write_bytes(b"a/1.jpg")
     for limit, found in ((20, False), (21, True)):
@@ -125,7 +125,7 @@ def test_only_so_much_is_compared(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("prefix", ["", "train/"])
-def test_some_of_each_class_is_held_out_where_there_is_no_validation_folder(tmp_path, prefix):
+def test_part_of_each_class_is_held_out_without_a_validation_folder(tmp_path, prefix):
     names = [f"{prefix}{label}/{index}.jpg" for label in ("a", "b") for index in range(10)]
     write(tmp_path, *names)
     source = open_source("folders", tmp_path, holdout=0.2, name="mine")
@@ -138,38 +138,38 @@ def test_some_of_each_class_is_held_out_where_there_is_no_validation_folder(tmp_
     assert other.describe() != source.describe()
 
 
-def test_classes_without_validation_images_are_warned_of(tmp_path):
+def test_classes_without_validation_images_give_a_warning(tmp_path):
     write(tmp_path, "train/ant/1.jpg", "train/bee/1.jpg", "train/cat/1.jpg", "val/bee/1.jpg")
     (warning,) = open_source("folders", tmp_path).warnings
     assert warning == (
-        "2 of 3 classes have no validation images, by which to measure accuracy ('ant', 'cat'); "
-        f"put some into {tmp_path}/val"
+        "there are no validation images to measure the accuracy of 2 classes ('ant', 'cat'); "
+        f"add some to {tmp_path}/val"
     )
     write(tmp_path, "val/ant/1.jpg", "val/cat/1.jpg")
     assert open_source("folders", tmp_path).warnings == ()
 
 
-def test_classes_of_which_nothing_is_held_out_are_warned_of(tmp_path):
+def test_classes_too_small_to_hold_out_give_a_warning(tmp_path):
     few = [f"{label}/{index}.jpg" for label in "abcdefgh" for index in range(4)]
     write(tmp_path, *few, *(f"many/{index}.jpg" for index in range(10)))
     (warning,) = open_source("folders", tmp_path).warnings
     assert warning == (
-        "8 of 9 classes have no validation images, by which to measure accuracy ('a', 'b', 'c', "
-        "'d', 'e' and 3 more); --holdout=0.1 takes none of so few images: give a greater one, or "
-        "more images"
+        "there are no validation images to measure the accuracy of 8 classes ('a', 'b', 'c', 'd', "
+        "'e' and 3 more); --holdout=0.1 is less than one of so few images: increase it, or add "
+        "images"
     )
     assert open_source("folders", tmp_path, holdout=0.25).warnings == ()
 
 
-def test_no_validation_images_at_all_are_warned_of(tmp_path):
+def test_no_validation_images_give_a_warning(tmp_path):
     write(tmp_path, "ant/1.jpg", "bee/1.jpg")
     source = open_source("folders", tmp_path)
     assert source.splits == {"train": 2, "validation": 0}
     (warning,) = source.warnings
-    assert "no validation images, by which to measure accuracy; --holdout=0.1 takes" in warning
+    assert "no validation images to measure accuracy; --holdout=0.1 is less" in warning
 
 
-def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
+def test_description_depends_on_files_but_not_on_the_directory(tmp_path):
     for place in ("here", "there", "other"):
         write(tmp_path / place / "set", "train/a/1.jpg", "val/a/2.jpg")
     write(tmp_path / "other" / "set", "train/a/3.jpg")
@@ -182,7 +182,7 @@ def test_the_description_depends_on_the_files_and_not_on_their_place(tmp_path):
     assert open_source("folders", tmp_path / "here/set").describe() != here
 
 
-def test_files_that_are_left_out_are_warned_of(tmp_path):
+def test_ignored_files_give_a_warning(tmp_path):
     write(
         tmp_path,
         *("train/a/1.jpg", "val/a/2.jpg"),
@@ -197,14 +197,14 @@ def test_files_that_are_left_out_are_warned_of(tmp_path):
     )
     (warning,) = open_source("folders", tmp_path).warnings
     assert re.fullmatch(
-        r"files that are not named like images \(\.jpg, .*\) are left out: \.psd 3, "
+        r"files without an image's suffix \(\.jpg, .*\) are ignored: \.psd 3, "
         r"without a suffix 1, \.heic 1",
         warning,
     )
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "folder"),
     [
         (["Train/a/1.jpg", "Validation/a/1.jpg"], "Train"),
         (["training/a/1.jpg"], "training"),
@@ -214,26 +214,26 @@ def test_files_that_are_left_out_are_warned_of(tmp_path):
         (["a/1.jpg", "test/a/1.jpg"], "test"),
     ],
 )
-def test_folders_of_splits_that_are_named_otherwise(tmp_path, names, told):
+def test_folders_with_ambiguous_names_of_splits(tmp_path, names, folder):
     write(tmp_path, *names)
     with pytest.raises(UserError) as caught:
         open_source("folders", tmp_path)
     assert str(caught.value) == (
-        f"{tmp_path}/{told}: is no class by its name; put the class folders for training into "
-        f"{tmp_path}/train, those for validation, if there are any, into {tmp_path}/validation "
-        f"(or val, valid or dev), and those for a test at the end into {tmp_path}/test"
+        f"{tmp_path}/{folder}: has the name of a split, not of a class; put class folders for "
+        f"training into {tmp_path}/train, for validation, if any, into {tmp_path}/validation (or "
+        f"val, valid or dev), and for a final test into {tmp_path}/test"
     )
 
 
-def test_classes_within_a_folder_for_training_may_have_any_name(tmp_path):
+def test_classes_in_a_train_folder_may_have_any_name(tmp_path):
     write(tmp_path, "train/test/1.jpg", "train/Val/1.jpg", "val/test/1.jpg")
     assert open_source("folders", tmp_path).labels == ("Val", "test")
 
 
-def test_a_validation_class_that_training_has_not(tmp_path):
+def test_validation_class_that_train_lacks(tmp_path):
     write(tmp_path, "train/zebra/1.jpg", "val/zebra/2.jpg", "val/zebras/3.jpg")
     with pytest.raises(
-        UserError, match=r"val/zebras: there is no such class.*did you mean 'zebra'"
+        UserError, match=r"val/zebras: .*/train has no such class.*did you mean 'zebra'"
     ):
         open_source("folders", tmp_path)
 
@@ -257,24 +257,24 @@ def test_an_impossible_fraction(tmp_path, holdout):
         open_source("folders", tmp_path, holdout=holdout)
 
 
-def test_a_link_to_nothing_is_named(tmp_path):
+def test_broken_link_is_named(tmp_path):
     write(tmp_path, "a/1.jpg", "b/1.jpg")
     (tmp_path / "a/2.jpg").symlink_to("moved.jpg")
     with pytest.raises(UserError, match=r"a/2\.jpg: cannot be read: No such file or directory"):
         open_source("folders", tmp_path)
 
 
-def test_a_class_folder_that_is_a_link_to_nothing_is_named(tmp_path):
+def test_broken_link_as_class_folder_is_named(tmp_path):
     write(tmp_path, "a/1.jpg")
     (tmp_path / "b").symlink_to("moved")
-    with pytest.raises(UserError, match=r"/b: is a link to nothing; mend or remove it"):
+    with pytest.raises(UserError, match=r"/b: is a broken link; fix or remove it"):
         open_source("folders", tmp_path)
 
 
-def test_what_is_named_like_an_image_and_is_no_file(tmp_path):
+def test_directory_named_like_an_image(tmp_path):
     write(tmp_path, "a/1.jpg")
     os.mkfifo(tmp_path / "a/2.jpg")
-    with pytest.raises(UserError, match=r"a/2\.jpg: is no file that can be read; remove it"):
+    with pytest.raises(UserError, match=r"a/2\.jpg: is not a regular file; remove it"):
         open_source("folders", tmp_path)
 
 
@@ -288,7 +288,7 @@ def test_links_to_other_classes_give_no_images(tmp_path, target):
         ("train/b/1.jpg", 1),
     ]
     (warning,) = source.warnings
-    assert warning == "links to folders that count in another place are left out: train/a/up"
+    assert warning == "links to folders that count elsewhere are ignored: train/a/up"
 
 
 def test_a_folder_that_two_classes_link_to_counts_once(tmp_path):
@@ -302,11 +302,11 @@ def test_a_folder_that_two_classes_link_to_counts_once(tmp_path):
         "a/more/2.jpg",
         "b/1.jpg",
     ]
-    assert source.warnings[0].endswith("are left out: b/more")
+    assert source.warnings[0].endswith("are ignored: b/more")
 
 
 @pytest.mark.parametrize("name", ["train/b", "val/a"])
-def test_two_class_folders_that_are_one(tmp_path, name):
+def test_two_class_folders_with_the_same_target(tmp_path, name):
     write(tmp_path, "train/a/1.jpg", "val/c/1.jpg", "train/c/1.jpg")
     (tmp_path / name).symlink_to(tmp_path / "train/a")
     with pytest.raises(UserError, match=rf"/{name} and .*/train/a are the same folder"):
@@ -322,7 +322,7 @@ def test_class_folders_may_be_links(tmp_path):
     assert [item.filename for item in items(source, "train")] == ["a/1.jpg", "b/2.jpg"]
 
 
-def test_links_that_lead_in_circles(tmp_path):
+def test_circular_links(tmp_path):
     write(tmp_path, *(f"a/z/{index}.jpg" for index in range(10)), "b/1.jpg")
     (tmp_path / "a/self").symlink_to(".")
     (tmp_path / "a/again").symlink_to("z")
@@ -333,7 +333,7 @@ def test_links_that_lead_in_circles(tmp_path):
     assert sorted(names) == sorted(expected)
 
 
-def test_names_of_files_that_are_no_text(tmp_path):
+def test_file_names_that_are_not_utf_8(tmp_path):
     for place, name in (("here", b"caf\xe9.jpg"), ("there", b"caf\xe8.jpg")):
         write(tmp_path / place / "set", "a/1.jpg")
         (tmp_path / place / "set/a" / os.fsdecode(name)).write_bytes(b"an image")
@@ -343,19 +343,19 @@ def test_names_of_files_that_are_no_text(tmp_path):
     assert found == {"a/1.jpg": b"a/1.jpg", "a/caf\N{REPLACEMENT CHARACTER}.jpg": b"an image"}
 
 
-def test_the_name_of_a_class_that_is_no_text(tmp_path):
+def test_class_name_that_is_not_utf_8(tmp_path):
     (tmp_path / os.fsdecode(b"caf\xe9")).mkdir()
-    with pytest.raises(UserError, match="name of a class must be UTF-8; rename the folder"):
+    with pytest.raises(UserError, match="class names must be UTF-8; rename the folder"):
         open_source("folders", tmp_path)
 
 
-def test_the_name_of_a_class_of_several_lines(tmp_path):
+def test_class_name_of_several_lines(tmp_path):
     (tmp_path / "two\u2028lines").mkdir()
-    with pytest.raises(UserError, match="the name of a class must be one line; rename the folder"):
+    with pytest.raises(UserError, match="class names must be one line; rename the folder"):
         open_source("folders", tmp_path)
 
 
-def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+def test_unreadable_folder_is_named(tmp_path, monkeypatch):
     write(tmp_path, "a/1.jpg", "a/closed/2.jpg")
     scan = os.scandir
 
@@ -369,7 +369,7 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
         open_source("folders", tmp_path)
 
 
-def test_the_fingerprint_of_old(tmp_path):
+def test_fingerprint_of_earlier_versions(tmp_path):
     """Data sets that were begun before can be gone on with."""
     write(tmp_path / "set", "ä/1.jpg", "b/2.jpg")
     fingerprint = open_source("folders", tmp_path / "set").describe()["fingerprint"]

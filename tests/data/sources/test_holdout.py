@@ -9,7 +9,7 @@ def test_the_same_fraction_of_every_class():
     assert np.bincount(labels[chosen]).tolist() == [2, 20, 11]
 
 
-def test_the_choice_is_the_seeds():
+def test_choice_depends_on_the_seed_only():
     labels = np.repeat([0, 1], 50)
     first = hold_out(labels, 0.3, seed=1)
     assert (hold_out(labels, 0.3, seed=1) == first).all()

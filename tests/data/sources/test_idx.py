@@ -45,18 +45,18 @@ def test_pixels_and_labels(tmp_path, zipped):
     assert source.read("validation", 0).label == 4
 
 
-def test_which_set_it_is_told_by_the_labels_or_by_name(tmp_path):
+def test_data_set_is_recognized_by_labels_or_name(tmp_path):
     write(tmp_path, [5, 0, 4, 1, 9, 2, 1, 3, 1, 4], [0])
     assert open_source("idx", tmp_path).labels == tuple("0123456789")
     write(tmp_path, [1, 2, 3], [0])
-    with pytest.raises(UserError, match="with --source=folders, or say in Python which"):
+    with pytest.raises(UserError, match="with --source=folders, or in Python give"):
         open_source("idx", tmp_path)
     assert open_source("idx", tmp_path, name="mnist").name == "mnist"
     with pytest.raises(UserError, match="did you mean 'fashion_mnist'"):
         open_source("idx", tmp_path, name="fashion-mnist")
 
 
-def test_a_border_of_zeros(tmp_path):
+def test_padding_with_zeros(tmp_path):
     write(tmp_path, FASHION, [4, 2])
     plain, padded = open_source("idx", tmp_path), open_source("idx", tmp_path, pad_to=10)
     for split, index in (("train", 3), ("validation", 1)):
@@ -69,7 +69,7 @@ def test_a_border_of_zeros(tmp_path):
     assert padded.describe()["fingerprint"] != plain.describe()["fingerprint"]
 
 
-def test_no_border(tmp_path):
+def test_no_padding(tmp_path):
     write(tmp_path, FASHION, [4, 2])
     assert (
         open_source("idx", tmp_path, pad_to=0).describe() == open_source("idx", tmp_path).describe()
@@ -78,7 +78,7 @@ def test_no_border(tmp_path):
 
 
 @pytest.mark.parametrize("size", [6, -32])
-def test_a_border_that_would_cut(tmp_path, size):
+def test_padding_to_less_than_the_size(tmp_path, size):
     write(tmp_path, FASHION, [0])
     with pytest.raises(
         UserError, match=f"pad_to={size} is less than the images' 7 x 5 pixels: give 7"
@@ -86,7 +86,7 @@ def test_a_border_that_would_cut(tmp_path, size):
         open_source("idx", tmp_path, pad_to=size)
 
 
-def test_images_of_three_channels_get_the_same_border():
+def test_rgb_images_get_the_same_padding():
     images = np.random.RandomState(0).randint(1, 256, (2, 3, 4, 3), np.uint8)
     padded = pad_images(images, 5)
     assert padded.shape == (2, 5, 5, 3)
@@ -103,7 +103,7 @@ def test_labels_out_of_range(tmp_path):
 def test_more_images_than_labels(tmp_path):
     write(tmp_path, FASHION, [0, 1])
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(idx(np.array([0], np.uint8)))
-    with pytest.raises(UserError, match="validation has 2 images but 1 labels"):
+    with pytest.raises(UserError, match="validation has 2 images, but 1 label"):
         open_source("idx", tmp_path)
 
 
@@ -117,14 +117,20 @@ def test_a_missing_file(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data[:-1], "holds 349 bytes of data, its header says 350"),
-        (lambda data: data + b"x", "holds 351 bytes of data, its header says 350"),
-        (lambda data: b"\0\0\x0d\3" + data[4:], "no idx file of unsigned bytes in 3 dimensions"),
-        (lambda data: b"\0\0\x08\1" + data[4:], "no idx file of unsigned bytes in 3 dimensions"),
-        (lambda data: b"", "no idx file"),
+        (lambda data: data[:-1], "has 349 bytes of data, but 350 in its header"),
+        (lambda data: data + b"x", "has 351 bytes of data, but 350 in its header"),
+        (
+            lambda data: b"\0\0\x0d\3" + data[4:],
+            "not an idx file of unsigned bytes in 3 dimensions",
+        ),
+        (
+            lambda data: b"\0\0\x08\1" + data[4:],
+            "not an idx file of unsigned bytes in 3 dimensions",
+        ),
+        (lambda data: b"", "not an idx file"),
     ],
 )
-def test_files_that_are_not_what_they_say(tmp_path, change, message):
+def test_files_with_wrong_content(tmp_path, change, message):
     write(tmp_path, FASHION, [0])
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(change(path.read_bytes()))
@@ -132,7 +138,7 @@ def test_files_that_are_not_what_they_say(tmp_path, change, message):
         open_source("idx", tmp_path)
 
 
-def test_a_cut_gzip_file(tmp_path):
+def test_truncated_gzip_file(tmp_path):
     write(tmp_path, FASHION, [0], zipped=True)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-20])

@@ -143,17 +143,17 @@ def test_images_labels_and_names(files, request):
         assert SYNSETS[label] == synset
 
 
-def test_lists_under_other_names_and_without_words(directory):
+def test_lists_with_other_names_and_without_class_names(directory):
     (directory / "synset_words.txt").unlink()
     (directory / "mine.txt").write_text("\n".join(SYNSETS))
     source = open_source("imagenet", directory, synsets=directory / "mine.txt")
     assert source.labels == SYNSETS
-    message = r"devkit_t12.tar.gz: no such file; get it from image-net.org, or give both lists"
+    message = r"devkit_t12.tar.gz: no such file; download it from image-net.org, or give both lists"
     with pytest.raises(UserError, match=message):
         open_source("imagenet", directory)
 
 
-def test_text_goes_before_the_devkit(downloads):
+def test_text_is_preferred_to_the_devkit(downloads):
     source = open_source("imagenet", downloads)
     (downloads / "synset_words.txt").write_text("\n".join(SYNSETS))
     mine = downloads / "mine.txt"
@@ -167,7 +167,7 @@ def test_text_goes_before_the_devkit(downloads):
     assert [SYNSETS[other.read("validation", i).label] for i in range(4)] == [*reversed(ANSWERS)]
 
 
-def test_what_is_made_of_text_and_of_the_devkit_is_the_same_job(directory):
+def test_text_and_devkit_give_the_same_description(directory):
     text = open_source("imagenet", directory).describe()
     write_devkit(directory, DEVKIT_SYNSETS, ANSWERS)
     for path in directory.glob("*.txt"):
@@ -181,14 +181,14 @@ def test_the_devkit_without_scipy(downloads, monkeypatch):
         open_source("imagenet", downloads)
 
 
-def test_a_devkit_with_a_damaged_byte_or_cut_short_or_none(downloads):
+def test_damaged_truncated_and_other_devkits(downloads):
     path = downloads / imagenet.DEVKIT
     whole = path.read_bytes()
     damaged = bytearray(whole)
     damaged[-8] ^= 1  # of the checksum, as damage within the files would make it differ
     for data in (bytes(damaged), whole[:-20], whole[:60], b"<html>", gzip.compress(b"rubbish")):
         path.write_bytes(data)
-        with pytest.raises(UserError, match=r"devkit_t12.tar.gz: is not a whole .tar.gz file"):
+        with pytest.raises(UserError, match=r"devkit_t12.tar.gz: is not a complete .tar.gz file"):
             open_source("imagenet", downloads)
     path.write_bytes(gzip.compress(tar({"ILSVRC2010_devkit/data/meta.mat": b""})))
     with pytest.raises(UserError, match="has no data/ILSVRC2012_validation_ground_truth"):
@@ -214,7 +214,7 @@ def saved(**variables):
         ([("one", "n01440764", "tench", "", 0, [], 0, 1)], "ValueError: invalid literal"),
     ],
 )
-def test_foreign_synsets_in_the_devkit(downloads, meta, message):
+def test_invalid_synsets_in_the_devkit(downloads, meta, message):
     write_devkit(downloads, DEVKIT_SYNSETS, ANSWERS, meta=meta)
     with pytest.raises(UserError, match=f"devkit_t12.tar.gz/data/meta.mat: .*{message}"):
         open_source("imagenet", downloads)
@@ -223,13 +223,13 @@ def test_foreign_synsets_in_the_devkit(downloads, meta, message):
 @pytest.mark.parametrize(
     ("truth", "message"),
     [
-        ("1\n2\n4\n1\n", "_ground_truth.txt, line 3: '4' is no class's number"),
-        ("1\n1001\n1\n1\n", "line 2: '1001' is no class's number"),
-        ("1\nn01440764\n1\n1\n", "line 2: 'n01440764' is no class's number"),
-        ("1\n2\n3\n", r"has 4 images but .*devkit_t12.tar.gz/data/.*_ground_truth.txt 3 lines"),
+        ("1\n2\n4\n1\n", "_ground_truth.txt, line 3: '4' is not a class number"),
+        ("1\n1001\n1\n1\n", "line 2: '1001' is not a class number"),
+        ("1\nn01440764\n1\n1\n", "line 2: 'n01440764' is not a class number"),
+        ("1\n2\n3\n", r"has 4 images, but .*devkit_t12.tar.gz/data/.*_ground_truth.txt 3 lines"),
     ],
 )
-def test_validation_labels_in_the_devkit_that_cannot_be(downloads, truth, message):
+def test_invalid_validation_labels_in_the_devkit(downloads, truth, message):
     write_devkit(downloads, DEVKIT_SYNSETS, ANSWERS, truth=truth)
     with pytest.raises(UserError, match=message):
         open_source("imagenet", downloads)
@@ -254,7 +254,7 @@ def test_a_synset_list_in_another_order(directory):
 
 def test_classes_that_are_in_the_list_or_the_tar_only(directory):
     write_train(directory, {**TRAIN, "n09999999": ["n09999999_1.JPEG"]})
-    with pytest.raises(UserError, match=r"n09999999.tar is of no synset in .*synset_words.txt"):
+    with pytest.raises(UserError, match=r"n09999999.tar is not a synset in .*synset_words.txt"):
         open_source("imagenet", directory)
     write_train(directory, {synset: TRAIN[synset] for synset in SYNSETS[:2]})
     with pytest.raises(UserError, match="has no image of n02011460"):
@@ -264,24 +264,24 @@ def test_classes_that_are_in_the_list_or_the_tar_only(directory):
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        (ANSWERS[:3], "has 4 images but .* 3 lines"),
+        (ANSWERS[:3], "has 4 images, but .* 3 lines"),
         ((*ANSWERS[:3], "n00000000"), "line 4: 'n00000000' is not in"),
-        (("490", "361", "171", "822"), "holds numbers"),
+        (("490", "361", "171", "822"), "has numbers"),
     ],
 )
-def test_validation_labels_that_cannot_be(directory, answers, message):
+def test_invalid_validation_labels(directory, answers, message):
     (directory / "imagenet_2012_validation_synset_labels.txt").write_text("\n".join(answers))
     with pytest.raises(UserError, match=message):
         open_source("imagenet", directory)
 
 
 @pytest.mark.parametrize("name", [imagenet.TRAIN_TAR, imagenet.VALIDATION_TAR])
-def test_tars_that_are_missing_cut_short_or_none(directory, name):
+def test_missing_truncated_and_other_tars(directory, name):
     path = directory / name
     whole = path.read_bytes()
     for content in (whole[: len(whole) // 3], whole[: len(whole) // 2 + 700], b"rubbish" * 100):
         path.write_bytes(content)
-        with pytest.raises(UserError, match=f"{name}: is not a whole, uncompressed tar file"):
+        with pytest.raises(UserError, match=f"{name}: is not a complete, uncompressed tar file"):
             open_source("imagenet", directory)
     path.unlink()
     with pytest.raises(UserError, match=f"{name}: no such file"):
@@ -408,7 +408,7 @@ def miniature(tmp_path_factory):
     )
 
 
-def test_a_killed_run_goes_on_to_the_bytes_of_one_left_alone(miniature):
+def test_killed_run_resumes_to_the_same_bytes(miniature):
     assert miniature.unfinished
     assert 3 <= miniature.done < SHARDS + VALIDATION_SHARDS
     whole, killed = (
@@ -425,7 +425,7 @@ def test_a_killed_run_goes_on_to_the_bytes_of_one_left_alone(miniature):
     assert len(again) <= len(miniature.kept) - miniature.done
 
 
-def test_odd_images_are_converted_and_told_and_others_are_as_they_were(miniature):
+def test_unusual_images_are_converted_and_reported_and_others_unchanged(miniature):
     manifest = read_manifest(miniature.killed)
     assert manifest.converted == {"CMYK JPEG": 1, "PNG": 1}
     assert manifest.skipped == manifest.warnings == ()
@@ -475,7 +475,7 @@ def test_training_and_evaluation_see_each_image_with_its_label(miniature):
         np.testing.assert_allclose(np.array(colours)[labels >= 0], expected, atol=8)
 
 
-def test_names_in_a_tar_that_are_no_utf_8(directory):
+def test_names_in_a_tar_that_are_not_utf_8(directory):
     """tarfile gives their bytes as surrogates, which cannot be encoded."""
     train = {synset: [*names, "caf\udce9.JPEG"] for synset, names in TRAIN.items()}
     write_train(directory, train)

@@ -43,7 +43,7 @@ LINES = "".join(
 @pytest.mark.parametrize(
     ("suffix", "text"), [(".csv", CSV), (".TSV", TSV), (".jsonl", LINES), (".ndjson", LINES)]
 )
-def test_the_same_images_of_each_kind_of_list(make, suffix, text):
+def test_each_kind_of_list_gives_the_same_images(make, suffix, text):
     path = make(text, "b.jpg", "deep/a.png", "v.jpg", "t.jpg", suffix=suffix)
     source = open_source("list", path)
     assert (source.kind, source.name, source.labels) == ("list", "photos", ("cat", "dog"))
@@ -52,7 +52,7 @@ def test_the_same_images_of_each_kind_of_list(make, suffix, text):
     assert items(source, "test") == [(b"t.jpg", 0, "t.jpg")]
 
 
-def test_columns_and_folder_of_ones_own(make, tmp_path):
+def test_custom_columns_and_image_dir(make, tmp_path):
     names = [f"images/{number}.jpg" for number in range(20)]
     rows = "".join(f"{number}.jpg,{number % 2},x\n" for number in range(20))
     path = make(f"id,kind,other\n{rows}", *names)
@@ -85,11 +85,11 @@ def test_order_of_the_classes(make, values, labels):
 
 
 def test_one_column_for_images_and_labels(make):
-    with pytest.raises(UserError, match="column 'image' cannot be both that of the images and"):
+    with pytest.raises(UserError, match="column 'image' cannot be that of the images and"):
         open_source("list", make(CSV, "b.jpg"), label_column="image")
 
 
-def test_numbers_of_json_are_labels_too(make):
+def test_json_numbers_are_labels(make):
     text = '{"file_name": "a.jpg", "label": 3}\n\n{"file_name": "b.jpg", "label": 11}\n'
     source = open_source("list", make(text, "a.jpg", "b.jpg", suffix=".jsonl"))
     assert source.labels == ("3", "11")
@@ -104,7 +104,7 @@ def test_a_byte_order_mark_quotes_and_an_absolute_path(make, tmp_path):
     assert items(source, "train")[0][:2] == (b"x", 0)
 
 
-def test_the_same_line_twice_counts_once(make):
+def test_repeated_line_counts_once(make):
     source = open_source("list", make("image,label\na.jpg,x\na.jpg,x\nb.jpg,y\n", "a.jpg", "b.jpg"))
     assert source.splits["train"] + source.splits["validation"] == 2
 
@@ -114,39 +114,42 @@ def test_the_same_file_under_another_path(make, tmp_path):
     source = open_source("list", path)
     assert source.splits["train"] + source.splits["validation"] == 2
     text = f"image,label,split\na.jpg,x,train\n{tmp_path / 'a.jpg'},x,test\n"
-    with pytest.raises(UserError, match="but 'x' for test in line 3"):
+    with pytest.raises(UserError, match="but 'x' in test in line 3"):
         open_source("list", make(text))
 
 
-def test_what_looks_odd_is_warned_of(make):
+def test_problems_give_warnings(make):
     text = "image,label,split\na.jpg,Dog,train\nb.jpg,dog,train\nc.jpg,dog,valid\n"
     path = make(text, "a.jpg", "b.jpg", "c.jpg")
     warnings = open_source("list", path).warnings
-    assert any("differ in case" in own and "'Dog' and 'dog'" in own for own in warnings)
-    assert any("1 of 2 classes have no validation images" in own for own in warnings)
+    assert any("differ only in case" in own and "'Dog' and 'dog'" in own for own in warnings)
+    assert any("accuracy of 1 class (" in own for own in warnings)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "names no image"),
-        ("image,label\n", "names no image"),
-        ("a.jpg,x\nb.jpg,y\n", r"no column image or .*; it has 'a.jpg', 'x': say .*--image_column"),
+        ("", "lists no image"),
+        ("image,label\n", "lists no image"),
+        (
+            "a.jpg,x\nb.jpg,y\n",
+            r"no column image or .*; it has 'a.jpg', 'x': give .*--image_column",
+        ),
         ("image,kind\na.jpg,x\n", r"no column label or class .*--label_column"),
-        ("image,label\na.jpg,x,y\n", "line 2: has more values than there are columns"),
-        ("image,label\na.jpg\n", "line 2: label is nothing, but must be text"),
+        ("image,label\na.jpg,x,y\n", "line 2: has more values than columns"),
+        ("image,label\na.jpg\n", "line 2: label is missing, but must be text"),
         ("image,label\na.jpg,\n", "line 2: label is '', but must be one line of text"),
         (
             "image,label\na.jpg,x\n\nz.jpg,x\n",
-            r"1 of 2 files are not in .*z.jpg, line 4.*image_dir",
+            r"1 of 2 files missing in .*z.jpg, line 4.*image_dir",
         ),
-        ("image,label\na.jpg,x\na.jpg,y\n", "a.jpg is 'x' for train in line 2, but 'y' for train"),
-        ("image,label,split\na.jpg,x,train\na.jpg,x,val\n", "but 'x' for validation in line 3"),
+        ("image,label\na.jpg,x\na.jpg,y\n", "a.jpg is 'x' in train in line 2, but 'y' in train"),
+        ("image,label,split\na.jpg,x,train\na.jpg,x,val\n", "but 'x' in validation in line 3"),
         ("image,label,split\na.jpg,x,rest\n", "line 2: split is 'rest', but must be one of train"),
-        ("image,label,split\na.jpg,x,val\n", "has no images for training"),
+        ("image,label,split\na.jpg,x,val\n", "has no training images"),
         (
             "image,label,split\na.jpg,dog,train\nb.jpg,dg,val\n",
-            r"1 classes of validation have no images for training \('dg'\); did you mean 'dog'",
+            r"1 class of validation without training images \('dg'\); did you mean 'dog'",
         ),
         ('image,label\n"a.jpg,x\n', "cannot be read as CSV"),
         ("image,label,image\na,0,b", "has two columns 'image'; rename one of them"),
@@ -160,18 +163,21 @@ def test_bad_lists(make, text, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "line 1: is no JSON"),
-        ("[1]", "line 1: is no JSON object"),
-        ('{"image": "a.jpg", "label": null}', "line 1: label is nothing"),
+        ("{", "line 1: is not JSON"),
+        ("[1]", "line 1: is not a JSON object"),
+        ('{"image": "a.jpg", "label": null}', "line 1: label is missing"),
         ('{"image": ["a.jpg"], "label": "x"}', r'line 1: image is \["a.jpg"\], but must be text'),
         ('{"image": "a.jpg", "label": true}', "line 1: label is true"),
-        ('{"image": "a.jpg", "label": "x"}\n{"label": "x"}', "line 2: image is nothing"),
+        ('{"image": "a.jpg", "label": "x"}\n{"label": "x"}', "line 2: image is missing"),
         (
             '{"image": "a.jpg", "label": "x"}\n{"image": "b.jpg", "label": "x", "split": "test"}',
-            "line 2: has 'split', which the first line has not",
+            "line 2: has 'split', which the first line lacks",
         ),
-        (r'{"image": "a.jpg", "label": "\ud83d"}', r"line 1: label is '\\ud83d', which is no text"),
-        ("[" * 100_000, "line 1: is no JSON"),
+        (
+            r'{"image": "a.jpg", "label": "\ud83d"}',
+            r"line 1: label is '\\ud83d', which is not text",
+        ),
+        ("[" * 100_000, "line 1: is not JSON"),
     ],
 )
 def test_bad_json_lines(make, text, message):
@@ -179,8 +185,8 @@ def test_bad_json_lines(make, text, message):
         open_source("list", make(text, "a.jpg", suffix=".jsonl"))
 
 
-def test_files_that_are_no_lists(make, tmp_path):
-    with pytest.raises(UserError, match=r"is no list by its name, which must end in one of \.csv"):
+def test_files_that_are_not_lists(make, tmp_path):
+    with pytest.raises(UserError, match=r"the name of a list must end in one of \.csv"):
         open_source("list", make("", suffix=".txt"))
     with pytest.raises(UserError, match="cannot be read: No such file"):
         open_source("list", tmp_path / "none.csv")

@@ -4,25 +4,25 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.sources import KINDS, open_source
 
 
-def test_an_unknown_kind_is_refused_with_the_nearest():
-    with pytest.raises(UserError, match=r"no source 'cifar'; there are .*did you mean 'cifar10'"):
+def test_unknown_kind_suggests_the_nearest():
+    with pytest.raises(UserError, match=r"no source 'cifar'; choose from .*did you mean 'cifar10'"):
         open_source("cifar")
 
 
 def test_an_option_of_another_kind_is_refused(tmp_path):
-    with pytest.raises(UserError, match="'idx' takes no holdout; it takes path, name, pad_to"):
+    with pytest.raises(UserError, match="'idx' has no option holdout; it has path, name, pad_to"):
         open_source("idx", tmp_path, holdout=0.5)
-    with pytest.raises(UserError, match="'digits' takes no path; it takes nothing"):
+    with pytest.raises(UserError, match="'digits' has no option path; it has none"):
         open_source("digits", tmp_path)
 
 
-def test_options_that_are_none_are_not_given(tmp_path):
+def test_none_means_the_default(tmp_path):
     with pytest.raises(UserError, match="no such directory"):
         open_source("idx", tmp_path / "nowhere", holdout=None)
 
 
 @pytest.mark.parametrize("kind", ["folders", "imagenet", "tfds"])
-def test_a_path_is_asked_for(kind):
+def test_path_is_required(kind):
     with pytest.raises(UserError, match=f"'{kind}' needs a path"):
         open_source(kind)
 

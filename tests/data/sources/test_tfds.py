@@ -64,7 +64,7 @@ def test_images_labels_and_names(tmp_path):
     assert items(source, "validation") == [(b"d", 0, "toy-test.tfrecord-00000-of-00001[0]")]
 
 
-def test_validation_goes_before_test_and_the_newest_version_before_others(tmp_path):
+def test_validation_is_preferred_to_test_and_the_newest_version_to_others(tmp_path):
     for version, name in (("2.0.0", b"old"), ("10.0.0", b"new")):
         splits = {**SPLITS, "validation": [[example(image=name, label=1)]]}
         write(tmp_path / version, splits)
@@ -85,7 +85,7 @@ def test_a_test_split_without_labels(tmp_path):
     write(tmp_path, {**SPLITS, **secret})
     source = open_source("tfds", tmp_path)
     assert source.splits.keys() == {"train", "validation"}
-    assert source.warnings == ("the split 'test' has no labels, and is left out",)
+    assert source.warnings == ("the split 'test' is ignored: it has no labels",)
 
 
 def test_classes_without_names(tmp_path):
@@ -94,7 +94,7 @@ def test_classes_without_names(tmp_path):
 
 
 def test_other_directories(tmp_path):
-    with pytest.raises(UserError, match=r"no dataset_info.json in it"):
+    with pytest.raises(UserError, match=r"it has no dataset_info.json"):
         open_source("tfds", tmp_path)
     (tmp_path / "dataset_info.json").write_text("{")
     with pytest.raises(UserError, match=r"dataset_info.json: cannot be read"):
@@ -123,7 +123,7 @@ def test_missing_files_and_records(tmp_path):
     write(tmp_path, SPLITS)
     shard = tmp_path / "toy-train.tfrecord-00000-of-00003"
     records.write_records(shard, [example(image=b"a", label=0)])
-    with pytest.raises(UserError, match=r"00000-of-00003: has 1 records, .* says 2"):
+    with pytest.raises(UserError, match=r"00000-of-00003: has 1 record, but 2 in"):
         open_source("tfds", tmp_path)
     shard.unlink()
     with pytest.raises(UserError, match=r"no file .*-train.tfrecord-00000-of-00003"):
@@ -134,7 +134,7 @@ def test_corrupt_records_and_examples(tmp_path):
     write(tmp_path, {**SPLITS, "test": [[b"\xff\xff", example(image=b"d"), example(label=1)]]})
     source = open_source("tfds", tmp_path)
     for index in range(3):
-        with pytest.raises(UserError, match=f"record {index} is no example with an image"):
+        with pytest.raises(UserError, match=f"record {index} is not an example with an image"):
             source.read("validation", index)
     shard = tmp_path / "toy-train.tfrecord-00002-of-00003"
     content = bytearray(shard.read_bytes())
@@ -153,7 +153,7 @@ def test_corrupt_records_and_examples(tmp_path):
         "3",
     ],
 )
-def test_descriptions_of_another_kind(tmp_path, info):
+def test_invalid_descriptions(tmp_path, info):
     write(tmp_path, SPLITS)
     (tmp_path / "dataset_info.json").write_text(info)
     with pytest.raises(UserError, match=r"dataset_info.json: is not as TensorFlow Datasets writes"):
@@ -167,7 +167,7 @@ def test_descriptions_of_another_kind(tmp_path, info):
         ({"tensor": {"dtype": "uint8"}}, "is a tensor"),
     ],
 )
-def test_features_that_are_no_images(tmp_path, image, told):
+def test_features_that_are_not_images(tmp_path, image, told):
     """TensorFlow Datasets keep floats as the bytes of RGBA PNGs."""
     write(tmp_path, SPLITS)
     features = {"image": image, "label": {"classLabel": {"numClasses": "2"}}}
@@ -247,7 +247,7 @@ def test_a_data_set_by_its_name(tmp_path, tiny):
 
 
 def test_names_that_cannot_be_used(tmp_path, tiny, tfds):
-    with pytest.raises(UserError, match=r"know no 'cifar11'; did you mean 'cifar10"):
+    with pytest.raises(UserError, match=r"has no 'cifar11'; did you mean 'cifar10"):
         open_source("tfds", tmp_path, tfds_name="cifar11")
     with pytest.raises(UserError, match=r"tfds_name='tiny_insects:9\.0\.0' cannot be used"):
         open_source("tfds", tmp_path, tfds_name=f"{tiny}:9.0.0")
