@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_local_path, to_path
 from imagenet_fast.commands.flags import CommandFlags
@@ -158,7 +159,10 @@ def _add_index(directory: str, threads: int | None) -> int:
     from imagenet_fast.data.add_index import add_index
 
     added = add_index(directory, threads)
-    print(f"{directory}: {added.indexed} JPEGs have an index, {added.unindexed} cannot be indexed")
+    print(
+        f"{directory}: {counted(added.indexed, 'JPEG')} with an index, {added.unindexed:,} "
+        "that cannot have one"
+    )
     return 0
 
 
@@ -178,7 +182,7 @@ def _warn_of_duplicates(found: FoundDuplicates) -> None:
     _warn(
         duplicates.summary(what)
         for duplicates, what in (
-            (found.equal, "duplicate images, byte for byte"),
+            (found.equal, "pairs of equal files"),
             (found.similar, "further pairs of similar images"),
         )
         if duplicates
@@ -225,11 +229,11 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     if manifest.num_classes == 1:
         _warn(["all images have the same class, so a model cannot learn anything"])
     for kind, count in manifest.converted.items():
-        print(f"converted {count} images: {kind}")
+        print(f"converted {counted(count, 'image')}: {kind}")
     if manifest.unindexed:
         print(
-            f"{manifest.unindexed} JPEGs cannot be indexed, such as progressive ones, and decode "
-            "more slowly"
+            f"{counted(manifest.unindexed, 'JPEG')} without an index, such as progressive ones, "
+            "will be decoded more slowly"
         )
     for skipped in manifest.skipped:
         print(f"skipped {skipped.file}: {skipped.reason}")
@@ -248,5 +252,6 @@ def _warn(warnings: Iterable[str]) -> None:
 
 
 def _contents(manifest: Manifest) -> str:
-    splits = (f"{split.examples} {name} images" for name, split in manifest.splits.items())
-    return f"{manifest.name}, {manifest.num_classes} classes, {', '.join(splits)}"
+    splits = (counted(split.examples, f"{name} image") for name, split in manifest.splits.items())
+    classes = counted(manifest.num_classes, "class", "classes")
+    return f"{manifest.name}, {classes}, {', '.join(splits)}"

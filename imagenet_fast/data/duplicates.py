@@ -107,7 +107,7 @@ class Duplicates:
         return f"{len(self):,}" if self.pairs.complete else f"at least {len(self):,}"
 
     def summary(self, what: str) -> str:
-        """Returns the number of pairs, called ``what``, and of the harmful ones among them."""
+        """Returns the number of pairs, after ``what``, and of the harmful ones among them."""
         harmful = [
             f"{count:,} of them in two {kind}"
             for kind, count in (
@@ -116,7 +116,7 @@ class Duplicates:
             )
             if count
         ]
-        return ", ".join([f"{self.count_text()} {what}", *harmful])
+        return ", ".join([f"{what}: {self.count_text()}", *harmful])
 
 
 class FoundDuplicates(NamedTuple):

@@ -70,7 +70,7 @@ def journey(command, tmp_path_factory):
 
 def test_prepare(journey):
     assert journey.prepare.stdout.splitlines()[-1] == (
-        f"{journey.folder}/data: digits, 10 classes, 1438 train images, 359 validation images"
+        f"{journey.folder}/data: digits, 10 classes, 1,438 train images, 359 validation images"
     )
 
 
@@ -165,7 +165,7 @@ def test_verify(digits, tmp_path, capfd):
     shutil.copytree(digits, copy)
     finished = run(capfd, "--verify", f"--data_dir={copy}")
     assert finished.status == 0
-    assert finished.out.startswith(f"{copy} is whole: digits, 10 classes, 1438 train images")
+    assert finished.out.startswith(f"{copy} is whole: digits, 10 classes, 1,438 train images")
 
     damaged, lost = sorted(copy.glob("train-*"))[:2]
     data = bytearray(damaged.read_bytes())
@@ -254,7 +254,7 @@ def test_classes_without_validation_images_are_warned_of(tmp_path, capfd):
     assert finished.status == 0
     assert finished.err.startswith("warning: 1 of 2 classes have no validation images, ")
     assert finished.err.count("warning: ") == 1
-    assert finished.out.endswith("2 classes, 11 train images, 1 validation images\n")
+    assert finished.out.endswith("2 classes, 11 train images, 1 validation image\n")
 
 
 def folders(directory, *classes):

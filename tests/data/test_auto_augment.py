@@ -1,4 +1,4 @@
-"""RandAugment's and TrivialAugment's operations against Pillow's, and what is drawn."""
+"""RandAugment and TrivialAugment: operations compared with Pillow's, and random choices."""
 
 import numpy as np
 import pytest
@@ -116,7 +116,7 @@ def test_pixels_come_from_where_pillow_takes_them(name, strength):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_changes_the_image_unless_it_is_the_identity(name):
+def test_each_operation_but_identity_changes_the_image(name):
     image = noise()
     if name == "autocontrast":
         image = image // 2
@@ -130,7 +130,7 @@ def test_magnitude_0_does_nothing(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(NAMES) - {"autocontrast", "equalize", "identity"}))
-def test_each_grows_stronger_with_the_magnitude(name):
+def test_effect_increases_with_the_magnitude(name):
     # A ramp of each colour, in which distance is difference; dark, that nothing is clipped.
     y, x = np.mgrid[:40, :56]
     image = np.stack([x + y, 2 * y + 10, x + 30], axis=-1).astype(np.uint8)
@@ -236,7 +236,7 @@ def test_trivial_augment_draws_one_operation_of_any_of_31_strengths():
     assert abs(np.corrcoef(operations[:, 0], strengths[:, 0])[0, 1]) < 0.02
 
 
-def test_what_is_drawn_is_a_function_of_seed_epoch_and_place():
+def test_random_choices_depend_on_seed_epoch_and_place():
     first = draw(50)
     np.testing.assert_array_equal(first, draw(50))
     assert not np.array_equal(first, draw(50, epoch=2))
@@ -275,7 +275,7 @@ def test_trivial_augment_follows_the_flip():
         np.testing.assert_array_equal(one, change(tf.constant(image), tf.constant(strength)))
 
 
-def test_it_goes_with_the_other_changes():
+def test_rand_augment_combines_with_the_other_changes():
     images = np.stack([noise(seed=seed) for seed in range(60)])
     config = Config(rand_augment_layers=1, color_jitter=0.4, train_crop="pad")
     alone = augmented(images, config.replace(rand_augment_layers=0))

@@ -176,7 +176,7 @@ def test_command_warns_of_duplicates_and_rewrites_the_page(folder, tmp_path, cap
     arguments = ["--source=folders", f"--source_path={folder}", f"--data_dir={tmp_path / 'out'}"]
     assert command.main(arguments) == 0
     shown = capsys.readouterr()
-    told = "warning: 3 duplicate images, byte for byte, 1 of them in two classes, 1 of them in two"
+    told = "warning: pairs of equal files: 3, 1 of them in two classes, 1 of them in two"
     assert told in shown.err
     assert "in more than one class" in shown.err
     assert f"a page on the images: {tmp_path / 'out' / FILE}\n" in shown.out

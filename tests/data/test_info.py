@@ -67,7 +67,7 @@ def problem(data_dir, **changes):
 # --- With a manifest ------------------------------------------------------------------------------
 
 
-def test_manifest_says_what_there_is(with_manifest):
+def test_info_is_that_of_the_manifest(with_manifest):
     info = read_info(config(with_manifest))
     train = info.splits["train"]
     directory = pathlib.Path(with_manifest)
@@ -93,7 +93,7 @@ def test_manifests_label_offset_counts(tmp_path, write_data):
 
 
 @pytest.mark.parametrize("num_classes", [0, 12])
-def test_number_of_classes_may_be_said(with_manifest, num_classes):
+def test_number_of_classes_may_be_given(with_manifest, num_classes):
     assert read_info(config(with_manifest, num_classes=num_classes)).num_classes == 12
 
 
@@ -112,7 +112,7 @@ def test_other_number_of_classes(with_manifest):
         (lambda path: path.write_bytes(path.read_bytes() + b"\0"), "too long"),
     ],
 )
-def test_damaged_shard_is_named_before_any_work(with_manifest, split, damage, words):
+def test_damaged_shard_is_named_at_once(with_manifest, split, damage, words):
     path = sorted(pathlib.Path(with_manifest).glob(f"{split}-*"))[-1]
     damage(path)
     message = problem(with_manifest)
@@ -138,9 +138,7 @@ def test_shards_of_other_converters(without_manifest):
     assert info.labels == ("0", "1", "2") and info.label_offset == -1
 
 
-def test_records_are_counted_once_as_long_as_they_do_not_change(
-    without_manifest, write_data, monkeypatch
-):
+def test_unchanged_records_are_counted_once(without_manifest, write_data, monkeypatch):
     counted = []
     count = info.index_shard
     monkeypatch.setattr(info, "index_shard", lambda path: counted.append(path) or count(path))
@@ -162,7 +160,7 @@ def test_other_files_do_not_matter(without_manifest):
     assert info.splits["train"].counts == (4, 5)
 
 
-def test_number_of_classes_must_be_said(without_manifest):
+def test_number_of_classes_is_required_without_a_manifest(without_manifest):
     assert "--num_classes" in problem(without_manifest)
 
 
@@ -245,7 +243,7 @@ def test_corrupt_record_is_left_to_the_training_loop(without_manifest):
 # --- No data, little data, made-up data -----------------------------------------------------------
 
 
-def test_no_data_named():
+def test_data_dir_is_required():
     with pytest.raises(UserError, match=r"--data_dir.*--synthetic"):
         read_info(Config())
 

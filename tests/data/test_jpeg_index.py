@@ -1,4 +1,4 @@
-"""Windows decoded from cuts of JPEGs, against those of the whole images."""
+"""Crops decoded from cuts of JPEGs, compared with crops of whole images."""
 
 import io
 import pathlib
@@ -169,7 +169,7 @@ def refused():
     }
 
 
-def test_other_files_have_no_index():
+def test_unsupported_files_have_no_index():
     files = refused()
     indexes = index_jpegs(tf.constant(list(files.values()))).numpy()
     assert dict(zip(files, indexes)) == dict.fromkeys(files, b"")
@@ -179,7 +179,7 @@ def test_other_files_have_no_index():
     assert index_file(encode(picture(200, 200)), 200, 200)
 
 
-def test_what_cannot_be_cut_stays_as_it_is():
+def test_images_that_cannot_be_cut_are_unchanged():
     file, other = encode(picture(140, 150)), encode(picture(140, 150, seed=1))
     index, others = index_jpegs(tf.constant([file, other])).numpy()
     damaged = bytearray(index)
@@ -216,7 +216,7 @@ def test_what_cannot_be_cut_stays_as_it_is():
     assert not cut_jpegs(*one, tf.constant([3]))[2].numpy().any()
 
 
-def test_shapes_that_do_not_agree_are_an_error():
+def test_mismatched_shapes_are_an_error():
     ops = jpeg_index.load_jpeg_ops()
     for indexes, boxes, scales in (
         ([], [[0, 0, 1, 1]], [1]),

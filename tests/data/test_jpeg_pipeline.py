@@ -1,4 +1,4 @@
-"""Indexes of JPEGs from ``prepare`` to batches: what they change, and what they do not."""
+"""JPEG indexes, from ``prepare`` to batches."""
 
 import io
 import shutil
@@ -138,7 +138,7 @@ def test_cached_records_are_indexed_once(indexed, plain, monkeypatch):
     assert_same(batches(plain, cache="encoded", jpeg_index=False), batches(plain))
 
 
-def test_indexes_added_later_are_those_of_prepare(indexed, plain):
+def test_add_index_gives_the_bytes_of_prepare(indexed, plain):
     assert add_index(plain, progress=False) == Added(2 * IMAGES - 3, 1)
     assert content(plain) == content(indexed)  # also data.npz
     # Once more, nothing changes.
@@ -167,7 +167,7 @@ def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, cap
     assert path.read_bytes() == expected[path.name]
 
 
-def test_adding_that_was_interrupted_goes_on(indexed, plain, monkeypatch):
+def test_interrupted_add_index_can_be_repeated(indexed, plain, monkeypatch):
     from imagenet_fast.data import add_index as module
 
     original = module.Path.replace
@@ -216,14 +216,14 @@ def test_without_a_compiler(source, plain, indexed, tmp_path, no_compiler, capfd
     make(source, indexed)  # It is finished.
 
 
-def test_data_without_an_index_stays_so(source, plain):
+def test_data_without_indexes_is_repaired_without_them(source, plain):
     before = content(plain)
     min(plain.glob("train-*")).unlink()
     make(source, plain)
     assert content(plain) == before
 
 
-def test_data_with_an_index_is_mended_with_it(source, tmp_path, monkeypatch):
+def test_data_with_indexes_is_repaired_with_them(source, tmp_path, monkeypatch):
     made = make(source, tmp_path / "made")
     before = content(made)
     min(made.glob("train-*")).unlink()

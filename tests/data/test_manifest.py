@@ -82,7 +82,7 @@ def test_no_directory_and_no_manifest(directory):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "{}", '{"version": 1}', '{"version": "x"}'])
-def test_what_is_no_manifest_is_refused(directory, content):
+def test_invalid_manifests_are_refused(directory, content):
     (directory / FILE).write_text(content)
     with pytest.raises(UserError, match=FILE):
         read_manifest(directory)
@@ -138,7 +138,7 @@ def test_wrong_sizes_are_named(directory, state):
     assert any(f"is {state}" in problem for problem in verify(directory, progress=False))
 
 
-def test_an_unknown_split_is_refused_with_the_nearest(directory):
+def test_unknown_split_suggests_the_nearest(directory):
     with pytest.raises(UserError, match="did you mean 'validation'"):
         check_sizes(read_manifest(directory), directory, "validaton")
 
@@ -162,7 +162,7 @@ def test_verify_finds_a_flipped_bit(directory):
     assert "train: class 'b' has 1 readable record, but 2 in the manifest" in problems
 
 
-def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
+def test_verify_names_damaged_records_and_counts_those_after(directory):
     file = "train-00000-of-00002"
     labels = [0, 1, 2, 0, 1]
     written = records.write_records(directory / file, examples(labels))
@@ -187,7 +187,7 @@ def test_verify_names_each_damaged_record_and_counts_those_behind(directory):
     ]
 
 
-def test_verify_counts_what_can_be_read_of_a_shard_of_the_wrong_size(directory):
+def test_verify_counts_readable_records_of_a_shard_of_the_wrong_size(directory):
     file = directory / "train-00000-of-00002"
     whole = file.read_bytes()
     file.write_bytes(whole + b"garbage")
@@ -204,7 +204,7 @@ def test_verify_counts_what_can_be_read_of_a_shard_of_the_wrong_size(directory):
     ]
 
 
-def test_verify_lists_a_shard_that_may_not_be_looked_at(directory, monkeypatch):
+def test_verify_lists_a_shard_without_permission(directory, monkeypatch):
     closed = directory / "train-00001-of-00002"
     stat = type(closed).stat
 
@@ -220,7 +220,7 @@ def test_verify_lists_a_shard_that_may_not_be_looked_at(directory, monkeypatch):
     ]
 
 
-def test_verify_finds_labels_that_are_no_class(directory):
+def test_verify_finds_invalid_labels(directory):
     file = "validation-00000-of-00001"
     written = records.write_records(directory / file, examples([0, 3]))
     manifest = read_manifest(directory)
@@ -234,7 +234,7 @@ def test_verify_finds_labels_that_are_no_class(directory):
     ]
 
 
-def test_verify_knows_labels_that_start_at_one(directory):
+def test_verify_accepts_labels_that_start_at_one(directory):
     change(directory, label_offset=-1)
     problems = "\n".join(verify(directory, progress=False))
     assert "label 0 of 1 record is outside 1..3" in problems

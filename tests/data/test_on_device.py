@@ -1,4 +1,4 @@
-"""Images on the device: which of them, in which order, and what is done to them."""
+"""Images in the devices' memory: order, augmentation and evaluation."""
 
 import collections
 
@@ -52,7 +52,7 @@ def batches(config, steps, split="train", replicas=1):
         yield [np.concatenate(part) for part in parts]
 
 
-def test_replicas_of_a_process_with_a_copy_each_take_their_own(plain):
+def test_each_replica_reads_its_own_copy(plain):
     """As of workers with several GPUs, in the programs of their replicas."""
     images = make_images_on_device(plain, "train")
     ((pixels, labels, weights),) = images._copies
@@ -74,7 +74,7 @@ def numbers_of(config, steps):
     return np.concatenate(parts)
 
 
-def test_what_is_read_is_told_with_its_split(plain, capsys):
+def test_progress_names_the_split(plain, capsys):
     config = plain.replace(image_size=9)  # as no other test, for which they would be held
     for split in ("train", "validation"):
         make_images_on_device(config, split)
@@ -84,21 +84,21 @@ def test_what_is_read_is_told_with_its_split(plain, capsys):
 # --- Which images
 
 
-def test_an_epoch_has_each_image_once_but_for_what_fills_no_batch(plain):
+def test_epoch_has_each_image_once_without_a_partial_batch(plain):
     for epoch in range(3):
         first = epoch * STEPS_PER_EPOCH
         seen = numbers_of(plain, range(first, first + STEPS_PER_EPOCH))
         assert len(seen) == len(set(seen)) == STEPS_PER_EPOCH * BATCH
 
 
-def test_other_epochs_and_seeds_have_other_orders(plain):
+def test_order_differs_by_epoch_and_seed(plain):
     first = numbers_of(plain, range(5))
     for other in (numbers_of(plain, range(5, 10)), numbers_of(plain.replace(seed=6), range(5))):
         assert (first != other).mean() > 0.9
     np.testing.assert_array_equal(first, numbers_of(plain, range(5)))
 
 
-def test_the_last_places_of_an_epoch_are_not_always_of_the_same_image(plain):
+def test_dropped_images_differ_by_epoch(plain):
     left_out = set()
     for epoch in range(20):
         left_out |= set(range(IMAGES)) - set(numbers_of(plain, range(5 * epoch, 5 * epoch + 5)))
@@ -132,13 +132,13 @@ def test_evaluation_sees_each_image_once_and_then_padding(plain, evaluated):
     assert set(labels[IMAGES:]) == {-1} and not weights[IMAGES:].any()
 
 
-def test_the_data_set_tells_the_steps(plain):
+def test_dataset_yields_step_numbers(plain):
     training = iter(make_dataset(plain, "train", first_step=7))
     assert [int(next(training)["step"]) for _ in range(3)] == [7, 8, 9]
     assert [int(data["step"]) for data in make_dataset(plain, "validation")] == list(range(6))
 
 
-def test_xla_makes_the_same_batch(plain):
+def test_batches_with_xla_are_the_same(plain):
     config = plain.replace(train_crop="pad", flip=True, cutout=3, augment_in_groups=True)
     images = make_images_on_device(config, "train")
     for step in (0, 8):
@@ -165,7 +165,7 @@ def noise(count, size=9):
         {"train_crop": "pad", "flip": True, "crop_padding": 2, "cutout": 9},
     ],
 )
-def test_changes_are_those_that_the_host_makes(identities, options):
+def test_changes_equal_those_on_the_host(identities, options):
     config = Config(image_size=9, **options)
     images, changes = noise(200), draw_changes(identities(200), config)
     found = change(tf.constant(images), changes, config).numpy()
@@ -175,7 +175,7 @@ def test_changes_are_those_that_the_host_makes(identities, options):
     assert (found != images).any()
 
 
-def test_groups_are_near_equal_and_use_each_option():
+def test_groups_are_near_equal_and_use_each_value():
     config = Config(image_size=32, train_crop="pad", cutout=8, seed=3)
     places, count = tf.range(1000, dtype=tf.int64), 1000
     changes = {k: v.numpy() for k, v in draw_in_groups(places, count, 4, config).items()}
@@ -203,7 +203,7 @@ def test_groups_of_transformations_and_epochs_are_independent():
     assert np.abs(correlations - np.eye(len(correlations))).max() < 5 / np.sqrt(3000)
 
 
-def test_alternating_flips_mirror_each_image_every_second_epoch(plain, evaluated):
+def test_alternating_flips_flip_each_image_every_second_epoch(plain, evaluated):
     config = plain.replace(flip=True, alternating_flip=True)
     mirrored = collections.defaultdict(list)
     for epoch in range(4):

@@ -120,7 +120,7 @@ def test_batches_are_as_documented(digits, split):
     assert images.numpy().std() > 20
 
 
-def test_evaluation_of_prepared_digits_finds_the_images_of_the_manifest(digits):
+def test_evaluation_reads_all_images_of_prepared_digits(digits):
     config = plain(digits, batch_size=100, strategy="one_device")
     labels = np.concatenate([batch[1].numpy() for batch in make_dataset(config, "validation")])
     counts = manifests.read_manifest(digits).splits["validation"].class_counts
@@ -131,7 +131,7 @@ def test_evaluation_of_prepared_digits_finds_the_images_of_the_manifest(digits):
 # --- Order ----------------------------------------------------------------------------------------
 
 
-def test_a_batch_of_more_images_than_there_are(numbered):
+def test_batch_larger_than_the_data_set(numbered):
     config = plain(numbered, batch_size=8)
     info = read_info(config)
     examples = info.splits["train"].examples
@@ -142,7 +142,7 @@ def test_a_batch_of_more_images_than_there_are(numbered):
         pipeline.steps_per_epoch(info, config.replace(batch_size=examples + 1))
 
 
-def test_an_epoch_has_each_image_once_and_another_order(numbered, evaluated, host_datasets):
+def test_each_epoch_has_each_image_once_in_a_new_order(numbered, evaluated, host_datasets):
     config = plain(numbered, batch_size=8)
     assert pipeline.steps_per_epoch(read_info(config), config) == 7
     images, labels, weights = take(host_datasets(config, "train")[0], 28)
@@ -189,13 +189,13 @@ def test_stream_does_not_depend_on_threads_nor_on_tensorflows_seed(
     assert_same(take(host_datasets(config, "train")[0], 16), uninterrupted)
 
 
-def test_iterator_made_again_starts_where_the_first_one_did(numbered, uninterrupted, host_datasets):
+def test_new_iterator_starts_at_the_same_image(numbered, uninterrupted, host_datasets):
     (dataset,) = host_datasets(augmented(numbered, batch_size=8, seed=3), "train")
     for _ in range(2):
         assert_same(take(dataset, 9), [part[:9] for part in uninterrupted])
 
 
-def test_each_place_of_each_epoch_is_augmented_in_its_own_way(
+def test_augmentation_differs_by_place_and_epoch(
     tmp_path, write_data, numbered_example, host_datasets
 ):
     data = write_data(tmp_path / "data", labels=CLASSES, train=[[numbered_example(5)] * 12])
@@ -239,7 +239,7 @@ def one_host(numbered, host_datasets):
         pytest.param(4, 0, marks=pytest.mark.long),
     ],
 )
-def test_hosts_take_images_of_the_one_stream_in_turn(
+def test_hosts_take_turns_in_one_global_stream(
     numbered, one_host, host_datasets, hosts, first_step
 ):
     config = augmented(numbered, batch_size=12, shard_by="records")
@@ -250,7 +250,7 @@ def test_hosts_take_images_of_the_one_stream_in_turn(
         assert_same(own, [part[first_step:, host::hosts] for part in one_host])
 
 
-def test_replicas_of_a_host_take_batches_in_turn(numbered, host_datasets):
+def test_replicas_take_turns_in_their_hosts_batches(numbered, host_datasets):
     config = plain(numbered, batch_size=12)
     _, whole, _ = take(host_datasets(config, "train", first_step=3)[0], 3)
     _, shares, _ = take(host_datasets(config, "train", replicas=4, first_step=3)[0], 12)
@@ -258,7 +258,7 @@ def test_replicas_of_a_host_take_batches_in_turn(numbered, host_datasets):
     np.testing.assert_array_equal(shares.reshape(3, 12), whole)
 
 
-def test_host_with_files_of_its_own_resumes(numbered, host_datasets):
+def test_host_with_own_files_resumes(numbered, host_datasets):
     config = plain(numbered, batch_size=20, shard_by="files")
     for whole, resumed in zip(
         host_datasets(config, "train", hosts=2),
@@ -354,7 +354,7 @@ def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, sp
     assert told.count(f"{split} images are read on the hosts of the TPU slice") == 1
 
 
-def test_on_a_tpu_slice_no_more_is_lost_than_here(
+def test_damaged_records_on_a_tpu_slice_lose_no_others(
     tmp_path, write_data, numbered_examples, host_datasets
 ):
     shards = split_evenly(numbered_examples, (10, 12, 8))
@@ -382,7 +382,7 @@ def test_on_a_tpu_slice_no_more_is_lost_than_here(
         ({"resize_kernel": "native"}, "resize_kernel=native is unavailable on the hosts of a TPU"),
     ],
 )
-def test_what_only_this_process_has_is_refused_for_a_tpu_slice(
+def test_options_that_need_this_process_are_refused_for_a_tpu_slice(
     numbered, host_datasets, options, message
 ):
     config = plain(numbered, batch_size=12, **options)
@@ -390,12 +390,12 @@ def test_what_only_this_process_has_is_refused_for_a_tpu_slice(
         host_datasets(config, "train", hosts=2, kind=TpuSlice)
 
 
-def test_validation_images_are_not_what_a_cache_keeps(numbered, host_datasets):
+def test_validation_images_are_not_cached(numbered, host_datasets):
     config = plain(numbered, batch_size=12, cache="encoded")
     assert host_datasets(config, "validation", hosts=2, kind=TpuSlice)
 
 
-def test_a_tpu_in_this_process_is_no_slice():
+def test_tpu_in_this_process_is_not_a_slice():
     slice_ = TpuSlice(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tf.distribute, "TPUStrategy", TpuSlice)
@@ -445,7 +445,7 @@ def test_evaluation_sees_each_image_once(
     assert sorted(seen) == list(range(53))
 
 
-def test_evaluation_takes_the_training_batch_where_it_has_none(numbered, host_datasets):
+def test_evaluation_batch_size_defaults_to_that_of_training(numbered, host_datasets):
     (dataset,) = host_datasets(plain(numbered, batch_size=20), "validation")
     _, labels, _ = read_all(dataset)
     assert labels.shape == (3, 20)
@@ -543,7 +543,7 @@ def test_two_corrupt_records_in_one_of_several_shards(
     assert_same(take(host_datasets(config.replace(cache="encoded"), "train")[0], 4), batches)
 
 
-def test_shard_cut_short_after_the_run_began(one_shard, evaluated, host_datasets):
+def test_shard_truncated_during_the_run(one_shard, evaluated, host_datasets):
     data, shard = one_shard
     (dataset,) = host_datasets(plain(data, batch_size=8), "validation")
     shard.write_bytes(shard.read_bytes()[: list(locate_records(shard))[13] + 30])
@@ -553,7 +553,7 @@ def test_shard_cut_short_after_the_run_began(one_shard, evaluated, host_datasets
     np.testing.assert_array_equal(images[:13], evaluated[:13])
 
 
-def test_shard_that_is_cut_short_before_is_named(one_shard, host_datasets):
+def test_shard_truncated_before_the_run_is_named(one_shard, host_datasets):
     data, shard = one_shard
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(UserError, match="validation-00000-of-00001: is truncated"):
@@ -577,7 +577,7 @@ def test_shards_of_converters_whose_labels_start_at_one(
         host_datasets(config.replace(label_offset=0), "validation")
 
 
-def test_split_that_is_not_there(one_shard, tmp_path, write_data, numbered_example, host_datasets):
+def test_missing_split(one_shard, tmp_path, write_data, numbered_example, host_datasets):
     data, _ = one_shard
     with pytest.raises(UserError, match="no test split, only train, validation"):
         host_datasets(plain(data, batch_size=8), "test")

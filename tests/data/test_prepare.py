@@ -76,7 +76,7 @@ def read(directory, split):
     ]
 
 
-def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
+def test_each_image_is_in_its_split_once_and_unchanged(source, folders, tmp_path):
     manifest = prepare(source, tmp_path, progress=False)
     assert manifest == read_manifest(tmp_path)
     assert verify(tmp_path, progress=False) == []
@@ -96,7 +96,7 @@ def test_each_image_is_in_its_split_once_as_it_was(source, folders, tmp_path):
     assert not (tmp_path / JOURNAL).exists()
 
 
-def test_images_for_a_test_are_a_split_of_their_own(folders, tmp_path):
+def test_test_images_are_a_separate_split(folders, tmp_path):
     source = tmp_path / "source"
     shutil.copytree(folders, source / "train")
     for label, name in enumerate(("ant", "bee")):
@@ -138,7 +138,7 @@ def test_both_splits_are_shuffled_by_the_seed(source, tmp_path):
     assert orders[0] != orders[2] and orders[1] != orders[3]
 
 
-def test_the_number_of_threads_changes_no_byte(source, tmp_path):
+def test_shards_do_not_depend_on_the_number_of_threads(source, tmp_path):
     for threads in (1, 5):
         prepare(source, tmp_path / str(threads), threads=threads, progress=False)
     assert contents(tmp_path / "1") == contents(tmp_path / "5")
@@ -159,7 +159,7 @@ prepare(source, sys.argv[2], threads=2, progress=False)
 """
 
 
-def test_kill_9_and_go_on_gives_the_same_bytes(source, folders, tmp_path):
+def test_killed_run_resumes_to_the_same_bytes(source, folders, tmp_path):
     prepare(source, tmp_path / "whole", progress=False)
     killed = tmp_path / "killed"
     process = subprocess.Popen([sys.executable, "-c", SLOW_PREPARE, str(folders), str(killed)])
@@ -198,7 +198,7 @@ def interrupt(source, directory, after):
 
 
 @pytest.mark.parametrize("bytes_lost", [1, 30])
-def test_a_torn_journal_and_a_lost_shard_are_made_good(source, tmp_path, bytes_lost):
+def test_truncated_journal_and_missing_shard_are_repaired(source, tmp_path, bytes_lost):
     prepare(source, tmp_path / "whole", progress=False)
     torn = tmp_path / "torn"
     interrupt(source, torn, after=60)
@@ -253,7 +253,7 @@ def finish(root, directory):
 
 @pytest.mark.parametrize("in_done", [False, True])
 @pytest.mark.parametrize("change", ["remove", "add", "replace"])
-def test_a_change_of_the_files_costs_at_most_one_shard(begun, change, in_done):
+def test_changed_file_rewrites_at_most_one_shard(begun, change, in_done):
     root, directory = begun
     done = done_files(directory)
     assert len(done) >= 4
@@ -281,7 +281,7 @@ def test_a_change_of_the_files_costs_at_most_one_shard(begun, change, in_done):
     assert contents(directory) == whole
 
 
-def test_changes_again_and_again(begun):
+def test_repeated_changes(begun):
     root, directory = begun
     for number in range(4):
         (root / "cat" / f"{number:03d}.jpg").unlink()
@@ -300,14 +300,14 @@ def test_changes_again_and_again(begun):
     finish(root, directory)
 
 
-def test_without_a_change_nothing_but_shards_and_manifest_stays(begun):
+def test_finished_directory_has_only_shards_and_manifest(begun):
     root, directory = begun
     finish(root, directory)
     names = {path.name for path in directory.iterdir()}
     assert names == {FILE, metadata.FILE, *(name for name in names if "-of-" in name)}
 
 
-def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
+def test_run_resumes_after_named_bad_images_are_deleted(begun):
     root, directory = begun
     done = done_files(directory)
     names = {path.relative_to(root).as_posix() for path in root.glob("*/*")}
@@ -327,7 +327,7 @@ def test_deleting_the_bad_images_that_an_error_names_goes_on(begun):
     assert times(directory, done) == before
 
 
-def test_other_images_are_not_taken_for_changed_ones(begun, tmp_path):
+def test_other_images_are_not_treated_as_changed_ones(begun, tmp_path):
     root, directory = begun
     for path in sorted(root.glob("*/*"))[::2]:
         path.unlink()
@@ -338,7 +338,7 @@ def test_other_images_are_not_taken_for_changed_ones(begun, tmp_path):
     assert contents(directory) == before
 
 
-def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
+def test_changed_files_of_a_finished_directory_are_reported(begun):
     root, directory = begun
     finish(root, directory)
     before = contents(directory)
@@ -353,7 +353,7 @@ def test_changes_of_the_files_of_a_finished_directory_are_told(begun):
     assert contents(directory) == before
 
 
-def test_other_names_of_classes_of_a_finished_directory_are_told(tmp_path):
+def test_renamed_classes_of_a_finished_directory_are_reported(tmp_path):
     pixels = np.zeros((6, 4, 4, 3), np.uint8)
     split = (pixels, np.arange(6) % 2)
     old = ArraySource("digits", "toy", ("cat", "dgo"), {"train": split})
@@ -370,7 +370,7 @@ def test_an_interrupted_run_leaves_no_temporary_files(source, tmp_path):
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_finished_directory_is_left_alone(source, tmp_path):
+def test_finished_directory_is_unchanged(source, tmp_path):
     first = prepare(source, tmp_path, progress=False)
     times = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     source.read = None  # nothing is read
@@ -379,7 +379,7 @@ def test_a_finished_directory_is_left_alone(source, tmp_path):
 
 
 @pytest.mark.parametrize("left_over", [False, True])
-def test_a_finished_directory_on_a_disk_that_is_read_only(source, tmp_path, monkeypatch, left_over):
+def test_finished_directory_on_a_read_only_disk(source, tmp_path, monkeypatch, left_over):
     first = prepare(source, tmp_path, progress=False)
     if left_over:  # as where a kill came behind the manifest
         (tmp_path / JOURNAL).touch()
@@ -393,7 +393,7 @@ def test_a_finished_directory_on_a_disk_that_is_read_only(source, tmp_path, monk
     assert verify(tmp_path, progress=False) == []
 
 
-def test_a_damaged_shard_of_a_finished_directory_is_made_again(source, tmp_path):
+def test_damaged_shard_of_a_finished_directory_is_rewritten(source, tmp_path):
     prepare(source, tmp_path, progress=False)
     before = contents(tmp_path)
     (tmp_path / "train-00003-of-00008").write_bytes(b"short")
@@ -402,7 +402,7 @@ def test_a_damaged_shard_of_a_finished_directory_is_made_again(source, tmp_path)
     assert contents(tmp_path) == before
 
 
-def test_mending_from_changed_images_is_refused(source, folders, tmp_path):
+def test_repair_from_changed_images_is_refused(source, folders, tmp_path):
     prepare(source, tmp_path, progress=False)
     shard = tmp_path / "train-00003-of-00008"
     shard.unlink()
@@ -440,7 +440,7 @@ def test_other_data_in_the_directory_is_refused(folders, tmp_path, finished):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_what_does_not_tell_its_encoding_has_jpegs_as_they_were(folders, tmp_path, finished):
+def test_manifests_without_an_encoding_mean_jpeg(folders, tmp_path, finished):
     source = open_source("folders", folders, holdout=0.25)
     prepare(source, tmp_path / "whole", progress=False)
     older = tmp_path / "older"
@@ -470,7 +470,7 @@ def test_shards_of_unknown_origin_are_not_replaced(source, tmp_path):
     assert contents(tmp_path) == {"train-00000-of-00008": b"precious"}
 
 
-def test_two_at_once_are_refused(source, tmp_path):
+def test_two_processes_at_once_are_refused(source, tmp_path):
     fetch = source.read
     errors = []
 
@@ -495,7 +495,7 @@ def test_an_unwritable_directory_is_refused_before_any_work(source, tmp_path):
             prepare(source, directory, progress=False)
 
 
-def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
+def test_full_disk_is_a_user_error(source, tmp_path, monkeypatch):
     def full(path, examples):
         raise OSError(28, "No space left on device")
 
@@ -509,7 +509,7 @@ def test_a_full_disk_is_the_users_error(source, tmp_path, monkeypatch):
     [(100, JOURNAL), (3000, r"prepare\.plan"), (7000, r"(train|validation)-0000.-of-0000.")],
     ids=["journal", "plan", "shard"],
 )
-def test_a_disk_that_is_full_for_a_while(source, tmp_path, limit, file):
+def test_temporarily_full_disk(source, tmp_path, limit, file):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -560,7 +560,7 @@ def mixed(tmp_path):
     return open_source("folders", root)
 
 
-def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
+def test_unusual_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
     import tensorflow as tf
 
     manifest = prepare(mixed, tmp_path / "out", progress=False)
@@ -576,7 +576,7 @@ def test_odd_images_are_converted_or_skipped_and_counted(mixed, tmp_path):
         assert tuple(pixels.shape) == (20, 24, example[CHANNELS][0])
 
 
-def test_damaged_files_change_no_other_image(folders, tmp_path):
+def test_damaged_files_do_not_affect_other_images(folders, tmp_path):
     kinds = itertools.cycle(["jpg", "png", "gif", "bmp", "webp"])
     source = tmp_path / "source" / "toy"
     shutil.copytree(folders, source)
@@ -599,7 +599,7 @@ def test_damaged_files_change_no_other_image(folders, tmp_path):
     assert verify(tmp_path / "all", progress=False) == []
 
 
-def test_more_bad_images_than_allowed_are_an_error_also_when_going_on(mixed, tmp_path):
+def test_too_many_bad_images_are_an_error_also_when_resuming(mixed, tmp_path):
     for _ in range(2):
         with pytest.raises(UserError, match=r"more than 5 images \(max_bad_images\).*such as .*: "):
             prepare(mixed, tmp_path / "out", max_bad_images=5, progress=False)
@@ -631,7 +631,7 @@ class Pixels(Source):
         return Item(np.full((6, 5), index, np.uint8), self._label, f"{split}{index}")
 
 
-def test_classes_without_training_images_are_told_of_with_the_others_that_they_have(tmp_path):
+def test_classes_without_training_images_give_a_warning(tmp_path):
     pixels = np.zeros((6, 8, 8), np.uint8)
     arrays = {
         "train": (pixels, np.array([0, 0, 0, 1, 1, 1])),
@@ -656,7 +656,7 @@ def test_raw_pixels_synsets_and_classes_without_images(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_split_of_which_no_image_can_be_used(tmp_path, split):
+def test_split_whose_images_are_all_bad(tmp_path, split):
     class Spoiled(Pixels):
         def read(self, own, index):
             item = super().read(own, index)
@@ -700,7 +700,7 @@ class Noise(ArraySource):
         (True, "train", "none"),
     ],
 )
-def test_pixels_come_out_of_the_pipeline_as_they_went_into_pngs(tmp_path, grey, split, cache):
+def test_pixels_of_pngs_are_unchanged_in_the_pipeline(tmp_path, grey, split, cache):
     source = Noise(grey)
     manifest = prepare(source, tmp_path, encoding="png", progress=False)
     assert manifest.converted == {"pixels": 24}
@@ -724,7 +724,7 @@ def test_pixels_come_out_of_the_pipeline_as_they_went_into_pngs(tmp_path, grey, 
         np.testing.assert_array_equal(image, source.pixels(split, label))
 
 
-def test_large_images_are_made_smaller_and_counted(tmp_path):
+def test_large_images_are_resized_and_counted(tmp_path):
     root = tmp_path / "source"
     sizes = {"a.jpg": (40, 30), "b.jpg": (12, 16), "c.png": (16, 90), "d.png": (9, 9)}
     (root / "only").mkdir(parents=True)
@@ -750,7 +750,7 @@ def test_large_images_are_made_smaller_and_counted(tmp_path):
     assert prepare(source, tmp_path / "out", max_side=16, progress=False) == manifest
 
 
-def test_images_that_are_not_upright_are_turned_and_counted(tmp_path):
+def test_images_with_exif_orientation_are_turned_and_counted(tmp_path):
     root = tmp_path / "source"
     (root / "only").mkdir(parents=True)
     for name, orientation in {"a.jpg": 1, "b.jpg": 6, "c.jpg": 8, "d.png": 3}.items():
@@ -771,7 +771,7 @@ def test_images_that_are_not_upright_are_turned_and_counted(tmp_path):
     }
 
 
-def test_large_pixels_are_made_smaller(tmp_path):
+def test_large_arrays_are_resized(tmp_path):
     manifest = prepare(Noise(grey=True), tmp_path, shorter_side=8, progress=False)
     assert manifest.converted == {"pixels, resized": 24}
     assert {(*example[HEIGHT], *example[WIDTH]) for example in read(tmp_path, "train")} == {(8, 8)}
@@ -801,7 +801,7 @@ def test_an_unknown_encoding_or_exif_is_refused_before_any_work(source, tmp_path
     assert not (tmp_path / "x").exists()
 
 
-def test_odd_images_become_pngs(mixed, tmp_path):
+def test_unusual_images_become_pngs(mixed, tmp_path):
     manifest = prepare(mixed, tmp_path / "out", encoding="png", progress=False)
     assert manifest.converted == {"CMYK JPEG": 2, "PNG": 4}
     kinds = {}
@@ -824,7 +824,7 @@ def test_labels_out_of_range_are_refused(tmp_path, label):
         prepare(Pixels(label=label), tmp_path, progress=False)
 
 
-def test_a_source_that_cannot_be_read_is_the_users_error(tmp_path):
+def test_unreadable_source_is_a_user_error(tmp_path):
     with pytest.raises(UserError, match=r"pixels: cannot be read: .*disk on fire"):
         prepare(Pixels(error=OSError("disk on fire")), tmp_path, progress=False)
 

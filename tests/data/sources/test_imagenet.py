@@ -431,8 +431,8 @@ def test_unusual_images_are_converted_and_reported_and_others_unchanged(miniatur
     assert manifest.skipped == manifest.warnings == ()
     assert manifest.splits["train"].class_counts == (40, 40, 40, 40)
     assert miniature.printed.splitlines() == [
-        "converted 1 images: CMYK JPEG",
-        "converted 1 images: PNG",
+        "converted 1 image: CMYK JPEG",
+        "converted 1 image: PNG",
         f"a page on the images: {miniature.whole / 'data.html'}",
         f"{miniature.whole}: imagenet2012, 4 classes, 160 train images, 24 validation images",
     ]
