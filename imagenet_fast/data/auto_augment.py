@@ -1,16 +1,17 @@
-"""RandAugment and TrivialAugment: what is drawn for each training image.
+"""Random choices of RandAugment and TrivialAugment.
 
 RandAugment (Cubuk et al. 2019, "RandAugment: Practical automated data augmentation"): each layer
-does one of 14 operations, drawn with even odds, all at the same magnitude. At the greatest
-magnitude they are AutoAugment's (Cubuk et al. 2018), whose translation of 150 of 331 pixels is a
-fraction of any image's size here. At magnitude 0 none does anything, apart from autocontrast and
-equalize, which have no magnitude. In the authors' code solarize and posterize grow weaker with
-the magnitude, and colour, contrast, brightness and sharpness go from 0.1 to 1.9; here, as in
-torchvision, all grow stronger, those four either way. What is moved in is grey.
+applies one of 14 operations, chosen uniformly, all at the same magnitude. The maximum magnitude is
+AutoAugment's (Cubuk et al. 2018), except that its translation by 150 pixels of 331 is relative to
+the image's size. At magnitude 0, only autocontrast and equalize, which have no magnitude, change an
+image. In the authors' code, solarize and posterize become weaker with the magnitude, and the
+factors of colour, contrast, brightness and sharpness range from 0.1 to 1.9; here, as in
+torchvision, all become stronger, the latter four in either direction. Pixels from outside of the
+image are grey.
 
 TrivialAugment (Müller and Hutter 2021, "TrivialAugment: Tuning-free Yet State-of-the-Art Data
-Augmentation"): one of the same operations, at one of 31 strengths, with even odds, from wider
-ranges. As in torchvision's ``TrivialAugmentWide``, what is moved in is black.
+Augmentation"): one of the same operations at one of 31 strengths, both chosen uniformly, with wider
+ranges. As in torchvision's ``TrivialAugmentWide``, pixels from outside of the image are black.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tensorflow as tf
 from imagenet_fast.data import stateless_random
 from imagenet_fast.data.image_operations import operations
 
-MOST = 10.0
+_MAX_MAGNITUDE = 10.0
 _STRENGTHS = 31
 
 RAND_AUGMENT = operations(
@@ -49,37 +50,37 @@ def draw_rand_augment(
     """Draws RandAugment's operations.
 
     Args:
-      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
-      layers: operations for each image.
-      magnitude: 0..10.
+      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
+      layers: Number of operations per image.
+      magnitude: In 0..10.
 
     Returns:
-      ``(numbers, strengths)``: int32 [images, layers], places in :data:`RAND_AUGMENT`, and float32
-      [images, layers], the magnitude as a fraction of the greatest, with a sign.
+      ``(numbers, strengths)``: int32 [images, layers], indices in :data:`RAND_AUGMENT`, and float32
+      [images, layers], the magnitude as a fraction of the maximum, with a random sign.
     """
     kinds, signs = tf.split(
         stateless_random.uniform(identities, "rand augment", 2 * layers), 2, axis=1
     )
-    strength = magnitude / MOST
-    return _places(kinds), tf.where(signs < 0.5, -strength, strength)
+    strength = magnitude / _MAX_MAGNITUDE
+    return _indices(kinds), tf.where(signs < 0.5, -strength, strength)
 
 
 def draw_trivial_augment(identities: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Draws TrivialAugment's operations.
 
     Args:
-      identities: int64 [images, 3], as :func:`stateless_random.uniform` takes them.
+      identities: int64 [images, 3], as for :func:`stateless_random.uniform`.
 
     Returns:
-      ``(numbers, strengths)``: int32 [images, 1], places in :data:`TRIVIAL_AUGMENT`, and float32
+      ``(numbers, strengths)``: int32 [images, 1], indices in :data:`TRIVIAL_AUGMENT`, and float32
       [images, 1], in [-1, 1].
     """
     kinds, strengths, signs = tf.split(
         stateless_random.uniform(identities, "trivial augment", 3), 3, axis=1
     )
     strengths = tf.floor(strengths * _STRENGTHS) / (_STRENGTHS - 1)
-    return _places(kinds), tf.where(signs < 0.5, -strengths, strengths)
+    return _indices(kinds), tf.where(signs < 0.5, -strengths, strengths)
 
 
-def _places(kinds: tf.Tensor) -> tf.Tensor:
+def _indices(kinds: tf.Tensor) -> tf.Tensor:
     return tf.cast(kinds * len(RAND_AUGMENT), tf.int32)

@@ -216,7 +216,7 @@ def _sizes(rows: np.ndarray) -> str:
         ("Width in pixels", *map(_whole, _least_median_most(width))),
         ("Height in pixels", *map(_whole, _least_median_most(height))),
         ("Shorter side in pixels", *map(_whole, _least_median_most(shorter))),
-        ("Width / height", *(f"{own:.3g}" for own in _least_median_most(aspect))),
+        ("Width / height", *(f"{ratio:.3g}" for ratio in _least_median_most(aspect))),
         ("File size", *map(_bytes, _least_median_most(rows["bytes"]))),
     ]
     return plots + _table(("", "minimum", "median", "maximum"), lines)

@@ -17,7 +17,7 @@ from imagenet_fast.base import html_page
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.plotting import PAGE_STYLE, SENTINELS, page_svg
 
-# Images of at most this many pixels a side are shown at their own size, enlarged by the browser.
+# Images up to this side in pixels are stored at full size and enlarged by the browser.
 _PIXELATED = 32
 _ASPECTS = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 1.333: "4:3", 2.0: "2:1", 4.0: "4:1"}
 

@@ -1,7 +1,7 @@
-"""What a record of a shard holds: a ``tf.train.Example`` of one encoded image.
+"""Records of shards: a ``tf.train.Example`` of one encoded image each.
 
-Its fields are those of the ImageNet converters of tensorflow/tpu and of TensorFlow Model Garden, so
-their programs read these shards and this package reads theirs.
+The fields are those of the ImageNet converters of tensorflow/tpu and TensorFlow Model Garden, so
+their programs can read these shards, and this package theirs.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def encode_example(
     """Returns a serialized ``tf.train.Example`` of one image.
 
     Args:
-      encoded: The image as a JPEG or PNG file, which its first bytes tell.
-      label: The class, from 0.
+      encoded: The image as a JPEG or PNG file.
+      label: Index of the class.
       text: The class's name.
-      filename: The name that the image had in its source, for people who look for it.
+      filename: The image's name in its source, for display.
       height: In pixels.
       width: In pixels.
-      channels: 1 (grey) or 3 (RGB).
-      synset: The class's WordNet id; the field is left out when None.
-      jpeg_index: The JPEG's index, as ``jpeg_index.index_jpegs`` makes it; the field is left out
-        when empty.
+      channels: 1 (grayscale) or 3 (RGB).
+      synset: The class's WordNet id; if None, there is no such field.
+      jpeg_index: The JPEG's index from ``jpeg_index.index_jpegs``; if empty, there is no such
+        field.
 
     Returns:
       The same bytes for the same arguments, in every process.
     """
-    import tensorflow as tf  # here, because who reads a manifest needs no TensorFlow
+    import tensorflow as tf  # here, because reading a manifest needs no TensorFlow
 
     example = tf.train.Example()
     fields = example.features.feature
@@ -76,7 +76,7 @@ def encode_example(
     fields[ENCODED].bytes_list.value.append(encoded)
     if jpeg_index:
         fields[JPEG_INDEX].bytes_list.value.append(jpeg_index)
-    # Deterministic: the order of a protobuf map is otherwise a matter of hashing.
+    # The order of a protobuf map otherwise depends on hashes.
     return example.SerializeToString(deterministic=True)
 
 

@@ -1,7 +1,7 @@
-"""What an image file's header tells, inside a TensorFlow graph: its format and its size.
+"""Image formats and sizes from file headers, in TensorFlow graphs.
 
-Nothing here decodes pixels, so that what is too large, or is no JPEG or PNG, is refused before it
-takes memory.
+No pixels are decoded, so images that are too large, or not JPEG or PNG, are refused before they
+take memory.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from imagenet_fast.data.images import PNG_SIGNATURE
 NO_IMAGE = "not a whole JPEG or PNG image"
 
 _JPEG_SIGNATURE = b"\xff\xd8\xff"
-# The first chunk of every PNG is 13 bytes long and begins with the width and the height.
+# The first chunk of every PNG has 13 bytes, which start with the width and the height.
 _PNG_BEGIN = PNG_SIGNATURE + b"\x00\x00\x00\x0dIHDR"
-# Version 100, no flags, and no transform of colours.
+# Version 100, no flags, no colour transform.
 _ADOBE_SEGMENT = b"\xff\xee\x00\x0eAdobe\x00\x64" + bytes(5)
 
-# Other formats: where in the file they have which bytes.
+# Other formats: offset and signature.
 _SIGNATURES = [
     (0, b"GIF8", "GIF"),
     (0, b"BM", "BMP"),
@@ -33,19 +33,19 @@ _SIGNATURES = [
     *[(0, b"P%d\n" % number, "PPM") for number in range(1, 8)],
 ]
 
-# By the low four bits of a JPEG's SOF marker, what libjpeg-turbo does not decode; it does decode
+# JPEGs that libjpeg-turbo does not decode, by the low four bits of the SOF marker. It does decode
 # arithmetic coding, 9 and 10.
 _CODINGS = {
     **dict.fromkeys((3, 11), "lossless JPEG"),
     **dict.fromkeys((5, 6, 7, 13, 14, 15), "hierarchical JPEG"),
 }
 _NOT_SOF = (0xC4, 0xC8, 0xCC)
-# Of a JPEG, looked at for the SOF: a colour profile alone can take 255.
-_MOST_SEGMENTS = 300
+# Segments of a JPEG to search for the SOF; a colour profile alone can take 255.
+_MAX_SEGMENTS = 300
 
 
 def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    """Returns whether a file, a string scalar, begins as a JPEG does: a bool scalar."""
+    """Returns whether a file, a string scalar, starts like a JPEG: a bool scalar."""
     return tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
 
 
@@ -53,15 +53,15 @@ def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Ten
     """Returns an image that is safe to decode, and its size.
 
     Args:
-      encoded: bytes of the image, a string scalar.
-      max_pixels: the most pixels, height times width, that it may have.
+      encoded: Bytes of the image, a string scalar.
+      max_pixels: Maximum height times width.
 
     Returns:
-      The bytes, a string scalar, and int32 [height, width]. A CMYK JPEG that does not say whether
-      its colours are inverted is marked as inverted, which is what Pillow takes it for.
+      The bytes, a string scalar, and int32 [height, width]. A CMYK JPEG without information on
+      whether its colours are inverted is marked as inverted, which Pillow assumes.
 
     Raises:
-      tf.errors.InvalidArgumentError: in the graph, if it is no JPEG or PNG or has more pixels.
+      tf.errors.InvalidArgumentError: in the graph, if it is not a JPEG or PNG or has more pixels.
     """
 
     def jpeg() -> tuple[tf.Tensor, tf.Tensor]:
@@ -85,17 +85,17 @@ def image_size(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
-    """Tells why no image could be made of a file; it never fails itself.
+    """Returns why a file cannot be decoded; raises no errors.
 
     Args:
-      encoded: bytes of the file, a string scalar.
-      max_pixels: as of :func:`check_header`.
+      encoded: Bytes of the file, a string scalar.
+      max_pixels: As for :func:`check_header`.
 
     Returns:
-      The reason, a string scalar: the size of what is too large, the format or the kind of JPEG
-      that cannot be decoded, or just ``NO_IMAGE``.
+      The reason, a string scalar: the size if it is too large, the unsupported format or kind of
+      JPEG, or ``NO_IMAGE``.
     """
-    # So that there are bytes wherever one is looked for.
+    # Padded, so no read is beyond the end.
     padded = tf.strings.join([encoded, bytes(len(_PNG_BEGIN) + 8)])
 
     def png() -> tf.Tensor:
@@ -104,8 +104,8 @@ def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
     def other() -> tf.Tensor:
         reason = tf.constant(NO_IMAGE)
         for place, signature, name in _SIGNATURES:
-            found = tf.strings.substr(padded, place, len(signature)) == signature
-            reason = tf.where(found, _unsupported(name), reason)
+            matches = tf.strings.substr(padded, place, len(signature)) == signature
+            reason = tf.where(matches, _unsupported(name), reason)
         return reason
 
     begins_as_png = tf.strings.substr(padded, 0, len(_PNG_BEGIN)) == _PNG_BEGIN
@@ -117,13 +117,13 @@ def reason_of_failure(encoded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def _marked_as_adobe(jpeg: tf.Tensor) -> tf.Tensor:
-    # A segment of the JPEG's own comes later, and counts.
+    # If the JPEG has such a segment, it comes later and takes precedence.
     soi, rest = tf.strings.substr(jpeg, 0, 2), tf.strings.substr(jpeg, 2, -1)
     return tf.strings.join([soi, _ADOBE_SEGMENT, rest])
 
 
 def _png_size(png: tf.Tensor) -> tf.Tensor:
-    """Returns int32 [height, width], negative where the file says 2**31 or more."""
+    """Returns int32 [height, width], negative for sizes of 2**31 or more."""
     size = tf.strings.substr(png, len(_PNG_BEGIN), 8)
     return tf.reverse(tf.io.decode_raw(size, tf.int32, little_endian=False), [0])
 
@@ -156,10 +156,10 @@ def _reason_of_jpeg(padded: tf.Tensor, max_pixels: int) -> tf.Tensor:
 
 
 def _sof_place(padded: tf.Tensor) -> tf.Tensor:
-    """Returns where a JPEG's first SOF segment begins, or some other place if there is none."""
+    """Returns the offset of a JPEG's first SOF segment, or another offset if there is none."""
     end = tf.strings.length(padded) - len(_PNG_BEGIN) - 8
 
-    def goes_on(place: tf.Tensor) -> tf.Tensor:
+    def is_before_sof(place: tf.Tensor) -> tf.Tensor:
         segment = _bytes(padded, place, 2)
         is_end = tf.reduce_any(segment[1] == [0xD9, 0xDA])
         return (segment[0] == 0xFF) & ~_is_sof(segment) & ~is_end
@@ -167,11 +167,11 @@ def _sof_place(padded: tf.Tensor) -> tf.Tensor:
     def step(place: tf.Tensor) -> tuple[tf.Tensor]:
         segment = _bytes(padded, place, 4)
         length = tf.maximum(256 * segment[2] + segment[3], 2)
-        # Markers may stand behind any number of bytes of 255.
+        # A marker may be preceded by any number of bytes of 255.
         forward = tf.where(segment[1] == 0xFF, 1, 2 + length)
         return (tf.minimum(place + forward, end),)
 
-    (place,) = tf.while_loop(goes_on, step, (2,), maximum_iterations=_MOST_SEGMENTS)
+    (place,) = tf.while_loop(is_before_sof, step, (2,), maximum_iterations=_MAX_SEGMENTS)
     return place
 
 

@@ -12,12 +12,12 @@ _PATTERN = re.compile(r"(\d+)|(\d*\.\d+(?:e-?\d+)?|\d+e-\d+|\d+\.)|(\d+(?:\.\d*)
 
 @dataclasses.dataclass(frozen=True)
 class ImageLimit:
-    """At most so many images.
+    """A maximum number of images.
 
     Attributes:
-      text: As the user gave it.
+      text: As given by the user.
       count: The number of images, or None.
-      fraction: Of all images, in [0, 1], where there is no ``count``.
+      fraction: Of all images, in [0, 1], if there is no ``count``.
     """
 
     text: str
@@ -26,11 +26,11 @@ class ImageLimit:
 
     @classmethod
     def parse(cls, text: str, name: str) -> ImageLimit:
-        """Reads a count, as ``100``, or a fraction, as ``0.01`` or ``1%``.
+        """Parses a count, such as ``100``, or a fraction, such as ``0.01`` or ``1%``.
 
         Args:
-          text: What to read.
-          name: That of the option, for the error.
+          text: The limit.
+          name: Of the option, for errors.
 
         Raises:
           UserError: It is neither, or the fraction is above 1.
@@ -41,14 +41,14 @@ class ImageLimit:
         fraction = float(match[2] or match[3]) / (100 if match[3] else 1) if match else -1.0
         if not 0 <= fraction <= 1:
             raise UserError(
-                f"{name} is {text!r}, but must be a number of images, as 100, or a fraction of "
-                "them, as 0.01 or 1%"
+                f"{name} is {text!r}, but must be a number of images, such as 100, or a fraction "
+                "of them, such as 0.01 or 1%"
             )
         return cls(text, fraction=fraction)
 
     def images(self, total: int) -> int:
-        """Returns the most images that it allows, of ``total``."""
-        # One that is whole but for the rounding of the fraction, as 29% of 100, counts as whole.
+        """Returns the maximum number of images, of ``total``."""
+        # Corrects rounding of the fraction, e.g. 29% of 100 is 29.
         return int(self.fraction * total + 1e-9 * total) if self.count is None else self.count
 
     def __str__(self) -> str:

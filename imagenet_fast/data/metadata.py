@@ -217,7 +217,7 @@ def _read_shards(
         with tqdm(total=total, desc="images", unit=" images", disable=not progress) as bar:
             for shard, rows in zip(
                 shards,
-                pool.map(lambda own: _read_shard(directory / own.file, label_offset), shards),
+                pool.map(lambda shard: _read_shard(directory / shard.file, label_offset), shards),
             ):
                 found[shard.file] = rows
                 bar.update(len(rows))

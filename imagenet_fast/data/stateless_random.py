@@ -1,8 +1,8 @@
-"""Random numbers and orders for many images at once, functions of seed, epoch and place.
+"""Random numbers and permutations that are functions of seed, epoch and place, for many images.
 
-TensorFlow's stateless operations have one seed for all of a tensor, so that images with seeds of
-their own would need an operation each. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators") can begin anywhere in its sequence.
+TensorFlow's stateless operations have one seed per tensor, so a seed per image would take an
+operation per image. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
+generators") allows random access to its sequence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 import tensorflow as tf
 
 _GOLDEN = 0x9E3779B97F4A7C15
-_MOST = 2**16  # numbers of an image and purpose
+_MAX_COUNT = 2**16  # of numbers per image and purpose
 _FRACTION_BITS = 24
 _ROUNDS = 8
 
@@ -22,16 +22,18 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
 
     Args:
       identities: int64 [images, 3]: seed, epoch and place in the epoch's order of each image.
-      purpose: what they are for; others get other numbers.
-      count: how many for each image.
+      purpose: Name of their use; different purposes have independent numbers.
+      count: Number per image.
 
     Returns:
       float32 [images, count], multiples of 2**-24.
     """
     # GPUs have no unstack of uint64.
-    seeds, epochs, places = (tf.cast(own, tf.uint64) for own in tf.unstack(identities, axis=1))
+    seeds, epochs, places = (
+        tf.cast(column, tf.uint64) for column in tf.unstack(identities, axis=1)
+    )
     streams = _streams(seeds, epochs, purpose)
-    indices = places[:, tf.newaxis] * _MOST + tf.cast(tf.range(count), tf.uint64)
+    indices = places[:, tf.newaxis] * _MAX_COUNT + tf.cast(tf.range(count), tf.uint64)
     mixed = splitmix64(streams[:, tf.newaxis], indices)
     high = tf.bitwise.right_shift(mixed, tf.constant(64 - _FRACTION_BITS, tf.uint64))
     return tf.cast(high, tf.float32) * 2.0**-_FRACTION_BITS
@@ -40,25 +42,25 @@ def uniform(identities: tf.Tensor, purpose: str, count: int) -> tf.Tensor:
 def permuted(
     places: tf.Tensor, count: int, seed: tf.Tensor | int, epoch: tf.Tensor | int, purpose: str
 ) -> tf.Tensor:
-    """Returns where a random permutation of ``0 .. count - 1`` takes some places.
+    """Returns the values of a random permutation of ``0 .. count - 1`` at some places.
 
-    A Feistel network over the next power of two, walked again from where it leaves the range
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"): it costs what the places
-    cost that are asked for, and no memory.
+    It is a Feistel network over the next power of two, repeated until the value is in the range
+    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains"). The cost is proportional to
+    the number of places, and no memory is needed for the others.
 
     Args:
       places: int64, in [0, count).
-      count: how many there are.
-      seed: of the run.
-      epoch: other epochs have other permutations.
-      purpose: so have other purposes.
+      count: Length of the permutation.
+      seed: Of the run.
+      epoch: Different epochs have independent permutations.
+      purpose: Likewise different purposes.
 
     Returns:
       int64, of the shape of ``places``.
     """
     bits = max(2, (count - 1).bit_length())
     low = bits // 2
-    masks = [tf.constant(2**half - 1, tf.uint64) for half in (bits - low, low)]
+    masks = [tf.constant(2**size - 1, tf.uint64) for size in (bits - low, low)]
     stream = _streams(tf.cast(seed, tf.uint64), tf.cast(epoch, tf.uint64), purpose)
     keys = splitmix64(stream, tf.cast(tf.range(_ROUNDS), tf.uint64))
     size, shift = tf.constant(count, tf.uint64), tf.constant(low, tf.uint64)
@@ -66,9 +68,9 @@ def permuted(
     def walk(x: tf.Tensor) -> tf.Tensor:
         halves = [tf.bitwise.right_shift(x, shift), tf.bitwise.bitwise_and(x, masks[1])]
         for step in range(_ROUNDS):
-            own = step % 2
-            noise = tf.bitwise.bitwise_and(_mix(halves[1 - own] + keys[step]), masks[own])
-            halves[own] = tf.bitwise.bitwise_xor(halves[own], noise)
+            half = step % 2
+            noise = tf.bitwise.bitwise_and(_mix(halves[1 - half] + keys[step]), masks[half])
+            halves[half] = tf.bitwise.bitwise_xor(halves[half], noise)
         return tf.bitwise.bitwise_or(tf.bitwise.left_shift(halves[0], shift), halves[1])
 
     (permuted_places,) = tf.while_loop(
@@ -81,17 +83,17 @@ def permuted(
 
 
 def splitmix64(states: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Returns numbers of the sequences of SplitMix64, uint64.
+    """Returns numbers of SplitMix64 sequences, uint64.
 
     Args:
-      states: uint64, those in which the sequences begin.
-      indices: uint64, which numbers of them, from 0.
+      states: Initial states, uint64.
+      indices: Indices of the numbers in the sequences, uint64.
     """
     return _mix(states + (indices + 1) * tf.constant(_GOLDEN, tf.uint64))
 
 
 def _streams(seeds: tf.Tensor, epochs: tf.Tensor, purpose: str) -> tf.Tensor:
-    """Returns where the sequences of seeds, epochs and a purpose begin: all uint64."""
+    """Returns initial states for seeds, epochs and a purpose: all uint64."""
     return _mix(_mix(_mix(seeds) + epochs) + zlib.crc32(purpose.encode()))
 
 

@@ -124,10 +124,13 @@ def open_huggingface(
         path, features, datasets.ClassLabel, label_column, _LABEL_COLUMNS, "label"
     )
     for column in formats:
-        rows = {split: _undecoded(datasets, path, own, column) for split, own in rows.items()}
+        rows = {
+            split: _undecoded(datasets, path, split_rows, column)
+            for split, split_rows in rows.items()
+        }
     labels, numbers, warnings = _labels(datasets, path, rows, label_column)
-    rows = {split: own for split, own in rows.items() if split in numbers}
-    chosen = {split: (split, np.arange(len(own))) for split, own in numbers.items()}
+    rows = {split: rows[split] for split in numbers}
+    chosen = {split: (split, np.arange(len(labels))) for split, labels in numbers.items()}
     if "validation" not in rows:
         out = hold_out(numbers["train"], holdout, seed)
         chosen["train"] = "train", np.flatnonzero(~out)
@@ -199,25 +202,25 @@ def _load(
         )
     try:
         if any((path / file).is_file() for file in _SAVED):
-            found = datasets.load_from_disk(str(path))
+            loaded = datasets.load_from_disk(str(path))
         else:
-            found = datasets.load_dataset(str(path), **options)
+            loaded = datasets.load_dataset(str(path), **options)
     except Exception as error:  # of any class
         raise UserError(
             f"{path}: Hugging Face's datasets cannot load it: {first_line(error)}"
         ) from error
-    if isinstance(found, datasets.Dataset):
-        found = {"train": found}
+    if isinstance(loaded, datasets.Dataset):
+        loaded = {"train": loaded}
     rows: dict[str, _Rows] = {}
-    for name, own in found.items():
+    for name, split_rows in loaded.items():
         split = SPLITS.get(name.lower())
         if split is None or split in rows:
-            names = ", ".join(map(repr, found))
+            names = ", ".join(map(repr, loaded))
             raise UserError(
                 f"{path}: its splits are {names}, but must be train, validation (or val, valid, "
                 "dev) and test, each once"
             )
-        rows[split] = own
+        rows[split] = split_rows
     if not rows.get("train"):
         raise UserError(f"{path}: has no split 'train', or one without rows")
     return rows
@@ -274,35 +277,35 @@ def _labels(
     """Returns the classes, each split's labels, and warnings of splits without labels."""
     feature = rows["train"].features[column]
     names = tuple(feature.names) if isinstance(feature, datasets.ClassLabel) else None
-    values = {split: list(own[column][:]) for split, own in rows.items()}
-    for split, own in rows.items():
-        others = own.features[column]
+    values = {split: list(split_rows[column][:]) for split, split_rows in rows.items()}
+    for split, split_rows in rows.items():
+        others = split_rows.features[column]
         if names and isinstance(others, datasets.ClassLabel) and tuple(others.names) != names:
             values[split] = _renumbered(values[split], others.names, names)
     unlabelled = {
         split
-        for split, own in values.items()
-        if split != "train" and all(value in (None, -1) for value in own)
+        for split, labels in values.items()
+        if split != "train" and all(label in (None, -1) for label in labels)
     }
     warnings = tuple(
         f"the split {split} is ignored: it has no labels" for split in sorted(unlabelled)
     )
-    values = {split: own for split, own in values.items() if split not in unlabelled}
+    values = {split: values[split] for split in values if split not in unlabelled}
     if names is None:
         names = _class_names(path, column, values["train"])
     warnings += warnings_of_names(names)
     as_text = isinstance(values["train"][0], str)
-    number = {name if as_text else place: place for place, name in enumerate(names)}
-    labels = {}
-    for split, own in values.items():
-        wrong = [place for place, value in enumerate(own) if value not in number]
+    numbers = {name if as_text else number: number for number, name in enumerate(names)}
+    numbered = {}
+    for split, labels in values.items():
+        wrong = [row for row, label in enumerate(labels) if label not in numbers]
         if wrong:
             raise UserError(
-                f"{path}: row {wrong[0]} of {split} has the label {own[wrong[0]]!r}, which is not "
-                f"a class: {first_names([repr(name) for name in names])}"
+                f"{path}: row {wrong[0]} of {split} has the label {labels[wrong[0]]!r}, which is "
+                f"not a class: {first_names([repr(name) for name in names])}"
             )
-        labels[split] = np.array([number[value] for value in own], np.int64)
-    return names, labels, warnings
+        numbered[split] = np.array([numbers[label] for label in labels], np.int64)
+    return names, numbered, warnings
 
 
 def _renumbered(values: list[Any], names: list[str], known: tuple[str, ...]) -> list[Any]:
