@@ -38,7 +38,7 @@ from imagenet_fast.data.decode import resize
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.malloc import keep_freed_memory
 from imagenet_fast.data.on_device import ImagesOnDevice, TrainingImages, ValidationImages
-from imagenet_fast.data.options import InputOptions
+from imagenet_fast.data.options import DataOptions, InputOptions
 from imagenet_fast.data.order import SplitPart, part_of, training_order
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.service import (
@@ -160,7 +160,7 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
     )
 
 
-def steps_per_epoch(info: DatasetInfo, options: InputOptions) -> int:
+def steps_per_epoch(info: DatasetInfo, options: DataOptions) -> int:
     """Returns the number of training steps in an epoch, without a partial last batch.
 
     Raises:
@@ -175,7 +175,7 @@ def steps_per_epoch(info: DatasetInfo, options: InputOptions) -> int:
     return examples // options.batch_size
 
 
-def training_image_size(options: InputOptions, step: int, steps_per_epoch: int) -> int:
+def training_image_size(options: DataOptions, step: int, steps_per_epoch: int) -> int:
     """Returns the height and width of training images at a training step."""
     for size, until in zip(options.train_sizes, options.train_until):
         if step < until.steps(steps_per_epoch, options.batch_size):
@@ -185,7 +185,7 @@ def training_image_size(options: InputOptions, step: int, steps_per_epoch: int) 
 
 def evaluation_steps(
     info: DatasetInfo,
-    options: InputOptions,
+    options: DataOptions,
     strategy: tf.distribute.Strategy,
     split: str = "validation",
 ) -> int:
@@ -196,7 +196,7 @@ def evaluation_steps(
     return -(-most // (_evaluation_batch_size(options, strategy) * replicas))
 
 
-def _evaluation_batch_size(options: InputOptions, strategy: tf.distribute.Strategy) -> int:
+def _evaluation_batch_size(options: DataOptions, strategy: tf.distribute.Strategy) -> int:
     size = options.eval_batch_size or options.batch_size // options.accumulation_steps
     return -(-size // strategy.num_replicas_in_sync)
 
@@ -235,7 +235,7 @@ def _for_tpu_hosts(options: InputOptions) -> InputOptions:
     return options.replace(resize_kernel="tensorflow")
 
 
-def _check_without_python(options: InputOptions, split: str, here: bool) -> None:
+def _check_without_python(options: DataOptions, split: str, here: bool) -> None:
     """Checks the options if pipelines run in other processes, and warns of the difference.
 
     Raises:
@@ -258,7 +258,7 @@ def _check_without_python(options: InputOptions, split: str, here: bool) -> None
     )
 
 
-def thread_count(options: InputOptions) -> int:
+def thread_count(options: DataOptions) -> int:
     """Returns the number of threads that read and decode in each process."""
     return options.data_threads or cpu_cores()
 
@@ -274,7 +274,7 @@ def with_threads(dataset: tf.data.Dataset, threads: int) -> tf.data.Dataset:
 
 def _training_batches(
     info: DatasetInfo,
-    options: InputOptions,
+    options: DataOptions,
     context: tf.distribute.InputContext,
     batch_size: int,
     pipeline_batch_size: int,
@@ -324,7 +324,7 @@ def _training_batches(
 
 def _part(
     info: DatasetInfo,
-    options: InputOptions,
+    options: DataOptions,
     context: tf.distribute.InputContext,
     split: str,
     with_python: bool,
@@ -339,7 +339,7 @@ def _part(
     return dataclasses.replace(part, paths=paths), None
 
 
-def _trial(path: str, options: InputOptions) -> tf.data.Dataset:
+def _trial(path: str, options: DataOptions) -> tf.data.Dataset:
     """Returns a dataset of one element that needs the files and the op of training batches."""
     opened = tf.data.FixedLengthRecordDataset(path, record_bytes=1).take(1)
     return opened.map(lambda _: resize(tf.zeros([1, 1, 3], tf.uint8), options))
@@ -347,7 +347,7 @@ def _trial(path: str, options: InputOptions) -> tf.data.Dataset:
 
 def _evaluation_batches(
     info: DatasetInfo,
-    options: InputOptions,
+    options: DataOptions,
     context: tf.distribute.InputContext,
     batch_size: int,
     split: str,
@@ -369,7 +369,7 @@ def _step_numbers(replicas: int, first_step: int) -> tf.data.Dataset:
     return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
 
-def _synthetic(options: InputOptions, batch_size: int) -> tf.data.Dataset:
+def _synthetic(options: DataOptions, batch_size: int) -> tf.data.Dataset:
     """Returns the same batch of random images forever, which costs nothing."""
     seed = [options.seed, 0]
     size = [batch_size, options.image_size, options.image_size, 3]
