@@ -375,9 +375,9 @@ def test_damaged_records_on_a_tpu_slice_lose_no_others(
         ({"cache": "encoded"}, "cache=encoded caches training images in the process that trains"),
         (
             {"cache": "decoded"},
-            "cache=decoded keeps .* on the hosts of the TPU slice: leave it out",
+            "cache=decoded caches .* on the hosts of the TPU slice: remove it",
         ),
-        ({"cache_dir": "/local"}, "cache_dir=/local keeps"),
+        ({"cache_dir": "/local"}, "cache_dir=/local caches"),
         ({"cache": "encoded", "input_servers": ["a:1"]}, "cache=encoded .* read on input servers"),
         ({"resize_kernel": "native"}, "resize_kernel=native is unavailable on the hosts of a TPU"),
     ],
