@@ -19,7 +19,7 @@ def norm_arguments(
     batch_norm_group_size: int = 1,
     ghost_batch_size: int = 0,
 ) -> dict[str, Any]:
-    """Returns the arguments of :func:`batch_norm` for the options that all models have.
+    """Returns the arguments of ``batch_norm`` for the options that all models have.
 
     Args:
         batch_norm_momentum: decay factor of the moving averages.
@@ -46,7 +46,7 @@ def batch_norm(
     """Returns what makes a model's batch norms, from their names and further options of Keras'.
 
     Args:
-        momentum: as ``batch_norm_momentum`` of :func:`norm_arguments`, and so on.
+        momentum: decay factor of the moving averages.
         epsilon: added to the variance.
         group_size: number of neighbouring replicas with common statistics.
         ghost_batch_size: images of a replica with common statistics; 0: all.

@@ -26,7 +26,7 @@ class Lookahead(ShadowWeights):
     averages of batch norm.
 
     Args:
-      variables: of the model, as in :class:`ShadowWeights`.
+      variables: of the model; those of integer dtypes are left out.
       decay: decay factor of the slow weights per step at the end of training, in [0, 1).
       every: steps between updates.
       total_steps: of the training; ``keep`` stays constant from there on.

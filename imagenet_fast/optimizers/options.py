@@ -307,7 +307,7 @@ class ScheduleOptions(SharedOptions):
 
     @property
     def warmup_first_rate(self) -> float | None:
-        """The initial learning rate of the warmup; None: no warmup."""
+        """The initial learning rate of the warmup, or None without a warmup."""
         if self.warmup_start >= 0:
             return self.warmup_start
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None

@@ -17,7 +17,7 @@ class WeightAverage(ShadowWeights):
     values of every few steps, with ``decay ** every``, in Page 2019 .99 ** 5.
 
     Args:
-      variables: of the model, as in :class:`ShadowWeights`.
+      variables: of the model; those of integer dtypes are left out.
       decay: decay factor of the average per step, in [0, 1).
       every: steps between updates.
 
