@@ -75,13 +75,13 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
 
     @classmethod
     def from_flagfile(cls, path: str | os.PathLike[str], **changes: Any) -> Config:
-        """Reads a recipe: one ``--option=value`` a line, ``#`` before a comment.
+        """Reads a recipe: one ``--option=value`` per line; ``#`` starts a comment.
 
         Args:
-          path: a recipe's name, as ``"digits"``, or a flagfile; it may name others with
-            ``--flagfile=other.flags``, taken from its own folder if they are not found from here.
-          **changes: options that differ from the recipe's. With another duration, the recipe's
-            times (warmup, decays, knots, image sizes) are scaled, unless they are given, too.
+          path: a recipe's name, as ``"digits"``, or a flagfile; it may include others by
+            ``--flagfile=other.flags``, relative to the working directory or to its own folder.
+          **changes: options that override the recipe's. With another duration, the recipe's times
+            (warmup, decays, knots, image sizes) are scaled, unless they are given, too.
 
         Raises:
           UserError: if the file cannot be read, or has an unknown option.
@@ -116,7 +116,7 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             raise UserError("not a configuration: expected a JSON object of options")
         for name in values:
             require_option(name, option_names())
-        # Runs from before this check may have options without effect.
+        # Earlier versions allowed options without effect.
         ignored = cls.without_effect(values)
         return cls().replace(**{k: v for k, v in values.items() if k not in ignored})
 
@@ -143,7 +143,7 @@ class FlagfileLine(NamedTuple):
     Attributes:
       name: the option's.
       text: its value.
-      source: the file's path.
+      source: the path of the file.
     """
 
     name: str
@@ -152,10 +152,10 @@ class FlagfileLine(NamedTuple):
 
 
 def in_order(given: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns the file in which each option was last given, in that order.
+    """Returns the file that gave each option last, in the order of giving.
 
     Args:
-      given: pairs of an option's name and a file's path, or an empty text for no file.
+      given: pairs of an option's name and a file's path; an empty path means no file.
     """
     sources: dict[str, str] = {}
     for name, source in given:
@@ -170,8 +170,8 @@ def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) ->
     After ``--flagfile=recipe.flags --schedule=cosine`` nothing reads the recipe's ``decay_at``.
 
     Args:
-      values: of options.
-      sources: of :func:`in_order`.
+      values: values by option.
+      sources: from :func:`in_order`.
     """
     order = list(sources)
     without_effect = Config.without_effect(values)
@@ -243,7 +243,7 @@ def option_type(name: str) -> Any:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """Returns the value that ``text`` stands for, as the type of the option ``name``.
+    """Returns ``text`` converted to the type of the option ``name``.
 
     Raises:
       UserError: if there is no such option, or ``text`` is not a valid value.
@@ -253,7 +253,7 @@ def parse_option(name: str, text: str) -> Any:
 
 
 def read_flagfile(path: str | os.PathLike[str]) -> Iterator[FlagfileLine]:
-    """Yields the options of a flagfile or recipe, in order, those of nested files in place.
+    """Yields the options of a flagfile or recipe in order, those of included files in their place.
 
     Raises:
       UserError: if a file cannot be read, a line is no flag, or a file includes itself.
@@ -295,7 +295,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
 
 
 def _flagfile(text: str, folder: Path | None = None) -> Path:
-    """Returns the file that ``--flagfile`` names, from here or from a folder, or the recipe."""
+    """Returns the recipe or file that ``--flagfile`` names, relative to here or to a folder."""
     path = to_path(text)
     if path.is_file():
         return path
@@ -306,7 +306,7 @@ def _flagfile(text: str, folder: Path | None = None) -> Path:
 
 
 def _nearest_flagfiles(path: Path) -> str:
-    """Returns a hint at similar file names in the folder of ``path`` and among the recipes."""
+    """Returns a hint at recipes and files beside ``path`` with similar names."""
     files = {file.stem: repr(str(file)) for file in sorted(path.parent.glob("*.flags"))}
     files |= {name: repr(name) for name in recipe_names()}
     return nearest(path.stem, files, files.__getitem__)
@@ -324,7 +324,7 @@ def _boolean_flag(flag: str) -> tuple[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """Returns ``value`` as JSON can hold it."""
+    """Returns ``value`` as a JSON value."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Duration) else value

@@ -45,7 +45,7 @@ def test_import_and_errors_import_nothing_heavy(run_python):
     run_python(["-c", code], fresh=True)
 
 
-def test_extras_that_users_are_told_to_install_exist(request):
+def test_suggested_extras_exist(request):
     root = request.config.rootpath
     setup = configparser.ConfigParser()
     setup.read(root / "setup.cfg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, option
+from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Beside, Check, option
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.gpus import parse_gpus
 
@@ -74,6 +74,7 @@ class ClusterOptions(SharedOptions):
         "bytes of gradients that are all-reduced at once; 0: all gradients",
         group="hardware",
         check=NOT_NEGATIVE,
+        beside=Beside("fusion_segments", unless=True),
     )
     fusion_segments: tuple[int, ...] = option(
         (),

@@ -10,16 +10,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from imagenet_fast.base.errors import first_line
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.gpu_arithmetic import has_tensor_cores, precision_instead_of
-from imagenet_fast.doctor.finding import Finding, first_line, ok, slow, wrong
+from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The relative error, in L2, that rounding may leave in any of the results. float32 has that of
-# TF32, in which TensorFlow multiplies float32 on Ampere and later GPUs, and bfloat16 that of sums
-# in bfloat16, which TensorFlow's CPU kernels make (2% were seen).
+# Relative L2 error of any result that rounding explains. float32: that of TF32, in which TensorFlow
+# multiplies float32 on Ampere and later GPUs; bfloat16: that of accumulation in bfloat16, as in
+# TensorFlow's CPU kernels (2% was seen).
 _TOLERANCE = {"float32": 5e-3, "bfloat16": 5e-2, "float16": 1e-2}
-# A 16-bit type is there to be faster; by so much slower than float32 it is not for noise.
+# A 16-bit type that takes this multiple of float32's time is slow beyond noise.
 _SLOWER = 1.5
 _REPEATS = 5
 
@@ -28,12 +29,12 @@ _Step = Callable[[], Sequence[tf.Tensor]]
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """Of a 3x3 convolution to as many channels as it takes.
+    """Size of a 3x3 convolution with equally many input and output channels.
 
     Attributes:
       batch: images.
       pixels: height and width.
-      channels: of the images.
+      channels: input channels.
     """
 
     batch: int
@@ -41,14 +42,14 @@ class Size:
     channels: int
 
 
-# Half types take a hundred times as long as float32 on many CPUs. A GPU needs as much work as in
-# ResNet-50, of which this is a layer, for its speed to show.
+# 16-bit types take a hundred times as long as float32 on many CPUs. The GPU's size is a layer of
+# ResNet-50: less work would not show its speed.
 ON_CPU = Size(batch=8, pixels=16, channels=32)
 ON_GPU = Size(batch=64, pixels=28, channels=256)
 
 
 def check_convolutions(_: SharedOptions) -> list[Finding]:
-    """Checks each device against float32 on the CPU, and that none is slower than it should be."""
+    """Checks each device's results against float32 on the CPU, and its speed."""
     gpus = tf.config.list_logical_devices("GPU")
     cpu = tf.config.list_logical_devices("CPU")[0].name
     findings = _check_device(cpu, _operands(ON_CPU))
@@ -69,13 +70,13 @@ def _check_device(
     expected: Sequence[np.ndarray] | None = None,
     cpu_seconds: float | None = None,
 ) -> list[Finding]:
-    """Checks a device in each type.
+    """Checks a device in each dtype.
 
     Args:
       device: its name.
-      operands: of :func:`_operands`.
-      expected: the results; None: those of float32 on the device itself.
-      cpu_seconds: that float32 takes on the CPU; None: the device is the CPU.
+      operands: from :func:`_operands`.
+      expected: the right results; None: those of float32 on the device itself.
+      cpu_seconds: float32's time on the CPU; None: the device is the CPU.
     """
     if expected is None:
         expected = _numpy(_step(device, operands, "float32", xla=False)())
@@ -86,8 +87,8 @@ def _check_device(
         if finding.state == "ok" and cpu_seconds is not None:
             if dtype == "float32":
                 float32 = finding.numbers["seconds"]["plain"]
-            than = cpu_seconds if dtype == "float32" else float32
-            finding = _judge(device, finding, dtype, than)
+            reference = cpu_seconds if dtype == "float32" else float32
+            finding = _check_speed(device, finding, dtype, reference)
         findings.append(finding)
     return findings
 
@@ -95,45 +96,47 @@ def _check_device(
 def _check_type(
     device: str, operands: Sequence[np.ndarray], expected: Sequence[np.ndarray], dtype: str
 ) -> Finding:
-    """Checks a device in one type, with and without XLA."""
+    """Checks a device in one dtype, with and without XLA."""
     name = f"{_short_name(device)} {dtype}"
     seconds, errors = {}, {}
-    for way, xla in (("plain", False), ("XLA", True)):
+    for mode, xla in (("plain", False), ("XLA", True)):
+        label = "with XLA" if xla else "without XLA"
         try:
             step = _step(device, operands, dtype, xla)
             results = _numpy(step())
-            seconds[way] = _seconds(step)
+            seconds[mode] = _seconds(step)
         except (tf.errors.OpError, RuntimeError, ValueError) as error:
-            return wrong(name, f"{_with(way)}: {first_line(error)}", _advice(way, dtype))
-        errors[way] = max(map(_difference, results, expected))
-        if not errors[way] <= _TOLERANCE[dtype]:  # nor NaN
-            told = f"{_with(way)}: differs by {errors[way]:.1%} from float32 on the CPU"
-            return wrong(name, told, _advice(way, dtype), errors=errors)
-    told = f"{1e3 * seconds['plain']:.2f} ms, {1e3 * seconds['XLA']:.2f} with XLA"
-    return ok(name, told, seconds=seconds, errors=errors)
+            return wrong(name, f"{label}: {first_line(error)}", _advice(xla, dtype))
+        errors[mode] = max(map(_difference, results, expected))
+        if not errors[mode] <= _TOLERANCE[dtype]:  # also true of NaN
+            found = f"{label}: differs by {errors[mode]:.1%} from float32 on the CPU"
+            return wrong(name, found, _advice(xla, dtype), errors=errors)
+    found = f"{1e3 * seconds['plain']:.2f} ms, {1e3 * seconds['XLA']:.2f} with XLA"
+    return ok(name, found, seconds=seconds, errors=errors)
 
 
-def _judge(device: str, finding: Finding, dtype: str, than: float | None) -> Finding:
-    """Returns the finding of a GPU, as slow if it is.
+def _check_speed(device: str, finding: Finding, dtype: str, reference: float | None) -> Finding:
+    """Returns a GPU's finding, changed to slow if it is.
 
     Args:
       device: its name.
       finding: that the results are right.
       dtype: of the convolution.
-      than: seconds on the CPU for float32, else those of float32 here, if they are known.
+      reference: seconds of float32, for float32 those on the CPU, else those on this GPU; None:
+        unknown.
     """
-    own = finding.numbers["seconds"]["plain"]
-    if than is None:
+    if reference is None:
         return finding
+    seconds = finding.numbers["seconds"]["plain"]
     if dtype == "float32":
-        if own <= than:
+        if seconds <= reference:
             return finding
-        told = f"{finding.found}, slower than the CPU's {1e3 * than:.2f}"
+        found = f"{finding.found}, slower than the CPU's {1e3 * reference:.2f}"
         advice = "see whether other programs use the GPU, or it is throttled (nvidia-smi)"
-        return slow(finding.name, told, advice, **finding.numbers)
-    if own <= _SLOWER * than:
+        return slow(finding.name, found, advice, **finding.numbers)
+    if seconds <= _SLOWER * reference:
         return finding
-    told = f"{finding.found}, slower than float32"
+    found = f"{finding.found}, slower than float32"
     capability = _capability(device)
     if not has_tensor_cores(dtype, capability):
         advice = (
@@ -141,15 +144,15 @@ def _judge(device: str, finding: Finding, dtype: str, than: float | None) -> Fin
             f"train with --precision={precision_instead_of(dtype, capability)}"
         )
     else:
-        advice = "see whether cuDNN is that of the lines above, and train with --precision=float32"
-    return slow(finding.name, told, advice, **finding.numbers)
+        advice = "check cuDNN's version in the lines above, and train with --precision=float32"
+    return slow(finding.name, found, advice, **finding.numbers)
 
 
 def _operands(size: Size) -> list[np.ndarray]:
-    """Returns images, kernel, bias and the gradient of the results, which all types represent.
+    """Returns images, kernel, bias and the upstream gradient, exact in all dtypes.
 
-    The bias is so far from 0, to either side, that rounding changes no result's sign: the ReLU
-    passes the same results in all types.
+    The bias is so far from 0 that rounding changes no result's sign: the ReLU passes the same
+    results in all dtypes.
     """
     random = np.random.default_rng(0)
     shape = (size.batch, size.pixels, size.pixels, size.channels)
@@ -162,16 +165,16 @@ def _operands(size: Size) -> list[np.ndarray]:
     scale = 2.0 ** -np.ceil(np.log2(fan_in) / 2)
     bias = np.where(np.arange(size.channels) % 2, 8.0, -8.0)
     operands = (eighths(shape), eighths(kernel) * scale, bias, eighths(shape))
-    return [own.astype(np.float32) for own in operands]
+    return [operand.astype(np.float32) for operand in operands]
 
 
 def _step(device: str, operands: Sequence[np.ndarray], dtype: str, xla: bool) -> _Step:
-    """Returns what makes a convolution, with bias and ReLU, and its gradients on a device.
+    """Returns a function that runs a convolution, with bias and ReLU, and its gradients.
 
-    XLA makes of these one fused convolution, which not every cuDNN has.
+    XLA compiles these to one fused convolution, which not every cuDNN has.
     """
     with tf.device(device):
-        tensors = [tf.cast(tf.constant(own), dtype) for own in operands]
+        tensors = [tf.cast(tf.constant(operand), dtype) for operand in operands]
 
     def gradients(
         images: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, upstream: tf.Tensor
@@ -179,9 +182,9 @@ def _step(device: str, operands: Sequence[np.ndarray], dtype: str, xla: bool) ->
         with tf.GradientTape() as tape:
             tape.watch([images, kernel])
             result = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(images, kernel, 1, "SAME"), bias))
-        found = tape.gradient(result, [images, kernel], output_gradients=upstream)
-        # A single number is enough to wait for.
-        return [result, *found, found[1][0, 0, 0, 0]]
+        results = tape.gradient(result, [images, kernel], output_gradients=upstream)
+        # Waiting for a single number is enough.
+        return [result, *results, results[1][0, 0, 0, 0]]
 
     compiled = tf.function(gradients, autograph=False, jit_compile=xla or None)
 
@@ -193,34 +196,30 @@ def _step(device: str, operands: Sequence[np.ndarray], dtype: str, xla: bool) ->
 
 
 def _seconds(step: _Step, repeats: int = _REPEATS) -> float:
-    """Returns the median time of a step that has been made before, in seconds."""
-    taken = []
+    """Returns the median time of a step that has run before, in seconds."""
+    times = []
     for _ in range(repeats):
         start = time.perf_counter()
         *_, last = step()
         last.numpy()
-        taken.append(time.perf_counter() - start)
-    return statistics.median(taken)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
 
 
 def _numpy(results: Sequence[tf.Tensor]) -> list[np.ndarray]:
     """Returns the result and the gradients, without the number to wait for."""
-    return [tf.cast(own, tf.float32).numpy() for own in results[:-1]]
+    return [tf.cast(result, tf.float32).numpy() for result in results[:-1]]
 
 
 def _difference(result: np.ndarray, expected: np.ndarray) -> float:
     return float(np.linalg.norm(result - expected) / np.linalg.norm(expected))
 
 
-def _advice(way: str, dtype: str) -> str:
-    if way == "XLA":
+def _advice(xla: bool, dtype: str) -> str:
+    if xla:
         return "train without --xla, or see what is wrong with CUDA in the lines above"
-    other = "float32" if dtype != "float32" else "another device"
-    return f"train in {other}, or see what is wrong with CUDA in the lines above"
-
-
-def _with(way: str) -> str:
-    return "with XLA" if way == "XLA" else "without XLA"
+    other = "in float32" if dtype != "float32" else "on another device"
+    return f"train {other}, or see what is wrong with CUDA in the lines above"
 
 
 def _capability(device: str) -> tuple[int, ...]:

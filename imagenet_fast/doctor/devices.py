@@ -19,50 +19,50 @@ from imagenet_fast.doctor.finding import Finding, ok, slow, wrong
 
 def check_devices(options: ClusterOptions) -> list[Finding]:
     """Compares the GPUs that TensorFlow sees with those of the driver."""
-    found = hardware()
+    cpu = hardware()
     seen = tf.config.list_physical_devices("GPU")
-    findings = [ok("CPU", f"{found['cpu']}, {cpu_cores()} cores", features=found["cpu_features"])]
+    findings = [ok("CPU", f"{cpu['cpu']}, {cpu_cores()} cores", features=cpu["cpu_features"])]
     names = [gpu_name(device) for device in seen]
     try:
         shown = installed_gpus()
-    except UserError:  # which the line of the driver tells
+    except UserError:  # which the driver's own finding reports
         shown = []
         if not seen and not cpu_is_requested(options.gpus):
-            told = "TensorFlow sees no GPU, and the driver does not respond"
-            return [*findings, wrong("GPUs", told, "see the line of the driver")]
-    told = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"
+            found = "TensorFlow sees no GPU, and the driver does not respond"
+            return [*findings, wrong("GPUs", found, "see the line of the driver")]
+    found = f"TensorFlow sees {_counted(names)}; the driver shows {_counted(shown)}"
     numbers = {"seen": names, "shown": shown}
     if len(seen) >= len(shown):
-        findings.append(ok("GPUs", told if shown else _counted(names), **numbers))
+        findings.append(ok("GPUs", found if shown else _counted(names), **numbers))
     elif seen and "CUDA_VISIBLE_DEVICES" in os.environ:
-        # That is how a user, Slurm or the local launcher gives a process its GPUs.
-        findings.append(ok("GPUs", f"{told} (CUDA_VISIBLE_DEVICES)", **numbers))
+        # A user, Slurm or the local launcher assigned these GPUs to the process.
+        findings.append(ok("GPUs", f"{found} (CUDA_VISIBLE_DEVICES)", **numbers))
     elif seen:
         advice = (
             "see with `nvidia-smi` whether the others fail; TF_CPP_MIN_LOG_LEVEL=0 shows why "
-            "TensorFlow leaves them out, as it does with those that are much slower than the best"
+            "TensorFlow ignores them, as it does with GPUs much slower than the best"
         )
-        findings.append(slow("GPUs", told, advice, **numbers))
+        findings.append(slow("GPUs", found, advice, **numbers))
     else:
         problem = cuda.find_problem()
-        findings.append(wrong("GPUs", f"{told}: {problem.reason}", problem.advice, **numbers))
+        findings.append(wrong("GPUs", f"{found}: {problem.reason}", problem.advice, **numbers))
     return findings + [_without_code(device) for device in seen if _is_newer(device)]
 
 
 def _is_newer(device: tf.config.PhysicalDevice) -> bool:
-    """Whether TensorFlow has no machine code for a GPU, but only a program to compile there."""
-    own = _capability(device)
+    """Returns whether TensorFlow has no machine code for a GPU, only PTX to compile for it."""
+    capability = _capability(device)
     built = cuda.built_for().capabilities
-    return bool(own and built) and own[0] > built[-1][0]
+    return bool(capability and built) and capability[0] > built[-1][0]
 
 
 def _without_code(device: tf.config.PhysicalDevice) -> Finding:
-    own = ".".join(map(str, _capability(device)))
+    capability = ".".join(map(str, _capability(device)))
     return slow(
         f"GPU:{device.name.rpartition(':')[2]}",
-        f"TensorFlow {tf.__version__} has no machine code for compute capability {own}, and "
+        f"TensorFlow {tf.__version__} has no machine code for compute capability {capability}, and "
         "compiles its kernels when they are first used, for up to half an hour",
-        "take a TensorFlow that is built for it, such as NVIDIA's containers",
+        "use a TensorFlow that is built for it, such as NVIDIA's containers",
     )
 
 
@@ -72,6 +72,6 @@ def _capability(device: tf.config.PhysicalDevice) -> tuple[int, ...]:
 
 
 def _counted(names: Sequence[str]) -> str:
-    """Returns names of GPUs with their numbers, as ``8 NVIDIA H100``."""
+    """Returns the names of GPUs with counts, as ``8 NVIDIA H100``."""
     counts = collections.Counter(names)
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "no GPU"

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_no_pattern, write_file
-from imagenet_fast.base.paths import Path, is_local, to_path
+from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.data.examples import LABEL, decode_example
 from imagenet_fast.data.info import check_complete
@@ -33,9 +33,9 @@ _WRITABLE = "choose a --model_dir that all workers can write to, or give them th
 
 
 def check_model_dir(options: SharedOptions) -> list[Finding]:
-    """Writes a file in ``model_dir``, renames it and reads it, as for a checkpoint.
+    """Writes, renames, reads and removes a file in ``model_dir``, as for a checkpoint.
 
-    Nothing stays there. Where the folder does not exist, that is done in the one around it.
+    If the folder does not exist, the nearest parent that does is used.
     """
     if not options.model_dir:
         return []
@@ -45,26 +45,28 @@ def check_model_dir(options: SharedOptions) -> list[Finding]:
         check_no_pattern(directory)
         with _trial_folder(directory) as folder:
             start = time.perf_counter()
-            write_file(folder / "trial", content)  # beside its place, then renamed
+            write_file(folder / "trial", content)  # under another name, then renamed
             seconds = time.perf_counter() - start
             if (folder / "trial").read_bytes() != content:
-                return [wrong("model_dir", f"{directory} gives back other bytes", _WRITABLE)]
+                found = f"{directory}: a file read back differs from what was written"
+                return [wrong("model_dir", found, "check this disk, or choose another --model_dir")]
     except UserError as error:
         return [refused("model_dir", error)]
     except OSError as error:
         reason = error.strerror or str(error)
         return [wrong("model_dir", f"cannot write in {directory}: {reason}", _WRITABLE)]
-    told = (
+    found = (
         f"{directory}: {_WRITTEN / 1e6:.0f} MB written and renamed in {1e3 * seconds:.0f} ms"
         f"{_free(directory)}"
     )
-    return [ok("model_dir", told, bytes=_WRITTEN, seconds=seconds)]
+    return [ok("model_dir", found, bytes=_WRITTEN, seconds=seconds)]
 
 
 def check_temporary_files(_: SharedOptions) -> list[Finding]:
-    """Writes where all workers but the chief write their part of a checkpoint; silent if it works.
+    """Writes a temporary file; no finding if that works.
 
-    The native resize is compiled there, too.
+    Workers other than the chief write their part of checkpoints there, and the native resize is
+    compiled there.
     """
     folder = tempfile.gettempdir()
     try:
@@ -72,8 +74,9 @@ def check_temporary_files(_: SharedOptions) -> list[Finding]:
             file.write(bytes(_WRITTEN))
             file.flush()
     except OSError as error:
-        told = f"cannot write {_WRITTEN / 1e6:.0f} MB in {folder}: {error.strerror or error}"
-        return [wrong("temporary files", told, "make room there, or name another folder in TMPDIR")]
+        found = f"cannot write {_WRITTEN / 1e6:.0f} MB in {folder}: {error.strerror or error}"
+        advice = "make room there, or name another folder in TMPDIR"
+        return [wrong("temporary files", found, advice)]
     return []
 
 
@@ -83,22 +86,22 @@ def check_data_dir(options: DataOptions) -> list[Finding]:
         return []
     directory = to_path(options.data_dir)
     try:
-        shards, told = _shards(directory)
+        shards, description = _shards(directory)
         records, size, seconds = _read(shards)
     except UserError as error:
         return [refused("data_dir", error)]
     except OSError as error:
         return [wrong("data_dir", f"cannot read {directory}: {error.strerror or error}", _READABLE)]
     speed = size / seconds / 1e6
-    told = f"{directory}: {told}; {records} records read, {speed:.0f} MB/s"
-    return [ok("data_dir", told, records=records, megabytes_per_second=speed)]
+    found = f"{directory}: {description}; {records} records read, {speed:.0f} MB/s"
+    return [ok("data_dir", found, records=records, megabytes_per_second=speed)]
 
 
 def _shards(directory: Path) -> tuple[list[Path], str]:
-    """Returns the training shards of a data set, and what is to be said of it.
+    """Returns the training shards of a data set, and its description.
 
     Raises:
-      OSError, UserError: if there are none, or they are not those of the manifest.
+      OSError, UserError: if there are none, or they contradict the manifest.
     """
     if not (directory / MANIFEST).exists() and directory.is_dir():
         paths: list[Path] = sorted(directory.glob("train-*-of-*"))
@@ -114,27 +117,19 @@ def _shards(directory: Path) -> tuple[list[Path], str]:
     shards = manifest.splits["train"].shards
     if not manifest.splits["train"].examples:
         raise UserError(f"{directory} has no training images; make the data set again")
-    return [directory / own.file for own in shards], f"{manifest.name}, all shards complete"
+    return [directory / shard.file for shard in shards], f"{manifest.name}, all shards complete"
 
 
 @contextlib.contextmanager
 def _trial_folder(directory: Path) -> Iterator[Path]:
-    """Makes a folder of this process' own in a directory, or where that could be, and removes it.
+    """Makes a folder in a directory, or in its nearest existing parent, and removes it at the end.
 
-    So workers of one run are not in each other's way.
+    Each process uses another name, so that a run's workers do not interfere.
     """
     name = f".imagenet_fast_doctor_{socket.gethostname()}_{os.getpid()}"
-    if is_local(directory):
-        directory = directory.absolute()
-        parents = itertools.chain([directory], directory.parents)
-        folder = next(own for own in parents if own.exists()) / name
-        folder.mkdir()
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder)
-        return
-    folder = directory / name  # A bucket has no folders that must exist.
+    if isinstance(directory, pathlib.Path):
+        directory = _existing(directory)
+    folder = directory / name
     folder.mkdir()
     try:
         yield folder
@@ -142,13 +137,17 @@ def _trial_folder(directory: Path) -> Iterator[Path]:
         tf.io.gfile.rmtree(str(folder))
 
 
+def _existing(directory: pathlib.Path) -> pathlib.Path:
+    """Returns a directory, or the nearest of its parents that exists."""
+    directory = directory.absolute()
+    return next(path for path in (directory, *directory.parents) if path.exists())
+
+
 def _free(directory: Path) -> str:
-    """Tells the free space of a local disk."""
+    """Returns the free space of a local disk, as text."""
     if not isinstance(directory, pathlib.Path):
         return ""
-    parents = itertools.chain([directory.absolute()], directory.absolute().parents)
-    free = shutil.disk_usage(next(own for own in parents if own.exists())).free
-    return f", {free / 1e9:.0f} GB free"
+    return f", {shutil.disk_usage(_existing(directory)).free / 1e9:.0f} GB free"
 
 
 def _read(shards: Sequence[Path]) -> tuple[int, int, float]:
@@ -178,7 +177,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _forget(path: pathlib.Path) -> None:
-    """Has the system drop a file from its cache, so that a read is one of the disk."""
+    """Drops a file from the system's cache, so that reading it reads the disk."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

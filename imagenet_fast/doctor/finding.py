@@ -15,11 +15,11 @@ class Finding:
     """A line of the doctor's output.
 
     Attributes:
-      name: of what was checked.
+      name: the check's.
       state: ``ok``; ``slow``: training works, but slower than it could; ``wrong``: it fails.
       found: what was found.
       advice: what to do, unless it is ok.
-      numbers: the same for programs, as JSON values.
+      numbers: measurements for programs, as JSON values.
     """
 
     name: str
@@ -45,17 +45,12 @@ def wrong(name: str, found: str, advice: str = "", **numbers: Any) -> Finding:
 
 
 def refused(name: str, error: UserError, advice: str = "") -> Finding:
-    """Returns what an error says as a finding: what is wrong, and after a semicolon what to do.
+    """Returns an error's message as a finding; the part after its first semicolon is the advice.
 
     Args:
-      name: of what was checked.
+      name: the check's.
       error: what it raised.
-      advice: what to do where the error does not say it.
+      advice: used if the message has no semicolon.
     """
-    found, _, own = str(error).partition("; ")
-    return wrong(name, found, own or advice)
-
-
-def first_line(error: BaseException) -> str:
-    """Returns the first line of what an error says, or its name if it says nothing."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    found, _, given = str(error).partition("; ")
+    return wrong(name, found, given or advice)

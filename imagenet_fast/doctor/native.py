@@ -10,11 +10,11 @@ from imagenet_fast.doctor.finding import Finding, ok, slow
 
 
 def check_resize(_: SharedOptions) -> list[Finding]:
-    """Compiles the op, unless it has been compiled before."""
+    """Compiles the op, unless it is compiled already."""
     try:
         with_resize_kernel(DataOptions(resize_kernel="native"))
     except UserError as error:
         reason = f"{error.__cause__ or error}"
-        told = f"TensorFlow's, several times slower than the native one: {reason}"
-        return [slow("resize", told, "install a C++ compiler, such as g++, or name it in CXX")]
+        found = f"TensorFlow's, several times slower than the native one: {reason}"
+        return [slow("resize", found, "install a C++ compiler, such as g++, or name it in CXX")]
     return [ok("resize", "the native kernel, compiled")]

@@ -17,7 +17,7 @@ _STATE_WIDTH = 7
 
 
 def line(finding: Finding) -> str:
-    """Returns a finding as a line, and what to do as another one."""
+    """Returns a finding as a line, and its advice as another."""
     text = f"{finding.name:{_NAME_WIDTH}}{finding.state:{_STATE_WIDTH}}{finding.found}"
     if not finding.advice:
         return text
@@ -25,14 +25,14 @@ def line(finding: Finding) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """Returns how many findings there are of each state, and which are not ok."""
-    told = []
+    """Returns the number of findings of each state, and the names of those that are not ok."""
+    counts = []
     for state in (WRONG, SLOW):
-        names = [own.name for own in findings if own.state == state]
+        names = [finding.name for finding in findings if finding.state == state]
         if names:
-            told.append(f"{len(names)} {state} ({', '.join(names)})")
-    count = sum(own.state == OK for own in findings)
-    return "; ".join([*told, f"{count} ok"])
+            counts.append(f"{len(names)} {state} ({', '.join(names)})")
+    counts.append(f"{sum(finding.state == OK for finding in findings)} ok")
+    return "; ".join(counts)
 
 
 def write(findings: Sequence[Finding], directory: str | os.PathLike[str]) -> list[str]:
@@ -46,7 +46,7 @@ def write(findings: Sequence[Finding], directory: str | os.PathLike[str]) -> lis
       UserError: if they cannot be written.
     """
     values = {
-        "findings": [dataclasses.asdict(own) for own in findings],
+        "findings": [dataclasses.asdict(finding) for finding in findings],
         "summary": summary(findings),
         "host": socket.gethostname(),
         "command": environment.command(),

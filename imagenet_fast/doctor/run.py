@@ -1,4 +1,4 @@
-"""Runs all checks in processes of their own: a crash or hang does not end the others."""
+"""Runs all checks in separate processes: a crash or hang of one does not end the others."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from imagenet_fast.doctor.worker import CHECKS, CLUSTER_CHECK
 
 _MODULE = [sys.executable, "-m", "imagenet_fast.doctor.worker"]
 _START = "TensorFlow"
-_CRASHED = "the lines above may say why; the checks that follow were made without it"
+_CRASHED = "the lines above may say why; the other checks go on without it"
 
 
 def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
-    """Yields what the checks find, each as soon as it is known.
+    """Yields the findings of all checks, each as soon as it is there.
 
     Args:
-      config: the directories and the options of the strategy.
-      timeout_seconds: that a check may take, or wait for other workers.
+      config: gives the directories and the options of the strategy.
+      timeout_seconds: limit of each check, or of the wait for other workers.
     """
     job = {"config": config.to_json(), "cluster": False}
     names = list(CHECKS)
@@ -35,17 +35,17 @@ def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
                 started = True
                 if not workers:
                     workers = worker.answer["workers"]
-                    yield from (Finding(**own) for own in worker.answer["findings"])
+                    yield from (Finding(**values) for values in worker.answer["findings"])
                 while names:
                     name = names.pop(0)
-                    yield from (Finding(**own) for own in worker.ask(name))
+                    yield from (Finding(**values) for values in worker.ask(name))
         except UserError as error:
             if started:
                 yield wrong(name, str(error), _CRASHED)
                 continue
-            if workers:  # What has ended the last one, as a lost GPU, lets no other begin.
-                told = f"does not start again after {name}: {error}"
-                yield wrong(_START, told, f"not checked: {', '.join(names)}")
+            if workers:  # Whatever ended the last process, such as a lost GPU, ends others.
+                found = f"does not start again after {name}: {error}"
+                yield wrong(_START, found, f"not checked: {', '.join(names)}")
             else:
                 yield refused(_START, error)
             return
@@ -54,25 +54,25 @@ def examine(config: Config, timeout_seconds: float) -> Iterator[Finding]:
 
 
 def _examine_cluster(config: Config, timeout_seconds: float) -> Iterator[Finding]:
-    """Yields what is found together with the other workers."""
+    """Yields the findings of the check that all workers run together."""
     job = {"config": config.to_json(), "cluster": True}
     try:
         with start_worker(_MODULE, job, name="the check", limit_seconds=timeout_seconds) as worker:
-            yield from (Finding(**own) for own in worker.ask(CLUSTER_CHECK))
+            yield from (Finding(**values) for values in worker.ask(CLUSTER_CHECK))
     except WorkerTimeout:
-        told = f"after {timeout_seconds:g} s still {_waiting()}"
+        found = f"after {timeout_seconds:g} s still {_waiting()}"
         advice = (
             "start this command on all workers at once, and let each reach the others' ports; "
             "--timeout waits longer"
         )
-        yield wrong(CLUSTER_CHECK, told, advice)
+        yield wrong(CLUSTER_CHECK, found, advice)
     except UserError as error:
         yield wrong(CLUSTER_CHECK, str(error), "see the output of the other workers")
 
 
 def _waiting() -> str:
-    """Returns a message with the workers that have not joined."""
-    # Here: what reads Slurm's variables imports TensorFlow.
+    """Returns which workers this one is waiting for."""
+    # Imported here, since reading Slurm's variables imports TensorFlow.
     from imagenet_fast.distribute.cluster import Cluster
     from imagenet_fast.distribute.waiting import waiting_message
 

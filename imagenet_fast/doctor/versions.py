@@ -21,14 +21,13 @@ _FIRST_WITH_FLOOR = (2, 21)
 
 
 def check_packages(_: SharedOptions) -> list[Finding]:
-    """Checks that tf_keras is that of this TensorFlow."""
-    found = [ok("Python", platform.python_version()), ok("TensorFlow", tf.__version__)]
-    if _numbers(tf.__version__)[:2] == _numbers(keras.__version__)[:2]:
-        return [*found, ok("tf_keras", keras.__version__)]
+    """Checks that tf_keras has TensorFlow's minor version."""
+    findings = [ok("Python", platform.python_version()), ok("TensorFlow", tf.__version__)]
     major, minor = _numbers(tf.__version__)[:2]
-    told = f"{keras.__version__}, which is not for TensorFlow {tf.__version__}"
-    advice = f"pip install 'tf_keras=={major}.{minor}.*'"
-    return [*found, wrong("tf_keras", told, advice)]
+    if (major, minor) == _numbers(keras.__version__)[:2]:
+        return [*findings, ok("tf_keras", keras.__version__)]
+    found = f"{keras.__version__}, which is not for TensorFlow {tf.__version__}"
+    return [*findings, wrong("tf_keras", found, f"pip install 'tf_keras=={major}.{minor}.*'")]
 
 
 def check_cuda(options: ClusterOptions) -> list[Finding]:
@@ -41,7 +40,7 @@ def check_cuda(options: ClusterOptions) -> list[Finding]:
         gpus = installed_gpus()
     except UserError as error:
         if cpu_is_requested(options.gpus):
-            return [ok("CUDA", f"no GPU is asked for; TensorFlow is {built}", **vars(build))]
+            return [ok("CUDA", f"no GPU is requested; TensorFlow is {built}", **vars(build))]
         return [ok("CUDA", f"TensorFlow is {built}", **vars(build)), refused("driver", error)]
     if not gpus:
         return [ok("CUDA", f"no NVIDIA GPU here; TensorFlow is {built}", **vars(build))]
@@ -49,20 +48,22 @@ def check_cuda(options: ClusterOptions) -> list[Finding]:
         return [wrong("CUDA", f"TensorFlow is {built}", cuda.INSTALL)]
     findings = [ok("CUDA", f"TensorFlow is {built}", **vars(build)), _driver(build)]
     libraries = cuda.find_libraries()
-    loaded = [own for own in libraries if not own.error]
+    loaded = [library for library in libraries if not library.error]
     if not loaded:
-        names = ", ".join(own.name for own in libraries)
-        told = f"none loads, and TensorFlow sees no GPU without them: {names}"
-        findings.append(wrong("CUDA libraries", told, cuda.how_to_fix(libraries)))
+        names = ", ".join(library.name for library in libraries)
+        found = f"none loads, and TensorFlow sees no GPU without them: {names}"
+        findings.append(wrong("CUDA libraries", found, cuda.how_to_fix(libraries)))
         return findings
-    told = ", ".join(f"{_short(own.name)} {own.version}" for own in loaded)
-    numbers = {own.name: {"version": own.version, "path": own.path} for own in loaded}
-    findings.append(ok("CUDA libraries", told, **numbers))
-    for own in libraries:
-        if own.error:
-            what = "TensorFlow sees no GPU without it" if own.required else "no NCCL without it"
-            told = f"does not load: {own.error}; {what}"
-            findings.append(wrong(own.name, told, cuda.how_to_fix([own])))
+    found = ", ".join(f"{_short(library.name)} {library.version}" for library in loaded)
+    numbers = {
+        library.name: {"version": library.version, "path": library.path} for library in loaded
+    }
+    findings.append(ok("CUDA libraries", found, **numbers))
+    for library in libraries:
+        if library.error:
+            lost = "TensorFlow sees no GPU" if library.required else "no NCCL"
+            found = f"does not load: {library.error}; {lost} without it"
+            findings.append(wrong(library.name, found, cuda.how_to_fix([library])))
     return findings + _cudnn(loaded)
 
 
@@ -71,26 +72,26 @@ def _driver(build: cuda.Build) -> Finding:
     problem = cuda.driver_problem(driver, build)
     if problem:
         return wrong("driver", problem.reason, problem.advice)
-    told = ", ".join(filter(None, [driver.version, f"supports CUDA up to {driver.cuda}"]))
-    return ok("driver", told, version=driver.version, cuda=driver.cuda)
+    found = ", ".join(filter(None, [driver.version, f"supports CUDA up to {driver.cuda}"]))
+    return ok("driver", found, version=driver.version, cuda=driver.cuda)
 
 
 def _cudnn(loaded: list[cuda.Library]) -> list[Finding]:
-    """Returns what is wrong with cuDNN, if anything."""
+    """Returns a finding if cuDNN is too old."""
     if _numbers(tf.__version__)[:2] < _FIRST_WITH_FLOOR:
         return []
     floor = ".".join(map(str, _CUDNN_FLOOR))
     return [
         wrong(
             "cuDNN",
-            f"{own.version} of {own.path or own.name}, below {floor}: convolutions of TensorFlow "
-            f"{tf.__version__} fail on common GPUs",
-            f"pip install 'nvidia-cudnn-cu12>={floor}', and take another cuDNN out of "
+            f"{library.version} of {library.path or library.name}, below {floor}: convolutions of "
+            f"TensorFlow {tf.__version__} fail on common GPUs",
+            f"pip install 'nvidia-cudnn-cu12>={floor}', and remove other cuDNNs from "
             "LD_LIBRARY_PATH",
-            version=own.version,
+            version=library.version,
         )
-        for own in loaded
-        if own.name.startswith("libcudnn.") and _numbers(own.version) < _CUDNN_FLOOR
+        for library in loaded
+        if library.name.startswith("libcudnn.") and _numbers(library.version) < _CUDNN_FLOOR
     ]
 
 
@@ -99,7 +100,7 @@ def _short(name: str) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Returns the numbers of a version, as (2, 21, 0), without what follows them, as rc0."""
+    """Returns a version's numbers, such as (2, 21, 0), without a suffix such as rc0."""
     numbers = []
     for part in version.split("."):
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

@@ -1,10 +1,9 @@
-"""A process of its own for checks, which may crash or hang: asked by lines, answering in JSON.
+"""A process for checks, which may crash or hang: requests are lines, answers JSON.
 
-The first line in is the job, an object of the ``config``, as JSON text, and of ``cluster``, whether
-the process takes part in the cluster that it is started in. The answer is an object of ``workers``,
-the number of those of that cluster, 1 if there is none, and of ``findings``, of the options that
-choose the devices: those that are wrong have no part in the checks. Each further line names a check
-of ``CHECKS``; the answer is its findings.
+The first line is a JSON object of ``config``, as JSON text, and ``cluster``, whether the process
+joins the cluster that it is started in. The answer is an object of ``workers``, their number in
+that cluster, 1 without one, and ``findings`` about the options that choose devices; the checks
+ignore wrong ones. Each further line names a check of ``CHECKS``; the answer is its findings.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import os
 import sys
 from typing import IO, Any
 
-from imagenet_fast.base.errors import UserError, module_missing
+from imagenet_fast.base.errors import UserError, first_line, module_missing
 from imagenet_fast.base.worker_process import end_with_parent
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
-from imagenet_fast.doctor.finding import Finding, first_line, refused, wrong
+from imagenet_fast.doctor.finding import Finding, refused, wrong
 
-# By name, in their order: those of each process by itself. Strategies come before what else starts
-# TensorFlow's devices.
+# The checks of a process by itself, in their order. Making strategies comes before anything else
+# that starts TensorFlow's devices.
 CHECKS = {
     "packages": "imagenet_fast.doctor.versions:check_packages",
     "CUDA": "imagenet_fast.doctor.versions:check_cuda",
@@ -35,44 +34,44 @@ CHECKS = {
     "model_dir": "imagenet_fast.doctor.files:check_model_dir",
     "data_dir": "imagenet_fast.doctor.files:check_data_dir",
 }
-# And the one to which all workers of a cluster come.
+# The check that all workers of a cluster run together.
 CLUSTER_CHECK = "cluster"
 _ALL = {**CHECKS, CLUSTER_CHECK: "imagenet_fast.doctor.all_reduce:check_cluster"}
-# What tells a process of a cluster.
 _CLUSTER_VARIABLES = ("TF_CONFIG", "SLURM_STEP_NUM_TASKS")
 
 
 def main() -> None:
     """Answers each line of the input."""
     end_with_parent()
-    # What libraries print is no answer.
+    # Answers go to the original stdout; what libraries print goes to stderr.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     job = json.loads(sys.stdin.readline())
     config = Config.from_json(job["config"])
-    # Else TensorFlow takes all of a GPU's memory, which other processes may use.
+    # Otherwise TensorFlow takes all of a GPU's memory, which other processes may use.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     try:
         import_tensorflow()
-        import tf_keras  # noqa: F401 - which the checks need
+        import tf_keras  # noqa: F401 - the checks need it
     except ModuleNotFoundError as error:
         sys.exit(str(module_missing(error)))
     if job["cluster"]:
         _answer(answers, {})
     else:
         workers, config, findings = choose_devices(config)
-        told = [dataclasses.asdict(own) for own in findings]
-        _answer(answers, {"workers": workers, "findings": told})
+        values = [dataclasses.asdict(finding) for finding in findings]
+        _answer(answers, {"workers": workers, "findings": values})
     for line in sys.stdin:
-        _answer(answers, [dataclasses.asdict(own) for own in run_check(line.strip(), config)])
+        findings = run_check(line.strip(), config)
+        _answer(answers, [dataclasses.asdict(finding) for finding in findings])
 
 
 def choose_devices(config: Config) -> tuple[int, Config, list[Finding]]:
-    """Chooses the devices of this process alone, as training would choose them.
+    """Chooses this process' devices as training would.
 
     Returns:
-      The number of the cluster's workers, 1 if there is none; the options without those that are
-      wrong; and what is wrong with these.
+      The number of the cluster's workers, 1 without a cluster; the options without wrong ones; and
+      findings about these.
     """
     from imagenet_fast.distribute.cluster import Cluster
     from imagenet_fast.distribute.gpus import use_gpus
@@ -84,7 +83,7 @@ def choose_devices(config: Config) -> tuple[int, Config, list[Finding]]:
         if cluster is None and config.strategy == "multi_worker":
             raise UserError(NO_CLUSTER)
     except UserError as error:
-        findings.append(refused(CLUSTER_CHECK, error, "mend what starts the workers"))
+        findings.append(refused(CLUSTER_CHECK, error, "fix what starts the workers"))
     try:
         use_gpus(config.gpus, cluster)
     except UserError as error:
@@ -96,13 +95,13 @@ def choose_devices(config: Config) -> tuple[int, Config, list[Finding]]:
 
 
 def run_check(name: str, config: Config) -> list[Finding]:
-    """Returns what a check finds; that it raises an error is found, too."""
+    """Returns a check's findings; an error that it raises becomes one."""
     module, _, function = _ALL[name].partition(":")
     try:
         return getattr(importlib.import_module(module), function)(config)
     except UserError as error:
         return [refused(name, error)]
-    except Exception as error:  # Whatever it is, the other checks go on.
+    except Exception as error:  # Whatever it is, the other checks must run.
         return [wrong(name, f"{type(error).__name__}: {first_line(error)}")]
 
 

@@ -10,6 +10,7 @@ from imagenet_fast.distribute.options import ClusterOptions
 from imagenet_fast.pipeline_parallel.schedules import SCHEDULES, canonical_schedule
 
 REMATERIALIZE = ("always", "except_last", "never")
+_PIPELINED = Beside("pipeline_stages")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +23,7 @@ class PipelineOptions(ClusterOptions):
         "process has no device for",
         group="hardware",
         check=ADDRESSES,
+        beside=_PIPELINED,
         free=True,
     )
     pipeline_balance: tuple[int, ...] = option(
@@ -30,6 +32,7 @@ class PipelineOptions(ClusterOptions):
         "`imagenet-fast plan --pipeline` shows",
         group="hardware",
         check=ALL_POSITIVE,
+        beside=_PIPELINED,
         free=True,
     )
     pipeline_schedule: str = option(
@@ -39,6 +42,7 @@ class PipelineOptions(ClusterOptions):
         "interleaved_1f1b: likewise, with pipeline_stages_per_device, so that devices wait less",
         group="hardware",
         choices=SCHEDULES,
+        beside=_PIPELINED,
         free=True,
     )
     pipeline_stages_per_device: int = option(
@@ -56,6 +60,7 @@ class PipelineOptions(ClusterOptions):
         "always: all; except_last: all but those of the last micro-batch; never: none",
         group="hardware",
         choices=REMATERIALIZE,
+        beside=_PIPELINED,
         free=True,
     )
 
@@ -77,7 +82,7 @@ class PipelineOptions(ClusterOptions):
                 f"{self.pipeline_stages}: give a multiple, as 2 and 8 for 4 devices, or use 1f1b"
             )
         stages = len(self.pipeline_balance)
-        if stages and self.pipeline_stages > 1 and stages != self.pipeline_stages:
+        if stages and stages != self.pipeline_stages:
             raise UserError(
                 f"pipeline_balance has {stages} stages, but pipeline_stages is "
                 f"{self.pipeline_stages}"

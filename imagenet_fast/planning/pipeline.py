@@ -33,7 +33,8 @@ from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 from imagenet_fast.planning.gantt import gantt
 from imagenet_fast.planning.step_costs import slots_of
-from imagenet_fast.training.build import build_classifier, check_pipeline
+from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.build_network import check_pipeline
 
 _GIB = 2**30
 # The options in a plan's file besides the network's.

@@ -1,1 +1,1 @@
-"""Trained models for use: SavedModels that take encoded images, and ONNX and TFLite files."""
+"""Exported models, as SavedModels, ONNX and TFLite files, and predictions with them."""

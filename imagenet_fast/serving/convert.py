@@ -1,11 +1,11 @@
 """Export of a trained model to an ONNX or a TFLite file, which take prepared images.
 
-Both have the input ``pixels``, uint8 [batch, image_size, image_size, 3], of images as
-:func:`~imagenet_fast.serving.prepare.prepare_image` prepares them, and the outputs
-``probabilities``, float32 [batch, classes], and ``features``, float32 [batch, channels], which are
-those of the SavedModel's signature ``pixels``. Normalization is part of the model. Decoding is not,
-because the formats have no JPEG decoders; nor is resizing: images of different sizes cannot be in
-one batch, and TFLite has neither bicubic nor antialiased resizing.
+Both have the input ``pixels``, uint8 [batch, image_size, image_size, 3], images from
+:func:`~imagenet_fast.serving.prepare.prepare_image`, and the outputs ``probabilities``, float32
+[batch, classes], and ``features``, float32 [batch, channels], as the SavedModel's signature
+``pixels``. The model normalizes the pixels. It does not decode, because the formats have no JPEG
+decoders, nor resize: images of different sizes cannot be in one batch, and TFLite has neither
+bicubic nor antialiased resizing.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from imagenet_fast.config import Config
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.classifier import Classifier
 
-# Under it both kinds of files hold the model's description.
+# Name of the model's description in both kinds of files.
 DESCRIPTION = "imagenet_fast"
-_OTHERWISE = "export to another file"
+_ADVICE = "export to another file"
 
 
 def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
     """Writes an ONNX file.
 
-    ``imagenet_fast`` among its metadata is JSON with ``labels``, the classes' names, and
+    Its metadata has ``imagenet_fast``, JSON with ``labels``, the classes' names, and
     ``preparation``, the arguments of ``prepare_image`` after the image.
 
     Args:
@@ -51,23 +51,23 @@ def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> st
         import tf2onnx
     except ImportError as error:
         raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
-    path = new_path(path, _OTHERWISE)
+    path = new_path(path, _ADVICE)
     with serving_module(source) as module:
         model, _ = tf2onnx.convert.from_function(
             module.classify_pixels, input_signature=module.classify_pixels.input_signature
         )
         onnx.helper.set_model_props(model, {DESCRIPTION: module.description})
-    # tf2onnx calls the first dimension of each something else.
+    # tf2onnx gives each first dimension another name.
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
     return _write(path, model.SerializeToString())
 
 
 def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
-    """Writes a TFLite file, of float32 weights.
+    """Writes a TFLite file with float32 weights.
 
-    It is a zip file at the same time, and in it ``imagenet_fast.json`` has ``labels``, the classes'
-    names, and ``preparation``, the arguments of ``prepare_image`` after the image.
+    It is also a zip file, in which ``imagenet_fast.json`` has ``labels``, the classes' names, and
+    ``preparation``, the arguments of ``prepare_image`` after the image.
 
     Args:
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
@@ -80,12 +80,12 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
     Raises:
       UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
     """
-    path = new_path(path, _OTHERWISE)
+    path = new_path(path, _ADVICE)
     with serving_module(source) as module:
         function = module.classify_pixels.get_concrete_function()
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
         content = io.BytesIO(converter.convert())
-        # Interpreters do not look behind the model's end.
+        # Interpreters ignore what follows the model.
         with zipfile.ZipFile(content, "a") as archive:
             archive.writestr(f"{DESCRIPTION}.json", module.description)
     return _write(path, content.getvalue())

@@ -1,4 +1,4 @@
-"""From a trained model to a SavedModel that answers for encoded images."""
+"""Export of a trained model to a SavedModel that classifies encoded images."""
 
 from __future__ import annotations
 
@@ -17,35 +17,33 @@ from imagenet_fast.training.classifier import Classifier
 
 
 def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k: int = 5) -> str:
-    """Writes a SavedModel with evaluation's own preparation of images inside.
+    """Writes a SavedModel that prepares images as evaluation does.
 
-    Everything inside is float32, whatever the model was trained in; weights are their moving
-    averages where the model keeps them. TensorFlow alone loads it. Its signatures are
+    It computes in float32, whatever the training precision, with the moving averages of the weights
+    if the model keeps them. TensorFlow alone loads it. Its signatures are
 
     * ``serving_default``: from ``images``, a string [batch] of encoded JPEGs or PNGs of any size,
-      to, best first, ``classes`` int32 [batch, k], ``labels`` string [batch, k] and
-      ``probabilities`` float32 [batch, k];
-    * ``features``: from the same to ``features`` float32 [batch, channels], what feeds the
+      to ``classes`` int32 [batch, k], ``labels`` string [batch, k] and ``probabilities`` float32
+      [batch, k], best first;
+    * ``features``: from the same to ``features`` float32 [batch, channels], the input of the
       network's last dense layer: of ResNets the average over the last feature map, of AlexNet the
       outputs of its second hidden dense layer;
-    * ``pixels``: from ``pixels``, uint8 [batch, image_size, image_size, 3], images that
-      :func:`~imagenet_fast.serving.prepare.prepare_image` or something like it has prepared, to
-      ``probabilities`` float32 [batch, classes], in the order of the classes, and ``features``.
+    * ``pixels``: from ``pixels``, uint8 [batch, image_size, image_size, 3], images prepared as by
+      :func:`~imagenet_fast.serving.prepare.prepare_image`, to ``probabilities`` float32
+      [batch, classes], in the order of the classes, and ``features``.
 
-    An image above ``max_pixels`` of the configuration is refused before it is decoded. GIF, BMP,
-    WebP and others are no JPEGs or PNGs, and an error names them.
+    The first two signatures also return ``error``, string [batch]: empty, or the reason why an
+    image has no predictions; its classes are then -1, and all else is empty or 0. Errors are
+    unreadable images, images above the configuration's ``max_pixels``, which are not decoded, and
+    other formats, such as GIF, BMP and WebP. Other images of the batch are not affected.
 
-    One that is no image does not keep others of its batch from an answer. The first two signatures
-    also return ``error``, string [batch], which is empty for each image with an answer and tells
-    the reason where there is none; there the classes are -1, and all else is empty or 0.
-
-    For TensorFlow Serving it holds a request for each signature, with which a server warms up.
+    For TensorFlow Serving it holds a warm-up request for each signature.
 
     Args:
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
         ``build_model``.
       directory: where to write; it must not exist.
-      top_k: classes in an answer; all, if there are fewer.
+      top_k: predicted classes per image; all, if there are fewer.
 
     Returns:
       ``directory``.
@@ -54,8 +52,8 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
       UserError: if there is no checkpoint, or ``directory`` exists or cannot be written.
     """
     directory = new_path(directory, "export to another directory")
-    # Written beside and renamed, so that a server never loads half a model. Only in a bucket, where
-    # a folder is renamed file by file, there is a moment when it could.
+    # Written under another name and renamed, so that a server never loads half a model (except in a
+    # bucket, where renaming a folder is not atomic).
     temporary = temporary_beside(directory)
     with serving_module(source, top_k) as module:
         try:
@@ -80,7 +78,7 @@ def _save(module: ServingModule, directory: Path) -> None:
     tf.saved_model.save(module, str(directory), signatures=signatures)
     (spec,) = module.classify_pixels.input_signature
     images = {"images": tf.make_tensor_proto([synthetic_jpeg(spec.shape[1])])}
-    # Black, of which the message holds one value.
+    # A black image: the message holds a single value.
     pixels = tf.make_tensor_proto(0, spec.dtype, [1, *spec.shape[1:]])
     requests = {"serving_default": images, "features": images, "pixels": {"pixels": pixels}}
     write_warm_up_requests(directory, requests)

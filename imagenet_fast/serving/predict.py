@@ -1,4 +1,4 @@
-"""Answers of an exported model for image files."""
+"""Predictions of an exported model for image files."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Args:
       directory: of the SavedModel.
-      paths: of JPEG or PNG files.
-      batch_size: files in a call of the model.
+      paths: JPEG or PNG files.
+      batch_size: files per call of the model.
 
     Yields:
-      For each file, in order, ``file``, and either ``predictions``, a list of ``class``, ``label``
+      For each file, in order, ``file`` and either ``predictions``, a list of ``class``, ``label``
       and ``probability``, best first, or ``error``, the reason why there are none.
 
     Raises:
@@ -50,28 +50,28 @@ def _load(directory: str) -> Any:
     signature = signatures.get("serving_default")
     if signature is None or "error" not in signature.structured_outputs:
         raise UserError(f"{directory} is not a SavedModel of `imagenet-fast export`")
-    # Signatures hold no reference to the model whose variables they use.
+    # Keep the model alive: a signature does not reference the variables that it uses.
     signature.owner = signatures
     return signature
 
 
 def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
-    # What cannot be read is no image, either.
+    # Unreadable files are empty images, for which the model returns an error.
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
             encoded[index] = to_path(path).read_bytes()
         except OSError as error:
             unread[index] = error.strerror
-    answers = classify(images=tf.constant(encoded))
-    columns = (answers[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
-    for index, (classes, labels, probabilities, told) in enumerate(zip(*columns)):
-        answer: dict[str, Any] = {"file": paths[index]}
-        if told:
-            answer["error"] = unread.get(index, told.decode())
+    outputs = classify(images=tf.constant(encoded))
+    columns = (outputs[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
+    for index, (classes, labels, probabilities, reason) in enumerate(zip(*columns)):
+        result: dict[str, Any] = {"file": paths[index]}
+        if reason:
+            result["error"] = unread.get(index, reason.decode())
         else:
-            answer["predictions"] = [
+            result["predictions"] = [
                 {"class": int(c), "label": label.decode(), "probability": float(p)}
                 for c, label, p in zip(classes, labels, probabilities)
             ]
-        yield answer
+        yield result

@@ -1,7 +1,7 @@
 """Evaluation's preprocessing with Pillow and NumPy only, for exported ONNX and TFLite models.
 
-These models take resized pixels (:mod:`~imagenet_fast.serving.convert` says why), and are used
-where TensorFlow is not installed.
+They are used without TensorFlow, and take resized pixels, for the reasons in
+:mod:`~imagenet_fast.serving.convert`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from PIL import Image
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.images import to_grey_or_rgb
 
-# TensorFlow looks the cubic kernel up in a table of so many entries for each pixel.
+# TensorFlow's table of the cubic kernel has this many entries per pixel.
 _CUBIC_STEPS = 1024
 
 
@@ -25,26 +25,27 @@ def prepare_image(
     resize_method: str = "bilinear",
     antialias: bool = False,
 ) -> np.ndarray:
-    """Decodes an image, takes the square in its middle and resizes it.
+    """Decodes an image, and crops and resizes its center.
 
-    What is transparent becomes white, and 16 bits 8, as in what ``imagenet-fast prepare`` writes.
+    As in the data that ``imagenet-fast prepare`` writes, transparent pixels become white, and 16
+    bits become 8.
 
-    Pixels are those of evaluation with ``jpeg_dct=accurate``, ``jpeg_upsampling=smooth`` and no
-    ``jpeg_scaling``, which are the defaults. A few differ by 1 of 255 where a rounding is close;
-    at the square's edges a JPEG's colours, held at half the size, differ by a few.
+    Pixels are those of evaluation with the defaults ``jpeg_dct=accurate``,
+    ``jpeg_upsampling=smooth`` and no ``jpeg_scaling``. A few differ by 1 of 255, by rounding; at
+    the crop's border, a JPEG's subsampled colours differ by a few.
 
     Args:
-      encoded: bytes of a JPEG, a PNG, or what else Pillow reads.
+      encoded: bytes of a JPEG, a PNG, or another format that Pillow reads.
       size: height and width of the result, in pixels.
-      crop_fraction: side of the square, as a fraction of the image's shorter side.
+      crop_fraction: side of the square crop, as a fraction of the image's shorter side.
       resize_method: ``bilinear`` or ``bicubic``.
-      antialias: whether what is made smaller is antialiased.
+      antialias: whether to antialias when downsizing.
 
     Returns:
       uint8 [size, size, 3].
 
     Raises:
-      UserError: if it is no image that Pillow can read.
+      UserError: if Pillow cannot read the image.
     """
     try:
         image = to_grey_or_rgb(Image.open(io.BytesIO(encoded))).convert("RGB")
@@ -56,15 +57,15 @@ def prepare_image(
     if antialias:
         pixels = _resize_antialiased(pixels, size, resize_method)
     else:
-        for _ in range(2):  # both ways alike
+        for _ in range(2):  # height, then width
             pixels = _resize_height(pixels, size, resize_method).swapaxes(0, 1)
-    # Cubic kernels overshoot at edges.
+    # Cubic interpolation overshoots at edges.
     return np.clip(pixels + 0.5, 0, 255).astype(np.uint8)
 
 
 def _resize_antialiased(pixels: np.ndarray, size: int, method: str) -> np.ndarray:
-    """Returns float32 [size, size, 3] of [height, width, 3], whose filters are TensorFlow's too."""
-    # Each colour as floats, since Pillow rounds what it resizes of uint8 after either way.
+    """Resizes float32 [height, width, 3] to [size, size, 3], with TensorFlow's filters."""
+    # Each channel as floats, because Pillow rounds uint8 after each pass.
     resampling = Image.Resampling[method.upper()]
 
     def resized(colour: np.ndarray) -> np.ndarray:
@@ -74,31 +75,31 @@ def _resize_antialiased(pixels: np.ndarray, size: int, method: str) -> np.ndarra
 
 
 def _resize_height(pixels: np.ndarray, size: int, method: str) -> np.ndarray:
-    """Returns float32 [size, width, 3] of [height, width, 3], as TensorFlow interpolates."""
+    """Resizes float32 [height, width, 3] to [size, width, 3], as TensorFlow interpolates."""
     height = len(pixels)
     scale = np.float32(height) / np.float32(size)
-    places = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
-    below = np.floor(places)
-    beyond = places - below
+    positions = (np.arange(size, dtype=np.float32) + np.float32(0.5)) * scale - np.float32(0.5)
+    below = np.floor(positions)
+    rest = positions - below
     if method == "bilinear":
-        neighbours = {0: 1 - beyond, 1: beyond}
+        weights_by_offset = {0: 1 - rest, 1: rest}
     else:
-        beyond = np.rint(beyond * _CUBIC_STEPS) / np.float32(_CUBIC_STEPS)
-        neighbours = {offset: _cubic(np.abs(beyond - offset)) for offset in (-1, 0, 1, 2)}
+        rest = np.rint(rest * _CUBIC_STEPS) / np.float32(_CUBIC_STEPS)
+        weights_by_offset = {offset: _cubic(np.abs(rest - offset)) for offset in (-1, 0, 1, 2)}
     resized = np.zeros((size, *pixels.shape[1:]), np.float32)
     total = np.zeros(size, np.float32)
-    for offset, shares in neighbours.items():
-        at = below.astype(int) + offset
-        inside = np.clip(at, 0, height - 1)
-        if method == "bicubic":  # for which there is nothing beyond the edges
-            shares = np.where(at == inside, shares, np.float32(0))
-        total += shares
-        resized += shares[:, np.newaxis, np.newaxis] * pixels[inside]
+    for offset, weights in weights_by_offset.items():
+        rows = below.astype(int) + offset
+        inside = np.clip(rows, 0, height - 1)
+        if method == "bicubic":  # which gives rows outside the image no weight
+            weights = np.where(rows == inside, weights, np.float32(0))
+        total += weights
+        resized += weights[:, np.newaxis, np.newaxis] * pixels[inside]
     return resized / total[:, np.newaxis, np.newaxis]
 
 
 def _cubic(distances: np.ndarray) -> np.ndarray:
-    """Keys' kernel with a = -1/2, of distances up to 2."""
+    """Returns Keys' kernel with a = -1/2 at distances up to 2."""
     near = (1.5 * distances - 2.5) * distances**2 + 1
     far = ((-0.5 * distances + 2.5) * distances - 4) * distances + 2
     return np.where(distances <= 1, near, far)

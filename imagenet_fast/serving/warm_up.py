@@ -1,9 +1,8 @@
-"""Requests inside a SavedModel that TensorFlow Serving answers before it says that it is ready.
+"""Warm-up requests in a SavedModel, which TensorFlow Serving runs before it reports ready.
 
-The file is a TFRecord of ``PredictionLog`` messages. Of these and of the messages inside, only the
-few fields that are needed are written here, by hand: the package that has them all,
-``tensorflow-serving-api``, asks for the package ``tensorflow``, which must not be installed where
-another build stands for it, as on TPU VMs.
+The file is a TFRecord of ``PredictionLog`` messages, whose few fields are encoded here: the package
+``tensorflow-serving-api`` requires the package ``tensorflow``, which must not be installed beside
+another build, as on TPU VMs.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from imagenet_fast.base.paths import Path, to_path
 
 FILE = pathlib.PurePath("assets.extra", "tf_serving_warmup_requests")
 
-# Numbers of fields, of tensorflow_serving/apis/{prediction_log,predict,model}.proto.
+# Field numbers, from tensorflow_serving/apis/{prediction_log,predict,model}.proto.
 _LOG_PREDICT_LOG = 6
 _PREDICT_LOG_REQUEST = 1
 _REQUEST_MODEL_SPEC = 1
 _REQUEST_INPUTS = 2
 _SPEC_SIGNATURE_NAME = 3
-# Of each entry of a map.
+# Field numbers of map entries.
 _KEY, _VALUE = 1, 2
-# Of what is written as its length and its bytes: text, and messages.
+# Wire type of text and messages.
 _LENGTH_DELIMITED = 2
 
 Inputs = Mapping[str, tensor_pb2.TensorProto]
@@ -43,10 +42,10 @@ def write_warm_up_requests(
 
     Args:
       directory: of the SavedModel.
-      requests: the inputs by name, by the signature that they are for.
+      requests: for each signature, its inputs by name.
 
     Returns:
-      The file.
+      The file's path.
 
     Raises:
       OSError: if it cannot be written.
@@ -60,7 +59,7 @@ def write_warm_up_requests(
 
 
 def synthetic_jpeg(size: int) -> bytes:
-    """Returns a JPEG, ``size`` pixels high and wide, with something to decode in it."""
+    """Returns a JPEG of random pixels, ``size`` high and wide."""
     pixels = np.random.default_rng(0).integers(0, 256, (size, size, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG")
@@ -76,12 +75,12 @@ def _prediction_log(signature: str, inputs: Inputs) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    """Encodes a field of text or of a message, as Protocol Buffers do."""
+    """Encodes a Protocol Buffers field of text or a message."""
     return bytes([number << 3 | _LENGTH_DELIMITED]) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    """Encodes a number in groups of seven bits, the lowest first; all but the last are marked."""
+    """Encodes a number as a Protocol Buffers varint: seven bits per byte, lowest first."""
     groups = [value & 0x7F]
     while value := value >> 7:
         groups.append(value & 0x7F)

@@ -1,4 +1,4 @@
-"""The optimizer that a configuration asks for."""
+"""The optimizer that a configuration describes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import build_schedule
 
-# Below it, Google's TPU code warns, too.
+# Google's TPU code warns below this, too.
 _LEAST_LARS_BATCH = 2000
 
 _DECAYED_ROLES = {
@@ -27,14 +27,14 @@ _DECAYED_ROLES = {
 
 
 def build_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
-    """Returns the optimizer, in a loss scale for float16.
+    """Returns the optimizer, with loss scaling for float16.
 
-    Which variables are decayed, and which LARS scales, follows from their roles.
+    The variables' roles decide which are decayed, and which LARS scales.
 
     Raises:
       UserError: if there is no such optimizer, or the schedule does not fit the run.
     """
-    optimizer = _bare_optimizer(options, model)
+    optimizer = _unscaled_optimizer(options, model)
     if options.precision != "mixed_float16":
         return optimizer
     if options.loss_scale:
@@ -44,15 +44,15 @@ def build_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
-def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
-    _warn_of_options(options)
+def _unscaled_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
+    _warn_of_mismatches(options)
     assert model.steps_per_epoch is not None
     schedule = build_schedule(options, model.steps_per_epoch)
     roles = variable_roles(model)
-    kind = options.weight_decay_on
-    if kind == "auto":
-        kind = "weights" if options.optimizer == "lars" else "weights_and_biases"
-    decayed = [role in _DECAYED_ROLES[kind] for role in roles]
+    decay_on = options.weight_decay_on
+    if decay_on == "auto":
+        decay_on = "weights" if options.optimizer == "lars" else "weights_and_biases"
+    decayed = [role in _DECAYED_ROLES[decay_on] for role in roles]
     clip_norm = options.clip_norm or None
     if options.optimizer not in OPTIMIZERS:
         return make_optimizer(
@@ -60,7 +60,7 @@ def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
             schedule,
             momentum=options.momentum,
             weight_decay=options.weight_decay,
-            undecayed=[v for v, own in zip(model.trainable_variables, decayed) if not own],
+            undecayed=[v for v, decay in zip(model.trainable_variables, decayed) if not decay],
             clip_norm=clip_norm,
             epsilon=options.optimizer_epsilon or None,
             required=_required(options),
@@ -70,7 +70,7 @@ def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
         "momentum": options.momentum,
         "nesterov": options.nesterov,
         "weight_decay": options.weight_decay,
-        "weight_decay_mask": [own / factor for own, factor in zip(decayed, rate_factors)],
+        "weight_decay_mask": [decay / factor for decay, factor in zip(decayed, rate_factors)],
         "rate_factors": rate_factors,
         "global_clipnorm": clip_norm,
     }
@@ -92,8 +92,8 @@ def _bare_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
 
 
 def _required(options: UpdateOptions) -> list[str]:
-    """Returns the options that an optimizer must have, since they were given and do something."""
-    if options.batch_table:  # which gave them
+    """Returns the options that the optimizer must support, because the user gave them."""
+    if options.batch_table:  # which gave them itself
         return []
     default = UpdateOptions()
     return [
@@ -103,11 +103,11 @@ def _required(options: UpdateOptions) -> list[str]:
     ]
 
 
-def _warn_of_options(options: UpdateOptions) -> None:
-    """Warns of options that the optimizer is not meant for."""
+def _warn_of_mismatches(options: UpdateOptions) -> None:
+    """Warns of options that are not meant for the optimizer."""
     if options.batch_table and options.optimizer != "lars":
         warnings.warn(
-            f"the rates of batch_table={options.batch_table} are for lars, not for "
+            f"the learning rates of batch_table={options.batch_table} are for lars, not for "
             f"{options.optimizer}",
             stacklevel=2,
         )
@@ -134,7 +134,7 @@ def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Rol
 
 
 def _filters(model: Classifier) -> list[bool]:
-    """Returns which trainable variables are filters of convolutions over all channels."""
+    """Returns which trainable variables are filters of full (not depthwise) convolutions."""
     depthwise = {
         layer.depthwise_kernel.ref()
         for layer in model.submodules

@@ -6,7 +6,7 @@ import tf_keras as keras
 
 
 class TensorsCallback(keras.callbacks.Callback):
-    """A callback that gets a step's metrics as tensors, so that Keras does not wait for the step.
+    """A callback that gets a step's metrics as tensors.
 
     If any callback of a run wants numbers, Keras waits for the devices at each step.
     """

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
@@ -24,7 +24,7 @@ from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoi
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
 from imagenet_fast.training.options import RunOptions
 
-# Errors of a full disk or of lost permissions.
+# Errors of a full disk or missing permissions.
 _UNWRITABLE = (
     tf.errors.ResourceExhaustedError,
     tf.errors.PermissionDeniedError,
@@ -37,9 +37,9 @@ _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 class Checkpoints:
     """Saves and restores a run: weights, optimizer, loss scale, step, clock.
 
-    A checkpoint gets its name when it is complete; the latest ones are kept. All workers must call
-    :meth:`save` together, since batch-norm statistics are averaged over all; the chief's file is
-    kept. All restore from it, so every worker must be able to read ``model_dir``.
+    A checkpoint gets its name when it is complete; the latest ones are kept. All workers call
+    :meth:`save` together, since batch-norm statistics are averaged over all; only the chief's file
+    is kept. All workers restore from it, so all must be able to read ``model_dir``.
 
     Args:
       model: compiled and made in its strategy's scope.
@@ -49,17 +49,19 @@ class Checkpoints:
     def __init__(self, model: Classifier, options: RunOptions) -> None:
         self._model = model
         self._state = _State()
-        self._checkpoint = tf.train.Checkpoint(model=model, state=self._state, **_averages(model))
+        self._checkpoint = tf.train.Checkpoint(
+            model=model, state=self._state, **_shadow_weights(model)
+        )
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
-        # A worker killed without notice leaves its files; the next one of its place removes them.
+        # A killed worker leaves its files; the next worker with its number removes them.
         _, place = worker_place(model.distribute_strategy)
         self._chief = place == 0
         self._temporary = None if self._chief else _temporary_folder(options.model_dir, place)
 
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
-        # Not before restoring, which may set checkpoints aside.
+        # Made after restoring, which may set checkpoints aside.
         return tf.train.CheckpointManager(
             self._checkpoint,
             str(self._temporary or self._folder),
@@ -71,7 +73,7 @@ class Checkpoints:
 
         Args:
           step: weight updates so far.
-          state: other values to restore, as JSON can hold them.
+          state: other values to restore, as JSON values.
 
         Raises:
           UserError: if it cannot be written, as to a full disk.
@@ -86,20 +88,19 @@ class Checkpoints:
         except (OSError, *_UNWRITABLE) as error:
             if not is_local(self._manager.directory):
                 raise  # errors_explained explains the errors of buckets
-            own = pathlib.Path(self._manager.directory)
-            shutil.rmtree(own / f"ckpt-{step}_temp", ignore_errors=True)
-            reason = next((line for line in str(error).splitlines() if line.strip()), "")
-            # TensorFlow names a temporary file and its operation before it says why.
-            reason = reason.rpartition("; ")[2][-200:]
+            folder = pathlib.Path(self._manager.directory)
+            shutil.rmtree(folder / f"ckpt-{step}_temp", ignore_errors=True)
+            # TensorFlow's reason follows the names of a temporary file and an operation.
+            reason = first_line(error).rpartition("; ")[2][-200:]
             raise UserError(
-                f"checkpoint {own / f'ckpt-{step}'} cannot be written ({reason}); after fixing "
+                f"checkpoint {folder / f'ckpt-{step}'} cannot be written ({reason}); after fixing "
                 "that, the same command resumes from the one before it"
             ) from error
 
     def restore(self) -> dict[str, Any] | None:
         """Restores the latest checkpoint and returns its ``state``; None if there is none.
 
-        All workers must call it; they restore the newest one that the chief finds undamaged.
+        All workers must call it; they restore the newest checkpoint that the chief finds undamaged.
 
         Raises:
           UserError: if it is another model's, or damaged, depending on ``on_damaged_checkpoint``.
@@ -107,7 +108,7 @@ class Checkpoints:
         latest = self._latest()
         if latest is None:
             return None
-        # Slots exist only once the optimizer is built, and are then checked with all else.
+        # Slots that exist are checked like all other variables.
         self._model.make_slots()
         try:
             with restored_everywhere(self._checkpoint):
@@ -119,25 +120,25 @@ class Checkpoints:
 
     def _latest(self) -> str | None:
         """Returns the checkpoint from which all workers resume."""
-        found = {"name": ""}
+        answer = {"name": ""}
         if self._chief:
             try:
                 whole = whole_checkpoint(
                     self._options.model_dir, self._options.on_damaged_checkpoint
                 )
-                found = {"name": to_path(whole).name if whole else ""}
+                answer = {"name": to_path(whole).name if whole else ""}
             except UserError as error:
-                found = {"error": str(error)}
-        found = json.loads(text_of_chief(self._model.distribute_strategy, json.dumps(found)))
-        if "error" in found:
-            raise UserError(found["error"])
-        if found["name"] and (self._folder / f"{found['name']}.index").exists():
-            return str(self._folder / found["name"])
-        # In another folder than the chief's: an error when the workers compare their steps.
+                answer = {"error": str(error)}
+        answer = json.loads(text_of_chief(self._model.distribute_strategy, json.dumps(answer)))
+        if "error" in answer:
+            raise UserError(answer["error"])
+        if answer["name"] and (self._folder / f"{answer['name']}.index").exists():
+            return str(self._folder / answer["name"])
+        # This worker has another folder than the chief: an error once they compare their steps.
         return latest_checkpoint(self._folder)
 
     def close(self) -> None:
-        """Removes what a worker other than the chief wrote."""
+        """Removes the files of a worker other than the chief."""
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -145,7 +146,7 @@ class Checkpoints:
 def restore_weights(model: Classifier, model_dir: str) -> str:
     """Restores the weights of the latest checkpoint in ``model_dir``, whatever its precision.
 
-    Their moving average is restored too, if the model keeps one.
+    Restores their moving average too, if the model keeps one.
 
     Returns:
       The checkpoint's path.
@@ -159,7 +160,7 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     # Without the optimizer, which depends on the precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
-        checkpoint = tf.train.Checkpoint(model=network, **_averages(model))
+        checkpoint = tf.train.Checkpoint(model=network, **_shadow_weights(model))
         with restored_everywhere(checkpoint):
             status = checkpoint.restore(latest, options=_options())
         status.expect_partial().assert_existing_objects_matched()
@@ -169,15 +170,15 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
 
 
 def _options() -> tf.train.CheckpointOptions:
-    """Returns options with which this process does the I/O, also of variables on other hosts."""
+    """Returns options that make this process do the I/O, even of variables on other hosts."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.train.CheckpointOptions(experimental_io_device=tf.zeros([]).device)
 
 
-def _averages(model: Classifier) -> dict[str, Any]:
-    """Returns the shadow weights that a checkpoint holds beside the model, if there are any."""
-    copies = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
-    return {name: own.averages for name, own in copies.items() if own is not None}
+def _shadow_weights(model: Classifier) -> dict[str, Any]:
+    """Returns the model's shadow weights by their names in checkpoints."""
+    shadows = {"weight_averages": model.weight_average, "slow_weights": model.lookahead}
+    return {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
 
 
 def _unreadable(path: str, error: Exception) -> UserError:
@@ -187,14 +188,14 @@ def _unreadable(path: str, error: Exception) -> UserError:
             f"checkpoint {path} is damaged ({damage}); the run's `train` command sets it aside and "
             "resumes from the one before it"
         )
-    reason = next((line for line in str(error).splitlines() if line.strip()), "")
     return UserError(
-        f"checkpoint {path} is not of this model ({reason[:200]}); choose another --model_dir"
+        f"checkpoint {path} is another model's ({first_line(error)[:200]}); choose another "
+        "--model_dir"
     )
 
 
 def _temporary_folder(model_dir: str, place: int) -> pathlib.Path:
-    """Returns an empty folder on this machine for what a worker other than the chief writes."""
+    """Returns an empty folder on this machine for a worker other than the chief."""
     owner = f"{os.getuid()}:{to_path(model_dir).resolve()}"
     name = f"imagenet-fast-{zlib.crc32(owner.encode()):08x}-worker-{place}"
     folder = pathlib.Path(tempfile.gettempdir(), name)
@@ -204,7 +205,7 @@ def _temporary_folder(model_dir: str, place: int) -> pathlib.Path:
 
 
 class _State(tf.train.experimental.PythonState):
-    """JSON in the checkpoint, of the same step as the variables."""
+    """JSON in the checkpoint, from the same step as the variables."""
 
     def __init__(self) -> None:
         super().__init__()

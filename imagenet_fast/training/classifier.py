@@ -18,15 +18,14 @@ from imagenet_fast.training.training_step import TrainingStep
 class Classifier(TrainingStep):
     """A functional model from pixels to float32 logits that trains as the large-batch papers do.
 
-    Its training step is :class:`imagenet_fast.training.training_step.TrainingStep`'s; ``model.fit``
-    is its training loop.
+    :class:`imagenet_fast.training.training_step.TrainingStep` is its training step.
 
-    Batches are ``(images, labels)`` or ``(images, labels, weights)``: of the input's dtype
-    [batch, height, width, 3], integer [batch] or [batch, 1], and float of the same. Images of
-    weight 0 do not count; negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5``
-    (fractions), ``examples`` (images that counted: the sum of their weights), ``skipped`` (images
-    of weight 0). Where images are mixed, the training loss is that of both labels, and the
-    accuracies are those of the image's own.
+    Batches are ``(images, labels)`` or ``(images, labels, weights)``: images of the input's dtype
+    [batch, height, width, 3], labels integer and weights float, both [batch] or [batch, 1]. Images
+    of weight 0 do not count; negative labels mark padding. Metrics: ``loss``, ``top1``, ``top5``
+    (fractions), ``examples`` (sum of the weights), ``skipped`` (images of weight 0). With mixup or
+    cutmix, the training loss is that of both labels, and the accuracies are those of the image's
+    first label.
 
     With a moving average of the weights, ``evaluate``, ``predict``, ``save`` and ``save_weights``
     use it; ``train_on_batch``, ``test_on_batch``, ``predict_on_batch`` and ``get_weights`` use the
@@ -35,14 +34,14 @@ class Classifier(TrainingStep):
     Args:
       inputs: the functional model's input.
       outputs: its logits, float32 [batch, classes].
-      config: what the model was built from; ``export`` needs it.
+      config: from which the model was built; ``export`` needs it.
       labels: the name of each class; ``export`` adds them to predictions.
       **options: the other arguments of ``TrainingStep``.
 
     Attributes:
       epochs: default of ``fit``.
-      total_steps: steps of the whole recipe, ``fit``'s default if they are fewer than an epoch's;
-        None: there is no recipe.
+      total_steps: steps of the whole recipe, ``fit``'s default if fewer than an epoch's; None: no
+        recipe.
     """
 
     def __init__(
@@ -97,26 +96,26 @@ class Classifier(TrainingStep):
     ) -> None:
         if class_weight and _is_distributed(x):
             raise UserError(
-                "class_weight is not for data that is distributed already, as make_dataset's: map "
-                "(images, labels, weights) of your own tf.data.Dataset"
+                "class_weight does not work with distributed data, such as make_dataset's: map "
+                "your own tf.data.Dataset to (images, labels, weights)"
             )
         given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
         backup = any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given)
         if backup and self._shadow_weights():
             raise UserError(
-                "BackupAndRestore does not keep the moving average of the weights or the slow "
-                "weights of lookahead: use imagenet_fast.train, whose checkpoints do"
+                "BackupAndRestore does not save the moving average of the weights or lookahead's "
+                "slow weights: use imagenet_fast.train, whose checkpoints do"
             )
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Keras' ``evaluate``, of the same model on all replicas."""
+        """Keras' ``evaluate``, with the same weights on all replicas."""
         if _is_distributed(x):
             kwargs.setdefault("steps", _evaluation_steps(x))
         with self.evaluated_weights():
             return super().evaluate(x, *args, **kwargs)
 
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """Keras' ``predict``, of the model that ``evaluate`` evaluates.
+        """Keras' ``predict``, with the weights that ``evaluate`` uses.
 
         With ``make_dataset``'s evaluation data, the last rows may be padding, of label -1.
         """
@@ -126,9 +125,9 @@ class Classifier(TrainingStep):
             return super().predict(x, *args, **kwargs)
 
     def save(self, filepath: Any, *args: Any, **kwargs: Any) -> None:
-        """Keras' ``save``, of the network that ``evaluate`` evaluates, from pixels to logits.
+        """Keras' ``save``, of the network from pixels to logits with the weights of ``evaluate``.
 
-        ``models.load`` reads a ``.keras`` file, as a plain Keras model without this training step.
+        ``models.load`` reads a ``.keras`` file as a plain Keras model without this training step.
         To resume a run, use the checkpoints of ``train``.
         """
         with self.distribute_strategy.scope():
@@ -144,7 +143,7 @@ class Classifier(TrainingStep):
     def load_weights(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``load_weights``; a moving average restarts from the loaded weights."""
         status = super().load_weights(filepath, *args, **kwargs)
-        self.restart_copies()
+        self.restart_shadow_weights()
         return status
 
     def set_weights(self, weights: Sequence[np.ndarray]) -> None:
@@ -153,7 +152,7 @@ class Classifier(TrainingStep):
         if len(weights) != len(variables):
             raise UserError(f"{len(weights)} arrays for the model's {len(variables)} weights")
         assign_everywhere(variables, weights)
-        self.restart_copies()
+        self.restart_shadow_weights()
 
     def get_config(self) -> dict[str, Any]:
         """Raises: Keras calls it in functions that cannot save this model."""
@@ -161,7 +160,7 @@ class Classifier(TrainingStep):
 
 
 def _evaluation_steps(dataset: Any) -> int | None:
-    """Returns the steps in which ``make_dataset``'s images are each evaluated once."""
+    """Returns the steps in which ``make_dataset``'s data has each image once."""
     return getattr(dataset, "evaluation_steps", None)
 
 
@@ -170,7 +169,7 @@ def _is_distributed(data: Any) -> bool:
 
 
 def _is_endless(data: Any) -> bool:
-    """Returns whether an epoch would not end without a number of steps."""
+    """Returns whether an epoch has no end unless its steps are given."""
     if isinstance(data, tf.data.Dataset):
         return data.cardinality().numpy() == tf.data.INFINITE_CARDINALITY
     return _is_distributed(data)

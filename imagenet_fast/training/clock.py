@@ -15,11 +15,11 @@ class Clock:
     call.
 
     Attributes:
-      train_seconds: spent in training steps other than those that compile, which are the first of
-        each process and of each program.
+      train_seconds: in training steps, except those that compile: the first of each process and of
+        each program.
       timed_images: images in those steps.
-      compile_seconds: spent until the end of the first step of each process, and in the first steps
-        of further programs.
+      compile_seconds: until the end of each process' first step, and in the first steps of further
+        programs.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
@@ -34,7 +34,7 @@ class Clock:
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds since the first process started, except while no process ran."""
+        """Seconds since the first process started, without the times when none ran."""
         return self._earlier_wall_seconds + self._now() - self._process_start
 
     @property
@@ -58,13 +58,13 @@ class Clock:
         self._running_since = None
 
     def start(self) -> None:
-        """Starts training time, unless it runs already."""
+        """Starts training time, unless it is running."""
         if self._running_since is None:
             self._running_since = self._now()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops training time inside, as for writing a checkpoint."""
+        """Stops training time inside, such as for a checkpoint."""
         running = self._running_since is not None
         self.stop()
         yield
@@ -80,7 +80,7 @@ class Clock:
             self._running_since = now
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint must hold."""
+        """Returns the times to save in a checkpoint."""
         return {
             "train_seconds": self.train_seconds,
             "timed_images": self.timed_images,

@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.files import read_objects, write_file
 from imagenet_fast.base.paths import Path, is_local, to_path
-from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, noted_step
+from imagenet_fast.training.model_dir import CHECKPOINTS, checkpoint_steps, recorded_step
 
 DAMAGED_FILE = "damaged_checkpoints.jsonl"
 _SHARD = re.compile(r"\.data-(\d{5})-of-(\d{5})")
-# Messages of TensorFlow's readers about corrupt checkpoints (tensor_bundle.cc, whose BundleReader
-# checks CRCs, and table.cc, of the index). Other errors, as of permissions, disks or buckets, say
-# nothing about the checkpoint.
+# TensorFlow's messages about corrupt checkpoints (tensor_bundle.cc, whose BundleReader checks CRCs,
+# and table.cc, for the index). Other errors, as of permissions, disks or buckets, say nothing about
+# the checkpoint.
 _SIGNS = re.compile(
     r"checksum (?:does not match|mismatch)|sstable|bad (?:block|entry)|truncated block"
     r"|file is corrupt|corrupted|DATA_LOSS|data loss|read less bytes than requested|OUT_OF_RANGE",
@@ -34,10 +34,10 @@ class _Damaged(NamedTuple):
 
 
 def damage_of(checkpoint: str) -> str | None:
-    """Reads a whole checkpoint and returns what is damaged; None: no damage was detected.
+    """Reads a whole checkpoint and returns what is damaged; None: nothing.
 
     Args:
-      checkpoint: its path without an ending.
+      checkpoint: its path without a suffix.
     """
     path = to_path(checkpoint)
     files = {
@@ -50,8 +50,8 @@ def damage_of(checkpoint: str) -> str | None:
     for file in files.values():
         if is_local(file) and file.is_dir():
             return f"{file.name} is a directory"
-    found = filter(None, map(_SHARD.fullmatch, files))
-    shards = {int(match[1]): int(match[2]) for match in found}
+    matches = filter(None, map(_SHARD.fullmatch, files))
+    shards = {int(match[1]): int(match[2]) for match in matches}
     missing = set(range(max(shards.values(), default=1))) - set(shards)
     if missing:
         return f"part {min(missing)} of its data is missing"
@@ -60,24 +60,23 @@ def damage_of(checkpoint: str) -> str | None:
         for name in reader.get_variable_to_shape_map():
             reader.get_tensor(name)
     except (IndexError, tf.errors.OpError) as error:
-        told = str(error).strip().splitlines()
         if isinstance(error, (IndexError, tf.errors.DataLossError)) or _SIGNS.search(str(error)):
-            return told[0][:200] if told else type(error).__name__
+            return first_line(error)[:200]
     return None
 
 
 def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
     """Returns the newest undamaged checkpoint, and sets aside those that are newer.
 
-    For the process that writes checkpoints, while no other does. Set aside means renamed: the files
-    ``ckpt-5.*`` become ``damaged-ckpt-5.*``. This is reported, and recorded in ``DAMAGED_FILE``.
+    For the only process that writes checkpoints. Set aside means renamed: the files ``ckpt-5.*``
+    become ``damaged-ckpt-5.*``. A warning is printed, and a row added to ``DAMAGED_FILE``.
 
     Args:
-      model_dir: of the run.
+      model_dir: the run's directory.
       on_damaged: ``previous``; or ``stop``: raise, and set none aside.
 
     Returns:
-      The path without an ending; None: there is no checkpoint.
+      The path without a suffix; None: there is no checkpoint.
 
     Raises:
       UserError: if the newest is damaged and ``on_damaged`` is ``stop``, or if all are.
@@ -102,18 +101,18 @@ def whole_checkpoint(model_dir: str, on_damaged: str) -> str | None:
         raise UserError(
             f"checkpoint {newest} is damaged ({damaged[0].reason}), and "
             + (f"so are the {len(damaged) - 1} before it" if damaged[1:] else "it is the only one")
-            + "; begin anew: choose another --model_dir"
+            + "; start a new run: choose another --model_dir"
         )
     if damaged:
-        names = [_set_aside(folder, own.step) for own in damaged]
-        _tell(model_dir, damaged, names, step)
-    if damaged or noted_step(folder) is None:
-        _note(folder, [own for own in steps if own <= step])
+        names = [_set_aside(folder, checkpoint.step) for checkpoint in damaged]
+        _report(model_dir, damaged, names, step)
+    if damaged or recorded_step(folder) is None:
+        _record(folder, [earlier for earlier in steps if earlier <= step])
     return str(folder / f"ckpt-{step}")
 
 
 def damaged_checkpoints(model_dir: str) -> list[dict[str, Any]]:
-    """Returns what was set aside: ``step``, ``reason`` and ``resumed_from``, a step, of each."""
+    """Returns ``step``, ``reason`` and ``resumed_from`` (a step) of each one set aside."""
     types = {"step": int, "reason": str, "resumed_from": int}
     return read_objects(to_path(model_dir, DAMAGED_FILE), types)
 
@@ -121,32 +120,32 @@ def damaged_checkpoints(model_dir: str) -> list[dict[str, Any]]:
 def _set_aside(folder: Path, step: int) -> str:
     """Renames a checkpoint and returns its new name."""
     files = [file for file in folder.iterdir() if file.name.startswith(f"ckpt-{step}.")]
-    taken = {file.name.partition(".")[0] for file in folder.iterdir()}
+    existing = {file.name.partition(".")[0] for file in folder.iterdir()}
     aside, number = f"damaged-ckpt-{step}", 1
-    while aside in taken:
+    while aside in existing:
         number += 1
         aside = f"damaged-ckpt-{step}-{number}"
-    # The index first: without it there is no such checkpoint any more.
+    # The index first: without it, the checkpoint no longer exists.
     for file in sorted(files, key=lambda file: not file.name.endswith(".index")):
         file.replace(folder / f"{aside}.{file.name.partition('.')[2]}")
     return aside
 
 
-def _tell(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) -> None:
+def _report(model_dir: str, damaged: list[_Damaged], names: list[str], step: int) -> None:
     lines = list(map(json.dumps, damaged_checkpoints(model_dir)))
-    for own, name in zip(damaged, names):
+    for checkpoint, name in zip(damaged, names):
         print(
-            f"WARNING: checkpoint ckpt-{own.step} in {model_dir} is damaged ({own.reason}): set "
-            f"aside as {name}; the run resumes from step {step}",
+            f"WARNING: checkpoint ckpt-{checkpoint.step} in {model_dir} is damaged "
+            f"({checkpoint.reason}): set aside as {name}; the run resumes from step {step}",
             file=sys.stderr,
             flush=True,
         )
-        lines.append(json.dumps({**own._asdict(), "resumed_from": step}))
+        lines.append(json.dumps({**checkpoint._asdict(), "resumed_from": step}))
     write_file(to_path(model_dir, DAMAGED_FILE), "".join(f"{line}\n" for line in lines))
 
 
-def _note(folder: Path, steps: Sequence[int]) -> None:
-    """Notes which checkpoints there are, which is what ``tf.train.CheckpointManager`` removes."""
+def _record(folder: Path, steps: Sequence[int]) -> None:
+    """Lists the checkpoints in TensorFlow's file, from which ``CheckpointManager`` removes some."""
     names = [f"ckpt-{step}" for step in steps]
     lines = [f'model_checkpoint_path: "{names[-1]}"']
     lines += [f'all_model_checkpoint_paths: "{name}"' for name in names]

@@ -15,33 +15,32 @@ from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.model_dir import check_labels
 from imagenet_fast.training.recorder import check_evaluated
 
-# Largest default batch of a device.
-_IMAGES_OF_A_DEVICE = 256
+# The default batch has at most this many images per device.
+_IMAGES_PER_DEVICE = 256
 
 
 def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
     """Evaluates the latest checkpoint in ``model_dir`` on each image of a split once.
 
     Args:
-      config: names the run and the data.
+      config: gives the run and the data.
       split: ``validation`` or ``test``.
 
     Returns:
-      ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (images that could not
-      be read) and ``checkpoint``.
+      ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
+      ``checkpoint``.
 
     Raises:
-      UserError: if there is no checkpoint, no such split of the data, or either cannot be used,
-        the data has other classes, none of its images can be read, a shard cannot be read any
-        more, or another worker stops.
+      UserError: if there is no usable checkpoint, no such split, the data has other classes or no
+        readable image, a shard becomes unreadable, or another worker stops.
     """
     with errors_explained("evaluates again", config.pipeline_servers):
-        # Evaluation may run on other devices, which need not be able to split training's batch.
+        # Batch norm needs no groups in evaluation, whose devices may not fit them.
         config = config.replace(batch_norm_batch_size=0)
         strategy = make_strategy(config)
         if not config.eval_batch_size:
-            # Training's batch, unless it was for more devices than there are here.
-            most = _IMAGES_OF_A_DEVICE * strategy.num_replicas_in_sync
+            # Training's micro-batch, unless training had more devices.
+            most = _IMAGES_PER_DEVICE * strategy.num_replicas_in_sync
             size = min(config.batch_size // config.accumulation_steps, most)
             config = config.replace(eval_batch_size=size)
         info = read_info(config)
@@ -50,15 +49,15 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
                 f"{info.name} has no {split} shards, only those of {', '.join(info.splits)}"
             )
         check_labels(config, info.labels)
-        # The list of unreadable images in model_dir is training's: write nothing there.
-        elsewhere = config.replace(model_dir="")
+        # Without model_dir, nothing is added to training's list of unreadable images.
+        unlisted = config.replace(model_dir="")
         if split != "validation":
-            # Only validation images are held on devices; a test image is read once anyway.
-            elsewhere = elsewhere.replace(data_on_device=False)
-        model = build_for_evaluation(elsewhere)
+            # Devices hold training and validation images only.
+            unlisted = unlisted.replace(data_on_device=False)
+        model = build_for_evaluation(unlisted)
         checkpoint = restore_weights(model, config.model_dir)
         result = model.evaluate(
-            make_dataset(elsewhere, split),
+            make_dataset(unlisted, split),
             steps=evaluation_steps(info, config, strategy, split),
             verbose=0,
             return_dict=True,

@@ -1,4 +1,4 @@
-"""Turns TensorFlow's errors during a run into errors that the user can fix."""
+"""Turns TensorFlow's errors during a run into ``UserError``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.addresses import unreachable
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, first_line
 from imagenet_fast.base.paths import bucket_error
 from imagenet_fast.distribute.cluster import Cluster
 
-# A UserError raised inside a dataset, by Python or an assertion, in TensorFlow's message.
+# TensorFlow's message about a UserError raised inside a dataset, by Python or an assertion.
 _USER_ERROR = re.compile(
     r"UserError: (.*?)(?:\s*Traceback \(most recent call last\)|\]\n)", re.DOTALL
 )
-# Its message about a damaged or missing shard.
+# Its message about a damaged or missing shard: path and reason.
 _SHARD = re.compile(r".*(?:FlatMap:|\}\}) (.+); (.+)\n.*\{\{node ReadFile\}\}")
-# The message of TensorFlow's Google Cloud Storage client: the reason, then the path.
+# The message of its Google Cloud Storage client: the reason, then the path.
 _BUCKET = re.compile(r"executing an HTTP request: .*(gs://\S+)", re.DOTALL)
-# Words that only errors of devices, drivers and their libraries contain, in errors of these types.
+# Words that only errors of devices, drivers and their libraries contain, and the types of these.
 _DEVICE = re.compile(
     r"cu(DNN|BLAS|FFT|SOLVER|SPARSE)\b|CUDA|\bDNN library|NCCL|Autotun", re.IGNORECASE
 )
@@ -39,8 +39,8 @@ _LOST_WORKER = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.Ca
 def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[None]:
     """Turns TensorFlow's errors that a user can fix into :class:`UserError`.
 
-    These are a ``UserError`` raised in a dataset, as for an unreadable shard, and errors of
-    buckets, devices and other workers. All other errors pass.
+    These are a ``UserError`` raised in a dataset, and errors of shards, buckets, devices and other
+    workers. All other errors pass.
 
     Args:
       then: what the same command does after the fix, e.g. ``evaluates again``.
@@ -52,29 +52,19 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
     try:
         yield
     except tf.errors.OpError as error:
-        told = _USER_ERROR.search(error.message)
-        if told:
-            raise UserError(f"{told[1]}; after fixing that, the same command {then}") from error
-        shard = _SHARD.search(error.message)
-        if shard:
-            raise UserError(
-                f"{shard[1]}: cannot be read: {shard[2]}; after fixing that, the same command "
-                f"{then}"
-            ) from error
-        place = _BUCKET.search(error.message)
-        if place:
-            lost = bucket_error(place[1], error)
-            raise UserError(f"{lost}; after fixing that, the same command {then}") from error
+        reason = _reading_error(error)
+        if reason:
+            raise UserError(f"{reason}; after fixing that, the same command {then}") from error
         if isinstance(error, _DEVICE_ERRORS) and _DEVICE.search(error.message):
             raise UserError(
-                f"{error.message.strip().splitlines()[0]} ({type(error).__name__}); "
-                "`imagenet-fast doctor` checks the devices of this machine"
+                f"{first_line(error)} ({type(error).__name__}); `imagenet-fast doctor` checks the "
+                "devices of this machine"
             ) from error
         if not isinstance(error, _LOST_WORKER):
             raise
         if stage_servers:
             raise UserError(
-                f"{_lost_server(str(error), stage_servers)} has stopped or is out of reach "
+                f"{_lost_server(str(error), stage_servers)} has stopped or is unreachable "
                 f"({type(error).__name__}); when it runs again, the same command {then}"
             ) from error
         raise UserError(
@@ -84,10 +74,22 @@ def errors_explained(then: str, stage_servers: Sequence[str] = ()) -> Iterator[N
         ) from error
 
 
+def _reading_error(error: tf.errors.OpError) -> str:
+    """Returns what the user can fix in the data or a bucket; empty if the error is another."""
+    user_error = _USER_ERROR.search(error.message)
+    if user_error:
+        return user_error[1]
+    shard = _SHARD.search(error.message)
+    if shard:
+        return f"{shard[1]}: cannot be read: {shard[2]}"
+    bucket = _BUCKET.search(error.message)
+    return str(bucket_error(bucket[1], error)) if bucket else ""
+
+
 def _lost_server(error: str, servers: Sequence[str]) -> str:
-    """Returns which stage server an error is about, which not all errors say."""
+    """Returns which stage server an error is about, if it can be found."""
     named = re.search(r"/job:stage/replica:0/task:(\d+)", error)
-    lost = [servers[int(named[1])]] if named else [own for own in servers if unreachable(own)]
+    lost = [servers[int(named[1])]] if named else list(filter(unreachable, servers))
     if not lost and len(servers) > 1:
         return f"one of the stage servers {', '.join(servers)}"
     return f"stage server {', '.join(lost or servers)}"
@@ -96,7 +98,7 @@ def _lost_server(error: str, servers: Sequence[str]) -> str:
 def _lost_worker(error: str) -> str:
     """Returns which worker an error is about.
 
-    Workers pass on each other's errors: the last one named is where it began.
+    Workers forward each other's errors: the last one named is the first that failed.
     """
     tasks = re.findall(r"/job:worker/replica:0/task:(\d+)", error)
     cluster = Cluster.from_environment()

@@ -13,6 +13,7 @@ import tensorflow as tf
 from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.exchange import text_of_chief
@@ -35,17 +36,17 @@ def choose_fusion(
 ) -> Fusion:
     """Times training steps with each candidate and returns the fastest, the same in all workers.
 
-    A timed step is a forward and backward pass and the all-reduces, without the update: weights,
-    batch-norm statistics and dropout states stay as they are. All workers must call it.
+    A timed step is a forward and backward pass and the all-reduces, without the update; the model
+    is unchanged afterwards. All workers must call it.
 
     Args:
       model: compiled, under a strategy of several replicas.
-      make: returns the all-reduce with these buckets and this name.
+      make: returns the all-reduce with the given buckets and name.
       fusion_bytes: the configured bucket size, one of the candidates.
       shape: [images, height, width, channels] of a replica's part of a step.
 
     Raises:
-      UserError: on TPUs, where the compiler orders all-reduces.
+      UserError: on TPUs, whose compiler orders the all-reduces.
     """
     strategy = model.distribute_strategy
     if compiles_all_reduces(strategy):
@@ -70,7 +71,7 @@ def choose_fusion(
         with model.preserved_state():
             seconds = _median_seconds(steps)
     fastest = min(zip(seconds, candidates))[1]
-    # Timings differ between workers: the chief's decide.
+    # Timings differ between workers: the chief decides.
     segments = tuple(json.loads(text_of_chief(strategy, json.dumps(fastest))))
     if is_chief(strategy):
         print(_report(dict(zip(candidates, seconds)), segments), file=sys.stderr, flush=True)
@@ -101,24 +102,24 @@ def _step(
 
 
 def _median_seconds(steps: Sequence[Callable[[], None]]) -> list[float]:
-    """Times functions in turns, so that a busy moment of the machine does not hit one alone."""
+    """Times functions in turns, so that a busy moment of the machine affects all of them."""
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(_WARMUP + _REPEATS):
-        for step, taken in zip(steps, times):
+        for step, its_times in zip(steps, times):
             start = time.perf_counter()
             step()
-            taken.append(time.perf_counter() - start)
-    return [statistics.median(taken[_WARMUP:]) for taken in times]
+            its_times.append(time.perf_counter() - start)
+    return [statistics.median(its_times[_WARMUP:]) for its_times in times]
 
 
 def _report(seconds: dict[Segments, float], chosen: Segments) -> str:
-    """Returns a line with the chosen segments and the time of each candidate's step."""
+    """Returns a line with the chosen segments and each candidate's time."""
     if len(seconds) == 1:
         return f"fusion=auto: {_all_reduces(chosen)}, the only candidate"
-    flag = f" (--fusion_segments={','.join(map(str, chosen))})" if chosen else ""
+    flag = f" (--fusion_segments={option_text(chosen)})" if chosen else ""
     others = "".join(
-        f"; {_all_reduces(segments)}, {milliseconds(taken)}"
-        for segments, taken in seconds.items()
+        f"; {_all_reduces(segments)}, {milliseconds(time_taken)}"
+        for segments, time_taken in seconds.items()
         if segments != chosen
     )
     return (
@@ -132,11 +133,11 @@ def _all_reduces(segments: Segments) -> str:
 
 
 def save_fusion(fusion: Fusion, replicas: int, model_dir: str) -> None:
-    """Writes the chosen segments to ``fusion.json``, so that a resumed run rounds the same way.
+    """Writes the chosen segments to ``fusion.json``, from which a resumed run reads them.
 
     Args:
       fusion: the chosen segments.
-      replicas: the number for which they were chosen.
+      replicas: for how many replicas.
       model_dir: the run's directory.
     """
     values = {"replicas": replicas, "fusion_segments": fusion.segments}
@@ -146,8 +147,8 @@ def save_fusion(fusion: Fusion, replicas: int, model_dir: str) -> None:
 def load_fusion(strategy: tf.distribute.Strategy, model_dir: str) -> Fusion | None:
     """Returns what :func:`save_fusion` wrote; None: nothing, or for another number of replicas.
 
-    Other segments add in another order, so a resumed run must not choose again. All workers must
-    call it; the chief's file counts.
+    Other segments would add gradients in another order and round differently, so a resumed run must
+    not choose again. All workers must call it; the chief's file counts.
 
     Args:
       strategy: of the run.

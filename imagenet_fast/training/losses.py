@@ -17,10 +17,9 @@ def image_losses(
 
     Args:
       logits: [batch, classes].
-      labels: int32 [batch]; negative ones mark padding, which counts as class 0.
-      partners: int32 [batch], labels of the images mixed in; None: the images are not mixed.
-      fractions: float32 [batch], weights of ``labels`` in the loss; those of ``partners`` are the
-        rest.
+      labels: int32 [batch]; negative ones mark padding, treated as class 0.
+      partners: int32 [batch], labels of the images mixed in; None: images are not mixed.
+      fractions: float32 [batch], weights of ``labels`` in the loss; ``partners`` have the rest.
       label_smoothing: probability spread evenly over all classes.
     """
     losses = _cross_entropy(logits, labels, label_smoothing)

@@ -1,4 +1,4 @@
-"""Loss and accuracy, summed on the device over many steps without communication to read them."""
+"""Loss and accuracy, summed on the device over steps; reading them needs no communication."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def batch_sums(
 
     Returns:
       float32 [5]: the weighted sums of losses, of correct top-1 and of correct top-5 predictions,
-      the sum of weights, and the number of images, without padding, of weight 0.
+      the sum of weights, and the number of images of weight 0, without padding.
     """
     label_logits = tf.gather(logits, tf.maximum(labels, 0), batch_dims=1)
-    # Ties count against the model, so that equal logits predict nothing; NaN compares as false.
+    # Ties count against the model: equal logits predict nothing. NaN compares as false.
     rank = tf.reduce_sum(tf.cast(logits >= label_logits[:, tf.newaxis], tf.int32), axis=1)
     finite = tf.cast(rank > 0, tf.float32)
     real = tf.cast(labels >= 0, tf.float32)
@@ -46,8 +46,8 @@ class MetricSums:
     """Running totals of :func:`batch_sums`, already summed over the replicas.
 
     Each replica has a copy of the same numbers, so neither adding nor reading communicates. Float32
-    counts images exactly up to 16.7 million. Not a ``tf.Module``, since Keras would count its
-    variable among the model's weights. To be made in the strategy's scope.
+    counts images exactly up to 16.7 million. Made in the strategy's scope. Not a ``tf.Module``,
+    whose variable Keras would count among the model's weights.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class MetricSums:
         assign_local([self.variable], [tf.zeros([len(NAMES)])])
 
     def add(self, sums: tf.Tensor) -> None:
-        """Adds one step's sums over all replicas: float32 [5]."""
+        """Adds one step's sums over all replicas, float32 [5]."""
         self.variable.assign_add(sums)
 
     def results(self) -> dict[str, tf.Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 from imagenet_fast.base.files import LineFile, read_objects
 from imagenet_fast.base.paths import to_path
 
-# A row, as :class:`Recorder` makes it.
+# A row; :class:`Recorder` lists its values.
 Row = dict[str, Any]
 METRICS_FILE = "metrics.jsonl"
 
@@ -26,11 +26,11 @@ class JsonLines:
         self._file = LineFile(to_path(model_dir, METRICS_FILE), map(json.dumps, kept))
 
     def write(self, row: Row) -> None:
-        """Appends a row, whole."""
+        """Appends a row atomically."""
         self._file.add(json.dumps(row))
 
     def flush(self) -> None:
-        """Writes the rows that are still in memory."""
+        """Writes the buffered rows."""
         self._file.flush()
 
     def close(self) -> None:
@@ -39,5 +39,5 @@ class JsonLines:
 
 
 def read_rows(model_dir: str) -> list[Row]:
-    """Returns the rows of ``metrics.jsonl``, without damaged or other lines."""
+    """Returns the rows of ``metrics.jsonl``, without damaged lines."""
     return read_objects(to_path(model_dir, METRICS_FILE), {"kind": str, "step": int})

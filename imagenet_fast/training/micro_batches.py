@@ -17,8 +17,8 @@ def micro_batches(batch: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
       count: number of micro-batches.
 
     Raises:
-      UserError: if the batch size is known and no multiple of ``count``; an unknown one is checked
-        when the graph runs.
+      UserError: if the batch size is not a multiple of ``count``; an unknown one is checked when
+        the graph runs.
     """
     images = batch[0].shape[0]
     unequal = (

@@ -1,13 +1,12 @@
 """Mixup and cutmix, on the device that trains.
 
-Mixup (Zhang et al. 2018, "mixup: Beyond empirical risk minimization") blends an image with another
-one; cutmix (Yun et al. 2019, "CutMix: Regularization strategy to train strong classifiers with
-localizable features") puts a box of the other one into it. Each label's share of the loss is its
-image's share of the pixels.
+Mixup (Zhang et al. 2018, "mixup: Beyond empirical risk minimization") blends an image with a
+partner; cutmix (Yun et al. 2019, "CutMix: Regularization strategy to train strong classifiers with
+localizable features") pastes a box of the partner into it. Each label's weight in the loss is its
+image's fraction of the pixels.
 
-What becomes of an image is drawn for that image alone; the authors and timm draw once for a whole
-batch. The other image is the one as far from the batch's end as this one is from its beginning:
-any will do, since the batch is shuffled.
+Random numbers are drawn per image; the authors and timm draw them once per batch. Partners come
+from the reversed batch: any image will do, since batches are shuffled.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _INTERVALS = 1024
 
 
 class Mixed(NamedTuple):
-    """Images with parts of others.
+    """Mixed images and the labels of both parts.
 
     Attributes:
-      images: of the dtype and shape of what was mixed.
-      partners: int32 [batch], labels of the others.
-      fractions: float32 [batch], in [0, 1], weight of the own label in the loss; the
-        partner's is the rest.
+      images: of the unmixed images' dtype and shape.
+      partners: int32 [batch], the partners' labels.
+      fractions: float32 [batch], in [0, 1], weight of the image's own label in the loss; the
+        partner's label has the rest.
     """
 
     images: tf.Tensor
@@ -38,28 +37,28 @@ class Mixed(NamedTuple):
 
 
 class Mixer:
-    """Mixes the images of a batch: by mixup, by cutmix, or each by one of them with even odds.
+    """Applies mixup, cutmix, or to each image one of the two with equal probability.
 
     Args:
-      mixup_alpha: an image's own share is drawn from Beta(alpha, alpha); 0: no mixup.
+      mixup_alpha: an image's fraction is drawn from Beta(alpha, alpha); 0: no mixup.
       cutmix_alpha: the same for cutmix. One of the two is positive.
-      seed: of what is drawn.
+      seed: of the random numbers.
     """
 
     def __init__(self, mixup_alpha: float, cutmix_alpha: float, seed: int) -> None:
         self._seed = seed
-        self._blending_odds = 1.0 if not cutmix_alpha else 0.5 if mixup_alpha else 0.0
-        # Where one is never drawn, any shares will do for it.
-        self._blending_quantiles = beta_quantiles(mixup_alpha or cutmix_alpha)
-        self._cutting_quantiles = beta_quantiles(cutmix_alpha or mixup_alpha)
+        self._mixup_probability = 1.0 if not cutmix_alpha else 0.5 if mixup_alpha else 0.0
+        # If one of them is never used, its quantiles do not matter.
+        self._mixup_quantiles = beta_quantiles(mixup_alpha or cutmix_alpha)
+        self._cutmix_quantiles = beta_quantiles(cutmix_alpha or mixup_alpha)
 
     def draw(self, count: Any, step: Any, replica: Any) -> tf.Tensor:
-        """Returns what :meth:`mix` takes, a function of the seed, the step and the image's place.
+        """Returns random numbers for :meth:`mix`, from the seed, the step and the image's position.
 
         Args:
-          count: images of this replica, int32, as many as of the others.
-          step: of the optimizer.
-          replica: its number among all, int32.
+          count: images of this and of each other replica, int32.
+          step: the optimizer's.
+          replica: number of this replica, int32.
 
         Returns:
           float32 [count, 4], uniform in [0, 1).
@@ -67,51 +66,51 @@ class Mixer:
         places = tf.range(count, dtype=tf.int64) + tf.cast(replica * count, tf.int64)
         run = tf.fill([count], tf.constant(self._seed, tf.int64))
         steps = tf.fill([count], tf.cast(step, tf.int64))
-        # TensorFlow's own random numbers are others where XLA compiles, as it always does for TPUs.
+        # TensorFlow's own random numbers differ under XLA, which always compiles for TPUs.
         return stateless_random.uniform(tf.stack([run, steps, places], axis=1), "mix", 4)
 
     def mix(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, numbers: tf.Tensor
     ) -> Mixed:
-        """Mixes each image with another one, if that one counts.
+        """Mixes each image with its partner, unless the partner's weight is 0.
 
         Args:
-          images: [batch, height, width, channels]. Integers are rounded again after mixing, so that
-            the network's input is what it is without.
+          images: [batch, height, width, channels]. Integers are rounded after mixing, so that the
+            network's input has the same dtype as without mixing.
           labels: int32 [batch].
           weights: float32 [batch]; 0 for images that do not count.
-          numbers: float32 [batch, 4], drawn.
+          numbers: float32 [batch, 4], from :meth:`draw`.
         """
         kind, quantile, y, x = tf.unstack(numbers, axis=1)
-        blended = kind < self._blending_odds
-        shares = tf.where(
-            blended,
-            _interpolate(self._blending_quantiles, quantile),
-            _interpolate(self._cutting_quantiles, quantile),
+        by_mixup = kind < self._mixup_probability
+        fractions = tf.where(
+            by_mixup,
+            _interpolate(self._mixup_quantiles, quantile),
+            _interpolate(self._cutmix_quantiles, quantile),
         )
-        shares = tf.where(tf.reverse(weights, [0]) > 0, shares, 1.0)
+        fractions = tf.where(tf.reverse(weights, [0]) > 0, fractions, 1.0)
         height, width = tf.unstack(tf.shape(images)[1:3])
-        outside = tf.cast(~boxes(1 - shares, y, x, height, width), tf.float32)
-        pixel_shares = tf.where(_per_pixel(blended), _per_pixel(shares), outside[..., tf.newaxis])
-        # Of a box as it is, rounded to pixels and clipped at the image's sides.
-        shares = tf.where(blended, shares, tf.reduce_mean(outside, axis=[1, 2]))
+        outside = tf.cast(~boxes(1 - fractions, y, x, height, width), tf.float32)
+        mask = tf.where(_per_pixel(by_mixup), _per_pixel(fractions), outside[..., tf.newaxis])
+        # The true area of a box: rounded to pixels and clipped at the image's borders.
+        fractions = tf.where(by_mixup, fractions, tf.reduce_mean(outside, axis=[1, 2]))
 
         pixels = tf.cast(images, tf.float32)
-        mixed = pixel_shares * pixels + (1 - pixel_shares) * tf.reverse(pixels, [0])
+        mixed = mask * pixels + (1 - mask) * tf.reverse(pixels, [0])
         if images.dtype.is_integer:
             mixed = tf.round(mixed)
-        return Mixed(tf.cast(mixed, images.dtype), tf.reverse(labels, [0]), shares)
+        return Mixed(tf.cast(mixed, images.dtype), tf.reverse(labels, [0]), fractions)
 
 
 def boxes(
     areas: tf.Tensor, y: tf.Tensor, x: tf.Tensor, height: tf.Tensor, width: tf.Tensor
 ) -> tf.Tensor:
-    """Returns where boxes of the image's aspect are.
+    """Returns masks of boxes with the image's aspect ratio.
 
     Args:
-      areas: float32 [boxes], shares of the image's area, before what lies outside is cut off.
-      y: float32 [boxes], of the centres, shares of the height.
-      x: the same along the width.
+      areas: float32 [boxes], fractions of the image's area, before clipping at its borders.
+      y: float32 [boxes], their centres, as fractions of the height.
+      x: float32 [boxes], as fractions of the width.
       height: int32, of the image, in pixels.
       width: int32.
 
@@ -132,8 +131,8 @@ def boxes(
 def beta_quantiles(alpha: float) -> np.ndarray:
     """Returns the quantiles 0, 1/1024, ... 1 of Beta(alpha, alpha), float32 [1025].
 
-    To draw by them is all that XLA, and so a TPU, can do: it has no operation that draws from gamma
-    or beta distributions.
+    XLA, and so a TPU, has no op that draws from gamma or beta distributions; it can interpolate
+    these.
     """
     quantiles = np.linspace(0, 1, _INTERVALS + 1)
     low, high = np.zeros_like(quantiles), np.ones_like(quantiles)
@@ -145,10 +144,10 @@ def beta_quantiles(alpha: float) -> np.ndarray:
 
 
 def _interpolate(quantiles: np.ndarray, at: tf.Tensor) -> tf.Tensor:
-    """Returns what lies at places in [0, 1) between a table's first and last value."""
-    places = at * _INTERVALS
-    before = tf.cast(places, tf.int32)
-    rest = places - tf.cast(before, tf.float32)
+    """Interpolates a table linearly at positions in [0, 1)."""
+    positions = at * _INTERVALS
+    before = tf.cast(positions, tf.int32)
+    rest = positions - tf.cast(before, tf.float32)
     table = tf.constant(quantiles)
     return (1 - rest) * tf.gather(table, before) + rest * tf.gather(table, before + 1)
 

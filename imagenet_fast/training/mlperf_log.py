@@ -1,9 +1,9 @@
-"""A run's log as MLPerf Training wants it: lines of ``:::MLLOG`` and JSON.
+"""A run's log in MLPerf Training's format: lines of ``:::MLLOG`` and JSON.
 
-The form and the names are those of github.com/mlcommons/logging, whose compliance checker (PyPI's
-``mlperf-logging``) accepts the file together with what only a submitter can say: the lines
-``submission_...`` and ``cache_clear``. The lines are written here, not with that package, which
-neither continues a log after a restart nor comes without pandas and SciPy.
+Format and names are those of github.com/mlcommons/logging. Its compliance checker (PyPI's
+``mlperf-logging``) accepts the file once the submitter has added the lines ``submission_...`` and
+``cache_clear``. That package does not write the lines: it cannot continue a log after a restart,
+and depends on pandas and SciPy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from imagenet_fast.base.files import LineFile, whole_lines
 from imagenet_fast.base.paths import to_path
-from imagenet_fast.config import Config
+from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.recorder import Recorder
 from imagenet_fast.training.schedule import decay_boundaries, decay_steps, warmup_steps
@@ -34,19 +34,19 @@ class MLPerfLog(TensorsCallback):
     count from 1; an evaluation has the number of finished epochs.
 
     Args:
-      config: of the run.
-      recorder: knows the step; called before this.
+      options: of the run.
+      recorder: gives the step; called before this.
       steps_per_epoch: weight updates in an epoch.
       train_examples: training images.
       eval_examples: validation images.
-      batch_norm_examples: images over which batch norm takes its statistics.
-      last_step: of the run.
-      now: seconds since 1970.
+      batch_norm_examples: images in a batch-norm group.
+      last_step: last step of the run.
+      now: returns seconds since 1970.
     """
 
     def __init__(
         self,
-        config: Config,
+        options: UpdateOptions,
         recorder: Recorder,
         *,
         steps_per_epoch: int,
@@ -60,52 +60,52 @@ class MLPerfLog(TensorsCallback):
         self._recorder = recorder
         self._steps_per_epoch = steps_per_epoch
         self._now = now
-        lines = read_lines(config.model_dir) if recorder.step else []
-        goes_on = recorder.step < last_step
-        kept = [line for line in lines if not goes_on or _is_done(line, recorder.step)]
+        lines = read_lines(options.model_dir) if recorder.step else []
+        trains = recorder.step < last_step
+        kept = [line for line in lines if not trains or _stays_true(line, recorder.step)]
         keys = [line["key"] for line in kept]
         self._ended = "run_stop" in keys
         self._in_epoch = keys.count("epoch_start") > keys.count("epoch_stop")
-        self._file = LineFile(to_path(config.model_dir, FILE), map(_text, kept))
+        self._file = LineFile(to_path(options.model_dir, FILE), map(_text, kept))
         self._started = "run_start" in keys
         if "init_start" not in keys:
             self._write(_START, "init_start")
             values = {
-                "seed": config.seed,
+                "seed": options.seed,
                 "train_samples": train_examples,
                 "eval_samples": eval_examples,
                 "model_bn_span": batch_norm_examples,
-                **_hyperparameters(config, steps_per_epoch),
+                **_hyperparameters(options, steps_per_epoch),
             }
             for key, value in values.items():
                 self._write(_POINT, key, value)
 
     def start(self) -> None:
-        """Writes the beginning of the run, unless it is there: an image is about to be read."""
+        """Writes the start of the run, unless it is there; to be called before images are read."""
         if not self._started:
             self._write(_END, "init_stop")
             self._write(_START, "run_start")
             self._started = True
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """An epoch may begin."""
+        """Writes the start of an epoch before its first step."""
         if not self._in_epoch:
             step = self._recorder.step
-            # Of the step that it begins with, so that it goes if that will be done again.
+            # With the number of its first step: dropped if a resumed run repeats that step.
             self._write(_START, "epoch_start", epoch_num=self._epoch(), step_num=step + 1)
             self._in_epoch = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """An epoch may end."""
+        """Writes the end of an epoch after its last step."""
         if self._recorder.step % self._steps_per_epoch == 0:
             self._end_epoch()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Evaluation begins."""
+        """Writes the start of an evaluation."""
         self._write(_START, "eval_start", epoch_num=self._epochs_done())
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Evaluation has ended."""
+        """Writes the end of an evaluation and its accuracy."""
         top1, epochs = float(logs["top1"]), self._epochs_done()
         self._write(_POINT, "eval_accuracy", top1, epoch_num=epochs)
         self._write(_END, "eval_stop", epoch_num=epochs)
@@ -114,7 +114,7 @@ class MLPerfLog(TensorsCallback):
         """Writes the end of the run, unless it is there.
 
         Args:
-          success: whether the run came where it should.
+          success: whether the run reached its target or its last step.
         """
         if not self._ended:
             self._end_epoch()
@@ -122,7 +122,7 @@ class MLPerfLog(TensorsCallback):
             self._ended = True
 
     def flush(self) -> None:
-        """Writes the lines that are still in memory."""
+        """Writes the buffered lines."""
         self._file.flush()
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class MLPerfLog(TensorsCallback):
 
 
 def read_lines(model_dir: str) -> list[dict[str, Any]]:
-    """Returns the lines of a run's log; a last one that a kill has cut short is left out."""
+    """Returns the lines of a run's log, without an incomplete last one."""
     lines = whole_lines(to_path(model_dir, FILE))
     return [json.loads(line[len(_MARK) :]) for line in lines if line.startswith(_MARK)]
 
@@ -165,35 +165,35 @@ def _text(line: dict[str, Any]) -> str:
     return f"{_MARK}{json.dumps(line)}"
 
 
-def _is_done(line: dict[str, Any], step: int) -> bool:
-    """Returns whether a line stays true of a run that resumes from a step."""
-    # Lines that users have added are about no step.
+def _stays_true(line: dict[str, Any], step: int) -> bool:
+    """Returns whether a line still holds for a run that resumes from a step."""
+    # Lines that users have added have no step.
     return line["metadata"].get("step_num", 0) <= step and line["key"] != "run_stop"
 
 
-def _hyperparameters(config: Config, steps_per_epoch: int) -> dict[str, Any]:
-    """Returns what the log tells of the options, under MLPerf's names for them."""
-    prefix = f"{config.optimizer}_opt" if config.optimizer in ("sgd", "lars") else "opt"
-    warmup = warmup_steps(config, steps_per_epoch)
-    warmup_prefix = "lars_opt" if config.optimizer == "lars" else "opt"
+def _hyperparameters(options: UpdateOptions, steps_per_epoch: int) -> dict[str, Any]:
+    """Returns hyperparameters under MLPerf's names."""
+    prefix = f"{options.optimizer}_opt" if options.optimizer in ("sgd", "lars") else "opt"
+    warmup = warmup_steps(options, steps_per_epoch)
+    warmup_prefix = "lars_opt" if options.optimizer == "lars" else "opt"
     values = {
-        "global_batch_size": config.batch_size,
-        "gradient_accumulation_steps": config.accumulation_steps,
-        "opt_name": config.optimizer,
-        f"{prefix}_base_learning_rate": config.scaled_learning_rate,
-        f"{prefix}_momentum": config.momentum,
-        f"{prefix}_weight_decay": config.weight_decay,
+        "global_batch_size": options.batch_size,
+        "gradient_accumulation_steps": options.accumulation_steps,
+        "opt_name": options.optimizer,
+        f"{prefix}_base_learning_rate": options.scaled_learning_rate,
+        f"{prefix}_momentum": options.momentum,
+        f"{prefix}_weight_decay": options.weight_decay,
         f"{warmup_prefix}_learning_rate_warmup_epochs": warmup / steps_per_epoch,
     }
-    if config.optimizer == "lars":
-        values["lars_epsilon"] = config.lars_epsilon
-    if config.schedule in ("polynomial", "cosine"):
-        values[f"{prefix}_end_learning_rate"] = config.end_learning_rate
-        values[f"{prefix}_learning_rate_decay_steps"] = decay_steps(config, steps_per_epoch)
-    if config.schedule == "polynomial":
-        values[f"{prefix}_learning_rate_decay_poly_power"] = config.decay_power
-    if config.schedule == "steps":
-        boundaries = decay_boundaries(config, steps_per_epoch)
+    if options.optimizer == "lars":
+        values["lars_epsilon"] = options.lars_epsilon
+    if options.schedule in ("polynomial", "cosine"):
+        values[f"{prefix}_end_learning_rate"] = options.end_learning_rate
+        values[f"{prefix}_learning_rate_decay_steps"] = decay_steps(options, steps_per_epoch)
+    if options.schedule == "polynomial":
+        values[f"{prefix}_learning_rate_decay_poly_power"] = options.decay_power
+    if options.schedule == "steps":
+        boundaries = decay_boundaries(options, steps_per_epoch)
         values["opt_learning_rate_decay_boundary_steps"] = boundaries
-        values["opt_learning_rate_decay_factor"] = config.decay_factor
+        values["opt_learning_rate_decay_factor"] = options.decay_factor
     return values

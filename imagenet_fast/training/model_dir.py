@@ -16,45 +16,45 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import numbered_labels
+from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 
 CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
-# The folder of them.
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS = "checkpoints"  # a folder
 _CHECKPOINT = re.compile(r"ckpt-(\d+)")
 _CHECKPOINT_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 
 
 def claim_model_dir(config: Config, labels: Sequence[str]) -> None:
-    """Makes ``model_dir`` this configuration's, or checks that it is already.
+    """Writes the configuration to ``model_dir``, or checks that it is there.
 
     Args:
       config: gives ``model_dir``, and is written there.
       labels: the name of each class, written beside it.
 
     Raises:
-      UserError: if it cannot be written, or holds a run with other options or classes.
+      UserError: if the directory cannot be written, or holds a run with other options or classes.
     """
     check_model_dir(config, labels)
     directory = to_path(config.model_dir)
-    with _to_be_written(directory):
+    with _write_errors(directory):
         (directory / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         if is_local(directory) and not os.access(directory, os.W_OK):
             raise PermissionError(13, "Permission denied")
     if is_chief(make_strategy(config)):
         write_file(directory / LABELS_FILE, "".join(f"{label}\n" for label in labels))
-        # Last: it says that the others are there.
+        # Written last: where it exists, the other files do.
         write_file(directory / CONFIG_FILE, config.to_json())
 
 
 @contextlib.contextmanager
 def alone_in(model_dir: str) -> Iterator[None]:
-    """Keeps other processes from training in ``model_dir``, where the file system has locks.
+    """Locks ``model_dir`` for training, if the file system has locks.
 
     Raises:
-      UserError: if another one does.
+      UserError: if another process trains there.
     """
     if not is_local(model_dir):
         yield
@@ -62,7 +62,7 @@ def alone_in(model_dir: str) -> Iterator[None]:
     directory = os.open(to_path(model_dir), os.O_RDONLY)
     try:
         try:
-            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released with the process
         except BlockingIOError:
             raise UserError(
                 f"another process is training in model_dir {model_dir}; wait for it, end it, or "
@@ -76,65 +76,67 @@ def alone_in(model_dir: str) -> Iterator[None]:
 
 
 def check_model_dir(config: Config, labels: Sequence[str]) -> None:
-    """Checks that ``model_dir`` holds no run, or one of this configuration; writes nothing.
+    """Checks that ``model_dir`` holds no run or this configuration's; writes nothing.
 
     Args:
       config: gives ``model_dir`` and ``data_dir``.
       labels: the name of each class of the data.
 
     Raises:
-      UserError: if it holds a run with other options or classes, or cannot be used at all.
+      UserError: if it holds a run with other options or classes, or cannot be used.
     """
     directory = directory_of(config.model_dir)
-    with _to_be_written(directory):
+    with _write_errors(directory):
         exists = (directory / CONFIG_FILE).exists()
     if not exists:
         if latest_checkpoint(directory / CHECKPOINTS):
             raise UserError(
-                f"{directory} holds checkpoints but no {CONFIG_FILE} to tell whose they are; "
+                f"{directory} holds checkpoints but no {CONFIG_FILE} that says from which run; "
                 "choose another --model_dir"
             )
         return
-    found = read_config(config.model_dir)
-    names = config.differences(found, free=False)
+    earlier = read_config(config.model_dir)
+    names = config.differences(earlier, free=False)
     if names:
-        told = "; ".join(
-            f"{name} is {option_text(getattr(found, name))} there, "
+        differences = "; ".join(
+            f"{name} is {option_text(getattr(earlier, name))} there, "
             f"{option_text(getattr(config, name))} here"
             for name in names
         )
         raise UserError(
-            f"{directory} holds a run with other options ({told}); choose another "
+            f"{directory} holds a run with other options ({differences}); choose another "
             "--model_dir, or remove that one"
         )
     check_labels(config, labels)
 
 
-def check_labels(config: Config, labels: Sequence[str]) -> None:
-    """Checks that data has the classes of the run in ``model_dir``: where both have names, these.
+def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
+    """Checks that data has the classes of the run in ``model_dir``.
+
+    Names are compared unless the data or the run has only numbers.
 
     Args:
-      config: gives ``model_dir`` and ``data_dir``.
+      options: gives ``model_dir`` and ``data_dir``.
       labels: the name of each class of the data.
 
     Raises:
-      UserError: if it has others.
+      UserError: if it has other classes.
     """
-    trained = read_labels(config.model_dir)
+    trained = read_labels(options.model_dir)
+    if tuple(labels) == trained:
+        return
     if len(labels) != len(trained):
-        difference = f"{len(labels)} classes, but the run in {config.model_dir} {len(trained)}"
+        difference = f"{len(labels)} classes, but the run in {options.model_dir} {len(trained)}"
     elif numbered_labels(len(labels)) in (trained, tuple(labels)):
         return
     else:
-        pairs = enumerate(zip(labels, trained))
-        found = next((number for number, (here, there) in pairs if here != there), None)
-        if found is None:
-            return
-        difference = (
-            f"{labels[found]!r} as class {found}, which is {trained[found]!r} of the run in "
-            f"{config.model_dir}"
+        number, (here, there) = next(
+            (number, pair) for number, pair in enumerate(zip(labels, trained)) if len({*pair}) > 1
         )
-    raise UserError(f"other classes: {config.data_dir} has {difference}")
+        difference = (
+            f"{here!r} as class {number}, which is {there!r} of the run in {options.model_dir}"
+        )
+    raise UserError(f"other classes: {options.data_dir} has {difference}")
 
 
 def read_config(model_dir: str) -> Config:
@@ -148,7 +150,7 @@ def read_config(model_dir: str) -> Config:
         return Config.from_json(file.read_text(encoding="utf-8")).replace(model_dir=model_dir)
     except OSError as error:
         raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
-    except ValueError as error:  # a UserError, or bytes that are no text
+    except ValueError as error:  # a UserError, or bytes that are not UTF-8
         raise UserError(f"{file}: {error}") from None
 
 
@@ -166,7 +168,7 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: {error}") from None
     if end or not labels:
-        raise UserError(f"{file} is damaged: it must have a class in each line")
+        raise UserError(f"{file} is damaged: it must have one class per line")
     return tuple(labels)
 
 
@@ -174,8 +176,7 @@ def directory_of(model_dir: str) -> Path:
     """Returns the path of ``model_dir``.
 
     Raises:
-      UserError: if none is given, as the working directory is not meant, or TensorFlow would take
-        it for a pattern.
+      UserError: if it is empty, or TensorFlow would read it as a glob pattern.
     """
     if not model_dir:
         raise UserError("no model: give --model_dir, the directory of a training run")
@@ -185,9 +186,9 @@ def directory_of(model_dir: str) -> Path:
 
 
 def latest_checkpoint(folder: Path) -> str | None:
-    """Returns the path of the newest checkpoint, without an ending; None: there is none.
+    """Returns the path of the newest checkpoint, without a suffix; None: there is none.
 
-    It may be damaged, and one of its files missing.
+    It may be damaged or lack a file.
 
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
@@ -197,10 +198,10 @@ def latest_checkpoint(folder: Path) -> str | None:
 
 
 def checkpoint_steps(folder: Path) -> list[int]:
-    """Returns the steps of which there are checkpoints, whole or damaged, ascending.
+    """Returns the steps of all finished checkpoints, whole or damaged, ascending.
 
-    One that is newer than what TensorFlow has noted as the latest is not finished, and not among
-    them; nor is one without an index that is newer than all others where nothing is noted.
+    Unfinished are those newer than the one that TensorFlow recorded as the latest and, without a
+    record, those newer than every checkpoint with an index.
 
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
@@ -208,24 +209,24 @@ def checkpoint_steps(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
     names = [path.name for path in folder.iterdir()]
-    found = [match for name in names if (match := _CHECKPOINT_FILE.fullmatch(name))]
-    steps = sorted({int(match[1]) for match in found})
-    last = noted_step(folder)
-    if last not in steps:  # The note is damaged, or what it names was removed.
-        finished = [match for match in found if "checkpoint" in names or match[2] == "index"]
+    matches = [match for name in names if (match := _CHECKPOINT_FILE.fullmatch(name))]
+    steps = sorted({int(match[1]) for match in matches})
+    last = recorded_step(folder)
+    if last not in steps:  # The record is damaged, or its checkpoint was removed.
+        finished = [match for match in matches if "checkpoint" in names or match[2] == "index"]
         last = max((int(match[1]) for match in finished), default=-1)
     return [step for step in steps if step <= last]
 
 
-def noted_step(folder: Path) -> int | None:
-    """Returns the step of the checkpoint that TensorFlow has noted as the latest; None: of none.
+def recorded_step(folder: Path) -> int | None:
+    """Returns the step of the checkpoint that TensorFlow recorded as the latest; None: no record.
 
     Args:
       folder: ``CHECKPOINTS`` of a ``model_dir``.
     """
     try:
         state = tf.train.get_checkpoint_state(str(folder))
-    except ValueError:  # also bytes that are no text
+    except ValueError:  # also bytes that are not UTF-8
         return None
     name = state.model_checkpoint_path.rpartition("/")[2] if state else ""
     match = _CHECKPOINT.fullmatch(name)
@@ -233,8 +234,8 @@ def noted_step(folder: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def _to_be_written(directory: Path) -> Iterator[None]:
-    """Tells in a line that it cannot be used."""
+def _write_errors(directory: Path) -> Iterator[None]:
+    """Turns an ``OSError`` into a ``UserError``."""
     try:
         yield
     except OSError as error:

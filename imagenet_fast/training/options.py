@@ -11,7 +11,7 @@ from imagenet_fast.base.shared_options import SharedOptions
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(SharedOptions):
-    """What a run does beside training, and what it writes."""
+    """What a run does besides training, and what it writes."""
 
     xla: bool = option(
         False,

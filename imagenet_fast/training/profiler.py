@@ -11,15 +11,15 @@ from imagenet_fast.training.recorder import Recorder
 
 
 class Profiler(TensorsCallback):
-    """Profiles some steps, and everything between them, for TensorBoard.
+    """Profiles a range of steps for TensorBoard.
 
-    A run that resumes between the first and the last of them records the rest.
+    A run that resumes within the range profiles the rest of it.
 
     Args:
-      folder: of TensorBoard's; what was recorded comes into ``plugins/profile`` there.
-      first: the first step recorded; a run's first is step 1.
-      last: the last one.
-      recorder: knows the step; called before this.
+      folder: TensorBoard's; profiles are written to ``plugins/profile`` in it.
+      first: the first step to profile; a run's first is step 1.
+      last: the last step to profile.
+      recorder: gives the step; called before this.
     """
 
     def __init__(self, folder: str, first: int, last: int, recorder: Recorder) -> None:
@@ -42,7 +42,7 @@ class Profiler(TensorsCallback):
             self.close()
 
     def close(self) -> None:
-        """Writes what was recorded, if the run has ended before the last step."""
+        """Writes the profile, if the run has ended before the last step."""
         if self._recording:
             self._recording = False
             tf.profiler.experimental.stop()

@@ -19,14 +19,14 @@ class ProgressBar:
             initial=step,
             unit="step",
             dynamic_ncols=True,
-            # A file or a pipe gets a line now and then, not a bar redrawn each time.
+            # A file or pipe gets a line every 10 s, not a bar that is redrawn.
             mininterval=0.5 if os.isatty(2) else 10,
             bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} ETA {remaining}{postfix}",
         )
         self._devices = devices
 
     def write(self, row: Row) -> None:
-        """Moves the bar to the row's step; says how an evaluation went."""
+        """Moves the bar to the row's step, or prints an evaluation's result."""
         if row["kind"] == "validation":
             self._bar.write(
                 f"epoch {row['epoch']:.4g}: validation top-1 {row['top1']:.2%}, top-5 "
@@ -43,5 +43,5 @@ class ProgressBar:
         self._bar.update(row["step"] - self._bar.n)
 
     def close(self) -> None:
-        """Leaves the bar where it is."""
+        """Stops the bar and leaves it on the screen."""
         self._bar.close()

@@ -17,38 +17,38 @@ from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.metrics_file import Row
 
-_BAD_IMAGES_TOLD = 3
+_BAD_IMAGES_NAMED = 3
 
 
 class RowWriter(Protocol):
-    """Takes the rows of a run."""
+    """Writes the rows of a run, such as to a file."""
 
     def write(self, row: Row) -> None:
-        """Takes a row: ``kind`` is ``train`` or ``validation``, see :class:`Recorder`."""
+        """Writes a row: ``kind`` is ``train`` or ``validation``, see :class:`Recorder`."""
 
     def close(self) -> None:
-        """The run has ended."""
+        """Ends writing."""
 
 
 class Recorder(TensorsCallback):
     """Reads the model's metrics every few steps, checks them, and passes them on as rows.
 
     A row holds ``kind``, ``step`` (weight updates so far), ``epoch`` (the same in epochs),
-    ``loss``, ``top1`` and ``top5`` (of the images since the last row of its kind, or of the whole
-    validation set), ``examples``, ``skipped``, ``learning_rate``, ``images_per_second`` (since the
-    last row; training only), ``train_seconds`` and ``wall_seconds``.
+    ``loss``, ``top1`` and ``top5`` (over the images since the last row, or over the whole
+    validation set), ``examples``, ``skipped``, ``train_seconds``, ``wall_seconds`` and, in
+    training, ``learning_rate`` and ``images_per_second`` (since the last row).
 
     Reading metrics waits for the devices, so it happens only every ``every`` steps.
 
     Args:
       clock: measures the run.
-      writers: take the rows.
+      writers: get the rows.
       step: weight updates before this process.
       steps_per_epoch: weight updates in an epoch.
       batch_size: images in a weight update.
       every: steps between two rows.
-      max_bad_images: unreadable images since the last evaluation that stop the run.
-      evaluated_examples: images that an evaluation must have seen.
+      max_bad_images: unreadable images allowed between two evaluations.
+      evaluated_examples: images in an evaluation.
       model_dir: where unreadable images are listed; empty: nowhere.
     """
 
@@ -84,13 +84,13 @@ class Recorder(TensorsCallback):
         self._read_time = (clock.train_seconds, clock.timed_images)
 
     def recompile(self) -> None:
-        """The next step compiles a program of its own, as that of images of another size."""
+        """Announces that the next step compiles a new program, such as for another image size."""
         if self._compiled:
             self._clock.compiling()
             self._compiled = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """The model has started to sum anew, and training goes on unless it has to be compiled."""
+        """Follows the model, which has reset its metrics; resumes the clock."""
         self._read_sums = dict.fromkeys(self._read_sums, 0.0)
         if self._compiled:
             self._clock.start()
@@ -109,11 +109,11 @@ class Recorder(TensorsCallback):
             self.read()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reads what an evaluation has not: the model is about to sum anew."""
+        """Reads the metrics, if no evaluation has: the model is about to reset them."""
         self.read()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Evaluation is not training time."""
+        """Reads the metrics and stops the clock, which measures training."""
         self.read()
         self._clock.stop()
 
@@ -129,15 +129,15 @@ class Recorder(TensorsCallback):
         self._write(self.validation)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Reads what is left."""
+        """Reads the last metrics and stops the clock."""
         self.read()
         self._clock.stop()
 
     def read(self) -> None:
-        """Waits for the devices and passes on what has come since the last row.
+        """Waits for the devices and passes on a row of the steps since the last row, if any.
 
         Raises:
-          UserError: if the loss is not finite any more, or too many images cannot be read.
+          UserError: if the loss is not finite, or too many images cannot be read.
         """
         if not self._unread:
             return
@@ -147,7 +147,7 @@ class Recorder(TensorsCallback):
         new = {name: sums[name] - self._read_sums[name] for name in sums}
         self._read_sums = sums
         if sums["skipped"] > self._max_bad_images:
-            listed = describe(self._model_dir, examples=_BAD_IMAGES_TOLD)
+            listed = describe(self._model_dir, examples=_BAD_IMAGES_NAMED)
             raise UserError(
                 f"{sums['skipped']:.0f} images could not be read since the last evaluation, more "
                 f"than max_bad_images={self._max_bad_images}; `imagenet-fast prepare --verify` "
@@ -197,11 +197,11 @@ class Recorder(TensorsCallback):
 
     def _learning_rate(self) -> float:
         optimizer = unwrapped(self.model.optimizer)
-        rate = optimizer.learning_rate
-        if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
-            # Those of TensorFlow Addons do not keep what the last step took.
-            rate = rate(optimizer.iterations - 1)
-        return float(rate.numpy())
+        learning_rate = optimizer.learning_rate
+        if isinstance(learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            # Optimizers of TensorFlow Addons do not store the last step's learning rate.
+            learning_rate = learning_rate(optimizer.iterations - 1)
+        return float(learning_rate.numpy())
 
     def _write(self, row: Row) -> None:
         for writer in self._writers:
@@ -212,7 +212,7 @@ def check_evaluated(row: Row, examples: int) -> None:
     """Checks that an evaluation saw each image once.
 
     Raises:
-      RuntimeError: if it did not, which is a bug of ours and never a matter of the data.
+      RuntimeError: if it did not, which is a bug in this package.
     """
     seen = row["examples"] + row["skipped"]
     if seen != examples:
@@ -220,7 +220,7 @@ def check_evaluated(row: Row, examples: int) -> None:
 
 
 def _sums(logs: dict[str, tf.Tensor]) -> dict[str, float]:
-    """Turns means back into sums, so that their differences can be taken."""
+    """Turns means back into sums, whose differences are those of the steps between."""
     values = {name: float(value) for name, value in logs.items()}
     means = {name: values[name] * values["examples"] for name in ("loss", "top1", "top5")}
     return {**values, **means}

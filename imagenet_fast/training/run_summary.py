@@ -26,16 +26,16 @@ def run_summary(
     total_steps: int,
     steps_per_epoch: int,
 ) -> str:
-    """Returns a one-line summary of a run before it begins.
+    """Returns a one-line summary of a run, for its start.
 
     Args:
       config: of the run.
       info: of its data.
-      model: that it trains, which knows its strategy.
-      devices: that it trains on.
-      first_step: 0, or the step from which it resumes.
-      total_steps: of the whole run.
-      steps_per_epoch: of its data.
+      model: the model to train.
+      devices: the devices to train on.
+      first_step: 0, or the step from which the run resumes.
+      total_steps: steps of the whole run.
+      steps_per_epoch: weight updates in an epoch.
     """
     strategy = model.distribute_strategy
     replicas, parts = strategy.num_replicas_in_sync, config.accumulation_steps
@@ -49,29 +49,29 @@ def run_summary(
         + _batch_norm(config, strategy)
         + f"; {total_steps} steps of {steps_per_epoch} an epoch"
         + (f", from step {first_step}" if first_step else "")
-        + memory_of_images(config, info)
+        + image_memory(config, info)
         + (f"; {describe(config.batch_table, config.batch_size)}" if config.batch_table else "")
     )
 
 
-def batch_norm_images(config: ModelOptions, strategy: tf.distribute.Strategy) -> int:
-    """Returns over how many images batch norm takes its statistics."""
-    at_once = per_replica_batch_size(config, strategy) // config.accumulation_steps
-    return images_together(config.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
+def batch_norm_images(options: ModelOptions, strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of images in a batch-norm group."""
+    at_once = per_replica_batch_size(options, strategy) // options.accumulation_steps
+    return images_together(options.batch_norm_batch_size, at_once, strategy.num_replicas_in_sync)
 
 
-def memory_of_images(config: DataOptions, info: DatasetInfo) -> str:
-    """Says how much memory images take: on each device, or in the shuffle buffer of each host.
+def image_memory(options: DataOptions, info: DatasetInfo) -> str:
+    """Returns, as text, the memory of images on each device or in each host's shuffle buffer.
 
-    Of a cache the buffer holds only indices.
+    With a cache, the buffer holds only indices.
     """
-    if config.data_on_device:
+    if options.data_on_device:
         images = sum(split.examples for split in info.splits.values())
-        return f"; {images * 3 * config.image_size**2 / 1e6:.0f} MB of images on each device"
+        return f"; {images * 3 * options.image_size**2 / 1e6:.0f} MB of images on each device"
     split = info.splits["train"]
-    if not split.bytes or config.cache != "none":
+    if not split.bytes or options.cache != "none":
         return ""
-    images = min(config.shuffle_buffer, split.examples)
+    images = min(options.shuffle_buffer, split.examples)
     return f"; up to {images * split.bytes / split.examples / 1e6:.0f} MB in the shuffle buffer"
 
 
@@ -82,8 +82,8 @@ def _stages(pipeline: Pipeline | None) -> str:
     return f" through {len(balance)} stages of {', '.join(map(str, balance))} blocks"
 
 
-def _batch_norm(config: ModelOptions, strategy: tf.distribute.Strategy) -> str:
-    asked, taken = config.batch_norm_batch_size, batch_norm_images(config, strategy)
-    if not asked:
+def _batch_norm(options: ModelOptions, strategy: tf.distribute.Strategy) -> str:
+    requested, images = options.batch_norm_batch_size, batch_norm_images(options, strategy)
+    if not requested:
         return ""
-    return f", batch norm of {taken} images" + f" (asked: {asked})" * (asked != taken)
+    return f", batch norm of {images} images" + f" ({requested} requested)" * (requested != images)

@@ -17,16 +17,16 @@ Log = Union[JsonLines, TensorBoard, MLPerfLog]
 
 
 class Saver(TensorsCallback):
-    """Saves a checkpoint when one is due: after the evaluation of the same step, if there is one.
+    """Saves a checkpoint when one is due, after an evaluation of the same step.
 
     Args:
-      checkpoints: where to.
-      clock: of the run, which stands still meanwhile.
-      recorder: knows the step; it passes on unread metrics before a checkpoint.
-      logs: flushed before a checkpoint, from which a resumed run continues them.
+      checkpoints: writes them.
+      clock: of the run; paused meanwhile.
+      recorder: gives the step; its unread metrics are read before a checkpoint.
+      logs: flushed before a checkpoint, so that a resumed run can continue them.
       every: steps between two checkpoints.
-      total_steps: of the run, the last of which is saved, too.
-      train_examples: of the data, to be kept with the checkpoint.
+      total_steps: steps of the run; the last one is always saved.
+      train_examples: training images, saved in the checkpoint.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Saver(TensorsCallback):
         self._saved = recorder.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves between evaluations, which are where an epoch of Keras' ends."""
+        """Saves between evaluations, which come after Keras' epochs."""
         if batch + 1 < self.params["steps"]:
             self._save_if_due()
 
@@ -60,7 +60,7 @@ class Saver(TensorsCallback):
         self._save_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Saves the end of the run, but not of a segment: where it ends is a matter of chance."""
+        """Saves the end of the run, but not of other calls of ``fit``, which is arbitrary."""
         if self._recorder.step == self._total_steps or self.model.stop_training:
             self._save()
 

@@ -1,4 +1,4 @@
-"""From a configuration to the learning rate of every step."""
+"""The learning-rate schedule that a configuration describes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from imagenet_fast.optimizers.schedules import Schedule
 
 
 def build_schedule(options: ScheduleOptions, steps_per_epoch: int) -> Schedule:
-    """Returns the learning rate by the step.
+    """Returns the learning-rate schedule by step.
 
-    Decay in steps, and warmup from the reference rate: Goyal et al. 2017. Polynomial and cosine
-    decay take :func:`decay_steps`.
+    Step decay, and warmup from the reference learning rate: Goyal et al. 2017. Polynomial and
+    cosine decay last :func:`decay_steps`.
 
-    Piecewise linear is Page's: he counts steps from 1, so that no update is lost to a first knot
-    of rate 0, and the update that ends epoch 5 has the learning rate of a knot there.
+    ``piecewise_linear`` counts steps from 1, as Page does: no update is lost to a first knot of 0,
+    and the update that ends epoch 5 has the learning rate of a knot there.
 
     Args:
       options: the options of the run.
       steps_per_epoch: weight updates in an epoch.
 
     Raises:
-      UserError: if the run has no steps, or its warmup or its knots last longer than itself.
+      UserError: if the run has no steps, or is shorter than its warmup or its knots.
     """
     total = total_steps(options, steps_per_epoch)
     warmup = warmup_steps(options, steps_per_epoch)
@@ -68,11 +68,10 @@ def warmup_steps(options: ScheduleOptions, steps_per_epoch: int) -> float:
     """Returns the length of the warmup in weight updates; 0: there is none.
 
     A number of examples is not rounded: Google's recipes warm up for 14 epochs of 1,281,167
-    images, which are 547.37 updates of 32,768.
+    images, 547.37 updates of 32,768.
     """
-    if options.schedule == "piecewise_linear":
-        return 0  # its knots have it
-    if options.warmup_first_rate is None:
+    # The knots of piecewise_linear include any warmup.
+    if options.schedule == "piecewise_linear" or options.warmup_first_rate is None:
         return 0
     if options.warmup.unit == "examples":
         return options.warmup.exact_steps(steps_per_epoch, options.batch_size)
@@ -103,10 +102,10 @@ def warn_of_late_decays(options: ScheduleOptions, steps_per_epoch: int) -> None:
 
 
 def decay_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
-    """Returns the steps in which polynomial and cosine decay reach the end rate.
+    """Returns the steps that polynomial and cosine decay take to the end learning rate.
 
-    After a warmup it is one step more than the run has left, as in Google's and MLPerf's reference
-    code; without one it is the whole run, as in You et al. 2017.
+    After a warmup one step more than the run has left, as in Google's and MLPerf's reference code;
+    without a warmup the whole run, as in You et al. 2017.
     """
     total = total_steps(options, steps_per_epoch)
     warmup = warmup_steps(options, steps_per_epoch)
@@ -116,18 +115,18 @@ def decay_steps(options: ScheduleOptions, steps_per_epoch: int) -> int:
 def _after_warmup(
     options: ScheduleOptions, steps_per_epoch: int, total: int, warmup: float
 ) -> Schedule:
-    """Returns the learning rates from the end of the warmup on."""
-    rate = options.scaled_learning_rate
+    """Returns the schedule without its warmup."""
+    peak = options.scaled_learning_rate
     if options.schedule == "constant":
-        return StepDecay(rate)
+        return StepDecay(peak)
     if options.schedule == "steps":
-        return StepDecay(rate, decay_boundaries(options, steps_per_epoch), options.decay_factor)
+        return StepDecay(peak, decay_boundaries(options, steps_per_epoch), options.decay_factor)
     if options.schedule == "piecewise_linear":
         return _piecewise_linear(options, steps_per_epoch, total)
     first, steps = math.floor(warmup), decay_steps(options, steps_per_epoch)
     if options.schedule == "cosine":
-        return CosineDecay(rate, options.end_learning_rate, steps, first)
-    return PolynomialDecay(rate, options.end_learning_rate, steps, first, options.decay_power)
+        return CosineDecay(peak, options.end_learning_rate, steps, first)
+    return PolynomialDecay(peak, options.end_learning_rate, steps, first, options.decay_power)
 
 
 def _piecewise_linear(
@@ -139,5 +138,5 @@ def _piecewise_linear(
             f"knots_at goes to {options.knots_at[-1]} ({knots[-1]} steps), but the run, duration "
             f"{options.duration}, has {total} steps: give --knots_at with it"
         )
-    rates = [share * options.scaled_learning_rate for share in options.knots]
-    return PiecewiseLinear([knot - 1 for knot in knots], rates)
+    values = [fraction * options.scaled_learning_rate for fraction in options.knots]
+    return PiecewiseLinear([knot - 1 for knot in knots], values)

@@ -1,4 +1,4 @@
-"""How a run is split into calls of ``fit``."""
+"""Splits a run into calls of ``fit``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from collections.abc import Iterator, Sequence
 def segments(
     step: int, total: int, segment: int, changes: Sequence[int] = ()
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Splits what is left of a run into calls of ``fit``, whose epochs are whole segments.
+    """Splits the rest of a run into calls of ``fit``, whose epochs are segments.
 
-    Usually one call does. A run that resumes in the middle of a segment needs one more to end it,
-    and one whose length is no multiple of it another for the rest; and the same at each of the
-    steps ``changes``, at which the data set is another one.
+    One call usually suffices. A further one completes a segment in which the run resumes, or one
+    that the end or a change cuts short.
+
+    Args:
+      step: steps done.
+      total: steps of the run.
+      segment: steps between two evaluations.
+      changes: steps at which another data set begins.
 
     Yields:
-      (initial_epoch, epochs, first step, steps_per_epoch) of a call.
+      (initial_epoch, epochs, first step, steps_per_epoch) of each call.
     """
     while step < total:
         end = min(change for change in (*changes, total) if step < change <= total)

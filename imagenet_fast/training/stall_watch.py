@@ -1,8 +1,8 @@
-"""Warns which files training waits for, where a disk or a server is slow or unavailable.
+"""Warns about slow or unavailable files that training is waiting for.
 
-TensorFlow's reader waits for a file silently, for hours if need be. So when no step has ended for a
-while, this reads a few bytes of each shard, beside training. Slow or failing files are named in a
-warning; if there are none, the steps themselves are slow, and nothing is printed.
+TensorFlow's reader waits for a file silently, for hours if need be. If no step has ended for some
+time, a thread reads a few bytes of each shard and warns about those that are slow or fail. If none
+is, the steps themselves are slow, and nothing is printed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _FILES_NAMED = 3
 
 
 class StallWatch(TensorsCallback):
-    """Looks at the shards once at first, and again whenever no step has ended for some time.
+    """Probes the shards at the start, and again whenever no step has ended for some time.
 
-    Before the first step of a call of ``fit``, which may take long to compile, it does not wait
-    for any. All is done in threads that end by themselves, or with the process: a file that hangs
-    keeps nothing else waiting.
+    It ignores the first step of each call of ``fit``, which may take long to compile. Probes run in
+    daemon threads: a file that hangs blocks nothing else.
 
     Args:
       paths: of the shards that this process reads.
-      patience: seconds without a step, of training or evaluation, after which it looks.
-      limit: seconds within which a little of a file should have been read.
-      pause: seconds between two looks, at least.
+      patience: seconds without a step, of training or evaluation, before a probe.
+      limit: seconds within which a file's probe should end.
+      pause: least seconds between two probes.
     """
 
     def __init__(
@@ -53,37 +52,35 @@ class StallWatch(TensorsCallback):
         self._paths = paths
         self._patience, self._limit, self._pause = patience, limit, pause
         self._last_step: float | None = None
-        self._look: _Look | None = None
+        self._probe: _Probe | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         if paths:
             self._thread.start()
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """What follows may have to be compiled."""
+        """Ignores the first step, which may compile."""
         self._last_step = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step has ended."""
+        """Notes the time."""
         self._last_step = time.monotonic()
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        """A step has ended."""
-        self._last_step = time.monotonic()
+    on_test_batch_end = on_train_batch_end
 
     def on_train_end(self, logs: Any = None) -> None:
-        """No step follows."""
+        """Stops waiting for steps."""
         self._last_step = None
 
     def close(self) -> None:
         """Ends the watch."""
         self._closed.set()
         if self._thread.is_alive():
-            # It waits for nothing else; but who writes while Python ends may crash it.
+            # A thread that prints while Python shuts down may crash it.
             self._thread.join(timeout=1.0)
 
     def _watch(self) -> None:
-        self._tell("")
+        self._warn("")
         wait = self._pause
         while not self._closed.wait(wait):
             last_step = self._last_step
@@ -91,37 +88,37 @@ class StallWatch(TensorsCallback):
             if idle < self._patience:
                 wait = self._patience - idle
             else:
-                self._tell(f"no step has ended for {idle:.0f} s; ")
+                self._warn(f"no step has ended for {idle:.0f} s; ")
                 wait = self._pause
 
-    def _tell(self, since: str) -> None:
-        """Looks, and says which files are slow or missing, if any."""
-        if self._look is None or not self._look.is_going_on():
-            self._look = _Look(self._paths, self._limit)
-            self._look.wait(2 * self._limit, self._closed)
-        problems = self._look.problems()
+    def _warn(self, reason: str) -> None:
+        """Probes the files and warns about those that are slow or missing."""
+        if self._probe is None or not self._probe.running():
+            self._probe = _Probe(self._paths, self._limit)
+            self._probe.wait(2 * self._limit, self._closed)
+        problems = self._probe.problems()
         if not problems or self._closed.is_set():
             return
         named = [f"{path} ({problem})" for path, problem in problems[:_FILES_NAMED]]
         more = len(problems) - len(named)
         tqdm.write(
-            f"{since}slow or missing files: {', '.join(named)}" + (f", {more} more" * (more > 0)),
+            f"{reason}slow or missing files: {', '.join(named)}" + (f", {more} more" * (more > 0)),
             file=sys.stderr,
         )
 
 
-class _Look:
-    """Reads a little of each file, in threads of which any may hang for ever.
+class _Probe:
+    """Reads a few bytes of each file, in threads of which any may hang for ever.
 
     Args:
       paths: of the files.
-      limit: seconds within which one should have been read.
+      limit: seconds within which a read should end.
     """
 
     def __init__(self, paths: Sequence[str], limit: float) -> None:
         self._limit = limit
-        self._left = collections.deque(paths)
-        self._begun: dict[str, float] = {}
+        self._queue = collections.deque(paths)
+        self._started: dict[str, float] = {}
         self._ended: dict[str, str] = {}
         self._threads = [
             threading.Thread(target=self._read, daemon=True)
@@ -130,50 +127,50 @@ class _Look:
         for thread in self._threads:
             thread.start()
 
-    def is_going_on(self) -> bool:
-        """Returns whether a file hangs."""
+    def running(self) -> bool:
+        """Returns whether a read has not ended."""
         return any(thread.is_alive() for thread in self._threads)
 
     def wait(self, seconds: float, closed: threading.Event) -> None:
-        """Waits for all files, but not longer; those whose turn has not come by then are left."""
+        """Waits for all files for at most ``seconds``, then drops those still in the queue."""
         deadline = time.monotonic() + seconds
-        while self.is_going_on() and time.monotonic() < deadline and not closed.is_set():
+        while self.running() and time.monotonic() < deadline and not closed.is_set():
             closed.wait(self._limit / 20)
-        self._left.clear()
+        self._queue.clear()
 
     def problems(self) -> list[tuple[str, str]]:
-        """Returns the files that are slow or cannot be read, and why; each that ended but once."""
+        """Returns slow and unreadable files, and why; those whose read has ended only once."""
         now = time.monotonic()
         ended, self._ended = self._ended, {}
         hanging = {
-            path: f"nothing read for {now - begun:.0f} s"
-            for path, begun in self._begun.copy().items()
-            if now - begun > self._limit
+            path: f"nothing read for {now - start:.0f} s"
+            for path, start in self._started.copy().items()
+            if now - start > self._limit
         }
         return sorted({**ended, **hanging}.items())
 
     def _read(self) -> None:
         while True:
             try:
-                path = self._left.popleft()
+                path = self._queue.popleft()
             except IndexError:
                 return
-            begun = self._begun[path] = time.monotonic()
+            start = self._started[path] = time.monotonic()
             try:
                 _read_a_little(path)
             except OSError as error:
                 self._ended[path] = error.strerror or str(error)
             else:
-                seconds = time.monotonic() - begun
+                seconds = time.monotonic() - start
                 if seconds > self._limit:
                     self._ended[path] = f"{seconds:.0f} s for {_BYTES} bytes"
-            del self._begun[path]
+            del self._started[path]
 
 
 def _read_a_little(path: str) -> None:
-    """Reads somewhere in a file: the system may remember what lies at its beginning.
+    """Reads at a random offset, because the system may cache a file's beginning.
 
-    Of a file in a bucket it asks the size alone, since TensorFlow would read 64 MB from anywhere.
+    In a bucket it only gets the size, since TensorFlow reads at least 64 MB.
     """
     size = to_path(path).stat().st_size
     if not is_local(path):

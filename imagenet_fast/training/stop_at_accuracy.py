@@ -15,7 +15,7 @@ class StopAtAccuracy(keras.callbacks.Callback):
 
     Args:
       options: of the run.
-      recorder: has the last evaluation; called before this.
+      recorder: gives the last evaluation; called before this.
     """
 
     def __init__(self, options: RunOptions, recorder: Recorder) -> None:

@@ -30,24 +30,24 @@ def make_summary(
     devices: int,
     chief: bool,
 ) -> dict[str, Any]:
-    """Returns the results of a run; those of evaluation and the log files are the chief's alone.
+    """Returns the results of a run.
 
     Args:
       options: of the run.
-      model: as trained.
+      model: the trained model.
       clock: of the run.
       runs_on: its devices.
       step: weight updates done.
-      steps_per_epoch: weight updates of an epoch.
+      steps_per_epoch: weight updates in an epoch.
       devices: number of devices.
-      chief: whether this process is the chief, which writes the files of ``model_dir``.
+      chief: whether this process is the chief; others have no results from files.
     """
     rows = read_rows(options.model_dir) if chief else []
     unreadable = bad_images.read_bad_images(options.model_dir) if chief else []
+    training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
     reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
-    training = [row for row in rows if row["kind"] == "train"]
     return {
         "top1": last.get("top1"),
         "top5": last.get("top5"),

@@ -9,15 +9,14 @@ import tensorflow as tf
 from imagenet_fast.base.paths import seconds_between_writes, to_path
 from imagenet_fast.training.metrics_file import Row
 
-# More than are ever written together, so that their number does not split them.
+# More than are ever written at once, so that the queue never flushes by itself.
 _SCALARS_AT_ONCE = 10_000
 
 
 class TensorBoard:
-    """Writes rows as TensorBoard scalars, by the step, and pictures and texts beside them.
+    """Writes rows as TensorBoard scalars by step, and images and texts beside them.
 
-    All goes through one writer of each kind: TensorBoard may never look again at a file that is
-    not the newest of its folder.
+    There is one writer of each kind: TensorBoard may ignore all files but the newest of a folder.
     """
 
     def __init__(self, model_dir: str) -> None:
@@ -32,36 +31,36 @@ class TensorBoard:
         self._waiting: list[Row] = []
 
     def write(self, row: Row) -> None:
-        """Writes a row's numbers, to a bucket only after some time, or with :meth:`flush`."""
+        """Writes a row's numbers; to a bucket only after some time, or by :meth:`flush`."""
         self._waiting.append(row)
         if time.monotonic() - self._written >= self._pause:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is waiting."""
+        """Writes the waiting rows."""
         for kind, writer in self._writers.items():
             rows = [row for row in self._waiting if row["kind"] == kind]
             if rows:
-                with writer.as_default():  # whose end writes to the file
+                with writer.as_default():  # flushes at its end
                     for row in rows:
                         _write_scalars(row)
         self._waiting = []
         self._written = time.monotonic()
 
-    def show_picture(self, kind: str, step: int, name: str, png: bytes) -> None:
-        """Writes a picture, a PNG file, to what is told of ``train`` or ``validation``."""
+    def show_image(self, kind: str, step: int, name: str, png: bytes) -> None:
+        """Writes a PNG image for ``train`` or ``validation``."""
         with self._writers[kind].as_default(step=step):
             tf.summary.image(name, tf.io.decode_png(png, 3)[tf.newaxis])
         self._writers[kind].flush()
 
     def show_text(self, kind: str, step: int, name: str, markdown: str) -> None:
-        """Writes a text to what is told of ``train`` or ``validation``."""
+        """Writes a text for ``train`` or ``validation``."""
         with self._writers[kind].as_default(step=step):
             tf.summary.text(name, markdown)
         self._writers[kind].flush()
 
     def close(self) -> None:
-        """Writes what is waiting."""
+        """Writes the waiting rows and closes the files."""
         self.flush()
         for writer in self._writers.values():
             writer.close()
@@ -74,5 +73,5 @@ def _write_scalars(row: Row) -> None:
 
 
 def tensorboard_folder(model_dir: str, kind: str) -> str:
-    """Returns where TensorBoard finds what a run tells of ``train`` or ``validation``."""
+    """Returns TensorBoard's folder of a run's ``train`` or ``validation`` data."""
     return str(to_path(model_dir, "tensorboard", kind))

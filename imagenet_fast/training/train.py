@@ -61,9 +61,9 @@ from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 
 
 def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
-    """Trains as ``config`` says and writes everything to ``model_dir``.
+    """Trains as ``config`` describes and writes everything to ``model_dir``.
 
-    A run found there resumes from its last checkpoint and ends with the same weights as an
+    A run there is resumed from its last checkpoint and ends with the same weights as an
     uninterrupted run. ``model_dir`` gets ``config.json``, ``labels.txt``, ``metrics.jsonl``,
     ``summary.json``, ``report.html``, ``checkpoints/`` and ``tensorboard/``; ``input_images.npz``
     and ``examination.npz`` unless ``examine`` is off; ``mlperf.log`` with ``mlperf_log``;
@@ -72,11 +72,11 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
 
     Args:
       config: of the run.
-      callbacks: called before the run's own. Their epochs are the times between two evaluations;
-        one that sets ``model.stop_training`` ends the run, which can be resumed.
+      callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
+        that sets ``model.stop_training`` ends the run, which can be resumed.
 
     Returns:
-      The summary, as in ``summary.json``; evaluation results are the chief's alone.
+      The summary, as in ``summary.json``; only the chief has evaluation results.
 
     Raises:
       UserError: if an option, the data or the hardware cannot be used, a shard becomes unreadable,
@@ -126,27 +126,27 @@ class _Run:
         fusion = load_fusion(strategy, config.model_dir) if auto_fusion else None
         restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
         self.model = build_model(config, fusion=fusion, restored=restored)
-        # Only now: options from which no model can be built do not claim the directory.
+        # After building: invalid options must not claim the directory.
         claim_model_dir(config, info.labels)
         if auto_fusion and fusion is None and self.chief:
             assert self.model.all_reduce is not None
             chosen = self.model.all_reduce.fusion
             save_fusion(chosen, strategy.num_replicas_in_sync, config.model_dir)
         self.checkpoints = Checkpoints(self.model, config)
-        shown = self.chief and config.tensorboard
-        self.board = TensorBoard(config.model_dir) if shown else None
+        has_board = self.chief and config.tensorboard
+        self.board = TensorBoard(config.model_dir) if has_board else None
 
     def _steps(self, duration: Duration) -> int:
         return duration.steps(self.steps_per_epoch, self.config.batch_size)
 
     def train(self, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
         step, validation = self._restore()
-        # A run that reached its target does not train further.
+        # A run that has reached its target stays finished.
         reached = self.config.reaches_target(validation.get("top1"))
         last_step = step if reached else self.total_steps
         trains = step < last_step
         if self.chief:
-            line = self._first_line(step) if trains else self._nothing_left(step)
+            line = self._summary_line(step) if trains else self._finished_line(step)
             print(line, file=sys.stderr, flush=True)
         rows = JsonLines(self.config.model_dir, step) if self.chief else None
         bar = None
@@ -185,7 +185,7 @@ class _Run:
                 mlperf_log.finish(reached if self.config.stop_at_accuracy else finished)
         finally:
             watch.close()
-            # Not the board, which shows the error analysis at the end.
+            # Not the board, which gets the error analysis at the end.
             for observer in (rows, bar, *observers):
                 if observer:
                     observer.close()
@@ -210,7 +210,7 @@ class _Run:
             step, last_step, self.eval_every, changes
         ):
             if config.train_sizes:
-                # Otherwise TensorFlow would make one program for images of any size.
+                # Otherwise TensorFlow would trace one program for images of any size.
                 self.model.make_train_function(force=True)
                 recorder.recompile()
             self.model.fit(
@@ -236,25 +236,26 @@ class _Run:
         state = self.checkpoints.restore()
         check_consistent(
             self.strategy,
-            "where to begin",
-            f"resuming from step {state['step']}" if state else "beginning anew",
+            "where to start",
+            f"resuming from step {state['step']}" if state else "starting a new run",
             f"--model_dir={self.config.model_dir} must be a directory that all workers share",
         )
         if state is None:
             return 0, {}
-        # Another number of images changes the steps of an epoch, and so the learning rates.
-        begun_with = state.get("train_examples", self.train_examples)
-        if begun_with != self.train_examples:
+        # Another number of images changes the steps in an epoch, and so the learning rates.
+        examples = state.get("train_examples", self.train_examples)
+        if examples != self.train_examples:
             raise UserError(
                 f"{self.config.data_dir} has {self.train_examples} training images, but the run "
-                f"in {self.config.model_dir} began with {begun_with}; give those, or begin anew "
-                f"from its weights: another --model_dir, --initial_weights={self.config.model_dir}"
+                f"in {self.config.model_dir} started with {examples}; use those, or start a new "
+                "run from its weights: another --model_dir, "
+                f"--initial_weights={self.config.model_dir}"
             )
         self.clock.restore(state["clock"])
         return state["step"], state["validation"]
 
     def _run_devices(self) -> RunDevices:
-        """Returns the devices that compute, as far as this process knows them."""
+        """Returns the devices that compute."""
         if self.model.pipeline is not None:
             names = [stage.device for stage in self.model.pipeline.stages]
         else:
@@ -302,11 +303,11 @@ class _Run:
     def _shard_paths(self) -> list[str]:
         """Returns the files that this process reads."""
         pipelines, pipeline = worker_place(self.strategy)
-        splits = [split for split in self.info.splits.values() if split.paths]  # not synthetic ones
+        splits = [split for split in self.info.splits.values() if split.paths]  # none if synthetic
         parts = (part_of(split, self.config, pipelines, pipeline) for split in splits)
         return [path for part in parts for path in part.paths]
 
-    def _first_line(self, step: int) -> str:
+    def _summary_line(self, step: int) -> str:
         return run_summary(
             config=self.config,
             info=self.info,
@@ -317,7 +318,7 @@ class _Run:
             steps_per_epoch=self.steps_per_epoch,
         )
 
-    def _nothing_left(self, step: int) -> str:
+    def _finished_line(self, step: int) -> str:
         target = self.config.stop_at_accuracy
         reached = (
             f", where it reached stop_at_accuracy={target:g}" if step < self.total_steps else ""
@@ -332,7 +333,7 @@ class _Run:
         config, directory = self.config, self.config.model_dir
         if not self.chief:
             return
-        remove_error_analysis(directory)  # It is of an earlier step.
+        remove_error_analysis(directory)  # It is from an earlier step.
         if config.examine and not config.synthetic and load_inputs(directory) is None:
             inputs = make_input_images(config, self.info, self.model.mixer, step)
             save_inputs(directory, inputs, self.info.labels, step, self.board)
@@ -343,14 +344,14 @@ class _Run:
         if not config.examine or not self.validation_examples:
             return
         missing = load_error_analysis(directory) is None
-        # A shared directory may look different from other machines: the chief decides.
+        # Other machines may not see the chief's latest files: the chief decides.
         if text_of_chief(self.strategy, str(missing)) == str(True):
             analysis = analyze_errors(self.model, config, self.info, step)
             if self.chief:
                 save_error_analysis(directory, analysis, self.info.labels, self.board)
 
     def _finish(self, step: int, trained: bool) -> dict[str, Any]:
-        """Writes summary and report; a run that had ended before keeps its summary."""
+        """Writes summary and report; a run that was already finished keeps its summary."""
         directory = self.config.model_dir
         summary = None if trained else read_summary(directory)
         if summary is None:
@@ -368,13 +369,13 @@ class _Run:
             write_summary(directory, summary)
         self._analyze_errors(step)
         if self.chief:
-            # Imports matplotlib, which other workers do not need.
+            # Imported here, because it imports matplotlib.
             from imagenet_fast.training.report.page import write_report
 
             write_report(self.config, summary, self.info.labels)
             unreadable = bad_images.describe(directory)
             if unreadable:
                 print(unreadable, file=sys.stderr, flush=True)
-        # The others would report a worker that leaves before them as lost.
+        # Otherwise the other workers would report one that exits first as lost.
         wait_for_all(self.strategy)
         return summary

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,62 +11,50 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
-from imagenet_fast.distribute.one_call import (
-    assign_local,
-    local_values,
-    one_call,
-    read_from_first_replica,
-)
-from imagenet_fast.layers import Dropout
-from imagenet_fast.optimizers.lookahead import Lookahead
-from imagenet_fast.optimizers.shadow_weights import ShadowWeights
+from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
-from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.losses import image_losses
 from imagenet_fast.training.metric_sums import NAMES, Metric, MetricSums, batch_sums
 from imagenet_fast.training.micro_batches import micro_batches
 from imagenet_fast.training.mix import Mixer
+from imagenet_fast.training.replicated_model import ReplicatedModel
 from imagenet_fast.training.views import mean_over_views
 
 Tensors = list[tf.Tensor]
 
 
-class TrainingStep(keras.Model):
-    """A functional model from pixels to float32 logits whose steps follow the papers.
+class TrainingStep(ReplicatedModel):
+    """A functional model from pixels to float32 logits that trains as the papers do.
 
-    Where Keras' training step differs from the papers, this one follows the papers:
+    Its training step differs from Keras' where the papers do:
 
-    * the loss is the sum over images divided by the *global* batch size, in float32, so that one
-      device and any number of replicas take the same step;
+    * the loss is the sum over images divided by the *global* batch size, in float32, so one device
+      and any number of replicas take the same step;
     * micro-batches are accumulated inside the step: one all-reduce, one update of the weights, one
-      of batch norm's moving averages;
+      update of batch norm's moving averages;
     * gradients and metrics are all-reduced together, before the optimizer clips or scales;
-    * the reported loss is without loss scale, regularization or rounding to float16;
-    * XLA compiles the whole step of one device; with several, each replica's forward and backward
-      pass, but not the update, which their strategies cannot compile.
+    * the reported loss has no loss scale, regularization or float16 rounding;
+    * XLA compiles the whole step on one device; on several it compiles each replica's forward and
+      backward pass, but not the update, which their strategies cannot compile.
 
-    :class:`imagenet_fast.training.classifier.Classifier` adds Keras' ``fit``, ``evaluate`` and the
-    rest.
+    :class:`imagenet_fast.training.classifier.Classifier` adds ``fit``, ``evaluate`` and so on.
 
     Args:
       inputs: the functional model's input.
       outputs: its logits, float32 [batch, classes].
       label_smoothing: probability spread evenly over all classes.
-      mixer: mixes the images of each micro-batch in training; None: images are not mixed.
+      mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
       views: test-time augmentation, see ``mean_over_views``.
       accumulation_steps: micro-batches in each replica's part of a step.
-      pipeline: trains and evaluates the layers between the normalization of pixels and the logits;
-        None: the model itself does.
-      xla: whether XLA compiles the step, or the part of it that it can.
-      name: of the model.
+      pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
+      xla: whether XLA compiles the step, or as much of it as it can.
+      name: the model's name.
 
     Attributes:
-      steps_per_epoch: steps of an epoch; None: those of the data set.
+      steps_per_epoch: steps in an epoch; None: those of the data set.
       all_reduce: the all-reduce of gradients and metrics; None: the strategy's.
-      weight_average: the moving average of the weights; None: there is none.
-      lookahead: slow weights, to which the weights are pulled back; None: there are none.
       training_images: makes batches on the device, for data that holds step numbers.
       validation_images: the same for evaluation.
     """
@@ -97,26 +83,18 @@ class TrainingStep(keras.Model):
         self.validation_images: ImagesOnDevice | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
-        self.weight_average: WeightAverage | None = None
-        self.lookahead: Lookahead | None = None
-        # Each replica returns metrics of all replicas, which Keras would add up.
+        # Each replica returns the metrics of all replicas, which Keras would add up.
         self.distribute_reduction_method = "first"
         self._xla = xla
-        strategy = self.distribute_strategy
-        self._average_statistics = one_call(strategy, self._average_statistics_in_replica)
-        for counter in (self._train_counter, self._test_counter, self._predict_counter):
-            # Keras sets them to 0 before it begins, which it would do replica by replica.
-            assign = one_call(strategy, functools.partial(assign_local, [counter]))
-            counter.assign = functools.partial(_set_counter, assign)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Keras' ``compile``, of which only the optimizer matters."""
+        """Keras' ``compile``; only the optimizer has an effect."""
         # Weights mark images that do not count; without this Keras warns that it ignores them.
         super().compile(*args, **{"weighted_metrics": [], **kwargs})
         # Plain functions unless XLA compiles them: inside tf.functions, replicas of a
-        # MirroredStrategy could not share batch norm.
+        # MirroredStrategy could not synchronize batch norm.
         self._forward_backward, self._step = self._gradients, self._take_step
-        # Compiled anew, since the graphs depend on the optimizer and the trainable layers.
+        # Compiled again each time: the graphs depend on the optimizer and the trainable layers.
         if self._xla and self.distribute_strategy.num_replicas_in_sync == 1:
             self._step = _compiled(self._take_step)
         elif self._xla:
@@ -124,12 +102,12 @@ class TrainingStep(keras.Model):
 
     def make_train_function(self, force: bool = False) -> Callable[..., Any]:
         """Keras' ``make_train_function``."""
-        # Optimizer slots made in the first step would have it traced a second time.
+        # Slots made in the first step would cause a second trace.
         self.make_slots()
         return super().make_train_function(force)
 
     def make_slots(self) -> None:
-        """Makes the optimizer's variables, which it otherwise makes in its first step."""
+        """Makes the optimizer's variables, otherwise made in its first step."""
         with self.distribute_strategy.scope():
             make_slots(self.optimizer, self.trainable_variables)
 
@@ -148,7 +126,7 @@ class TrainingStep(keras.Model):
         return self.metric_sums.results()
 
     def predict_step(self, data: Any) -> tf.Tensor:
-        """Returns the classes' probabilities, float32 [batch, classes]."""
+        """Returns class probabilities, float32 [batch, classes]."""
         if _is_step_number(data):
             images, _, _ = self.batch(data, "validation")
         else:
@@ -159,8 +137,8 @@ class TrainingStep(keras.Model):
         """Returns the images, labels and weights of a replica's part of a step.
 
         Args:
-          data: an element of ``make_dataset``: a batch, or the number of the step whose batch is
-            made here, on the device.
+          data: an element of ``make_dataset``: a batch, or a step number, whose batch is made here,
+            on the device.
           split: ``train`` or ``validation``.
         """
         if not _is_step_number(data):
@@ -168,8 +146,8 @@ class TrainingStep(keras.Model):
         images = {"train": self.training_images, "validation": self.validation_images}[split]
         if images is None:
             raise UserError(
-                "the data hold numbers of steps in place of images, as with data_on_device, but "
-                f"this model has no {split} images: build it with the Config of the data"
+                "the data hold step numbers instead of images, as with data_on_device, but this "
+                f"model has no {split} images: build it with the data's Config"
             )
         context = tf.distribute.get_replica_context()
         return images.batch(data["step"], context.replica_id_in_sync_group)
@@ -178,7 +156,7 @@ class TrainingStep(keras.Model):
         """Returns the mean logits over the views of each image, float32 [batch, classes].
 
         Args:
-          images: [batch, height, width, 3] of the input's dtype.
+          images: [batch, height, width, 3], of the model input's dtype.
         """
         return mean_over_views(self._logits_of_view, images, self.views)
 
@@ -194,8 +172,7 @@ class TrainingStep(keras.Model):
     def gradients(self, data: Any) -> tuple[Tensors, tf.Tensor]:
         """Returns the gradients and metric sums of a replica's part of a step.
 
-        To be called in a replica. It updates batch-norm statistics and dropout states, as each step
-        does.
+        To be called in a replica. Updates batch-norm statistics and dropout states.
 
         Args:
           data: as in :meth:`batch`.
@@ -205,9 +182,9 @@ class TrainingStep(keras.Model):
         batch = self.batch(data, "train")
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
-        own_data = not _is_step_number(data) and batch[0].shape[0] is None
-        if own_data and context.num_replicas_in_sync > 1:
-            # Keras gives replicas unequal parts of a smaller last batch.
+        may_be_partial = not _is_step_number(data) and batch[0].shape[0] is None
+        if may_be_partial and context.num_replicas_in_sync > 1:
+            # Keras splits a smaller last batch unequally between replicas.
             global_batch = context.all_reduce(
                 tf.distribute.ReduceOp.SUM, tf.cast(images, tf.float32)
             )
@@ -221,13 +198,16 @@ class TrainingStep(keras.Model):
         """Updates the weights and their shadow weights; to be called in a replica.
 
         Args:
-          gradients: of the trainable variables, summed over the replicas, in the loss scale if
+          gradients: of the trainable variables, summed over the replicas, times the loss scale if
             there is one.
         """
         step = self.optimizer.iterations.read_value()
         if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
             gradients = self.optimizer.get_unscaled_gradients(gradients)
-        self._apply(gradients)
+        aggregated: dict[str, bool] = {"skip_gradients_aggregation": True}
+        if isinstance(unwrapped(self.optimizer), keras.optimizers.legacy.Optimizer):
+            aggregated = {"experimental_aggregate_gradients": False}  # as in TensorFlow Addons
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables), **aggregated)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)
         if self.weight_average is not None:
@@ -239,119 +219,13 @@ class TrainingStep(keras.Model):
     def metrics(self) -> list[Any]:
         """Keras' ``metrics``: those that a step returns, over all images so far.
 
-        Without them, Keras' progress bar would show the means of single steps.
+        Without them, Keras' progress bar would show means over steps.
         """
         return [Metric(name, self.metric_sums) for name in NAMES]
 
     def reset_metrics(self) -> None:
-        """Keras' ``reset_metrics``, for all metrics at once."""
+        """Keras' ``reset_metrics``, in one call for all metrics."""
         self.metric_sums.reset()
-
-    def average_batch_norm_statistics(self) -> None:
-        """Sets the moving averages of batch norm to their mean over the replicas, in all of them.
-
-        Each replica updates its own, and Keras would evaluate with each one's and save the first's.
-        To be called outside the training step, by all workers.
-        """
-        if self.distribute_strategy.num_replicas_in_sync == 1:
-            return
-        self._average_statistics()
-        for shadow in self._shadow_weights():  # they have statistics of their own
-            with shadow.in_use():
-                self._average_statistics()
-
-    @contextlib.contextmanager
-    def averaged_batch_norm_statistics(self) -> Iterator[None]:
-        """Averages the statistics; inside, reading one reads the first replica's, not a mean."""
-        self.average_batch_norm_statistics()
-        with read_from_first_replica(self._statistics()):
-            yield
-
-    @contextlib.contextmanager
-    def preserved_state(self) -> Iterator[None]:
-        """Restores batch-norm statistics and dropout states at its end; outside of replicas."""
-        strategy = self.distribute_strategy
-        states = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
-        variables = [*self._statistics(), *states]
-
-        @tf.function(autograph=False)
-        def read() -> Any:
-            return strategy.run(lambda: local_values(variables))
-
-        @tf.function(autograph=False)
-        def restore(before: Any) -> None:  # each replica's own
-            strategy.run(lambda values: assign_local(variables, values), args=(before,))
-
-        before = read()
-        try:
-            yield
-        finally:
-            restore(before)
-
-    def keep_weight_average(self, decay: float, every: int = 1) -> None:
-        """Keeps a moving average of the weights, which ``evaluate`` then uses.
-
-        To be called in the strategy's scope, before training.
-
-        Args:
-          decay: weight of the old average in an update, in [0, 1).
-          every: steps between two updates, counted anew in each epoch.
-        """
-        self.weight_average = WeightAverage(self.weights, decay, every)
-
-    def look_ahead(self, decay: float, every: int, total_steps: int) -> None:
-        """Trains with lookahead; see ``Lookahead``.
-
-        To be called in the strategy's scope, before training.
-
-        Args:
-          decay: weight of the slow weights in an update at the end, in [0, 1).
-          every: steps between two updates.
-          total_steps: of the training.
-        """
-        self.lookahead = Lookahead(self.weights, decay, every, total_steps)
-
-    def restart_copies(self) -> None:
-        """Sets the shadow weights to the present weights; outside of replicas."""
-        for shadow in self._shadow_weights():
-            shadow.restart()
-
-    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, the model has its averaged weights, if it keeps an average."""
-        if self.weight_average is None:
-            return contextlib.nullcontext()
-        return self.weight_average.in_use()
-
-    @contextlib.contextmanager
-    def evaluated_weights(self) -> Iterator[None]:
-        """Inside, the model is the one to evaluate and to save, the same on all replicas.
-
-        It has its averaged weights, and the mean of the replicas' batch-norm statistics, which it
-        keeps afterwards. To be called outside the training step, by all workers.
-        """
-        with self.averaged_batch_norm_statistics(), self.averaged_weights():
-            yield
-
-    def _shadow_weights(self) -> list[ShadowWeights]:
-        return [shadow for shadow in (self.weight_average, self.lookahead) if shadow is not None]
-
-    def _statistics(self) -> list[tf.Variable]:
-        """Returns the moving averages of batch norm."""
-        return [
-            variable
-            for layer in self.submodules
-            if isinstance(layer, keras.layers.BatchNormalization)
-            for variable in (layer.moving_mean, layer.moving_variance)
-        ]
-
-    def _average_statistics_in_replica(self) -> None:
-        statistics = self._statistics()
-        if not statistics:
-            return
-        context = tf.distribute.get_replica_context()
-        assign_local(
-            statistics, context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
-        )
 
     def _take_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         gradients, sums = self.gradients(data)
@@ -364,23 +238,13 @@ class TrainingStep(keras.Model):
         if self.all_reduce is None:
             context = tf.distribute.get_replica_context()
             return context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
-        # Metric sums count images: they are never rounded, even where gradients are.
+        # Metric sums count images: never rounded, even if gradients are.
         return self.all_reduce(gradients, [sums], variables=self.trainable_variables)
 
-    def _apply(self, gradients: Tensors) -> None:
-        """Updates the weights by gradients that are summed over the replicas."""
-        pairs = zip(gradients, self.trainable_variables)
-        if isinstance(
-            unwrapped(self.optimizer), keras.optimizers.legacy.Optimizer
-        ):  # those of TensorFlow Addons
-            self.optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
-        else:
-            self.optimizer.apply_gradients(pairs, skip_gradients_aggregation=True)
-
     def _accumulate(self, global_batch: tf.Tensor, *batch: tf.Tensor) -> tuple[Tensors, tf.Tensor]:
-        """Returns the gradients and metric sums of this replica, micro-batch by micro-batch."""
+        """Returns this replica's gradients and metric sums, over its micro-batches."""
         if self.pipeline is not None:
-            return self._through_pipeline(self.pipeline, global_batch, *batch)
+            return self._pipeline_gradients(self.pipeline, global_batch, *batch)
         if self.accumulation_steps == 1:
             return self._forward_backward(global_batch, *batch)
         parts = micro_batches(batch, self.accumulation_steps)
@@ -388,8 +252,8 @@ class TrainingStep(keras.Model):
         before = local_values(statistics)
 
         def add(step: tf.Tensor, *totals: Any) -> tuple[Any, ...]:
-            # Each micro-batch starts from the same statistics, as each replica does; the step takes
-            # the mean of their changes.
+            # Like replicas, micro-batches start from the same statistics; the step applies the mean
+            # of their changes.
             assign_local(statistics, before)
             new, new_sums = self._forward_backward(global_batch, *(part[step] for part in parts))
             changes = [after - start for after, start in zip(local_values(statistics), before)]
@@ -438,14 +302,14 @@ class TrainingStep(keras.Model):
 
     def _check_gradients(self, gradients: Sequence[tf.Tensor | None]) -> None:
         pairs = zip(gradients, self.trainable_variables)
-        lost = [variable.name for gradient, variable in pairs if gradient is None]
-        if lost:
+        unused = [variable.name for gradient, variable in pairs if gradient is None]
+        if unused:
             raise UserError(
-                f"the loss does not depend on {', '.join(lost)}: set trainable = False in the "
+                f"the loss does not depend on {', '.join(unused)}: set trainable = False in the "
                 "layers of these variables, and compile again"
             )
 
-    def _through_pipeline(
+    def _pipeline_gradients(
         self,
         pipeline: Pipeline,
         global_batch: tf.Tensor,
@@ -499,10 +363,6 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: compiled(*args)
 
 
-def _set_counter(assign: Callable[..., None], value: int) -> None:
-    assign([tf.constant(value, tf.int64)])
-
-
 def _is_step_number(data: Any) -> bool:
     """Returns whether an element of the data is a step number instead of a batch."""
     return isinstance(data, Mapping) and set(data) == {"step"}
@@ -521,5 +381,5 @@ def _per_image(what: str, values: tf.Tensor) -> tf.Tensor:
     if values.shape.rank == 2 and values.shape[1] == 1:
         return tf.squeeze(values, axis=1)
     if values.shape.rank != 1:
-        raise UserError(f"{what} [batch], but got {values.shape}: one of each image")
+        raise UserError(f"{what} [batch], but got {values.shape}: one for each image")
     return values

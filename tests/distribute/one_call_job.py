@@ -20,7 +20,9 @@ import tf_keras as keras
 from tensorflow.python import pywrap_tfe
 
 from imagenet_fast import Config
+from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.shadow_weights import ShadowWeights
+from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
 
@@ -88,8 +90,8 @@ def build(strategy, blocks):
             x = keras.layers.BatchNormalization()(keras.layers.Conv2D(4, 3, padding="same")(x))
         logits = keras.layers.Dense(3, name="logits")(keras.layers.Flatten()(x))
         model = Classifier(images, logits)
-        model.keep_weight_average(0.9)
-        model.look_ahead(0.9, 2, total_steps=8)
+        model.weight_average = WeightAverage(model.weights, 0.9)
+        model.lookahead = Lookahead(model.weights, 0.9, 2, total_steps=8)
         model.compile(keras.optimizers.SGD(0.1, momentum=0.9))
     return model
 
@@ -105,7 +107,7 @@ def actions(model, folder):
     yield "evaluate", lambda: model.evaluate(images, labels, **options)
     yield "predict", lambda: model.predict(images, **options)
     yield "average statistics", model.average_batch_norm_statistics
-    yield "restart copies", model.restart_copies
+    yield "restart shadow weights", model.restart_shadow_weights
     yield "set weights", lambda: model.set_weights(arrays)
     yield "reset metrics", model.reset_metrics
     yield "save a checkpoint", lambda: checkpoints.save(1, {"step": 1})

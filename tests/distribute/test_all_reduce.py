@@ -10,6 +10,7 @@ from imagenet_fast import Config, UserError, build_model
 from imagenet_fast.distribute.all_reduce import AllReduce, default_group_size, sum_along_both_axes
 from imagenet_fast.distribute.fusion import Fusion
 from imagenet_fast.distribute.groups import columns, consecutive
+from imagenet_fast.training.build import build_all_reduce
 
 JOB = pathlib.Path(__file__).with_name("all_reduce_job.py")
 SMALL_MODEL = {
@@ -170,10 +171,11 @@ def test_options_that_cannot_be_used_are_found_before_the_first_step(options, me
 
 
 def test_options_reach_the_model():
-    options = {"fusion_bytes": 5, "fusion_segments": (1, 2), "all_reduce_dtype": "bfloat16"}
-    all_reduce = build_model(Config(**SMALL_MODEL, **options)).all_reduce
-    assert all_reduce.algorithm == "builtin"
-    assert all_reduce.fusion == Fusion(5, (1, 2))
+    model = build_model(Config(**SMALL_MODEL, fusion_bytes=5, all_reduce_dtype="bfloat16"))
+    assert model.all_reduce.algorithm == "builtin"
+    assert model.all_reduce.fusion == Fusion(5)
+    model.all_reduce = build_all_reduce(Config(fusion_segments=(1, 2)))
+    assert model.all_reduce.fusion.segments == (1, 2)
 
 
 # --- Several workers

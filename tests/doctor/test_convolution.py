@@ -10,7 +10,7 @@ from imagenet_fast.doctor.convolution import check_convolutions
 from imagenet_fast.doctor.finding import ok
 
 
-def test_all_types_are_right_on_this_cpu():
+def test_all_dtypes_are_right_on_this_cpu():
     findings = check_convolutions(Config())
     assert [own.name for own in findings] == ["CPU:0 float32", "CPU:0 bfloat16", "CPU:0 float16"]
     for own in findings:
@@ -32,7 +32,7 @@ def test_all_types_are_right_on_this_cpu():
         ("with XLA", 1),
     ],
 )
-def test_wrong_results_are_told(monkeypatch, way, result):
+def test_wrong_results_are_reported(monkeypatch, way, result):
     """Of the forward pass, and of the gradients of images and of the kernel."""
     make = convolution._step
 
@@ -53,12 +53,12 @@ def test_wrong_results_are_told(monkeypatch, way, result):
     assert bfloat16.found.startswith(f"{way}: differs by ")
 
 
-def test_results_that_are_no_numbers_are_told(monkeypatch):
+def test_nan_results_are_reported(monkeypatch):
     monkeypatch.setattr(convolution, "_difference", lambda *_: float("nan"))
     assert [own.state for own in check_convolutions(Config())] == ["wrong"] * 3
 
 
-def test_an_error_of_one_type_does_not_keep_the_others(monkeypatch):
+def test_an_error_in_one_dtype_does_not_affect_the_others(monkeypatch):
     """As under TensorFlow 2.21 with cuDNN 9.5, of XLA alone."""
     make = convolution._step
     message = "Autotuner could not find any supported configs for HLO\nand so on"
@@ -89,17 +89,17 @@ def test_an_error_of_one_type_does_not_keep_the_others(monkeypatch):
         ("float16", 1.6, (6, 0), "slow", "--precision=float32"),
     ],
 )
-def test_what_is_slow_on_a_gpu(monkeypatch, dtype, seconds, capability, state, advice):
+def test_slow_gpu(monkeypatch, dtype, seconds, capability, state, advice):
     """Float32 beside the CPU, which takes 1 s; the others beside float32, which does."""
     monkeypatch.setattr(convolution, "_capability", lambda device: capability)
     finding = ok("GPU:0", "told", seconds={"plain": seconds, "XLA": 0.1})
-    judged = convolution._judge("GPU:0", finding, dtype, 1.0)
+    judged = convolution._check_speed("GPU:0", finding, dtype, 1.0)
     assert judged.state == state
     assert advice in judged.advice
     assert judged.numbers == finding.numbers
 
 
-def test_each_gpu_is_checked_and_judged_by_the_cpu(monkeypatch):
+def test_each_gpu_is_compared_with_the_cpu(monkeypatch):
     """The CPU stands for two GPUs, with the times of a slow one."""
     cpu = tf.config.list_logical_devices("CPU")
     listed = {"CPU": cpu, "GPU": cpu * 2}
@@ -115,7 +115,7 @@ def test_each_gpu_is_checked_and_judged_by_the_cpu(monkeypatch):
     assert [own.state for own in findings] == states
 
 
-def test_no_rounding_changes_what_a_relu_passes():
+def test_rounding_does_not_change_what_the_relu_passes():
     """Else gradients would differ by all of an element here and there."""
     images, kernel, bias, _ = convolution._operands(convolution.ON_GPU)
     part = images[:2]

@@ -35,7 +35,7 @@ def findings(run_python_session):
     return json.loads(run_python_session(["-c", JOB]).stdout.splitlines()[-1])
 
 
-def test_the_sum_and_the_bandwidth_over_four_devices(findings):
+def test_sum_and_bandwidth_over_four_devices(findings):
     right, half, *_ = findings
     assert (right["state"], half["state"]) == ("ok", "ok")
     assert right["found"].startswith("4 CPU (")
@@ -47,7 +47,7 @@ def test_the_sum_and_the_bandwidth_over_four_devices(findings):
     assert numbers["gigabytes_per_second"] == pytest.approx(rate)
 
 
-def test_an_algorithm_that_the_strategy_does_not_have(findings):
+def test_an_unsupported_algorithm(findings):
     assert findings[2]["state"] == "wrong"
     assert "all_reduce=flat is for several workers" in findings[2]["found"]
 
@@ -55,7 +55,7 @@ def test_an_algorithm_that_the_strategy_does_not_have(findings):
 def test_a_wrong_sum(findings):
     for own in findings[3:]:
         assert own["state"] == "wrong"
-        assert "but the sum differs from the right one by 10.0%" in own["found"]
+        assert "but the sum is wrong by 10.0%" in own["found"]
         assert "another --all_reduce" in own["advice"]
 
 

@@ -50,14 +50,14 @@ def test_this_machine_has_a_cpu():
         (2, 8, f"TensorFlow sees 2 {H100}; the driver shows 8 {H100} (CUDA_VISIBLE_DEVICES)"),
     ],
 )
-def test_gpus_that_are_as_they_should_be(gpus, monkeypatch, seen, shown, told):
+def test_all_gpus_are_seen(gpus, monkeypatch, seen, shown, told):
     gpus(seen, shown)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     (own,) = found("GPUs")
     assert (own.state, own.found) == ("ok", told)
 
 
-def test_fewer_gpus_than_the_driver_shows_that_nobody_asked_for(gpus, monkeypatch):
+def test_fewer_gpus_than_the_driver_shows(gpus, monkeypatch):
     gpus(7, 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (own,) = found("GPUs")

@@ -58,10 +58,11 @@ def test_a_disk_that_fills_up(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_gives_back_other_bytes(tmp_path, monkeypatch):
+def test_a_disk_that_returns_other_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "write_file", lambda path, content: path.write_bytes(b"0"))
     (found,) = check_model_dir(Config(model_dir=str(tmp_path)))
-    assert (found.state, found.found) == ("wrong", f"{tmp_path} gives back other bytes")
+    assert found.state == "wrong"
+    assert found.found == f"{tmp_path}: a file read back differs from what was written"
 
 
 def test_temporary_files(tmp_path, monkeypatch):
@@ -96,7 +97,7 @@ def test_data_without_a_manifest(copy):
     assert "training shards without a manifest; 1438 records read" in found.found
 
 
-def test_data_that_is_not_there(tmp_path):
+def test_missing_data(tmp_path):
     (found,) = check_data_dir(Config(data_dir=str(tmp_path / "none")))
     assert found.state == "wrong"
     assert found.found.endswith("/none: no such directory")
@@ -130,7 +131,7 @@ def test_a_manifest_without_training_images(copy):
         ("train-00003-of-00008", "/train-00000-of-00008 is missing (6 more like it)"),
     ],
 )
-def test_shards_without_a_manifest_that_training_refuses(tmp_path, name, told):
+def test_incomplete_shards_without_a_manifest(tmp_path, name, told):
     (tmp_path / name).write_bytes(b"")
     (found,) = check_data_dir(Config(data_dir=str(tmp_path)))
     assert found.state == "wrong"

@@ -50,7 +50,7 @@ def findings(monkeypatch):
     return findings
 
 
-def test_all_checks_are_made_in_their_order(findings):
+def test_all_checks_run_in_order(findings):
     assert [own.name for own in findings({})] == list(worker.CHECKS)
     assert [own.name for own in findings({}, workers=2)] == [*worker.CHECKS, "cluster"]
 
@@ -71,7 +71,7 @@ def test_a_check_that_hangs(findings):
     assert hanging.found == "the check did not answer in 1 s"
 
 
-def test_processes_that_die_at_their_start_after_one_has_died(findings, tmp_path):
+def test_processes_that_cannot_start_again(findings, tmp_path):
     """As where a check has lost the GPU: that ends, and what could not be checked is told."""
     lost = tmp_path / "lost"
     start = f"import pathlib; pathlib.Path({str(lost)!r}).exists() and os.kill(os.getpid(), 9)"
@@ -85,7 +85,7 @@ def test_processes_that_die_at_their_start_after_one_has_died(findings, tmp_path
     assert found[-1].advice == f"not checked: {', '.join(names[place + 1 :])}"
 
 
-def test_wrong_options_are_told_once_and_the_checks_made(findings):
+def test_wrong_options_are_reported_once_and_checks_run(findings):
     """Though another process is started after one has died."""
     told = dataclasses.asdict(wrong("gpus", "gpus=3, but TensorFlow sees no GPUs"))
     found = findings({"all-reduce": ABORTS}, wrong=[told])
@@ -120,7 +120,7 @@ def test_a_package_that_is_missing(monkeypatch):
     assert "tf_keras" in found.found and "pip install -e ." in found.advice
 
 
-def test_tensorflow_that_cannot_be_imported_is_told_once(findings):
+def test_tensorflow_import_error_is_reported_once(findings):
     (found,) = findings({}, start="raise ImportError('libcublas.so.12: no version information')")
     assert (found.name, found.state) == ("TensorFlow", "wrong")
     assert "ImportError: libcublas.so.12: no version information" in found.found

@@ -72,7 +72,7 @@ def test_a_driver_that_does_not_answer(monkeypatch):
     assert driver.found == "NVIDIA's driver does not respond: nvidia-smi failed (9)"
     (found,) = versions.check_cuda(Config(gpus="0"))
     assert (found.name, found.state) == ("CUDA", "ok")
-    assert found.found.startswith("no GPU is asked for; TensorFlow is built ")
+    assert found.found.startswith("no GPU is requested; TensorFlow is built ")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_driver_that_does_not_answer(monkeypatch):
         ("8.9.4", "2.15.1", True),
     ],
 )
-def test_cudnn_must_have_what_tensorflow_asks_it_for(machine, cudnn, tensorflow, ok):
+def test_cudnn_must_be_new_enough(machine, cudnn, tensorflow, ok):
     library = cuda.Library("libcudnn.so.9", cudnn, "/usr/lib/libcudnn.so.9")
     machine(libraries=[library], tensorflow=tensorflow)
     found = not_ok(versions.check_cuda(Config()))
@@ -114,7 +114,7 @@ def test_each_library_that_does_not_load_is_named(machine):
     assert "cudart 12.9" in [own.found for own in findings if own.name == "CUDA libraries"]
 
 
-def test_libraries_none_of_which_loads_are_one_line(machine):
+def test_no_library_loads(machine):
     names = ("libcudart.so.12", "libcudnn.so.9")
     machine(libraries=[cuda.Library(name, error=f"{name}: {NO_SUCH_FILE}") for name in names])
     (found,) = not_ok(versions.check_cuda(Config()))

@@ -216,6 +216,6 @@ def test_fine_tuning_beats_training_from_scratch():
 
 @pytest.mark.long
 def test_fine_tuning_reports_whether_the_head_is_kept():
-    lines = re.findall(r"weights begin as those of .+", printed("fine_tuning", "stderr"))
-    kept = [", with the last layer" in line for line in lines]
+    lines = re.findall(r"initial weights: those of .+", printed("fine_tuning", "stderr"))
+    kept = [", including the classification head" in line for line in lines]
     assert kept == [False, True, False]

@@ -58,7 +58,7 @@ def prepared(files, validation):
 
 
 @kinds
-def test_answers_are_those_of_evaluation(files, prepared, evaluated, kind):
+def test_predictions_are_those_of_evaluation(files, prepared, evaluated, kind):
     answers = RUN[kind](files[kind], prepared)
     assert set(answers) == {"probabilities", "features"}
     assert {answer.dtype for answer in answers.values()} == {np.dtype(np.float32)}
@@ -187,7 +187,7 @@ def test_without_tf2onnx(config, tmp_path, monkeypatch):
         export_onnx(config, tmp_path / "model.onnx")
 
 
-def test_a_tflite_file_is_both(files):
+def test_a_tflite_file_is_also_a_zip_file(files):
     content = pathlib.Path(files["tflite"]).read_bytes()
     assert content[4:8] == b"TFL3"
     assert zipfile.ZipFile(io.BytesIO(content)).testzip() is None

@@ -63,7 +63,7 @@ def test_served_probabilities_are_those_of_evaluation(
     assert evaluated.std(axis=0).min() > 0.01  # it has learnt something
 
 
-def test_a_run_whose_batch_norm_is_of_no_part_of_the_batch(config, trained, tmp_path):
+def test_batch_norm_groups_do_not_matter(config, trained, tmp_path):
     """As several replicas may have trained it; one that has the batch alone could not."""
     odd = config.replace(batch_norm_batch_size=24, model_dir=str(tmp_path / "run"))
     claim_model_dir(odd, trained.labels)
@@ -119,7 +119,7 @@ def test_images_of_any_size_and_kind(exported, validation):
     assert probabilities.sum() == pytest.approx(1, rel=1e-5)
 
 
-def test_export_of_a_model_is_that_of_its_checkpoint(trained, exported, validation, tmp_path):
+def test_model_and_checkpoint_export_the_same(trained, exported, validation, tmp_path):
     directory = export(trained, str(tmp_path / "model"), top_k=3)
     assert directory == str(tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -140,7 +140,7 @@ def test_signatures(exported):
     assert signatures["features"].structured_outputs["features"].shape.as_list() == [None, 64]
 
 
-def test_features_feed_the_last_layer(exported, twin, validation, evaluated):
+def test_features_are_the_last_layers_inputs(exported, twin, validation, evaluated):
     """So that its weights make the logits of them."""
     loaded = load(exported)
     answers = loaded.signatures["features"](images=tf.constant(validation[0]))
@@ -159,7 +159,7 @@ def test_features_of_other_networks(name, channels):
     assert network.layers[-1].input is features
 
 
-def test_images_that_are_none(exported, validation):
+def test_unreadable_images(exported, validation):
     """Each is told of by itself, and the others of its batch are answered."""
     good = validation[0][:4]
     batch = [good[0], b"", good[1], b"no image", good[2][:200], good[2], good[3]]
@@ -183,7 +183,7 @@ def test_images_that_are_none(exported, validation):
     assert answers["error"].numpy().tolist() == [NO_IMAGE.encode() if b else b"" for b in bad]
 
 
-def test_a_batch_of_nothing_good(exported):
+def test_a_batch_of_unreadable_images(exported):
     classify = load(exported).signatures["serving_default"]
     assert (classify(images=tf.constant([b"", b"x"]))["classes"].numpy() == -1).all()
 
@@ -231,13 +231,13 @@ def test_images_above_the_limit(exported_for_small_images, validation):
         assert (answers[output].numpy()[1:4] == 0).all()
 
 
-def test_predict_tells_the_size_of_what_is_too_large(exported_for_small_images, tmp_path):
+def test_predict_names_the_size_of_large_images(exported_for_small_images, tmp_path):
     Image.new("L", (30, 40)).save(tmp_path / "large.png")
     (answer,) = predict(exported_for_small_images, [str(tmp_path / "large.png")])
     assert answer["error"] == "30 x 40 pixels, more than the limit of 1024"
 
 
-def test_other_formats_are_told_of_by_name(exported, validation):
+def test_other_formats_are_named(exported, validation):
     image = Image.new("RGB", (9, 9), "red")
     palette = image.convert("P")
     jpeg = encode(image, "JPEG")
@@ -257,7 +257,7 @@ def test_other_formats_are_told_of_by_name(exported, validation):
     assert answers["error"].numpy().tolist() == [*expected, b""]
 
 
-def test_cmyk_without_a_marker_is_answered_as_prepare_makes_it(exported):
+def test_cmyk_without_a_marker_is_decoded_as_by_prepare(exported):
     """As with the marker, by which Pillow writes what it reads as inverted either way."""
     image = Image.effect_mandelbrot((40, 40), (-2, -1, 1, 1), 20).convert("CMYK")
     jpeg = encode(image, "JPEG")
@@ -270,7 +270,7 @@ def test_cmyk_without_a_marker_is_answered_as_prepare_makes_it(exported):
 
 
 @pytest.mark.parametrize("views", [pytest.param("none", marks=pytest.mark.long), "flip_and_shift"])
-def test_no_images_at_all(views, tmp_path):
+def test_empty_batch(views, tmp_path):
     config = SMALL.replace(num_classes=4, test_time_augmentation=views)
     directory = export(build_model(config), tmp_path / "model", top_k=3)
     signatures = load(directory).signatures
@@ -288,7 +288,7 @@ def test_no_images_at_all(views, tmp_path):
     assert answers["probabilities"].shape == [0, 4] and answers["features"].shape == [0, 64]
 
 
-def test_pixels_are_answered_in_the_order_of_classes(config, trained, exported, validation):
+def test_pixels_give_probabilities_in_the_order_of_classes(config, trained, exported, validation):
     with serving_module(trained) as module:
         pixels, _ = module.prepare(tf.constant(validation[0][:9]))
     loaded = load(exported)
@@ -339,7 +339,7 @@ def test_directory_that_cannot_be_written(trained, tmp_path):
         export(trained, tmp_path / "file" / "model")
 
 
-def test_other_folders_beside_it_stay_and_nothing_else_is_left(trained, tmp_path, monkeypatch):
+def test_other_folders_are_kept_and_no_temporary_one(trained, tmp_path, monkeypatch):
     (tmp_path / "model.tmp").mkdir()
     (tmp_path / "model.tmp" / "precious").write_text("photographs")
 
@@ -368,7 +368,7 @@ def test_no_run(config, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_a_model_of_ones_own(tmp_path):
+def test_users_model(tmp_path):
     inputs = keras.Input((4,))
     model = Classifier(inputs, keras.layers.Dense(3)(inputs))
     with pytest.raises(UserError, match="only a model from build_model can be exported"):

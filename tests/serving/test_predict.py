@@ -86,7 +86,7 @@ def test_in_batches(model, images, answers, batch_size):
     assert flat(predict(model, images, batch_size)) == flat(answers)
 
 
-def test_bad_files_do_not_keep_others_from_an_answer(model, images, bad, answers):
+def test_bad_files_do_not_affect_others(model, images, bad, answers):
     paths = [path for pair in zip(images, bad) for path in pair]
     found = list(predict(model, paths, batch_size=5))
     assert [answer["file"] for answer in found] == paths
@@ -94,7 +94,7 @@ def test_bad_files_do_not_keep_others_from_an_answer(model, images, bad, answers
     assert flat(found[::2]) == flat(answers[: len(bad)])
 
 
-def test_nothing_to_do(model):
+def test_no_files(model):
     with pytest.raises(UserError, match="no images: name JPEG or PNG files"):
         list(predict(model, []))
 
@@ -109,7 +109,7 @@ def test_no_saved_model(images, tmp_path):
         list(predict(str(tmp_path), images))
 
 
-def test_somebody_elses_saved_model(images, tmp_path):
+def test_another_programs_saved_model(images, tmp_path):
     module = tf.Module()
     tf.saved_model.save(module, str(tmp_path / "plain"))
     double = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([], tf.float32)])
@@ -145,7 +145,7 @@ def test_json(model, images, answers, capfd):
     assert flat(map(json.loads, finished.out)) == flat(answers[:2])
 
 
-def test_in_the_users_home(model, images, answers, capfd, monkeypatch):
+def test_path_in_the_home_directory(model, images, answers, capfd, monkeypatch):
     monkeypatch.setenv("HOME", str(pathlib.Path(model).parent))
     finished = run(capfd, "--saved_model=~/model", "--json", images[0])
     assert flat(map(json.loads, finished.out)) == flat(answers[:1])
@@ -166,7 +166,7 @@ def test_bad_files_are_listed_and_give_status_2(model, images, bad, capfd):
         assert "error" not in finished.out[-1]
 
 
-def test_mistakes(model, images, capfd):
+def test_wrong_arguments(model, images, capfd):
     assert run(capfd, *images).err == [
         "imagenet-fast predict: error: no model: give --saved_model, a directory that `export` "
         "wrote"

@@ -86,7 +86,7 @@ def random_pixels(*shape, below=256, dtype=np.uint8):
         (random_pixels(32, 32, below=2**16, dtype=np.uint16), "I;16", {}),
     ],
 )
-def test_pngs_that_shards_do_not_hold_are_prepared_as_for_shards(pixels, mode, options):
+def test_png_kinds_are_converted_as_for_shards(pixels, mode, options):
     file = io.BytesIO()
     Image.fromarray(pixels).convert(mode).save(file, "PNG", **options)
     in_shard = Image.open(io.BytesIO(normalize_encoding(file.getvalue(), "png").data))
@@ -95,7 +95,7 @@ def test_pngs_that_shards_do_not_hold_are_prepared_as_for_shards(pixels, mode, o
         np.testing.assert_array_equal(image, expected)
 
 
-def test_only_the_edges_of_coarse_colours_differ():
+def test_only_the_borders_of_subsampled_colours_differ():
     data = encoded(150, 130, "JPEG", quality=90, subsampling=2)
     found, expected = both(data, size=96, crop_fraction=0.875, resize_method="bilinear")
     assert (found != expected)[3:-3, 3:-3].mean() < 1e-3
@@ -116,7 +116,7 @@ print(json.dumps([image.shape, sorted({name.split(".")[0] for name in sys.module
 """
 
 
-def test_it_needs_no_tensorflow(tmp_path, run_python):
+def test_prepare_image_needs_no_tensorflow(tmp_path, run_python):
     (tmp_path / "image.png").write_bytes(encoded(20, 20))
     shape, modules = json.loads(
         run_python(["-c", ALONE, tmp_path / "image.png"], fresh=True).stdout
@@ -125,7 +125,7 @@ def test_it_needs_no_tensorflow(tmp_path, run_python):
     assert not {"tensorflow", "tf_keras", "keras"} & set(modules)
 
 
-def test_tensorflow_calls_the_same_images_bad():
+def test_tensorflow_refuses_the_same_images():
     config = Config(image_size=32)
     data = encoded(40, 30, "PNG")
     with pytest.raises(tf.errors.OpError):

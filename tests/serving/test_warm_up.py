@@ -30,7 +30,7 @@ def test_place(model):
     assert signatures == ["serving_default", "features", "pixels"]
 
 
-def test_a_session_answers_them(model):
+def test_a_session_runs_the_requests(model):
     """TensorFlow Serving runs a SavedModel in a session, by its signatures' names of tensors."""
     requests = read_requests(model)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -53,7 +53,7 @@ def test_a_session_answers_them(model):
                 assert [bool(error) for error in answers["error"]] == [False, True]
 
 
-def test_tensors_arrive(tmp_path):
+def test_tensors_are_encoded(tmp_path):
     """Of lengths whose encodings have one, two and three bytes."""
     sent = {size: np.arange(size, dtype=np.uint8) for size in (0, 1, 100, 127, 128, 200, 20000)}
     inputs = {f"tensor {size}": tf.make_tensor_proto(value) for size, value in sent.items()}
@@ -67,7 +67,7 @@ def test_tensors_arrive(tmp_path):
         np.testing.assert_array_equal(arrived[f"tensor {size}"], value)
 
 
-def test_the_image_is_one():
+def test_the_image_can_be_decoded():
     pixels = tf.io.decode_jpeg(synthetic_jpeg(20)).numpy()
     assert pixels.shape == (20, 20, 3)
     assert pixels.std() > 10

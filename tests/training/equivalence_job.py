@@ -16,6 +16,7 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.pipeline import evaluation_steps
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 
@@ -52,7 +53,7 @@ def build_without_batch_norm(config):
         )
         model.steps_per_epoch = 10
         if config.ema_decay:
-            model.keep_weight_average(config.ema_decay)
+            model.weight_average = WeightAverage(model.weights, config.ema_decay)
         model.compile(build_optimizer(config, model))
     return model
 

@@ -152,7 +152,7 @@ def summary(config, killed):
     return train(config)
 
 
-def test_a_run_ends_as_if_those_images_were_not_there(config, summary, digits, tmp_path):
+def test_unreadable_images_do_not_change_the_weights(config, summary, digits, tmp_path):
     """All of them are bad in one way here: they have no part in a run, whatever is wrong."""
     one_way = dict.fromkeys(BAD, "wrong label")
     other = train(
@@ -170,13 +170,13 @@ def test_a_run_ends_as_if_those_images_were_not_there(config, summary, digits, t
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_each_is_counted_exactly(summary):
+def test_unreadable_images_are_counted_exactly(summary):
     assert summary["images_skipped_in_training"] == 2 * len(BAD)
     assert (summary["images_evaluated"], summary["images_skipped_in_evaluation"]) == (49, 1)
     assert summary["bad_images"] == {"damaged image": 3, **dict.fromkeys(KINDS[1:], 2)}
 
 
-def test_each_is_listed_once(config, summary):
+def test_unreadable_images_are_listed_once(config, summary):
     """After two epochs and three evaluations, or, of a killed run, more."""
     path = pathlib.Path(config.model_dir, "bad_images.jsonl")
     lines = path.read_text().splitlines()
@@ -191,7 +191,7 @@ def test_each_is_listed_once(config, summary):
     assert len(set(names)) == len(names) == 7 and all(names)
 
 
-def test_the_end_and_the_report_tell(config, summary, capsys):
+def test_unreadable_images_are_in_the_output_and_the_report(config, summary, capsys):
     train(config)
     assert (
         "unreadable images: 11 (3 damaged image, 2 lost record, 2 no example, 2 no image, 2 wrong "
@@ -202,7 +202,7 @@ def test_the_end_and_the_report_tell(config, summary, capsys):
     assert "lost record" in page
 
 
-def test_too_many_bad_images_stop_a_run_that_names_the_first(config, tmp_path):
+def test_too_many_unreadable_images_stop_the_run(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"), max_bad_images=3)
     with pytest.raises(UserError, match="images could not be read") as caught:
         train(config)
@@ -216,7 +216,7 @@ def test_too_many_bad_images_stop_a_run_that_names_the_first(config, tmp_path):
 
 
 @pytest.mark.long
-def test_a_shard_that_disappears_is_named_and_the_run_can_go_on(config, digits, tmp_path):
+def test_a_missing_shard_is_named_and_the_run_can_resume(config, digits, tmp_path):
     data = pathlib.Path(write_data(tmp_path / "data", digits, {}))
     # Two epochs more: the next one is read ahead, and what is open cannot disappear.
     config = config.replace(

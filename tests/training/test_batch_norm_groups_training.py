@@ -75,7 +75,7 @@ def test_as_one_device(digits, one_device, tmp_path, run_python, changes, worker
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_statistics_of_other_images_lead_elsewhere(one_device):
+def test_other_batch_norm_groups_give_other_weights(one_device):
     whole, halves = one_device(1), one_device(2)
     assert max(np.abs(whole[key] - halves[key]).max() for key in whole) > 1e-4
 
@@ -91,7 +91,7 @@ SYNTHETIC = {"synthetic": True, "num_classes": 10, "train_crop": "none", "batch_
         pytest.param("alexnet_bn", marks=pytest.mark.long),
     ],
 )
-def test_one_replica_has_keras_own_layer(model):
+def test_one_replica_uses_keras_layer(model):
     config = Config(
         **SYNTHETIC,
         model=model,
@@ -108,11 +108,11 @@ def test_one_replica_has_keras_own_layer(model):
     assert not any(isinstance(layer, GroupedBatchNormalization) for layer in norms)
 
 
-def test_pipelines_do_not_sum_statistics(monkeypatch):
+def test_pipelines_have_no_batch_norm_groups(monkeypatch):
     strategy = PipelineStrategy()
     monkeypatch.setattr(strategy.extended, "_count", 2)
     config = Config(**SYNTHETIC, model="resnet8", accumulation_steps=2, batch_norm_batch_size=16)
-    message = "is 2 replicas together, which pipelines do not sum over: use at most 8, the images"
+    message = "needs groups of 2 replicas, which pipelines do not support: use at most 8, the ima"
     with strategy.scope(), pytest.raises(UserError, match=message):
         build_classifier(config, list(map(str, range(10))))
 
@@ -142,9 +142,9 @@ def refused(message, **changes):
         build_model(Config(**{**options, "model": "resnet8", **changes}))
 
 refused("groups of 3 replicas with 8 images each, .* try 16 or 32", batch_norm_batch_size=24)
-refused("is 2 replicas together, which XLA .* leave out xla", batch_norm_batch_size=16, xla=True)
+refused("groups of 2 replicas, which XLA .* leave out xla", batch_norm_batch_size=16, xla=True)
 refused(
-    "is 4 replicas together, which .* accumulation_steps=2; use 1, or a worker process",
+    "needs groups of 4 replicas, which .* accumulation_steps=2; use 1, or a worker process",
     batch_norm_batch_size=16,
     accumulation_steps=2,
 )

@@ -57,7 +57,7 @@ def test_length(facebook_1h):
         (89, 0.0032),
     ],
 )
-def test_rate_by_the_epoch(facebook_1h, epoch, rate):
+def test_learning_rate_by_epoch(facebook_1h, epoch, rate):
     config = Config.from_flagfile(RECIPES / "facebook_1h_8k.flags")
     schedule = build_schedule(config, steps_per_epoch=156)
     assert float(schedule(round(epoch * 156))) == pytest.approx(rate, rel=1e-6)
@@ -178,10 +178,13 @@ def test_needs_data():
         ({"optimizer": "adm"}, "adm"),
         ({"optimizer": "adam", "momentum": 0.8}, "optimizer=adam has no momentum: leave it out"),
         ({"fusion_segments": "1000"}, "1000"),
-        ({"whitening": False, "initial_weights": "nowhere"}, "initial_weights: nowhere is neither"),
+        (
+            {"whitening": False, "initial_weights": "nowhere"},
+            "initial_weights: nowhere does not exist",
+        ),
     ],
 )
-def test_what_is_wrong_is_found_before_images_are_read(digits, monkeypatch, changes, message):
+def test_errors_come_before_images_are_read(digits, monkeypatch, changes, message):
     for name in ("whiten", "make_images_on_device"):
         monkeypatch.setattr(f"imagenet_fast.training.build.{name}", lambda *_: pytest.fail("read"))
     config = SMALL.replace(
@@ -218,7 +221,7 @@ def test_precision(precision):
     assert keras.mixed_precision.global_policy().name == "float32"
 
 
-def test_an_error_leaves_the_precision_alone():
+def test_an_error_restores_the_precision():
     with pytest.raises(UserError, match="cannot pass its three pools"):
         build_classifier(Config(model="alexnet_bn", image_size=8, precision="mixed_float16"), "ab")
     assert keras.mixed_precision.global_policy().name == "float32"
@@ -234,7 +237,7 @@ def test_loss_scale():
 
 
 @pytest.mark.parametrize("strategy", ["one_device", "mirrored"])
-def test_the_rate_of_the_head_is_that_of_its_kernel_alone(strategy):
+def test_head_learning_rate_is_for_its_kernel_only(strategy):
     """Not of gammas."""
     options = {"optimizer": "muon", "muon_head_rate_factor": 7.0, "bias_rate_factor": 3.0}
     model = build_model(SMALL.replace(strategy=strategy, **options))
@@ -285,7 +288,7 @@ def test_loss_scaling_is_refused_where_keras_refuses_it(name, monkeypatch):
         "none": tf.distribute.get_strategy,
     }[name]()
     made = []
-    monkeypatch.setattr(build, "_build_without_images", lambda *_: made.append(1) or 1 / 0)
+    monkeypatch.setattr(build, "_build_uncompiled", lambda *_: made.append(1) or 1 / 0)
     with strategy.scope():
         supported = strategy_supports_loss_scaling()
     assert supported == (name not in ("CentralStorage", "Pipeline"))

@@ -135,12 +135,14 @@ def test_a_directory_may_be_moved(config, saved, tmp_path):
 def test_another_models_checkpoint(config, saved, other):
     with pytest.raises(UserError) as caught:
         Checkpoints(make_model(**other), config).restore()
-    assert f"checkpoint {config.model_dir}/checkpoints/ckpt-2 is not of this" in str(caught.value)
+    assert f"checkpoint {config.model_dir}/checkpoints/ckpt-2 is another model's" in str(
+        caught.value
+    )
     assert str(caught.value).endswith("choose another --model_dir")
     assert "\n" not in str(caught.value)
 
 
-def test_another_worker_keeps_nothing(config, saved, monkeypatch):
+def test_other_workers_keep_no_files(config, saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "worker_place", lambda strategy: (2, 1))
     worker = make_model(seed=1)
     checkpoints = Checkpoints(worker, config)
@@ -159,7 +161,7 @@ def test_another_worker_keeps_nothing(config, saved, monkeypatch):
 
 
 @pytest.mark.parametrize("loss_scale", [False, True])
-def test_weights_fit_whatever_the_optimizer(config, saved, loss_scale):
+def test_weights_are_restored_whatever_the_optimizer(config, saved, loss_scale):
     model = make_model(seed=1, loss_scale=loss_scale)
     path = restore_weights(model, config.model_dir)
     assert path == f"{config.model_dir}/checkpoints/ckpt-2"
@@ -168,7 +170,7 @@ def test_weights_fit_whatever_the_optimizer(config, saved, loss_scale):
 
 def test_weights_of_another_model(config, saved):
     for other in ({"units": 6}, {"depth": 2}):
-        with pytest.raises(UserError, match="ckpt-2 is not of this model"):
+        with pytest.raises(UserError, match="ckpt-2 is another model's"):
             restore_weights(make_model(**other), config.model_dir)
 
 
@@ -177,7 +179,7 @@ def test_no_weights(tmp_path):
         restore_weights(make_model(), str(tmp_path))
 
 
-def test_no_weights_where_tensorflow_takes_the_path_for_a_pattern(tmp_path):
+def test_no_weights_in_a_path_that_is_a_glob_pattern(tmp_path):
     with pytest.raises(UserError, match="TensorFlow cannot read files from paths"):
         restore_weights(make_model(), f"{tmp_path}/lr[0.1]")
 
@@ -185,12 +187,12 @@ def test_no_weights_where_tensorflow_takes_the_path_for_a_pattern(tmp_path):
 # --- What is in the way
 
 
-def test_checkpoints_of_nobody_knows_whom(config, saved):
+def test_checkpoints_without_a_configuration(config, saved):
     with pytest.raises(UserError, match="holds checkpoints but no config"):
         claim_model_dir(config, LABEL_NAMES)
 
 
-def test_no_space_for_a_checkpoint(config, saved, monkeypatch):
+def test_full_disk(config, saved, monkeypatch):
     checkpoints = Checkpoints(saved, config)
     half = pathlib.Path(config.model_dir, "checkpoints", "ckpt-3_temp")
 

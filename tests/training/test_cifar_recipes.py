@@ -49,7 +49,7 @@ def test_page_has_batches_of_512_and_97_steps_an_epoch(name):
     assert config.duration.amount == (24 if name.endswith("baseline") else 10)
 
 
-def test_rates_of_the_baseline():
+def test_learning_rates_of_the_baseline():
     config = load("myrtle_cifar10_baseline")
     # (epoch, rate) of Page's PiecewiseLinear([0, 5, 24], [0, 0.4, 0]).
     for epoch, expected in ((1, 0.08), (5, 0.4), (12, 0.252632), (24, 0)):
@@ -57,7 +57,7 @@ def test_rates_of_the_baseline():
     assert rate(config, 1) == pytest.approx(0.4 / (5 * 97), rel=1e-5)
 
 
-def test_rates_of_all_tricks():
+def test_learning_rates_of_all_tricks():
     config = load("myrtle_cifar10")
     for epoch, expected in ((1, 0.5), (2, 1), (5, 0.55), (8, 0.1), (9, 0.1), (10, 0.1)):
         assert rate(config, 97 * epoch) == pytest.approx(expected, abs=1e-6)
@@ -80,7 +80,7 @@ def test_optimizer_of_the_baseline_decays_all_alike():
     assert set(optimizer.weight_decay_mask) == set(optimizer.rate_factors) == {1.0}
 
 
-def test_biases_learn_64_times_as_fast_and_decay_as_slowly_as_weights():
+def test_biases_have_64_times_the_learning_rate_and_the_weights_decay():
     model = made("myrtle_cifar10")
     roles, optimizer = variable_roles(model), model.optimizer
     assert set(roles) == {Role.WEIGHT, Role.SHIFT}
@@ -112,7 +112,7 @@ def test_the_recipe_for_fashion_mnist_is_that_for_cifar10():
 # --- airbench
 
 
-def test_rates_of_airbench_go_down_to_0():
+def test_learning_rates_of_airbench_decrease_to_0():
     config = load("airbench_cifar10")
     total = 8 * 25
     assert steps_per_epoch(config) == 25

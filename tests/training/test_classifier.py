@@ -8,6 +8,8 @@ from model_weights import assert_close, weights_of
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
+from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.training.classifier import Classifier
 
 IMAGES = np.random.default_rng(0).normal(size=(8, 6, 6, 3)).astype("float32")
@@ -47,8 +49,8 @@ def losses_of(model, labels=LABELS):
 # --- One step
 
 
-def test_numbers_of_steps_are_for_models_that_hold_images():
-    with pytest.raises(UserError, match="no train images: build it with the Config of the data"):
+def test_step_numbers_need_images_on_the_device():
+    with pytest.raises(UserError, match="no train images: build it with the data's Config"):
         classifier().batch({"step": tf.constant(0)}, "train")
 
 
@@ -72,7 +74,7 @@ def test_same_steps_as_plain_keras():
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 4])
-def test_sum_over_what_counts_divided_by_the_whole_batch(accumulation_steps):
+def test_loss_is_the_weighted_sum_divided_by_the_batch(accumulation_steps):
     model = classifier(accumulation_steps=accumulation_steps)
     before = weights_of(model)
     with tf.GradientTape() as tape:
@@ -89,14 +91,14 @@ def test_sum_over_what_counts_divided_by_the_whole_batch(accumulation_steps):
 
 
 @pytest.mark.parametrize("xla", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_micro_batches_are_the_whole_batch(xla):
+def test_micro_batches_equal_the_whole_batch(xla):
     whole, parts = classifier(), classifier(accumulation_steps=4, xla=xla)
     for _ in range(3):
         assert step(parts) == pytest.approx(step(whole), rel=1e-5)
     assert_close(weights_of(parts), weights_of(whole))
 
 
-def test_micro_batches_have_batch_norm_of_their_own():
+def test_micro_batches_have_their_own_batch_statistics():
     whole, parts = classifier(batch_norm=True), classifier(batch_norm=True, accumulation_steps=2)
     step(whole)
     step(parts)
@@ -119,7 +121,7 @@ def test_fit_traces_a_step_once(monkeypatch):
     assert len(traced) == 1
 
 
-def test_layers_keep_no_trace():
+def test_tracing_leaves_layers_unchanged():
     """Neither batch norm's averages nor dropout's count."""
     images = keras.Input((6, 6, 3))
     x = keras.layers.BatchNormalization()(images)
@@ -136,7 +138,7 @@ def test_layers_keep_no_trace():
 
 
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
-def test_regularization_is_trained_but_not_told(accumulation_steps):
+def test_regularization_is_trained_but_not_reported(accumulation_steps):
     strength = 0.3
     regularized = classifier(
         regularizer=keras.regularizers.L2(strength), accumulation_steps=accumulation_steps
@@ -181,7 +183,7 @@ def test_label_smoothing_equals_smooth_targets():
     assert told["loss"] == pytest.approx(float(expected), rel=1e-6)
 
 
-def test_evaluation_ignores_padding_and_what_cannot_be_read():
+def test_evaluation_ignores_padding_and_unreadable_images():
     model = classifier(batch_norm=True)
     labels, weights = LABELS.copy(), WEIGHTS.copy()
     labels[5:], weights[5:] = -1, 0
@@ -222,7 +224,7 @@ def scaled(**options):
 @pytest.mark.parametrize(
     "scale", [{"dynamic": False, "initial_scale": 512.0}, {"dynamic": True}], ids=str
 )
-def test_loss_scale_changes_neither_the_step_nor_what_is_told(scale, accumulation_steps):
+def test_loss_scale_changes_neither_step_nor_metrics(scale, accumulation_steps):
     options = {"batch_norm": True, "accumulation_steps": accumulation_steps}
     plain = classifier(**options)
     half = half_precision(scaled(**scale), accumulation_steps=accumulation_steps)
@@ -256,7 +258,7 @@ def batches():
     return tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).repeat().batch(4)
 
 
-def test_fit_takes_the_recipes_epochs_and_steps():
+def test_fit_defaults_to_the_recipes_epochs_and_steps():
     model = classifier()
     model.epochs, model.steps_per_epoch = 2, 3
     history = model.fit(batches(), verbose=0).history
@@ -275,7 +277,7 @@ def test_fit_of_a_recipe_shorter_than_an_epoch():
     assert model.fit(batches(), epochs=1, verbose=0).history["examples"] == [12]
 
 
-def test_fit_without_a_recipe_takes_the_whole_data_set_once():
+def test_fit_without_a_recipe_trains_for_one_epoch():
     model = classifier()
     history = model.fit(IMAGES, LABELS, batch_size=4, verbose=0).history
     assert history["examples"] == [8]
@@ -298,14 +300,14 @@ def test_fit_learns():
     assert told["loss"] < 0.2
 
 
-def test_the_progress_bar_shows_what_is_told_at_the_end(capsys):
+def test_the_progress_bar_shows_the_final_metrics(capsys):
     model = classifier(keras.optimizers.SGD(0.0))
     told = model.fit(IMAGES, LABELS, batch_size=2, epochs=1, verbose=1).history
     bar = capsys.readouterr().out.split("\r")[-1]
     assert f"top1: {told['top1'][0]:.4f}" in bar and "examples: 8.0000" in bar
 
 
-def test_data_with_an_end_is_taken_to_it():
+def test_finite_data_is_used_to_its_end():
     """The recipe's steps are for data that goes on for ever, as that of make_dataset."""
     model = classifier()
     model.steps_per_epoch = 1
@@ -324,7 +326,7 @@ class InParts(keras.utils.Sequence):
         return IMAGES[2 * index : 2 * index + 2], LABELS[2 * index : 2 * index + 2]
 
 
-def test_data_of_unknown_length_is_taken_to_its_end():
+def test_data_of_unknown_length_is_used_to_its_end():
     model = classifier()
     model.steps_per_epoch = 3
     data = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(2)
@@ -374,9 +376,9 @@ def test_compile_with_another_optimizer():
 # --- Slow copies of the weights
 
 
-def test_an_average_of_some_steps_counts_anew_in_each_epoch():
+def test_weight_average_restarts_its_count_each_epoch():
     model = classifier()
-    model.keep_weight_average(0.5, every=2)
+    model.weight_average = WeightAverage(model.weights, 0.5, every=2)
     model.steps_per_epoch = 3
     expected = weights_of(model)
     for number in range(8):
@@ -388,7 +390,7 @@ def test_an_average_of_some_steps_counts_anew_in_each_epoch():
 
 def test_lookahead_pulls_the_weights_back():
     model, free = classifier(), classifier()
-    model.look_ahead(0.5, every=2, total_steps=4)
+    model.lookahead = Lookahead(model.weights, 0.5, every=2, total_steps=4)
     start = weights_of(model)
     step(model), step(free)
     assert_close(weights_of(model), weights_of(free), 0)
@@ -401,7 +403,7 @@ def test_lookahead_pulls_the_weights_back():
 
 def with_average(**options):
     model = classifier(batch_norm=True, **options)
-    model.keep_weight_average(0.5)
+    model.weight_average = WeightAverage(model.weights, 0.5)
     return model
 
 
@@ -409,7 +411,7 @@ def evaluated(model):
     return model.evaluate(IMAGES, LABELS, batch_size=8, verbose=0, return_dict=True)
 
 
-def test_what_is_saved_is_what_was_evaluated(tmp_path):
+def test_saved_weights_are_those_evaluated(tmp_path):
     model = with_average()
     for _ in range(3):
         step(model)
@@ -426,16 +428,16 @@ def test_what_is_saved_is_what_was_evaluated(tmp_path):
     assert_close(found, model.predict(IMAGES, verbose=0))
 
 
-def test_an_average_begins_anew_with_weights_that_are_set():
+def test_setting_weights_restarts_the_average():
     model, plain = with_average(), classifier(batch_norm=True)
     step(model), step(plain), step(plain)
     model.set_weights(plain.get_weights())
     assert evaluated(model) == pytest.approx(evaluated(plain), rel=1e-5)
 
 
-def test_keras_backup_would_forget_the_average(tmp_path):
+def test_keras_backup_without_the_average_is_refused(tmp_path):
     backup = keras.callbacks.BackupAndRestore(str(tmp_path))
-    with pytest.raises(UserError, match="BackupAndRestore does not keep the moving average"):
+    with pytest.raises(UserError, match="BackupAndRestore does not save the moving average"):
         with_average().fit(IMAGES, LABELS, callbacks=[backup])
     classifier().fit(IMAGES, LABELS, callbacks=[backup], verbose=0)
 
@@ -451,7 +453,7 @@ def test_a_column_of_labels_and_weights():
     assert_close(weights_of(columns), weights_of(rows))
 
 
-def test_labels_that_are_no_class_numbers():
+def test_labels_that_are_not_class_numbers():
     with pytest.raises(UserError, match=r"labels are class numbers \[batch\], but got \(8, 3\)"):
         step(classifier(), labels=np.eye(3)[LABELS])
 
@@ -476,7 +478,7 @@ def test_a_batch_that_cannot_be_split_into_micro_batches():
         classifier(accumulation_steps=4).fit(data, verbose=0)
 
 
-def test_weights_that_the_loss_does_not_depend_on():
+def test_unused_weights():
     images = keras.Input((6, 6, 3))
     x = keras.layers.Dense(4, name="lost")(keras.layers.Flatten()(images))
     model = Classifier(images, keras.layers.Dense(3)(tf.stop_gradient(x)))
@@ -488,7 +490,7 @@ def test_weights_that_the_loss_does_not_depend_on():
     step(model)
 
 
-def test_functions_of_keras_that_cannot_save_it(tmp_path):
+def test_keras_functions_that_cannot_save_the_model(tmp_path):
     with pytest.raises(UserError, match=r"model\.save"):
         keras.models.save_model(classifier(), tmp_path / "model.keras")
 
@@ -496,7 +498,7 @@ def test_functions_of_keras_that_cannot_save_it(tmp_path):
 # --- Several views
 
 
-def test_evaluation_takes_the_mean_logits_of_the_views():
+def test_evaluation_averages_the_logits_of_views():
     model, flipping = classifier(), classifier(views="flip")
     both = [model(images).numpy() for images in (IMAGES, IMAGES[:, :, ::-1])]
     expected = keras.losses.sparse_categorical_crossentropy(LABELS, sum(both) / 2, True)
@@ -562,7 +564,7 @@ distributed = model.distribute_strategy.experimental_distribute_dataset(data)
 try:
     model.fit(distributed, class_weight={0: 2.0, 1: 1.0, 2: 1.0})
 except UserError as error:
-    assert "class_weight is not for data that is distributed already" in str(error)
+    assert "class_weight does not work with distributed data" in str(error)
 else:
     raise AssertionError("class weights were left out")
 

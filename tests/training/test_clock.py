@@ -25,7 +25,7 @@ def test_nothing_yet():
     assert clock.images_per_second == 0
 
 
-def test_what_is_done_in_a_pause_is_no_training():
+def test_paused_time_is_not_training_time():
     time = Time()
     clock = Clock(time)
     clock.compiled()
@@ -73,7 +73,7 @@ def test_a_run():
     assert clock.wall_seconds == 20 + 5 + 0.5 + 30 + 4.5 + 7
 
 
-def test_a_second_program_is_no_training_time():
+def test_compiling_a_second_program_is_not_training_time():
     """As that for images of another size."""
     time = Time()
     clock = Clock(time)

@@ -107,7 +107,7 @@ def restored(config):
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_the_one_before_is_taken(config, capsys, how):
+def test_the_previous_checkpoint_is_used(config, capsys, how):
     damage(config, 6, how)
     assert restored(config) == ({"step": 5}, 5.0)
     told = capsys.readouterr().err
@@ -128,13 +128,13 @@ def test_the_one_before_is_taken(config, capsys, how):
     assert "damaged" not in capsys.readouterr().err
 
 
-def test_a_harmless_bit_is_no_damage(config):
+def test_a_harmless_bit_is_not_damage(config):
     """Of the padding in the footer of the index, which TensorFlow does not read either."""
     flip(folder_of(config) / "ckpt-6.index", -20)
     assert restored(config) == ({"step": 6}, 6.0)
 
 
-def test_it_does_not_count_among_those_kept(config):
+def test_a_damaged_checkpoint_does_not_count_as_kept(config):
     damage(config, 6)
     model = make_model()
     checkpoints = Checkpoints(model, config.replace(keep_checkpoints=2))
@@ -176,7 +176,7 @@ def test_all_are_damaged(config):
     for step in (4, 5):
         for path in folder_of(config).glob(f"ckpt-{step}.*"):
             path.unlink()
-    with pytest.raises(UserError, match="and it is the only one; begin anew: choose another --mod"):
+    with pytest.raises(UserError, match="and it is the only one; start a new run: choose another"):
         restored(config)
     assert (folder_of(config) / "ckpt-6.index").exists()
 
@@ -193,7 +193,7 @@ def test_the_index_of_all_is_missing(config):
     assert sorted(folder_of(config).iterdir()) == before
 
 
-def test_one_that_was_not_finished_is_no_damage(config, capsys):
+def test_an_unfinished_checkpoint_is_not_damage(config, capsys):
     """A kill came between TensorFlow's renaming of the data and its writing of the index."""
     (folder_of(config) / f"ckpt-7.{DATA}").write_bytes(b"data")
     assert restored(config) == ({"step": 6}, 6.0)
@@ -226,7 +226,7 @@ def test_stop(config, how):
     ],
     ids=repr,
 )
-def test_the_note_of_the_latest_is_damaged(config, state):
+def test_damaged_record_of_the_latest(config, state):
     """tf.train.latest_checkpoint raises a ValueError for some of these."""
     (folder_of(config) / "checkpoint").write_bytes(state)
     for ending in (DATA, "index"):  # of another program
@@ -237,7 +237,7 @@ def test_the_note_of_the_latest_is_damaged(config, state):
     assert tf.train.latest_checkpoint(folder_of(config)).endswith("ckpt-7")
 
 
-def test_what_says_nothing_about_the_checkpoint_is_no_damage(config, monkeypatch):
+def test_other_errors_are_not_damage(config, monkeypatch):
     """As of a bucket that is away: a good checkpoint is not set aside for it."""
 
     class Reader:
@@ -259,7 +259,7 @@ def test_other_commands_stop(config, how):
 
 
 @pytest.mark.parametrize("line", [b'{"step": 1', b"null", b"{}", b"\xff", b"[" * 100_000])
-def test_the_list_of_those_set_aside_is_damaged(config, capsys, line):
+def test_damaged_list_of_damaged_checkpoints(config, capsys, line):
     row = {"step": 3, "reason": "data", "resumed_from": 2}
     path = pathlib.Path(config.model_dir, damaged_checkpoints.DAMAGED_FILE)
     path.write_bytes(line + b"\n" + json.dumps(row).encode() + b"\n")
@@ -324,7 +324,7 @@ def test_a_run_ends_with_the_same_bits(digits, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_all_workers_take_the_same(digits, tmp_path, run_python):
+def test_all_workers_restore_the_same(digits, tmp_path, run_python):
     flags = {"model": "resnet8", "image_size": 16, "batch_size": 64, "duration": "4 steps"}
     flags |= {"train_crop": "none", "checkpoint_every": "2 steps", "examine": False}
     flags |= {"tensorboard": False, "warmup": "0 steps", "data_dir": digits, "decay_at": "3 steps"}
@@ -342,4 +342,4 @@ def test_all_workers_take_the_same(digits, tmp_path, run_python):
         flip(path)
     finished = run_python(job, workers=2, check=False)
     assert finished.returncode
-    assert finished.stderr.count("so are the 1 before it; begin anew") == 2, finished.stderr
+    assert finished.stderr.count("so are the 1 before it; start a new run") == 2, finished.stderr

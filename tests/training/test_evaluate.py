@@ -82,7 +82,7 @@ def test_each_image_once_at_any_batch(config, saved, expected, batch):
 @pytest.mark.parametrize(
     "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
 )
-def test_in_a_precision_other_than_the_trainings(config, saved, expected, precision):
+def test_another_precision_than_in_training(config, saved, expected, precision):
     result = evaluate(config.replace(precision=precision))
     assert result["loss"] == pytest.approx(expected["loss"], rel=0.05)
     assert result["top1"] == pytest.approx(expected["top1"], abs=0.05)
@@ -187,7 +187,7 @@ def test_command_evaluates_on_the_test_split(config, saved, with_test, capfd):
     assert "must be validation or test; did you mean 'test'?" in capfd.readouterr().err
 
 
-def test_on_devices_over_which_training_could_not_split_its_batch(
+def test_devices_that_do_not_divide_the_training_batch(
     config, saved, expected, run_python, tmp_path
 ):
     trained = config.replace(
@@ -201,7 +201,7 @@ def test_on_devices_over_which_training_could_not_split_its_batch(
     assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_on_another_machine_than_that_of_training(config, saved, expected, tmp_path, capfd):
+def test_another_machine_than_in_training(config, saved, expected, tmp_path, capfd):
     """Whose TPU is not here; and no device takes a batch that was for many."""
     pod = config.replace(
         model_dir=str(tmp_path), strategy="tpu", tpu="a-pod", batch_size=1024, logical_cpus=2
@@ -223,7 +223,7 @@ def test_on_another_machine_than_that_of_training(config, saved, expected, tmp_p
         pytest.param({"batch_size": 1024, "eval_batch_size": 300}, 300, marks=pytest.mark.long),
     ],
 )
-def test_images_of_a_step(config, saved, monkeypatch, changes, images):
+def test_default_batch_size(config, saved, monkeypatch, changes, images):
     seen = []
     make = evaluation.make_dataset
 
@@ -238,7 +238,7 @@ def test_images_of_a_step(config, saved, monkeypatch, changes, images):
 
 
 @pytest.mark.parametrize("on_device", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_it_writes_nothing_into_the_run(config, saved, tmp_path, on_device):
+def test_evaluation_writes_nothing(config, saved, tmp_path, on_device):
     """Whose list of unreadable images is training's."""
     data = tmp_path / "data"
     shutil.copytree(config.data_dir, data)
@@ -252,7 +252,7 @@ def test_it_writes_nothing_into_the_run(config, saved, tmp_path, on_device):
     assert sorted(pathlib.Path(config.model_dir).rglob("*")) == before
 
 
-def test_a_loss_scale_is_no_obstacle_to_other_precisions(config, saved, tmp_path, capfd):
+def test_loss_scale_and_another_precision(config, saved, tmp_path, capfd):
     half = config.replace(model_dir=str(tmp_path), precision="mixed_float16", loss_scale=128.0)
     claim_model_dir(half, saved.labels)
     Checkpoints(saved, half).save(7, {"step": 7})
@@ -282,7 +282,7 @@ def test_no_model_dir(config):
 
 
 def test_another_model(config, saved):
-    with pytest.raises(UserError, match="ckpt-7 is not of this model"):
+    with pytest.raises(UserError, match="ckpt-7 is another model's"):
         evaluate(config.replace(model="resnet14"))
 
 
@@ -297,12 +297,12 @@ def test_data_with_other_classes(config, saved, digits, tmp_path):
         evaluate(other)
 
 
-def test_data_with_fewer_training_images_than_the_trainings_batch(config, saved, expected):
+def test_data_with_fewer_training_images_than_the_batch(config, saved, expected):
     large = config.replace(batch_size=1439)  # there are 1438
     assert evaluate(large)["top1"] == pytest.approx(expected["top1"])
 
 
-def test_no_image_that_can_be_read(config, saved, monkeypatch):
+def test_no_readable_image(config, saved, monkeypatch):
     """As where all are above max_pixels: an accuracy of 0 would be one of no images."""
     sums = dict.fromkeys(("loss", "top1", "top5", "examples"), 0.0)
     model = SimpleNamespace(evaluate=lambda *_, **__: {**sums, "skipped": 359.0})

@@ -11,7 +11,7 @@ from imagenet_fast import UserError
 from imagenet_fast.training.failures import errors_explained
 
 
-def test_an_error_of_the_users_in_a_dataset():
+def test_user_error_raised_in_a_dataset():
     def spoilt():
         yield 1
         raise UserError("/data/train-00001: cannot be read")
@@ -34,7 +34,7 @@ def test_an_error_of_the_users_in_a_dataset():
     ],
 )
 @pytest.mark.parametrize("error", [tf.errors.UnavailableError, tf.errors.AbortedError])
-def test_another_worker_that_stopped(monkeypatch, error, message, worker):
+def test_stopped_worker(monkeypatch, error, message, worker):
     cluster = {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     with pytest.raises(UserError) as caught, errors_explained(then="begins anew"):
@@ -63,7 +63,7 @@ def test_another_worker_that_stopped(monkeypatch, error, message, worker):
         (tf.errors.InvalidArgumentError, "cuDNN", False),
     ],
 )
-def test_a_device_that_does_not_work(error, message, pointed):
+def test_broken_device(error, message, pointed):
     with pytest.raises((UserError, error)) as caught, errors_explained(then="begins anew"):
         raise error(None, None, message)
     assert isinstance(caught.value, UserError) == pointed
@@ -93,12 +93,12 @@ def stage_servers():
         ("Socket closed", [0, 2], "one of the stage servers {0}, {2} has"),
     ],
 )
-def test_a_stage_server_that_stopped(stage_servers, message, which, told):
+def test_stopped_stage_server(stage_servers, message, which, told):
     used = [stage_servers[place] for place in which]
     with pytest.raises(UserError) as caught, errors_explained("goes on", used):
         raise tf.errors.UnavailableError(None, None, message)
     assert str(caught.value) == (
-        f"{told.format(*stage_servers)} stopped or is out of reach (UnavailableError); when it "
+        f"{told.format(*stage_servers)} stopped or is unreachable (UnavailableError); when it "
         "runs again, the same command goes on"
     )
 
@@ -110,7 +110,7 @@ def test_a_stage_server_that_stopped(stage_servers, message, which, told):
         "{{function_node __wrapped__x_device_/job:localhost}} ",  # TensorFlow 2.15
     ],
 )
-def test_a_shard_that_has_gone(place):
+def test_missing_shard(place):
     message = (
         f"{place}/data/a; b/train-0; No such file\n\t [[{{{{function f}}}}{{{{node ReadFile}}}}]]"
     )
@@ -123,7 +123,7 @@ def test_a_shard_that_has_gone(place):
 
 
 @pytest.mark.parametrize("error", [tf.errors.PermissionDeniedError, tf.errors.AbortedError])
-def test_a_bucket_that_cannot_be_used_any_more(error):
+def test_unavailable_bucket(error):
     message = (
         "Error executing an HTTP request: HTTP response code 403 with body '{\n"
         '  "message": "no more access"\n}\'\n\t when uploading gs://runs/a/ckpt-1.index'

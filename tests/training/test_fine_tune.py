@@ -68,21 +68,22 @@ def source(request, run, tmp_path_factory):
     return Source(export(SMALL.replace(model_dir=run.path), exported), run.values)
 
 
-def test_weights_begin_as_those_of_the_source(source, capfd):
+def test_initial_weights_are_those_of_the_source(source, capfd):
     model = build_model(SMALL.replace(initial_weights=source.path))
     assert_same(values(model), source.values)
-    assert f"weights begin as those of {source.path}, with the last layer" in capfd.readouterr().err
+    expected = f"initial weights: those of {source.path}, including the classification head"
+    assert expected in capfd.readouterr().err
 
 
-def test_last_layer_is_new_where_the_classes_are_others(source, capfd):
+def test_other_classes_get_a_new_head(source, capfd):
     model = build_model(SMALL.replace(initial_weights=source.path, num_classes=7))
     found = values(model)
     fresh = values(build_model(SMALL.replace(num_classes=7)))
     assert_same(found, {**source.values, **{name: fresh[name] for name in HEAD}})
-    assert "but for the last layer, logits" in capfd.readouterr().err
+    assert "except the classification head" in capfd.readouterr().err
 
 
-def test_last_layer_is_found_where_a_scale_follows_it(tmp_path):
+def test_head_is_found_before_a_scale(tmp_path):
     before = values(make_run(tmp_path, model="resnet9"))
     config = SMALL.replace(model="resnet9", num_classes=7)
     fresh = values(build_model(config))
@@ -90,7 +91,7 @@ def test_last_layer_is_found_where_a_scale_follows_it(tmp_path):
     assert_same(found, {**before, HEAD[0]: fresh[HEAD[0]]})
 
 
-def test_as_many_other_classes_are_not_the_same(tmp_path):
+def test_equally_many_other_classes_get_a_new_head(tmp_path):
     labels = tuple(f"kind {i}" for i in range(10))
     config = SMALL.replace(model_dir=str(tmp_path))
     model = build_classifier(config, labels)
@@ -106,14 +107,14 @@ def test_as_many_other_classes_are_not_the_same(tmp_path):
     assert not np.array_equal(after[HEAD[0]], before[HEAD[0]])
 
 
-def test_precision_and_devices_make_no_difference(run):
+def test_initial_weights_whatever_the_precision_and_devices(run):
     config = SMALL.replace(
         initial_weights=run.path, precision="mixed_bfloat16", batch_size=64, accumulation_steps=2
     )
     assert_same(values(build_model(config)), run.values)
 
 
-def test_averaged_weights_are_taken_and_the_new_average_begins_with_them(tmp_path):
+def test_averaged_weights_are_loaded_into_weights_and_average(tmp_path):
     before = make_run(tmp_path, ema_decay=0.9)
     with before.averaged_weights():
         averaged = values(before)
@@ -147,14 +148,14 @@ def test_dropout_has_no_weights_in_a_run_and_an_export(tmp_path):
         assert_same(weights, {name: before[name] for name in weights})
 
 
-def test_a_run_in_a_pipeline_needs_none_to_begin_from(tmp_path):
+def test_initial_weights_of_a_pipeline_run_need_no_pipeline(tmp_path):
     before = values(make_run(tmp_path))
     file = tmp_path / CONFIG_FILE
     file.write_text(json.dumps({**json.loads(file.read_text()), "pipeline_stages": 2}))
     assert_same(values(build_model(SMALL.replace(initial_weights=str(tmp_path)))), before)
 
 
-def test_a_run_goes_on_where_its_initial_weights_are_gone(run, tmp_path):
+def test_a_run_resumes_without_its_initial_weights(run, tmp_path):
     """Its checkpoint has all of them."""
     given = tmp_path / "given"
     shutil.copytree(run.path, given)
@@ -168,7 +169,7 @@ def test_a_run_goes_on_where_its_initial_weights_are_gone(run, tmp_path):
     trained = train(config)
     shutil.rmtree(given)
     assert train(config)["steps"] == trained["steps"] == 2
-    with pytest.raises(UserError, match="given is neither the model_dir of a run"):
+    with pytest.raises(UserError, match="given does not exist: train that run first"):
         train(config.replace(model_dir=str(tmp_path / "another")))
 
 
@@ -180,7 +181,7 @@ def test_a_run_goes_on_where_its_initial_weights_are_gone(run, tmp_path):
         pytest.param("stage3", marks=pytest.mark.long),
     ],
 )
-def test_frozen_layers_stay_to_the_bit_with_their_batch_norm(run, through):
+def test_frozen_layers_and_their_batch_norm_are_unchanged(run, through):
     config = SMALL.replace(initial_weights=run.path, freeze_through=through, duration="2 steps")
     model = build_model(config)
     before = values(model)
@@ -223,19 +224,21 @@ def test_random_weights_are_not_frozen():
         Config(freeze_through="stem")
 
 
-def test_what_holds_no_weights_is_named(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(UserError, match=f"{path} is neither"):
-            build_model(SMALL.replace(initial_weights=str(path)))
+def test_path_without_weights_is_named(tmp_path):
+    with pytest.raises(UserError, match=f"{tmp_path} is neither the model_dir of a trained run"):
+        build_model(SMALL.replace(initial_weights=str(tmp_path)))
+    missing = tmp_path / "nowhere"
+    with pytest.raises(UserError, match=f"{missing} does not exist: train that run first, or give"):
+        build_model(SMALL.replace(initial_weights=str(missing)))
 
 
-def test_savedmodel_of_others_is_named(tmp_path):
+def test_another_programs_savedmodel_is_named(tmp_path):
     keras.Sequential([keras.layers.Dense(1, input_shape=(2,))]).save(tmp_path / "other")
     with pytest.raises(UserError, match="is not a SavedModel that `export` wrote"):
         build_model(SMALL.replace(initial_weights=str(tmp_path / "other")))
 
 
-def test_another_network_is_an_error_and_nothing_is_set(run):
+def test_another_networks_weights_change_nothing(run):
     config = SMALL.replace(initial_weights=run.path, model="resnet14")
     with pytest.raises(UserError, match="another network than resnet14: kernel of stage1_block2"):
         build_model(config)
@@ -290,7 +293,7 @@ def test_features_are_those_of_keras_applications(theirs, deviations):
     np.testing.assert_allclose(features(normalized).numpy(), expected, rtol=1e-3, atol=1e-4)
 
 
-def test_keras_applications_need_their_mean():
+def test_keras_applications_need_their_pixel_mean():
     config = SMALL.replace(**{**KERAS, "pixel_mean": (0.0, 0.0, 0.0)})
     with pytest.raises(UserError, match=r"--pixel_mean=123\.68,116\.779,103\.939"):
         fine_tune._set_from_keras(keras.Sequential(), config, pathlib.Path("weights.h5"))

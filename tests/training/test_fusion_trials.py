@@ -52,7 +52,7 @@ def test_the_chief_s_file_counts(workers):
     assert [own["missing"] for own in results] == [None, None]
 
 
-def test_a_choice_is_for_a_number_of_replicas(tmp_path):
+def test_another_number_of_replicas_chooses_again(tmp_path):
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     fusion_trials.save_fusion(Fusion(0, (3, 5)), 1, str(tmp_path))
     assert fusion_trials.load_fusion(strategy, str(tmp_path)) == Fusion(0, (3, 5))

@@ -77,7 +77,7 @@ def test_rank(logits, label, top1, top5):
     assert sums([logits], [label]) == [0, top1, top5, 1, 0]
 
 
-def test_fewer_than_five_classes_are_always_among_five():
+def test_with_five_or_fewer_classes_top5_is_1():
     assert sums([[0, 1, 2], [2, 1, 0]], [0, 0]) == [0, 1, 2, 2, 0]
 
 

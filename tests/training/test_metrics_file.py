@@ -12,7 +12,7 @@ def row(step, kind="train", **values):
     return {"kind": kind, "step": step, "epoch": step / 10, "loss": 0.5, **values}
 
 
-def test_rows_are_there_at_once(tmp_path):
+def test_rows_are_written_at_once(tmp_path):
     assert read_rows(str(tmp_path)) == []
     lines = JsonLines(str(tmp_path), 0)
     assert read_rows(str(tmp_path)) == []
@@ -23,7 +23,7 @@ def test_rows_are_there_at_once(tmp_path):
     assert read_rows(str(tmp_path)) == [row(1), row(2, "validation", loss=0.1 + 0.2)]
 
 
-def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
+def test_rows_of_repeated_steps_are_dropped(tmp_path):
     lines = JsonLines(str(tmp_path), 0)
     for step in range(2, 12, 2):
         lines.write(row(step))
@@ -41,7 +41,7 @@ def test_rows_of_steps_that_are_done_again_are_dropped(tmp_path):
 @pytest.mark.parametrize(
     "bad", [b'{"kind": "tr\xff\xfe', b"null", b"7", b"{}", b'{"kind": "train", "step": "2"}', b"\0"]
 )
-def test_a_damaged_line_takes_no_other_with_it(tmp_path, capsys, place, bad):
+def test_a_damaged_line_affects_no_other(tmp_path, capsys, place, bad):
     lines = [json.dumps(row(step)).encode() for step in (2, 4, 6)]
     lines.insert(place, bad)
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join([*lines, b""]))
@@ -64,7 +64,7 @@ def test_a_line_cut_short_is_left_out(tmp_path, end):
     assert [r["step"] for r in read_rows(str(tmp_path))] == [2, 4, 6][:: 1 if whole else 2]
 
 
-def test_a_kill_while_old_rows_are_copied_loses_none(tmp_path, monkeypatch):
+def test_a_kill_while_rows_are_copied_loses_none(tmp_path, monkeypatch):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row(s))}\n" for s in (2, 4)))
 
     def killed(self, target):

@@ -43,7 +43,7 @@ def beta_variance(alpha):
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.2, 1.0, 3.0])
-def test_shares_of_mixup_have_the_beta_distribution(alpha):
+def test_mixup_fractions_have_the_beta_distribution(alpha):
     count = 40000
     images = np.zeros([count, 1, 1, 1], np.float32)
     _, _, shares = mix(Mixer(alpha, 0.0, seed=3), images, np.zeros(count), np.ones(count))
@@ -70,7 +70,7 @@ def test_quantiles_are_exact(alpha):
     np.testing.assert_allclose(quantiles[64:-1:64], expected, atol=0.01)
 
 
-def test_draws_are_a_function_of_seed_step_and_place():
+def test_random_numbers_depend_on_seed_step_and_position_only():
     mixer = Mixer(0.2, 1.0, seed=5)
     first = mixer.draw(64, 7, 1).numpy()
     assert first.shape == (64, 4) and first.min() >= 0 and first.max() < 1
@@ -113,7 +113,7 @@ def test_boxes_equal_numpy():
     assert clipped > 100
 
 
-def test_boxes_have_their_area_and_the_images_aspect():
+def test_boxes_have_the_given_area_and_the_images_aspect_ratio():
     areas = np.array([0, 0.25, 0.5, 1], np.float32)
     found = boxes(areas, *[np.full(4, 0.5, np.float32)] * 2, tf.constant(100), tf.constant(200))
     np.testing.assert_allclose(found.numpy().mean(axis=(1, 2)), areas, atol=0.01)
@@ -125,7 +125,7 @@ def test_boxes_have_their_area_and_the_images_aspect():
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
-def test_mixup_blends_with_the_batch_reversed(dtype):
+def test_mixup_blends_with_the_reversed_batch(dtype):
     images = IMAGES.astype(dtype)
     mixed, partners, shares = mix(Mixer(1.0, 0.0, seed=1), images)
     assert mixed.dtype == dtype and len(set(shares)) == 8
@@ -137,7 +137,7 @@ def test_mixup_blends_with_the_batch_reversed(dtype):
         assert abs((mixed - expected).mean()) < 0.03
 
 
-def test_cutmix_takes_a_box_from_the_batch_reversed():
+def test_cutmix_pastes_a_box_from_the_reversed_batch():
     mixed, partners, shares = mix(Mixer(0.0, 1.0, seed=1))
     np.testing.assert_array_equal(partners, LABELS[::-1])
     own = (mixed == IMAGES).all(axis=-1)
@@ -147,7 +147,7 @@ def test_cutmix_takes_a_box_from_the_batch_reversed():
     assert len(set(shares)) > 3
 
 
-def test_shares_of_cutmix_are_those_of_the_pixels_that_were_left():
+def test_cutmix_fractions_are_those_of_the_remaining_pixels():
     count = 20000
     images = np.zeros([count, 20, 20, 1], np.uint8)
     images[count // 2 :] = 1
@@ -164,7 +164,7 @@ def test_shares_of_cutmix_are_those_of_the_pixels_that_were_left():
     np.testing.assert_allclose(taken, taken[::-1, ::-1], atol=0.015)
 
 
-def test_with_both_half_of_the_images_get_either():
+def test_with_both_each_gets_half_of_the_images():
     count = 4000
     images = np.zeros([count, 8, 8, 1], np.float32)
     images[count // 2 :] = 1
@@ -180,7 +180,7 @@ def test_with_both_half_of_the_images_get_either():
 
 
 @pytest.mark.parametrize("alphas", [(EXTREME, 0.0), (0.0, EXTREME), (EXTREME, EXTREME)])
-def test_shares_of_1_and_0_leave_the_image_and_take_the_other(alphas):
+def test_fraction_1_keeps_the_image_and_0_replaces_it(alphas):
     mixer = Mixer(*alphas, seed=0)
     mixed, _, shares = mix(mixer, numbers=numbers_with_quantile(BELOW_1))
     np.testing.assert_array_equal(mixed, IMAGES)
@@ -192,7 +192,7 @@ def test_shares_of_1_and_0_leave_the_image_and_take_the_other(alphas):
 
 
 @pytest.mark.parametrize("alphas", [(1.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
-def test_nothing_comes_from_images_that_do_not_count(alphas):
+def test_images_of_weight_0_are_not_mixed_in(alphas):
     mixer = Mixer(*alphas, seed=4)
     mixed, _, shares = mix(mixer, weights=WEIGHTS, numbers=numbers_with_quantile(0.4))
     alone = WEIGHTS[::-1] == 0
@@ -202,7 +202,7 @@ def test_nothing_comes_from_images_that_do_not_count(alphas):
     assert (mixed[~alone] != IMAGES[~alone]).any(axis=(1, 2, 3)).all()
 
 
-def test_the_middle_image_stays():
+def test_the_middle_image_is_unchanged():
     mixed, partners, _ = mix(Mixer(1.0, 0.0, 0), IMAGES[:3], LABELS[:3], ONES[:3])
     np.testing.assert_array_equal(mixed[1], IMAGES[1])
     assert partners[1] == LABELS[1]
@@ -302,7 +302,7 @@ class Unmixing(Mixer):
 
 
 @pytest.mark.parametrize("accumulation_steps", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_shares_of_1_train_as_without_mixing(accumulation_steps):
+def test_fractions_of_1_train_as_without_mixing(accumulation_steps):
     options = {"accumulation_steps": accumulation_steps, "label_smoothing": 0.1}
     unmixed = classifier(Unmixing(EXTREME, EXTREME, 0), **options)
     plain = classifier(None, **options)
@@ -311,7 +311,7 @@ def test_shares_of_1_train_as_without_mixing(accumulation_steps):
     assert_close(weights_of(unmixed), weights_of(plain))
 
 
-def test_images_that_do_not_count_leave_no_trace():
+def test_images_of_weight_0_have_no_effect():
     models = [classifier(Mixer(1.0, 1.0, seed=3)) for _ in range(2)]
     other = np.where(WEIGHTS[:, None, None, None] == 0, 255, IMAGES).astype(np.uint8)
     labels = np.where(WEIGHTS == 0, -1, LABELS)
@@ -321,7 +321,7 @@ def test_images_that_do_not_count_leave_no_trace():
     assert_close(weights_of(models[0]), weights_of(models[1]), 0)
 
 
-def test_each_step_mixes_anew_and_a_resumed_run_goes_on_alike():
+def test_each_step_mixes_differently_and_a_resumed_run_repeats_it():
     model = classifier(Mixer(1.0, 1.0, seed=3), rate=0.0)
     losses = []
     for _ in range(4):
@@ -428,7 +428,7 @@ def random_batches(config):
     ],
     ids=str,
 )
-def test_a_network_trains_with_it(options):
+def test_a_network_trains_with_mixing(options):
     config = SMALL.replace(batch_size=8, label_smoothing=0.1, **options)
     model = build_model(config)
     before = model.trainable_variables[0].numpy()

@@ -76,7 +76,7 @@ def finished(run, success=True):
     run.log.close()
 
 
-def test_form_of_the_lines(tmp_path):
+def test_format_of_the_lines(tmp_path):
     run = Run(tmp_path, first_ms=1_700_000_000_000)
     run.train(8)
     finished(run)
@@ -160,7 +160,7 @@ def test_hyperparameters_of_lars(tmp_path):
     ("saved", "killed"),
     [(saved, killed) for saved in (2, 4, 6, 8) for killed in (2, 4, 5, 7, 8) if saved <= killed],
 )
-def test_a_killed_run_that_goes_on(tmp_path, saved, killed):
+def test_a_killed_run_that_resumes(tmp_path, saved, killed):
     Run(tmp_path).train(killed)
     with (tmp_path / "mlperf.log").open("a") as file:
         file.write(':::MLLOG {"namesp')  # The kill came while a line was written.
@@ -174,7 +174,7 @@ def test_a_killed_run_that_goes_on(tmp_path, saved, killed):
     assert times == sorted(times)
 
 
-def test_a_run_that_begins_anew_has_a_new_log(tmp_path):
+def test_a_new_run_has_a_new_log(tmp_path):
     Run(tmp_path).train(3)
     Run(tmp_path, first_ms=5000).train(1)
     assert events(tmp_path) == WHOLE[:2]
@@ -196,7 +196,7 @@ def test_a_run_killed_before_its_last_line_gets_it(tmp_path):
     assert events(tmp_path) == WHOLE
 
 
-def test_a_run_that_was_ended_and_goes_on(tmp_path):
+def test_a_stopped_run_that_resumes(tmp_path):
     run = Run(tmp_path, evaluate_at=(3, 8))
     run.train(3)
     finished(run, success=False)
@@ -218,7 +218,7 @@ def test_a_run_that_was_ended_and_goes_on(tmp_path):
     assert [event for event in found if event[0] == "run_stop"] == [("run_stop", "success")]
 
 
-def test_an_older_run_gets_a_log_from_where_it_goes_on(tmp_path):
+def test_an_older_run_gets_a_log_from_where_it_resumes(tmp_path):
     finished_run = Run(tmp_path, step=5)
     finished_run.train(8)
     finished(finished_run)
@@ -255,7 +255,7 @@ def submission_lines(division="open"):
 @pytest.mark.parametrize(
     ("config", "division"), [(CONFIG, "open"), (POLYNOMIAL, "closed"), (LARS, "closed")]
 )
-def test_what_mlperf_s_checker_says(tmp_path, config, division, complete):
+def test_mlperfs_checker_accepts_the_log(tmp_path, config, division, complete):
     checker = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
     run = Run(tmp_path, config=config)
     run.train(8)
@@ -269,6 +269,6 @@ def test_what_mlperf_s_checker_says(tmp_path, config, division, complete):
     assert valid == complete
 
 
-def test_there_is_no_log_of_nothing(tmp_path):
+def test_no_log_without_the_option(tmp_path):
     assert read_lines(str(tmp_path)) == []
     assert list(pathlib.Path(tmp_path).iterdir()) == []

@@ -34,7 +34,7 @@ def test_a_new_directory_is_claimed(config):
     claim_model_dir(config, LABEL_NAMES)  # the same run goes on
 
 
-def test_a_directory_is_checked_without_being_claimed(config):
+def test_checking_a_directory_writes_nothing(config):
     check_model_dir(config, LABEL_NAMES)
     assert not pathlib.Path(config.model_dir).exists()
     claim_model_dir(config, LABEL_NAMES)
@@ -65,12 +65,12 @@ def test_data_of_other_classes(config, labels, message):
 @pytest.mark.parametrize(
     ("trained", "labels"), [(("cat", "dog"), ("0", "1")), (("0", "1"), ("cat", "dog"))]
 )
-def test_classes_that_have_no_names_are_only_counted(config, trained, labels):
+def test_numbered_classes_are_only_counted(config, trained, labels):
     claim_model_dir(config, trained)
     check_labels(config, labels)
 
 
-def test_what_has_no_part_in_the_weights_may_change(config, tmp_path):
+def test_free_options_may_change(config, tmp_path):
     claim_model_dir(config, LABEL_NAMES)
     changed = config.replace(log_every="3 steps", keep_checkpoints=7, data_dir="/elsewhere")
     claim_model_dir(changed, LABEL_NAMES)
@@ -112,7 +112,7 @@ def test_damaged_configuration(config, text, message):
             use()
 
 
-def test_a_file_in_the_way(config, tmp_path):
+def test_model_dir_that_is_a_file(config, tmp_path):
     (tmp_path / "run").write_text("not a directory")
     with pytest.raises(UserError, match=f"cannot write to model_dir {tmp_path}/run: .*; choose"):
         claim_model_dir(config, LABEL_NAMES)
@@ -142,7 +142,7 @@ def test_no_run(tmp_path):
         read_config("")
 
 
-def test_the_directorys_name_is_where_it_is_now(config, tmp_path):
+def test_model_dir_of_a_moved_run(config, tmp_path):
     claim_model_dir(config, LABEL_NAMES)
     shutil.move(config.model_dir, tmp_path / "elsewhere")
     assert read_config(str(tmp_path / "elsewhere")).model_dir == str(tmp_path / "elsewhere")
@@ -156,13 +156,13 @@ def test_damaged_labels(config, labels):
         read_labels(config.model_dir)
 
 
-def test_labels_may_have_what_python_takes_for_ends_of_lines(config):
+def test_labels_may_have_unicode_line_separators(config):
     labels = ("new\u2028line", "form\x0cfeed", "e\x85nd")
     claim_model_dir(config, labels)
     assert read_labels(config.model_dir) == labels
 
 
-def test_a_directory_that_tensorflow_takes_for_a_pattern(config, tmp_path):
+def test_directory_name_that_is_a_glob_pattern(config, tmp_path):
     config = config.replace(model_dir=f"{tmp_path}/lr[0.1]")
     for use in (
         lambda: claim_model_dir(config, LABEL_NAMES),

@@ -72,7 +72,7 @@ def test_two_workers_of_two_stages_are_two_workers(digits, tmp_path, run_python)
 
 
 @pytest.mark.long
-def test_a_killed_run_goes_on_in_another_balance(run, digits, tmp_path):
+def test_a_killed_run_resumes_with_another_balance(run, digits, tmp_path):
     stages = ["--logical_cpus=4", "--pipeline_stages=3", "--pipeline_schedule=1f1b"]
     first = subprocess.Popen(
         command(digits, tmp_path, stages),
@@ -103,7 +103,7 @@ def test_on_stage_servers(run, digits, tmp_path, run_python):
 
 
 @pytest.mark.long
-def test_a_stage_server_that_dies(digits, tmp_path):
+def test_killed_stage_server(digits, tmp_path):
     with running_stage_server() as (server, address):
         stages = [f"--pipeline_servers={address}", "--pipeline_stages=2", "--duration=9999 steps"]
         train = subprocess.Popen(

@@ -49,11 +49,11 @@ def test_a_single_step(calls):
     assert run(calls, 1, 1, 0, 2) == ["start in folder", 1, "wait", "stop", 2]
 
 
-def test_a_run_that_goes_on_between_them_records_the_rest(calls):
+def test_a_run_that_resumes_in_the_range_profiles_the_rest(calls):
     assert run(calls, 3, 6, 4, 7) == ["start in folder", 5, 6, "wait", "stop", 7]
 
 
-def test_a_run_that_goes_on_behind_them_records_nothing(calls):
+def test_a_run_that_resumes_after_the_range_profiles_nothing(calls):
     assert run(calls, 3, 6, 6, 8) == [7, 8]
 
 

@@ -6,7 +6,7 @@ TRAINED = {"kind": "train", "loss": 0.5, "top1": 0.5, "images_per_second": 800.0
 EVALUATED = {"kind": "validation", "loss": 0.25, "top1": 0.75, "top5": 0.9, "examples": 359.0}
 
 
-def test_it_shows_where_the_run_is_and_how_evaluations_went(capsys):
+def test_progress_and_evaluations(capsys):
     bar = ProgressBar(10, 40, devices=4)
     bar.write({**TRAINED, "step": 20, "epoch": 2.0})
     bar.write({**EVALUATED, "step": 20, "epoch": 2.0})

@@ -114,7 +114,7 @@ def polynomial(step, rate, warmup, first_decay, steps):
 @pytest.mark.parametrize(
     ("name", "rate", "epochs"), [("google_tpu_pod_16k", 25.0, 5), ("google_tpu_pod_32k", 32.0, 14)]
 )
-def test_rates_of_google_tpu_pod(name, rate, epochs):
+def test_learning_rates_of_google_tpu_pod(name, rate, epochs):
     batch, _, length, _ = LENGTHS[name]
     warmup = epochs * IMAGES / batch
     first_decay = epochs * IMAGES // batch
@@ -123,7 +123,7 @@ def test_rates_of_google_tpu_pod(name, rate, epochs):
     np.testing.assert_allclose(rates(name, steps), expected, rtol=2e-6, atol=1e-6)
 
 
-def test_rates_of_google_tpu_pod_4k():
+def test_learning_rates_of_google_tpu_pod_4k():
     """Its get_lr_schedule and learning_rate_schedule, which go by epochs of 1,281,167 images."""
     run = 28464 / (IMAGES // 4096)
     starts = [math.floor(part / 90 * run) for part in (5, 30, 60, 80)]
@@ -159,7 +159,7 @@ def test_rates_of_google_tpu_pod_4k():
         ("mlperf_64k", 620, 24.699),
     ],
 )
-def test_rates_of_mlperf_at_known_steps(name, step, rate):
+def test_learning_rates_of_mlperf_at_published_steps(name, step, rate):
     # 1e-7: what the last step has left of the polynomial.
     np.testing.assert_allclose(rates(name, [step]), [rate], rtol=1e-6, atol=2e-7)
 
@@ -167,7 +167,7 @@ def test_rates_of_mlperf_at_known_steps(name, step, rate):
 @pytest.mark.parametrize(
     ("name", "rate"), [("mlperf_4k", 10.0), ("mlperf_32k", 31.2), ("mlperf_64k", 24.699)]
 )
-def test_rates_of_mlperf(name, rate):
+def test_learning_rates_of_mlperf(name, rate):
     _, _, length, warmup = LENGTHS[name]
     steps = steps_around(warmup, last=length)
     expected = [polynomial(step, rate, warmup, warmup, length) for step in steps]
@@ -177,7 +177,7 @@ def test_rates_of_mlperf(name, rate):
 @pytest.mark.parametrize(
     ("name", "rate"), [("tencent_4min_resnet50", 24.699), ("tencent_4min_alexnet", 22.0)]
 )
-def test_rates_of_tencent_4min(name, rate):
+def test_learning_rates_of_tencent_4min(name, rate):
     _, _, length, warmup = LENGTHS[name]
     first, half, top, last = rates(name, [0, warmup // 2, warmup, length - 1])
     assert (first, top) == (0.0, pytest.approx(rate))
@@ -188,7 +188,7 @@ def test_rates_of_tencent_4min(name, rate):
     assert 0 <= last < 1e-3
 
 
-def test_rates_of_facebook_1h():
+def test_learning_rates_of_facebook_1h():
     epochs = np.array([0, 2.5, 5, 29, 30, 59, 60, 79, 80, 89])
     large = [0.1, 1.65, 3.2, 3.2, 0.32, 0.32, 0.032, 0.032, 0.0032, 0.0032]
     np.testing.assert_allclose(rates("facebook_1h_8k", epochs * 156), large, rtol=1e-6)
@@ -307,7 +307,7 @@ def test_recipes_have_the_values_of_their_family(name, table):
         ("tencent_4min_alexnet", 0, "hierarchical", "float16", (20,)),
     ],
 )
-def test_how_replicas_work_together(name, images, all_reduce, dtype, segments):
+def test_devices_and_batch_norm_groups(name, images, all_reduce, dtype, segments):
     config = load(name)
     assert config.batch_norm_batch_size == images
     assert (config.all_reduce, config.all_reduce_dtype) == (all_reduce, dtype)
@@ -327,7 +327,7 @@ def test_fine_tune_is_in_the_grid_of_chen_et_al():
 
 
 @pytest.mark.parametrize("name", ["fine_tune", "fine_tune_digits"])
-def test_fine_tuning_ends_at_rate_0(name):
+def test_fine_tuning_ends_at_learning_rate_0(name):
     config = load(name)
     steps_per_epoch = 100
     steps = config.duration.steps(steps_per_epoch, config.batch_size)

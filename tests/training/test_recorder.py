@@ -119,7 +119,7 @@ def assert_row(row, data, steps):
 # --- Rows
 
 
-def test_each_row_is_about_the_steps_since_the_last_one(model):
+def test_each_row_covers_the_steps_since_the_last_one(model):
     data = make_data(10)
     data[2][4, 1] = 0  # could not be read
     rows = run(model, data, max_bad_images=1).rows
@@ -133,7 +133,7 @@ def test_each_row_is_about_the_steps_since_the_last_one(model):
         assert row["learning_rate"] == 0
 
 
-def test_rows_at_each_evaluation_and_from_there(model):
+def test_rows_at_and_after_each_evaluation(model):
     data, validation = make_data(4), make_data(5, seed=1)
     recorder = run(model, data, epochs=2, validation=validation, evaluated_examples=20)
     rows = recorder.rows
@@ -164,7 +164,7 @@ def test_nothing_is_lost_at_the_end_of_an_epoch_without_evaluation(model):
         assert_row(row, data, steps)
 
 
-def test_a_run_that_goes_on_counts_from_there(model):
+def test_a_resumed_run_continues_counting(model):
     rows = run(model, make_data(4), step=17).rows
     assert [row["step"] for row in rows] == [18, 21]
     assert [row["epoch"] for row in rows] == [1.8, 2.1]
@@ -174,7 +174,7 @@ def test_a_run_that_goes_on_counts_from_there(model):
 # --- Times
 
 
-def test_training_time_is_that_of_steps_but_the_first(model):
+def test_training_time_excludes_the_first_step(model):
     validation = make_data(5, seed=1)
     recorder = run(model, make_data(4), epochs=2, validation=validation, evaluated_examples=20)
     clock = recorder.clock
@@ -195,7 +195,7 @@ def test_training_time_is_that_of_steps_but_the_first(model):
     assert speeds == [BATCH / SECONDS_A_STEP] * 4
 
 
-def test_the_first_step_of_a_further_program_is_no_training_time(model):
+def test_training_time_excludes_compiling_another_program(model):
     recorder = run(model, make_data(4))
     clock = recorder.clock
     assert (clock.compile_seconds, clock.train_seconds) == (100, 3 * SECONDS_A_STEP)
@@ -208,7 +208,7 @@ def test_the_first_step_of_a_further_program_is_no_training_time(model):
     assert speeds == [BATCH / SECONDS_A_STEP] * 4
 
 
-def test_speed_before_there_is_any(model):
+def test_speed_before_the_first_timed_step(model):
     rows = run(model, make_data(2), every=1).rows
     assert [row["images_per_second"] for row in rows] == [0, BATCH / SECONDS_A_STEP]
 
@@ -218,7 +218,7 @@ def test_speed_before_there_is_any(model):
 
 @pytest.mark.parametrize("start", [0, 100])
 @pytest.mark.parametrize(("every", "value"), [(4, math.nan), (1, math.inf), (20, math.nan)])
-def test_divergence_is_told_with_its_step(model, every, value, start):
+def test_divergence_names_its_step(model, every, value, start):
     data = make_data(10)
     data[0][6, 2, 1] = value
     with pytest.raises(UserError) as caught:
@@ -238,7 +238,7 @@ def test_too_many_unreadable_images(model):
     run(model, data, epochs=2, max_bad_images=3)
 
 
-def test_an_evaluation_that_lost_images_is_a_bug(model):
+def test_an_incomplete_evaluation_is_a_bug(model):
     validation = make_data(5)
     validation[2][0, 0] = 0  # not lost, only unreadable
     run(model, make_data(1), validation=validation, evaluated_examples=20)

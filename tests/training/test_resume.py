@@ -97,9 +97,7 @@ def run_until_killed(arguments, log_path, model_dir, step):
     ("workers", "options", "kills"),
     [(0, OPTIONS, 3), (2, TRICKS, 2)],
 )
-def test_killed_again_and_again_it_ends_with_the_same_bits(
-    digits, tmp_path, workers, options, kills
-):
+def test_a_run_killed_repeatedly_ends_with_the_same_bits(digits, tmp_path, workers, options, kills):
     """Two workers that read images are killed in tests/gcp/test_gcp_training.py."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_to_the_end(command(digits, whole, workers, options), tmp_path / "whole.log")

@@ -4,7 +4,7 @@ import pytest
 
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, SplitInfo
-from imagenet_fast.training.run_summary import memory_of_images
+from imagenet_fast.training.run_summary import image_memory
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from imagenet_fast.training.run_summary import memory_of_images
         ),
     ],
 )
-def test_memory_that_images_take_is_told(options, told):
+def test_summary_has_the_memory_of_images(options, told):
     split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
     info = DatasetInfo("data", ("a",), 0, {"train": split})
-    assert memory_of_images(Config(**options), info) == told
+    assert image_memory(Config(**options), info) == told

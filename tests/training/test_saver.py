@@ -6,7 +6,7 @@ from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.saver import Saver
 
 
-def test_no_checkpoint_is_older_than_the_evaluation_of_its_step():
+def test_a_checkpoint_comes_after_the_evaluation_of_its_step():
     """Else a run that reached its target would, when started again, not know that it had."""
     time, saved = iter(range(0, 1000, 10)), []
     clock = Clock(lambda: next(time))

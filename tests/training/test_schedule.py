@@ -67,7 +67,7 @@ def test_boundaries_are_exact(epoch, before, after):
     assert rate(LARGE, step + 1) == pytest.approx(after, rel=2e-7)
 
 
-def test_warmup_grows_by_the_same_amount_each_step():
+def test_warmup_is_linear_by_step():
     warmup = 5 * STEPS
     rates = np.array([rate(LARGE, step) for step in range(warmup + 1)], np.float64)
     assert rates[0] == np.float32(0.1)
@@ -76,7 +76,7 @@ def test_warmup_grows_by_the_same_amount_each_step():
     np.testing.assert_allclose(rates, 0.1 + 3.1 * np.arange(warmup + 1) / warmup, rtol=2e-7)
 
 
-def test_rate_stays_at_the_end():
+def test_learning_rate_is_constant_after_the_end():
     assert rate(LARGE, 90 * STEPS - 1) == pytest.approx(0.0032, rel=2e-7)
     assert rate(LARGE, 10**9) == pytest.approx(0.0032, rel=2e-7)
 
@@ -109,7 +109,7 @@ def test_options_of_the_schedule():
         assert rate(schedule, step) == pytest.approx(expected, rel=2e-7)
 
 
-def test_decay_every_so_often():
+def test_decay_every():
     config = Config(
         batch_size=32, learning_rate=1.0, warmup="0 steps", duration="90 steps", rate_scaling="none"
     )
@@ -119,7 +119,7 @@ def test_decay_every_so_often():
 
 
 @pytest.mark.parametrize("changes", [{"warmup": "0 epochs"}, {"rate_scaling": "none"}])
-def test_warmup_that_there_is_none(changes):
+def test_no_warmup(changes):
     config = Config(batch_size=8192, **changes)
     schedule = build_schedule(config, STEPS)
     assert rate(schedule, 0) == pytest.approx(config.scaled_learning_rate)
@@ -140,13 +140,13 @@ def test_warmup_from_0():
 
 
 @pytest.mark.parametrize(("scaling", "expected"), [("sqrt", 0.1 * 32**0.5), ("none", 0.1)])
-def test_other_rules_of_scaling(scaling, expected):
+def test_other_scaling_rules(scaling, expected):
     schedule = build_schedule(Config(batch_size=8192, rate_scaling=scaling), STEPS)
     assert rate(schedule, 0) == pytest.approx(0.1)
     assert rate(schedule, 5 * STEPS) == pytest.approx(expected)
 
 
-def test_optimizer_takes_a_step_s_own_rate():
+def test_optimizer_uses_the_learning_rate_of_its_step():
     """metrics.jsonl and the report have the rate of the last update, which is step n - 1."""
     optimizer = SGD(build_schedule(Config(batch_size=8192, warmup="4 steps"), STEPS))
     variable = tf.Variable([1.0])
@@ -260,7 +260,7 @@ def test_page_counts_steps_from_1(counted, expected):
     assert round(float(rate(schedule, 12 * 97 - 1)), 6) == 0.252632
 
 
-def test_knots_are_shares_of_the_scaled_rate():
+def test_knots_are_fractions_of_the_scaled_learning_rate():
     """And have the warmup in them, also where the scaled rate is higher than the given one."""
     schedule = build_schedule(Config(**{**PAGE, "learning_rate_batch": 256}), 97)
     assert rate(schedule, 0) == pytest.approx(0.8 / 485)
@@ -317,7 +317,7 @@ def test_warmup_may_last_as_long_as_the_run(schedule):
         ({"duration": "0.01 epochs"}, "duration 0.01 epochs is less than one step of 512 images"),
     ],
 )
-def test_what_does_not_fit_the_run(changes, message):
+def test_durations_longer_than_the_run(changes, message):
     with pytest.raises(UserError, match=message):
         build_schedule(Config(**{"batch_size": 512, **changes}), steps_per_epoch=10)
 

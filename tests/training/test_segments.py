@@ -3,7 +3,7 @@
 from imagenet_fast.training.segments import segments
 
 
-def test_stretches_cover_each_step_once():
+def test_segments_cover_each_step_once():
     for total in range(26):
         for segment in range(1, max(total, 1) + 1):
             for start in range(total + 1):

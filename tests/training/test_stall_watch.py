@@ -65,12 +65,12 @@ def looks(monkeypatch):
     """The times at which files have been looked at."""
     times = []
 
-    class Noting(stall_watch._Look):
+    class Noting(stall_watch._Probe):
         def problems(self):
             times.append(time.monotonic())
             return super().problems()
 
-    monkeypatch.setattr(stall_watch, "_Look", Noting)
+    monkeypatch.setattr(stall_watch, "_Probe", Noting)
     return times
 
 
@@ -94,7 +94,7 @@ def wait_for(lines, number=1):
         time.sleep(0.02)
 
 
-def test_slow_and_missing_files_are_named_at_first(start, shard, make_pipe, tmp_path, told):
+def test_slow_and_missing_files_are_named_at_the_start(start, shard, make_pipe, tmp_path, told):
     pipe, missing = make_pipe("hangs"), tmp_path / "missing"
     start(shard, pipe, missing)
     wait_for(told)
@@ -105,7 +105,7 @@ def test_slow_and_missing_files_are_named_at_first(start, shard, make_pipe, tmp_
     )
 
 
-def test_a_slow_file_that_answers_at_last(start, shard, told, monkeypatch):
+def test_a_slow_file_that_is_read_in_the_end(start, shard, told, monkeypatch):
     read = stall_watch._read_a_little
 
     def slow(path):
@@ -140,7 +140,7 @@ def test_a_file_that_hangs_later_is_named_when_steps_stop(start, shard, make_pip
     assert int(match[1]) <= told[0][0] - stopped
 
 
-def test_it_is_told_again_after_a_pause_and_by_no_more_threads(start, make_pipe, told):
+def test_a_warning_repeats_after_a_pause_without_more_threads(start, make_pipe, told):
     watch = start(make_pipe("hangs"), pause=0.4)
     watch.on_test_batch_end(0)
     wait_for(told)
@@ -154,7 +154,7 @@ def test_it_is_told_again_after_a_pause_and_by_no_more_threads(start, make_pipe,
     assert seconds[-1] > 0
 
 
-def test_slow_steps_are_none_of_its_business(start, shard, told, looks):
+def test_slow_steps_give_no_warning(start, shard, told, looks):
     watch = start(shard)
     watch.on_train_batch_end(0)
     wait_for(looks, 3)
@@ -163,7 +163,7 @@ def test_slow_steps_are_none_of_its_business(start, shard, told, looks):
 
 
 @pytest.mark.parametrize("idle", ["compiling", "ended"])
-def test_nobody_looks_where_no_step_is_due(start, shard, make_pipe, told, looks, idle):
+def test_nothing_is_probed_while_no_step_is_due(start, shard, make_pipe, told, looks, idle):
     watch = start(shard)
     wait_for(looks)
     watch.on_train_begin()
@@ -176,7 +176,7 @@ def test_nobody_looks_where_no_step_is_due(start, shard, make_pipe, told, looks,
     assert told == []
 
 
-def test_a_normal_run_is_looked_at_once(start, shard, looks):
+def test_a_normal_run_is_probed_once(start, shard, looks):
     watch = start(shard, patience=1.0, pause=0.1)
     for step in range(75):
         watch.on_train_batch_end(step)
@@ -190,7 +190,7 @@ def test_without_files_there_is_no_thread(start):
     assert threading.active_count() == before
 
 
-def test_a_file_that_hangs_keeps_neither_the_end_nor_the_process(make_pipe, run_python):
+def test_a_file_that_hangs_blocks_neither_close_nor_exit(make_pipe, run_python):
     program = """
 import sys, time
 from imagenet_fast.training.stall_watch import StallWatch
@@ -219,7 +219,7 @@ class Hang(keras.callbacks.Callback):
             os.mkfifo(self._shard)
 
 
-def test_a_run_names_the_shard_for_which_it_waits(digits, tmp_path, monkeypatch):
+def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
     shutil.copytree(digits, tmp_path / "data")
     shard, aside = tmp_path / "data" / "train-00005-of-00008", tmp_path / "aside"
     lines = []

@@ -179,7 +179,7 @@ def test_pictures(config, summary):
 
 
 @pytest.mark.long
-def test_watching_a_run_changes_nothing_in_it(config, summary, tmp_path):
+def test_monitoring_does_not_change_the_weights(config, summary, tmp_path):
     other = config.replace(
         model_dir=str(tmp_path / "run"),
         tensorboard=False,
@@ -212,7 +212,7 @@ def test_watching_a_run_changes_nothing_in_it(config, summary, tmp_path):
     assert log[-1]["metadata"]["status"] == "success"
 
 
-def test_steps_to_profile_that_the_run_has_not(config):
+def test_profile_steps_beyond_the_run(config):
     with pytest.raises(UserError, match="profile_steps goes to step 26, but the run has 25 steps"):
         train(config.replace(profile_steps=(3, 26), model_dir=config.model_dir + "_long"))
     assert not pathlib.Path(config.model_dir + "_long").exists()
@@ -221,9 +221,7 @@ def test_steps_to_profile_that_the_run_has_not(config):
 # --- Going on
 
 
-def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
-    config, summary, tmp_path
-):
+def test_a_run_killed_during_the_error_analysis_repeats_it(config, summary, tmp_path):
     expected = load_error_analysis(config.model_dir)
     shutil.copytree(config.model_dir, tmp_path / "run")
     (tmp_path / "run" / "examination.npz").unlink()
@@ -241,16 +239,16 @@ def test_a_run_killed_while_it_is_examined_is_examined_when_started_again(
     [
         (0, "batch 32 = 1 x 32; 1 steps of"),
         (8, "batch 32 = 1 x 32, batch norm of 8 images; 1 steps of"),
-        (64, "batch 32 = 1 x 32, batch norm of 32 images (asked: 64); 1 steps of"),
+        (64, "batch 32 = 1 x 32, batch norm of 32 images (64 requested); 1 steps of"),
     ],
 )
-def test_the_first_line_tells_what_batch_norm_has(config, tmp_path, capsys, images, told):
+def test_run_summary_has_the_batch_norm_group(config, tmp_path, capsys, images, told):
     config = config.replace(model_dir=str(tmp_path), duration="1 step", examine=False)
     train(config.replace(batch_norm_batch_size=images, tensorboard=False))
     assert told in capsys.readouterr().err
 
 
-def test_a_finished_run_is_left_as_it_is(config, summary, capsys):
+def test_a_finished_run_is_unchanged(config, summary, capsys):
     weights, rows = weights_in(config.model_dir), read_rows(config.model_dir)
     kept = {path: path.stat().st_mtime_ns for path in pathlib.Path(config.model_dir).glob("*.npz")}
     again = train(config)
@@ -300,7 +298,7 @@ def test_a_killed_run_ends_with_the_same_weights(config, summary, tmp_path, run_
     assert log[-1]["metadata"]["status"] == "success"
 
 
-def test_other_options_are_another_run(config, summary, monkeypatch):
+def test_other_options_need_another_model_dir(config, summary, monkeypatch):
     # Found before a model is built, for which images may have to be read.
     monkeypatch.setattr(f"{train.__module__}.build_model", lambda _: pytest.fail("too late"))
     with pytest.raises(UserError, match=r"other options \(seed is 0 there, 1 here"):
@@ -336,7 +334,7 @@ def test_a_run_stops_at_its_target(stopped):
     assert not list(pathlib.Path(config.model_dir).rglob("*tfevents*"))
 
 
-def test_a_run_that_reached_its_target_stays_there(stopped, capsys):
+def test_a_run_that_reached_its_target_stays_finished(stopped, capsys):
     config, summary = stopped
     weights = weights_in(config.model_dir)
     again = train(config)
@@ -377,14 +375,14 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
     assert_same_weights(weights_in(config.model_dir), weights_in(whole))
 
 
-def test_options_of_which_no_model_can_be_made_claim_no_directory(config, tmp_path):
+def test_invalid_options_claim_no_directory(config, tmp_path):
     config = config.replace(model_dir=str(tmp_path / "run"))
     with pytest.raises(UserError, match=r"alexnet_bn: images of .* 64 x 64"):
         train(config.replace(model="alexnet_bn"))
     assert not (tmp_path / "run").exists()
 
 
-def test_the_last_checkpoint_knows_the_last_evaluation(config, summary):
+def test_the_last_checkpoint_has_the_last_evaluation(config, summary):
     """Step 24 is before the last evaluation, step 25 after it."""
     path = pathlib.Path(config.model_dir, "checkpoints", "ckpt-25")
     reader = tf.train.load_checkpoint(str(path))
@@ -411,11 +409,11 @@ def training_shards(digits, tmp_path_factory):
 def test_workers_that_see_other_checkpoints_stop(config, summary, tmp_path, monkeypatch):
     """As where model_dir is a disk of each machine's own."""
     monkeypatch.setattr(consistency, "workers_of", lambda strategy: "workers")
-    tell = {"beginning anew": "resuming from step 20"}
+    tell = {"starting a new run": "resuming from step 20"}
     monkeypatch.setattr(consistency, "texts_of_all", lambda _, own: [tell.get(own, own), own])
     message = (
-        "workers disagree on where to begin: worker 1 'beginning anew', worker 0 'resuming from "
-        f"step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
+        "workers disagree on where to start: worker 1 'starting a new run', worker 0 'resuming "
+        f"from step 20'; --model_dir={tmp_path}/run must be a directory that all workers share"
     )
     with pytest.raises(UserError, match=re.escape(message)):
         train(config.replace(model_dir=str(tmp_path / "run")))
@@ -447,7 +445,7 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
     assert pathlib.Path(tmp_path, "labels.txt").read_text().splitlines() == [*"0123456789"]
 
 
-def test_a_run_does_not_go_on_with_more_or_fewer_images(config, summary, tmp_path, monkeypatch):
+def test_a_run_does_not_resume_with_more_or_fewer_images(config, summary, tmp_path, monkeypatch):
     """Of which its epochs would be of other steps."""
     run = tmp_path / "run"
     shutil.copytree(config.model_dir, run)
@@ -455,19 +453,19 @@ def test_a_run_does_not_go_on_with_more_or_fewer_images(config, summary, tmp_pat
     fewer = dataclasses.replace(info.splits["train"], examples=1400)
     other = dataclasses.replace(info, splits={**info.splits, "train": fewer})
     monkeypatch.setattr("imagenet_fast.training.train.read_info", lambda config: other)
-    message = f"has 1400 training images, but the run in {run} began with 1438; give those"
+    message = f"has 1400 training images, but the run in {run} started with 1438; use those"
     with pytest.raises(UserError, match=message):
         train(config.replace(model_dir=str(run)))
     assert_same_weights(weights_in(run), weights_in(config.model_dir))
 
 
-def test_a_run_of_no_steps_is_refused(config):
+def test_a_run_without_steps_is_refused(config):
     short = config.replace(duration="3 examples", model_dir=config.model_dir + "_short")
     with pytest.raises(UserError, match="duration 3 examples is less than one step of 32 images"):
         train(short)
 
 
-def test_no_place_for_results():
+def test_no_model_dir():
     with pytest.raises(UserError, match="no directory for the results: give --model_dir"):
         train(Config(synthetic=True, num_classes=10))
 
@@ -507,14 +505,14 @@ def growing(digits, tmp_path):
     return Config(data_dir=digits, model_dir=str(tmp_path / "whole"), **options)
 
 
-def test_images_grow(growing):
+def test_progressive_resizing(growing):
     sizes = Sizes()
     train(growing, callbacks=[sizes])
     assert list(dict.fromkeys(sizes.seen)) == [8, 16]
 
 
 @pytest.mark.long
-def test_a_stopped_run_goes_on_with_their_size(growing, tmp_path):
+def test_a_stopped_run_resumes_at_its_image_size(growing, tmp_path):
     train(growing)
 
     class Stop(keras.callbacks.Callback):
@@ -529,7 +527,7 @@ def test_a_stopped_run_goes_on_with_their_size(growing, tmp_path):
     assert_same_weights(weights_in(stopped.model_dir), weights_in(growing.model_dir))
 
 
-def test_a_model_of_one_size_cannot_have_images_that_grow(digits, tmp_path):
+def test_progressive_resizing_needs_a_model_for_any_size(digits, tmp_path):
     config = Config(
         data_dir=digits,
         model_dir=str(tmp_path / "run"),
@@ -598,7 +596,7 @@ def test_workers_with_other_options_all_stop(start_workers, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_killed_worker_ends_the_others_and_the_same_command_goes_on(start_workers, tmp_path):
+def test_a_killed_worker_ends_the_others_and_the_same_command_resumes(start_workers, tmp_path):
     options = {"log_every": "1 step", "eval_every": "200 steps", "checkpoint_every": "5 steps"}
     # Enough steps for the end of a worker to come before that of the run.
     job = {**options, "batch_size": 48, "duration": "60 steps", "tensorboard": False}

@@ -35,13 +35,13 @@ def expected_views(images):
 
 
 @pytest.mark.parametrize("views", ["none", "flip", "flip_and_shift"])
-def test_is_the_weighted_mean_over_the_views(views):
+def test_weighted_mean_over_the_views(views):
     expected = sum(share * answer(view) for share, view in expected_views(IMAGES)[views])
     found = mean_over_views(answer, tf.constant(IMAGES), views)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_takes_functions_with_several_results():
+def test_functions_with_several_results():
     one, two = mean_over_views(lambda x: (answer(x), 2 * answer(x)), tf.constant(IMAGES), "flip")
     np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
 

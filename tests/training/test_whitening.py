@@ -22,7 +22,7 @@ def whitening_of(model):
     return network_of(model).get_layer("whitening")
 
 
-def test_patches_of_the_first_training_images_come_out_white(on_digits):
+def test_filters_whiten_patches_of_the_first_training_images(on_digits):
     config = on_digits.replace(whitening_images=10_000, color_jitter=0.0)
     model = build_model(config)
     batches = iter(make_dataset(config.replace(flip=False), "train"))
@@ -38,7 +38,7 @@ def test_patches_of_the_first_training_images_come_out_white(on_digits):
     assert (variances[:9] > 0.6).all() and (variances[10:] < 0.01).all()
 
 
-def test_as_many_images_as_asked_for(on_digits):
+def test_number_of_images(on_digits):
     one, other, again = (
         whitening_of(build_model(on_digits.replace(whitening_images=count))).kernel.numpy()
         for count in (40, 80, 40)
@@ -57,7 +57,7 @@ def test_filters_are_not_trained_and_biases_are(on_digits):
 
 
 @pytest.mark.parametrize("options", [{"ema_decay": 0.9}, {"lookahead_every": 5}], ids=str)
-def test_copies_that_follow_the_weights_begin_with_the_filters(options):
+def test_shadow_weights_start_with_the_filters(options):
     model = build_model(SMALL.replace(**OPTIONS, **options))
     copies = model.weight_average or model.lookahead
     for copy, weight in zip(copies.averages, model.weights):
@@ -69,12 +69,12 @@ def test_synthetic_images_have_filters_too():
     assert np.isfinite(whitening_of(model).kernel).all()
 
 
-def test_other_networks_are_left_alone():
+def test_other_networks_are_unchanged():
     model = build_model(SMALL)
     assert not [layer for layer in model.submodules if isinstance(layer, PatchWhitening)]
 
 
-def test_a_checkpoint_brings_its_filters(on_digits, tmp_path):
+def test_a_checkpoint_restores_its_filters(on_digits, tmp_path):
     model = build_model(on_digits.replace(whitening_images=40))
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "c"))
     other = build_model(on_digits.replace(whitening_images=80))

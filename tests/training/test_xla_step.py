@@ -42,7 +42,7 @@ def recipe(name, digits, **changes):
         pytest.param("myrtle_cifar10", "mixed_float16", None, marks=pytest.mark.long),
     ],
 )
-def test_all_of_a_step_is_in_one_program(digits, name, precision, tolerance, monkeypatch):
+def test_xla_compiles_the_whole_step(digits, name, precision, tolerance, monkeypatch):
     if tolerance:
         # In bfloat16, Muon's products differ by up to 5e-3 from one machine to another.
         in_float32 = functools.partial(orthogonalize, dtype="float32")

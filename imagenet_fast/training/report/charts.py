@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import html
-import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.style
 import matplotlib.ticker
@@ -16,13 +15,12 @@ from matplotlib.figure import Figure
 
 from imagenet_fast.base.plotting import FILE_STYLE, PAGE_STYLE, SENTINELS, page_svg, svg
 from imagenet_fast.training.metrics_file import Row
+from imagenet_fast.training.report import formats
+from imagenet_fast.training.report.formats import is_number
 
-if TYPE_CHECKING:
-    from typing import TypeGuard  # Since Python 3.10.
-
-# A curve has at most so many points, each the mean of a window: more cannot be seen.
+# A curve has at most this many points, each the mean of a window: more would not be visible.
 _MAX_POINTS = 300
-# A curve of fewer points shows each of them, and is not smoothed.
+# Curves with at most this many points show each of them, without smoothing.
 _FEW_POINTS = 24
 
 
@@ -31,12 +29,12 @@ class Curve:
     """A curve of a chart.
 
     Attributes:
-      label: its name in the chart's key; empty: not there.
-      kind: the kind of rows it is drawn from.
-      value: the number in the row that it shows.
-      color: its color's name in ``COLORS``, which is also the style sheet's variable for it.
+      label: its name in the chart's legend; empty: it is not listed.
+      kind: the rows' ``kind``.
+      value: the name of the value in these rows.
+      color: its color's name in ``COLORS`` and in the style sheet.
       dashed: whether to draw it with dashes.
-      noisy: whether single points say little, so that a running mean is what to look at.
+      noisy: whether to draw a running mean above the points.
     """
 
     label: str
@@ -47,7 +45,7 @@ class Curve:
     noisy: bool = False
 
     def points(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the epochs and the values, both float64 [points], that are there and finite."""
+        """Returns the epochs and the values of all finite points, both float64 [points]."""
         pairs = [
             (row["epoch"], row[self.value])
             for row in rows
@@ -61,14 +59,14 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """A drawing with a title.
+    """A chart of some curves.
 
     Attributes:
-      title: what its values are.
-      curves: what is drawn, the most important last, on top.
+      title: names the values.
+      curves: the curves, the most important last, on top.
       percent: whether the values are fractions of 1.
-      level: a value to draw a line at.
-      level_label: the name of that line in the key.
+      level: a value to mark by a line.
+      level_label: the name of that line in the legend.
     """
 
     title: str
@@ -83,20 +81,20 @@ class Chart:
         if not drawn:
             return ""
         with matplotlib.style.context(PAGE_STYLE):
-            picture = page_svg(self._figure(drawn))
+            drawing = page_svg(self._figure(drawn))
         label = html.escape(f"{self.title} by epoch")
         return (
             f'<figure><figcaption><h2>{html.escape(self.title)}</h2><p class="keys">'
-            f"{self._keys(curve for curve, _, _ in drawn)}</p></figcaption>"
-            f'<div role="img" aria-label="{label}">{picture}</div></figure>'
+            f"{self._legend(curve for curve, _, _ in drawn)}</p></figcaption>"
+            f'<div role="img" aria-label="{label}">{drawing}</div></figure>'
         )
 
     def picture(self, rows: list[Row], title: str) -> str:
-        """Returns the chart as an SVG file that needs no page; the curves' names are not in it.
+        """Returns the chart as a self-contained SVG file, without a legend.
 
         Args:
           rows: what to draw.
-          title: written above.
+          title: the title above the chart.
         """
         with matplotlib.style.context(FILE_STYLE):
             figure = self._figure(self._drawn(rows))
@@ -120,8 +118,8 @@ class Chart:
         return figure
 
     def _scale(self, axes: Axes, drawn: Sequence[tuple[Curve, np.ndarray, np.ndarray]]) -> None:
-        everything = np.concatenate([values for _, _, values in drawn])
-        lowest, highest = everything.min(), everything.max()
+        all_values = np.concatenate([values for _, _, values in drawn])
+        lowest, highest = all_values.min(), all_values.max()
         locator = {"steps": [1, 2, 2.5, 5, 10]}
         axes.set_xlabel("epoch")
         axes.set_xlim(0, max(epochs.max() for _, epochs, _ in drawn) or 1)
@@ -131,8 +129,8 @@ class Chart:
         if self.percent:
             axes.set_ylim(0, 1)
             axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(1))
-        elif lowest > 0 and highest > 200 * np.median(everything):
-            # One value far above the others would press them all to the ground.
+        elif lowest > 0 and highest > 200 * np.median(all_values):
+            # On a linear axis, one huge value would flatten all others.
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
             axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
@@ -141,19 +139,19 @@ class Chart:
             axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6, **locator))
             axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:,g}"))
 
-    def _keys(self, curves: Iterable[Curve]) -> str:
-        """Names colors and dashes: a dashed curve's color has its name from a solid one."""
-        keys = [
+    def _legend(self, curves: Iterable[Curve]) -> str:
+        """Names colors and dashes; a dashed curve has the color of a named solid one."""
+        entries = [
             ("dashed", "muted", curve.label)
             if curve.dashed
             else ("solid", curve.color, curve.label)
             for curve in curves
         ][::-1]
         if self.level is not None:
-            keys.append(("dotted", "muted", self.level_label))
+            entries.append(("dotted", "muted", self.level_label))
         return "".join(
             f'<span><i class="{line}" style="color:var(--{color})"></i>{html.escape(label)}</span>'
-            for line, color, label in keys
+            for line, color, label in entries
             if label
         )
 
@@ -161,9 +159,48 @@ class Chart:
 LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate"),))
 
 
-def is_number(value: Any) -> TypeGuard[float]:
-    """Returns whether a value of a row is a finite number."""
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def run_charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
+    """Returns the charts of a run as HTML figures.
+
+    Args:
+      summary: the run's numbers, as in ``summary.json``.
+      rows: the rows of ``metrics.jsonl``, in order.
+    """
+    target, speed = summary.get("target_top1"), summary.get("images_per_second")
+    has_speed = is_number(speed) and speed > 0
+    # Rows of untimed steps, such as each process' first, have no speed.
+    timed = [row for row in rows if row.get("images_per_second") != 0]
+    accuracy = Chart(
+        "Accuracy",
+        (
+            Curve("", "validation", "top5", "validation", dashed=True),
+            Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
+            Curve("train", "train", "top1", "train", noisy=True),
+            Curve("validation", "validation", "top1", "validation"),
+        ),
+        percent=True,
+        level=target if is_number(target) else None,
+        level_label=f"target {formats.target(target)}",
+    )
+    loss = Chart(
+        "Loss",
+        (
+            Curve("train", "train", "loss", "train", noisy=True),
+            Curve("validation", "validation", "loss", "validation"),
+        ),
+    )
+    throughput = Chart(
+        "Images per second",
+        (Curve("", "train", "images_per_second", "speed", noisy=True),),
+        level=speed if has_speed else None,
+        level_label=f"mean {formats.number(speed)}",
+    )
+    return [
+        accuracy.render(rows),
+        loss.render(rows),
+        LEARNING_RATE.render(rows),
+        throughput.render(timed),
+    ]
 
 
 def _draw(axes: Axes, curve: Curve, epochs: np.ndarray, values: np.ndarray) -> None:
@@ -172,7 +209,7 @@ def _draw(axes: Axes, curve: Curve, epochs: np.ndarray, values: np.ndarray) -> N
         "color": SENTINELS[curve.color],
         "ls": (0, (3.5, 2)) if curve.dashed else "-",
         "clip_on": False,
-        # Above the axis: a rate can end near 0.
+        # Above the axis: a learning rate can end near 0.
         "zorder": 3,
     }
     if few or not curve.noisy:
@@ -192,8 +229,8 @@ def _windows(values: np.ndarray) -> np.ndarray:
 
 
 def _running_mean(values: np.ndarray, reach: int) -> np.ndarray:
-    """Returns each value's mean with ``reach`` neighbours on both sides, with fewer at the ends."""
+    """Returns each value's mean with ``reach`` neighbours on both sides, fewer at the ends."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    reaches = np.minimum(reach, np.minimum(places, places[::-1]))
-    return (sums[places + reaches + 1] - sums[places - reaches]) / (2 * reaches + 1)
+    index = np.arange(len(values))
+    reaches = np.minimum(reach, np.minimum(index, index[::-1]))
+    return (sums[index + reaches + 1] - sums[index - reaches]) / (2 * reaches + 1)

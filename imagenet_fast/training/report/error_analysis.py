@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
 from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
 from imagenet_fast.distribute.workers import worker_place
@@ -25,11 +25,11 @@ class ErrorAnalysis:
     """A model's predictions on all readable validation images.
 
     Attributes:
-      step: weight updates that the model has had.
+      step: weight updates of the model.
       confusion: int64 [entries, 3], the nonzero entries of the confusion matrix: true class,
         predicted class and number of images, in the order of the classes.
-      images: uint8 [mistakes, size, size, 3], the wrongly predicted images with the highest loss,
-        the highest first.
+      images: uint8 [mistakes, size, size, 3], the mispredicted images with the highest losses, in
+        descending order.
       labels: int32 [mistakes], their true classes.
       answers: int32 [mistakes], the predicted classes.
       label_probabilities: float32 [mistakes], the model's probability of the true class.
@@ -48,37 +48,37 @@ class ErrorAnalysis:
 
 
 def analyze_errors(
-    model: Classifier, config: Config, info: DatasetInfo, step: int
+    model: Classifier, options: InputOptions, info: DatasetInfo, step: int
 ) -> ErrorAnalysis:
     """Predicts each validation image once more, on all replicas; all workers must call it.
 
-    It repeats the evaluation, with the same batches, devices and averaged weights, so that its
-    predictions are those that evaluation counted. Each worker counts its images on the host; the
-    counts are summed once, at the end.
+    It repeats the evaluation with the same batches, devices and averaged weights, and so has the
+    same predictions. Each worker counts its images on the host; the counts are summed once, at the
+    end.
 
     Args:
-      model: to be looked at.
-      config: names the data and says how it is read.
+      model: the trained model.
+      options: give the data and how it is read.
       info: of the data, which has validation images.
-      step: weight updates that the model has had.
+      step: weight updates of the model.
 
     Returns:
-      The same in all workers.
+      The analysis, the same in all workers.
 
     Raises:
       RuntimeError: if images are missing or were counted twice.
     """
     strategy = model.distribute_strategy
-    found = []  # The label and the answer of each image.
+    predicted = []  # (label, prediction) of each image
     skipped = np.zeros([], np.float32)
-    worst = _Worst(config.image_size)
+    worst = _WorstMistakes(options.image_size)
     with model.evaluated_weights():
-        for labels, answers, weights, *mistakes in _results(model, config, info):
+        for labels, answers, weights, *mistakes in _results(model, options, info):
             counted = weights > 0
-            found.append(np.stack([labels[counted], answers[counted]], axis=1))
+            predicted.append(np.stack([labels[counted], answers[counted]], axis=1))
             skipped += np.sum(~counted & (labels >= 0))
             worst.add(*mistakes)
-    pairs = rows_of_all_workers(strategy, np.concatenate(found))
+    pairs = rows_of_all_workers(strategy, np.concatenate(predicted))
     (skipped,) = sum_over_workers(strategy, skipped)
     check_evaluated(
         {"examples": len(pairs), "skipped": float(skipped)}, info.splits["validation"].examples
@@ -99,55 +99,57 @@ def analyze_errors(
 
 
 def _results(
-    model: Classifier, config: Config, info: DatasetInfo
+    model: Classifier, options: InputOptions, info: DatasetInfo
 ) -> Iterator[tuple[np.ndarray, ...]]:
-    """Yields what :func:`_look` returns, of each step and all of this worker's replicas."""
+    """Yields the results of :func:`_predict` for each step, of all of this worker's replicas."""
     strategy = model.distribute_strategy
 
-    def own(data: Any) -> tuple[tf.Tensor, ...]:
-        return _look(model, *model.batch(data, "validation"))
+    def replica_step(data: Any) -> tuple[tf.Tensor, ...]:
+        return _predict(model, *model.batch(data, "validation"))
 
     @tf.function(autograph=False)
     def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
-        found = strategy.run(own, args=(next(batches),))
-        # Here, not outside: of a TPU slice, replica by replica would be fetched from its host.
+        results = strategy.run(replica_step, args=(next(batches),))
+        # In the function: outside, each replica of a TPU slice would be fetched from its host.
         with tf.device("CPU:0"):
-            return tuple(tf.concat(strategy.experimental_local_results(part), 0) for part in found)
+            return tuple(
+                tf.concat(strategy.experimental_local_results(part), 0) for part in results
+            )
 
-    batches = iter(make_dataset(config, "validation"))
-    for _ in range(evaluation_steps(info, config, strategy)):
+    batches = iter(make_dataset(options, "validation"))
+    for _ in range(evaluation_steps(info, options, strategy)):
         yield tuple(part.numpy() for part in take_step(batches))
 
 
-def _look(
+def _predict(
     model: Classifier, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
 ) -> tuple[tf.Tensor, ...]:
-    """Looks at a replica's batch.
+    """Predicts a replica's batch.
 
     Returns:
-      labels, answers and weights, [batch], and of the worst mistakes in it images, uint8
-      [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, answer, the probabilities
-      of both and the loss, which is -inf where there is no mistake any more.
+      labels, predictions and weights, [batch]; and of its worst mistakes the images, uint8
+      [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, prediction, the
+      probabilities of both and the loss, -inf where there are fewer mistakes.
     """
     logits = tf.cast(model.logits(images), tf.float32)
-    classes = tf.maximum(labels, 0)  # Padding has none.
+    classes = tf.maximum(labels, 0)  # for padding
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
     losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
     answers = tf.argmax(logits, axis=1, output_type=tf.int32)
     wrong = (weights > 0) & (answers != classes)
     count = tf.minimum(_MISTAKES, tf.shape(losses)[0])
-    worst, places = tf.math.top_k(tf.where(wrong, losses, -np.inf), count)
+    worst, indices = tf.math.top_k(tf.where(wrong, losses, -np.inf), count)
     facts = [
         tf.cast(classes, tf.float32),
         tf.cast(answers, tf.float32),
         tf.exp(-losses),
         tf.reduce_max(tf.nn.softmax(logits), axis=1),
     ]
-    facts = tf.stack([*(tf.gather(fact, places) for fact in facts), worst], axis=1)
-    return labels, answers, weights, tf.gather(images, places), facts
+    facts = tf.stack([*(tf.gather(fact, indices) for fact in facts), worst], axis=1)
+    return labels, answers, weights, tf.gather(images, indices), facts
 
 
-class _Worst:
+class _WorstMistakes:
     """The worst mistakes so far.
 
     Args:
@@ -159,34 +161,33 @@ class _Worst:
         self._facts = np.zeros([0, 5], np.float32)
 
     def add(self, images: np.ndarray, facts: np.ndarray) -> None:
-        """Takes in those of a batch, as :func:`_look` returns them."""
+        """Adds those of a batch, as :func:`_predict` returns them."""
         images = np.concatenate([self._images, images])
         facts = np.concatenate([self._facts, facts])
         order = _worst_first(facts[:, -1])
         self._images, self._facts = images[order], facts[order]
 
     def of_all_workers(self, strategy: tf.distribute.Strategy) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the images and facts of the worst of all, in all workers.
+        """Returns the images and facts of the worst mistakes of all workers, in all workers.
 
-        They agree on which those are before any image travels, so that no more do than are shown.
+        Workers exchange losses first, then only the images that are shown.
         """
-        workers, own = worker_place(strategy)
+        workers, this = worker_place(strategy)
         losses = np.zeros([workers, _MISTAKES], np.float32)
-        losses[own] = -np.inf
-        losses[own, : len(self._facts)] = self._facts[:, -1]
+        losses[this] = -np.inf
+        losses[this, : len(self._facts)] = self._facts[:, -1]
         (losses,) = sum_over_workers(strategy, losses)
         chosen = _worst_first(losses.ravel())
-        # Where each of them is to be, by the worker that has it and its place there.
         images = np.zeros([len(chosen), *self._images.shape[1:]], np.float32)
         facts = np.zeros([len(chosen), 5], np.float32)
-        for place, (worker, index) in enumerate(zip(*np.unravel_index(chosen, losses.shape))):
-            if worker == own:
-                images[place], facts[place] = self._images[index], self._facts[index]
+        for rank, (worker, index) in enumerate(zip(*np.unravel_index(chosen, losses.shape))):
+            if worker == this:
+                images[rank], facts[rank] = self._images[index], self._facts[index]
         images, facts = sum_over_workers(strategy, images, facts)
         return images.astype(np.uint8), facts
 
 
 def _worst_first(losses: np.ndarray) -> np.ndarray:
-    """Returns the places of the highest losses, without those that stand for no mistake."""
+    """Returns the indices of the highest losses, except -inf, which means no mistake."""
     order = np.argsort(-losses, kind="stable")[:_MISTAKES]
     return order[losses[order] > -np.inf]

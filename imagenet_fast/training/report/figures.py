@@ -17,41 +17,41 @@ from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 
-# Up to so many classes, cells have their numbers, and rows and columns their classes' names.
+# With at most this many classes, cells show numbers, and rows and columns show class names.
 _NUMBERS = 16
 _NAMES = 40
-# Of more classes than this, neighbours share a cell: smaller cells could not be seen.
+# With more classes than this, neighbours share a cell: smaller cells would not be visible.
 _CELLS = 100
 _PAIRS = 15
 
 _NAME_LENGTH = 18
 _COLUMNS = 8
 
-# Names of classes are no formulas, though two dollars may be in one.
+# Dollar signs in class names are not formulas.
 _NO_MATH = {"text.parse_math": False}
 
-# Red, green and blue of right and wrong answers, which must do on light and on dark pages.
+# Red, green and blue of right and wrong predictions, visible on light and on dark pages.
 _RIGHT, _WRONG = (0.25, 0.45, 0.92), (0.94, 0.5, 0.13)
 
 
 class Confused(NamedTuple):
-    """Images of a class that the model takes for another one.
+    """Images of a class that the model predicts as another.
 
     Attributes:
       label: the true class.
-      answer: the other one.
-      images: how many they are.
-      of: how many images the true class has.
+      prediction: the predicted class.
+      images: number of these images.
+      of: number of images of the true class.
     """
 
     label: str
-    answer: str
+    prediction: str
     images: int
     of: int
 
 
 def most_confused(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[Confused]:
-    """Returns the pairs of classes with the most mistakes, these first; at most 15."""
+    """Returns the at most 15 pairs of classes with the most mistakes, in descending order."""
     true, answers, images = analysis.confusion.T
     sizes = np.zeros(len(labels), np.int64)
     np.add.at(sizes, true, images)
@@ -64,20 +64,20 @@ def most_confused(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[Confus
 
 
 def input_captions(inputs: InputImages, labels: Sequence[str]) -> list[tuple[str, ...]]:
-    """Returns what each input image is, or of what it has how much where images are mixed."""
+    """Returns each input image's class or, if mixed, both classes with their fractions."""
     return [
         (labels[label],)
-        if share == 1
-        else (f"{_percent(share)} {labels[label]}", f"{_percent(1 - share)} {labels[partner]}")
-        for label, partner, share in zip(inputs.labels, inputs.partners, inputs.shares)
+        if weight == 1
+        else (f"{_percent(weight)} {labels[label]}", f"{_percent(1 - weight)} {labels[partner]}")
+        for label, partner, weight in zip(inputs.labels, inputs.partners, inputs.shares)
     ]
 
 
 def mistake_captions(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[tuple[str, str]]:
-    """Returns what each mistake is and what it was taken for, with the model's probabilities."""
+    """Returns each mistake's true and predicted class, with the model's probabilities."""
     return [
-        (f"{labels[label]} ({_percent(own)})", f"{labels[answer]} ({_percent(other)})")
-        for label, answer, own, other in zip(
+        (f"{labels[label]} ({_percent(p_label)})", f"{labels[answer]} ({_percent(p_answer)})")
+        for label, answer, p_label, p_answer in zip(
             analysis.labels,
             analysis.answers,
             analysis.label_probabilities,
@@ -87,7 +87,7 @@ def mistake_captions(analysis: ErrorAnalysis, labels: Sequence[str]) -> list[tup
 
 
 def classes_in_a_cell(classes: int) -> int:
-    """Returns how many neighbouring classes share a row of the confusion matrix' drawing."""
+    """Returns the number of neighbouring classes that share a row of the drawn matrix."""
     return -(-classes // _CELLS)
 
 
@@ -108,11 +108,11 @@ def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
 
     Args:
       images: uint8 [images, height, width, 3], at least one.
-      captions: of each, of one or several lines, which are cut where they are too long.
+      captions: one or several lines for each image; long lines are cut.
     """
     rows = -(-len(images) // _COLUMNS)
     lines = max(caption.count("\n") + 1 for caption in captions)
-    below = 0.1 + 0.15 * lines  # As a fraction of an image.
+    below = 0.1 + 0.15 * lines  # as a fraction of an image
     with matplotlib.style.context([*PNG_STYLE, _NO_MATH]):
         color = matplotlib.rcParams["axes.labelcolor"]
         figure = Figure(figsize=(1.25 * _COLUMNS, 1.25 * (1 + below) * rows))
@@ -131,24 +131,24 @@ def images_png(images: np.ndarray, captions: Sequence[str]) -> bytes:
 
 
 def _confusion(confusion: np.ndarray, labels: Sequence[str]) -> Figure:
-    """Draws the shares of each class' images that got each answer.
+    """Draws the fraction of each class' images with each prediction.
 
-    The stronger the color, the higher the share; its root for mistakes, which are to be seen.
+    Opacity is the fraction; for mistakes its square root, which makes them visible.
     """
     classes = len(labels)
     pooled = _pool(confusion, classes)
-    shares = pooled / np.maximum(pooled.sum(axis=1, keepdims=True), 1)
-    right = np.eye(len(shares), dtype=bool)
-    pixels = np.empty([*shares.shape, 4])
+    fractions = pooled / np.maximum(pooled.sum(axis=1, keepdims=True), 1)
+    right = np.eye(len(fractions), dtype=bool)
+    pixels = np.empty([*fractions.shape, 4])
     pixels[..., :3] = np.where(right[..., np.newaxis], _RIGHT, _WRONG)
-    pixels[..., 3] = np.where(right, shares, np.sqrt(shares))
+    pixels[..., 3] = np.where(right, fractions, np.sqrt(fractions))
     figure = Figure(figsize=(5.4, 5.0), layout="constrained")
     axes = figure.add_subplot()
-    # Cells as they are, which the page enlarges. The last ones may reach beyond the last class.
-    edge = len(shares) * classes_in_a_cell(classes)
+    # One pixel per cell, which the page enlarges. The last cells may extend beyond the last class.
+    edge = len(fractions) * classes_in_a_cell(classes)
     edges = (0, edge, edge, 0)
     axes.imshow(pixels, interpolation="none", extent=edges, aspect="equal")
-    axes.set_xlabel("answer")
+    axes.set_xlabel("prediction")
     axes.set_ylabel("true class")
     axes.set_xlim(0, classes)
     axes.set_ylim(classes, 0)
@@ -173,15 +173,15 @@ def _confusion(confusion: np.ndarray, labels: Sequence[str]) -> Figure:
 
 def _write_names(axes: Axes, labels: Sequence[str]) -> None:
     names = [_short(label) for label in labels]
-    places = np.arange(len(labels)) + 0.5
+    ticks = np.arange(len(labels)) + 0.5
     size = 9 if len(labels) <= _NUMBERS else 6
     turned = max(map(len, names)) * len(names) > 60
-    axes.set_xticks(places, names, rotation=90 if turned else 0, size=size)
-    axes.set_yticks(places, names, size=size)
+    axes.set_xticks(ticks, names, rotation=90 if turned else 0, size=size)
+    axes.set_yticks(ticks, names, size=size)
 
 
 def _pool(confusion: np.ndarray, classes: int) -> np.ndarray:
-    """Returns the matrix' sums over blocks of neighbouring classes, at most 100 x 100."""
+    """Returns the matrix summed over blocks of neighbouring classes, at most 100 x 100."""
     size = classes_in_a_cell(classes)
     cells = -(-classes // size)
     pooled = np.zeros([cells, cells], np.int64)
@@ -194,13 +194,13 @@ def _short(text: str) -> str:
     return text if len(text) <= _NAME_LENGTH else text[: _NAME_LENGTH - 1] + "\u2026"
 
 
-def _percent(share: float) -> str:
-    return f"{share:.0%}"
+def _percent(fraction: float) -> str:
+    return f"{fraction:.0%}"
 
 
 def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     FigureCanvasAgg(figure)
-    # The date and the version of matplotlib would make each file another one.
+    # Without matplotlib's version, so that equal figures are equal files.
     figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
     return file.getvalue()

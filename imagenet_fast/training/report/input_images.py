@@ -1,4 +1,4 @@
-"""A few training images as the model sees them: cropped, changed, mixed."""
+"""A few training images as the model sees them: cropped, augmented, mixed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import dataclasses
 import numpy as np
 import tensorflow as tf
 
-from imagenet_fast.config import Config
 from imagenet_fast.data.batches import training_batches
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.options import InputOptions
 from imagenet_fast.data.order import part_of, training_order
 from imagenet_fast.data.pipeline import (
     steps_per_epoch,
@@ -22,19 +22,19 @@ from imagenet_fast.data.shards import read_shard
 from imagenet_fast.training.mix import Mixer
 
 _IMAGES = 32
-# Enough to mix the classes of shards that are not; training's own buffer may take minutes to fill.
-_SHUFFLED = 512
+# Enough to mix classes of unshuffled shards; training's buffer may take minutes to fill.
+_SHUFFLE_BUFFER = 512
 
 
 @dataclasses.dataclass(frozen=True)
 class InputImages:
-    """Images that were made as a training batch is.
+    """Images prepared like a training batch.
 
     Attributes:
       images: uint8 [images, size, size, 3].
       labels: int32 [images], classes of the images.
-      partners: int32 [images], classes of what was mixed in.
-      shares: float32 [images], of the own class in the loss; 1 where nothing was mixed in.
+      partners: int32 [images], classes of the images mixed in.
+      shares: float32 [images], weight of ``labels`` in the loss; 1: nothing was mixed in.
     """
 
     images: np.ndarray
@@ -45,52 +45,52 @@ class InputImages:
 
 @tf.autograph.experimental.do_not_convert
 def make_input_images(
-    config: Config, info: DatasetInfo, mixer: Mixer | None, step: int
+    options: InputOptions, info: DatasetInfo, mixer: Mixer | None, step: int
 ) -> InputImages:
-    """Makes some images as the training pipeline does, but in a pipeline of their own.
+    """Makes some images like the training pipeline, but in a separate pipeline.
 
-    So nothing is taken from training, whose order stays what it is, and nothing has to wait for
-    its shuffle buffer or its cache to fill. Images that cannot be read are left out.
+    This leaves training's order as it is, and does not wait for its shuffle buffer or cache to
+    fill. Unreadable images are skipped.
 
     Args:
-      config: says how images are made.
+      options: say how images are prepared.
       info: of the data, which is not synthetic.
       mixer: mixes them; None: they are not mixed.
-      step: the weight update at whose size and with whose random numbers they are made.
+      step: the weight update whose image size and random numbers are used.
 
     Raises:
       tf.errors.OpError: if a shard cannot be read.
     """
     split = info.splits["train"]
     count = min(_IMAGES, split.examples)
-    size = training_image_size(config, step, steps_per_epoch(info, config))
-    config = with_resize_kernel(
-        config.replace(
+    size = training_image_size(options, step, steps_per_epoch(info, options))
+    options = with_resize_kernel(
+        options.replace(
             image_size=size,
             train_sizes=(),
             train_until=(),
             data_on_device=False,
             augment_in_groups=False,
             alternating_flip=False,
-            shuffle_buffer=min(config.shuffle_buffer, _SHUFFLED),
+            shuffle_buffer=min(options.shuffle_buffer, _SHUFFLE_BUFFER),
         )
     )
-    threads = thread_count(config)
+    threads = thread_count(options)
     order = training_order(
-        part_of(split, config, pipelines=1, pipeline=0),
+        part_of(split, options, pipelines=1, pipeline=0),
         read_shard,
-        config,
+        options,
         batch_size=count,
         images_per_step=count,
         steps_per_epoch=1,
         first_step=0,
         threads=threads,
     )
-    batches = with_threads(training_batches(order.take(1), info, config, threads), threads)
+    batches = with_threads(training_batches(order.take(1), info, options, threads), threads)
     images, labels, weights = batches.get_single_element()
     partners, shares = labels, tf.ones_like(weights)
     if mixer is not None:
         numbers = mixer.draw(count, step, 0)
         images, partners, shares = mixer.mix(images, labels, weights, numbers)
-    whole = weights.numpy() > 0
-    return InputImages(*(part.numpy()[whole] for part in (images, labels, partners, shares)))
+    readable = weights.numpy() > 0
+    return InputImages(*(part.numpy()[readable] for part in (images, labels, partners, shares)))

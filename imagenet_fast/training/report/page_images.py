@@ -20,7 +20,7 @@ from imagenet_fast.training.report.figures import (
 )
 from imagenet_fast.training.report.input_images import InputImages
 
-# Photographs of this height and more are JPEGs in the page: PNGs would be ten times as large.
+# Images of at least this height are JPEGs in the page: PNGs would be ten times as large.
 _LEAST_JPEG = 64
 
 STYLE = """
@@ -36,52 +36,50 @@ STYLE = """
 
 
 def input_images(inputs: InputImages, labels: Sequence[str]) -> str:
-    """Returns training images as the model saw them, each with its class."""
+    """Returns training images as the model saw them, with their classes, as HTML."""
     captions = ["<br>".join(map(html.escape, lines)) for lines in input_captions(inputs, labels)]
     return _images(inputs.images, captions)
 
 
 def confusion_matrix(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
-    """Returns a drawing of which classes the model takes for which."""
+    """Returns a drawing of the confusion matrix, as HTML."""
     images = int(analysis.confusion[:, 2].sum())
     title = html.escape(f"confusion matrix of {images} images", quote=True)
     size = classes_in_a_cell(len(labels))
     pooled = f"<span>a cell: {size} x {size} neighbouring classes</span>" if size > 1 else ""
     note = (
-        '<p class="keys"><span>blue: right, by share of the true class</span>'
-        f"<span>orange: wrong, by the root of the share</span>{pooled}</p>"
+        '<p class="keys"><span>blue: right, as a fraction of the true class</span>'
+        f"<span>orange: wrong, square root of the fraction</span>{pooled}</p>"
     )
     drawing = confusion_svg(analysis, labels)
     return f'{note}<div class="confusion" role="img" aria-label="{title}">{drawing}</div>'
 
 
 def confused_pairs(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
-    """Returns a table of the pairs of classes with the most mistakes."""
+    """Returns a table of the pairs of classes with the most mistakes, as HTML."""
     pairs = most_confused(analysis, labels)
     if not pairs:
-        return "<p>No image was taken for one of another class.</p>"
+        return "<p>No image was mispredicted.</p>"
     lines = "".join(
-        f'<tr><th scope="row">{html.escape(pair.label)}</th><td>{html.escape(pair.answer)}</td>'
-        f"<td>{pair.images:,} of {pair.of:,}</td></tr>"
+        f'<tr><th scope="row">{html.escape(pair.label)}</th>'
+        f"<td>{html.escape(pair.prediction)}</td><td>{pair.images:,} of {pair.of:,}</td></tr>"
         for pair in pairs
     )
-    return (
-        '<table class="pairs"><thead><tr><th>True class</th><th>Taken for</th><th>Images</th></tr>'
-        f"</thead><tbody>{lines}</tbody></table>"
-    )
+    heads = "<th>True class</th><th>Predicted as</th><th>Images</th>"
+    return f'<table class="pairs"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 
 
 def worst_mistakes(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
-    """Returns the images of which the model was most wrong, each with its class and the answer."""
+    """Returns the worst mispredicted images with both classes, as HTML."""
     captions = [
-        f"<b>{html.escape(label)}</b><br>taken for {html.escape(answer)}"
-        for label, answer in mistake_captions(analysis, labels)
+        f"<b>{html.escape(label)}</b><br>predicted as {html.escape(prediction)}"
+        for label, prediction in mistake_captions(analysis, labels)
     ]
     return _images(analysis.images, captions)
 
 
 def _images(images: np.ndarray, captions: Iterable[str]) -> str:
-    """Lays out images with what is written below each, as HTML."""
+    """Returns images with captions below, as HTML."""
     return (
         '<div class="images">'
         + "".join(
@@ -92,7 +90,7 @@ def _images(images: np.ndarray, captions: Iterable[str]) -> str:
 
 
 def _image(image: np.ndarray) -> str:
-    """Returns an image, uint8 [height, width, 3], as an element that holds the file."""
+    """Returns an image, uint8 [height, width, 3], as an ``img`` element with its data."""
     small = len(image) < _LEAST_JPEG
     kind = "PNG" if small else "JPEG"
     file = io.BytesIO()

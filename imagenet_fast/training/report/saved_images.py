@@ -19,51 +19,51 @@ from imagenet_fast.training.tensorboard import TensorBoard
 INPUTS_FILE = "input_images.npz"
 ERROR_ANALYSIS_FILE = "examination.npz"
 
-_Kept = TypeVar("_Kept", InputImages, ErrorAnalysis)
+_Saved = TypeVar("_Saved", InputImages, ErrorAnalysis)
 
 
 def load_inputs(model_dir: str) -> InputImages | None:
-    """Returns the input images that a run's directory keeps; None if there are none."""
+    """Returns a run's saved input images; None if there are none."""
     return _load(to_path(model_dir, INPUTS_FILE), InputImages)
 
 
 def load_error_analysis(model_dir: str) -> ErrorAnalysis | None:
-    """Returns the analysis that a run's directory keeps; None if there is none."""
+    """Returns a run's saved error analysis; None if there is none."""
     return _load(to_path(model_dir, ERROR_ANALYSIS_FILE), ErrorAnalysis)
 
 
 def save_inputs(
     model_dir: str, inputs: InputImages, labels: Sequence[str], step: int, board: TensorBoard | None
 ) -> None:
-    """Keeps input images, after showing them.
+    """Saves input images, after showing them on TensorBoard.
 
     Args:
       model_dir: the run's directory.
       inputs: the images.
       labels: the name of each class.
-      step: the weight updates before them.
-      board: where to show them; None: nowhere.
+      step: weight updates so far.
+      board: TensorBoard's files; None: not shown.
     """
     if board and len(inputs.images):
-        # With matplotlib, which takes longer to import than those need who draw nothing.
+        # Imported only if used: matplotlib takes long to import.
         from imagenet_fast.training.report.figures import images_png, input_captions
 
         captions = map("\n".join, input_captions(inputs, labels))
-        picture = images_png(inputs.images, list(captions))
-        board.show_picture("train", step, "images/input_images", picture)
+        png = images_png(inputs.images, list(captions))
+        board.show_image("train", step, "images/input_images", png)
     _save(to_path(model_dir, INPUTS_FILE), inputs)
 
 
 def save_error_analysis(
     model_dir: str, analysis: ErrorAnalysis, labels: Sequence[str], board: TensorBoard | None
 ) -> None:
-    """Keeps an analysis, after showing it.
+    """Saves an error analysis, after showing it on TensorBoard.
 
     Args:
       model_dir: the run's directory.
       analysis: of the run's model.
       labels: the name of each class.
-      board: where to show it; None: nowhere.
+      board: TensorBoard's files; None: not shown.
     """
     if board:
         from imagenet_fast.training.report.figures import (
@@ -72,18 +72,18 @@ def save_error_analysis(
             mistake_captions,
         )
 
-        place = "validation", analysis.step
-        board.show_picture(*place, "images/confusion_matrix", confusion_png(analysis, labels))
+        at = "validation", analysis.step
+        board.show_image(*at, "images/confusion_matrix", confusion_png(analysis, labels))
         if len(analysis.images):
-            captions = map("\nfor ".join, mistake_captions(analysis, labels))
-            picture = images_png(analysis.images, list(captions))
-            board.show_picture(*place, "images/worst_mistakes", picture)
-        board.show_text(*place, "most_confused", _confused_table(analysis, labels))
+            captions = map("\nas ".join, mistake_captions(analysis, labels))
+            png = images_png(analysis.images, list(captions))
+            board.show_image(*at, "images/worst_mistakes", png)
+        board.show_text(*at, "most_confused", _confused_table(analysis, labels))
     _save(to_path(model_dir, ERROR_ANALYSIS_FILE), analysis)
 
 
 def remove_error_analysis(model_dir: str) -> None:
-    """Removes an analysis of a model that is about to be trained further."""
+    """Removes the saved error analysis, because the model trains further."""
     to_path(model_dir, ERROR_ANALYSIS_FILE).unlink(missing_ok=True)
 
 
@@ -91,9 +91,9 @@ def _confused_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     """Returns the pairs of classes with the most mistakes as a table in Markdown."""
     from imagenet_fast.training.report.figures import most_confused
 
-    lines = ["| true class | taken for | images |", "| --- | --- | --- |"]
+    lines = ["| true class | predicted as | images |", "| --- | --- | --- |"]
     lines += [
-        f"| {_cell(pair.label)} | {_cell(pair.answer)} | {pair.images} of {pair.of} |"
+        f"| {_cell(pair.label)} | {_cell(pair.prediction)} | {pair.images} of {pair.of} |"
         for pair in most_confused(analysis, labels)
     ]
     return "\n".join(lines)
@@ -103,8 +103,8 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _load(path: Path, kind: type[_Kept]) -> _Kept | None:
-    """Returns what is there; what is damaged is not: it can be made again."""
+def _load(path: Path, kind: type[_Saved]) -> _Saved | None:
+    """Returns the saved object; None if there is none or its file is damaged."""
     if not path.exists():
         return None
     try:
@@ -118,7 +118,7 @@ def _plain(array: np.ndarray) -> Any:
     return array if array.ndim else array.item()
 
 
-def _save(path: Path, kept: InputImages | ErrorAnalysis) -> None:
+def _save(path: Path, images: InputImages | ErrorAnalysis) -> None:
     file = io.BytesIO()
-    np.savez_compressed(file, **vars(kept))
+    np.savez_compressed(file, **vars(images))
     write_file(path, file.getvalue())

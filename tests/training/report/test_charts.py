@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from imagenet_fast.base.plotting import COLORS
-from imagenet_fast.training.report import charts
+from imagenet_fast.training.report import charts, formats
 from imagenet_fast.training.report.charts import LEARNING_RATE, Chart, Curve
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -19,7 +19,7 @@ def rows(rates):
     ]
 
 
-def test_smoothing_leaves_a_straight_line_alone():
+def test_smoothing_keeps_a_straight_line():
     line = np.linspace(3.0, 1.0, 41)
     np.testing.assert_allclose(charts._running_mean(line, 4), line)
     # An outlier is spread over itself and four neighbours on both sides.
@@ -48,7 +48,7 @@ def test_curve_takes_numbers_of_its_kind():
     ("value", "expected"), [(0, True), (1.5, True), (math.inf, False), (None, False), ("1", False)]
 )
 def test_is_number(value, expected):
-    assert charts.is_number(value) is expected
+    assert formats.is_number(value) is expected
 
 
 def test_nothing_to_draw():
@@ -56,7 +56,7 @@ def test_nothing_to_draw():
     assert LEARNING_RATE.render([{"kind": "validation", "epoch": 1, "learning_rate": 1.0}]) == ""
 
 
-def test_figure_for_a_page_has_the_page_s_colors():
+def test_figure_for_a_page_has_the_pages_colors():
     figure = Chart("Rate & more", LEARNING_RATE.curves).render(rows([0.1, 0.2]))
     assert "Rate &amp; more" in figure
     assert "stroke: var(--rate)" in figure
@@ -73,7 +73,7 @@ def curve_of(picture):
     return np.array(numbers, np.float64).reshape(-1, 2)
 
 
-def test_picture_needs_nothing_else():
+def test_picture_is_self_contained():
     picture = LEARNING_RATE.picture(rows(np.linspace(0, 1, 50)), "a title")
     root = xml.etree.ElementTree.fromstring(picture)
     assert root.tag == f"{SVG}svg"
@@ -94,7 +94,7 @@ def test_picture_shows_the_curve():
     np.testing.assert_allclose(heights, np.interp(epochs, [0, 10, 100], [0, 1, 0]), atol=1e-4)
 
 
-def test_same_picture_each_time_whatever_the_user_s_settings():
+def test_same_picture_whatever_the_users_settings():
     expected = LEARNING_RATE.picture(rows([0.1, 0.3, 0.2]), "title")
     with matplotlib.rc_context({"axes.linewidth": 5, "font.size": 30}):
         assert LEARNING_RATE.picture(rows([0.1, 0.3, 0.2]), "title") == expected

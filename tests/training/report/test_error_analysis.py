@@ -71,13 +71,13 @@ def test_against_numpy(config, model, found):
     assert found.step == 7
 
 
-def test_the_same_images_are_right_as_in_evaluation(config, model, found):
+def test_predictions_equal_those_of_evaluation(config, model, found):
     top1 = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)["top1"]
     true, answers, images = found.confusion.T
     assert images[true == answers].sum() == round(359 * float(top1))
 
 
-def test_averaged_weights_are_used_and_the_model_stays_as_it_was(config, digits):
+def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
     config = config.replace(ema_decay=0.5)
     model = build_model(config)
     for variable in model.trainable_variables:
@@ -100,7 +100,7 @@ def look(logits, labels, weights=None):
     logits = tf.constant(logits, tf.float32)
     labels = tf.constant(labels, tf.int32)
     model = types.SimpleNamespace(logits=lambda images: logits)
-    parts = error_analysis._look(model, tf.constant(images), labels, tf.constant(weights))
+    parts = error_analysis._predict(model, tf.constant(images), labels, tf.constant(weights))
     _, answers, _, images, facts = (part.numpy() for part in parts)
     return answers.tolist(), images[:, 0, 0, 0].tolist(), facts
 
@@ -114,7 +114,7 @@ def test_padding_unreadable_and_right_images_are_no_mistakes():
     assert (facts[2:, -1] == -np.inf).all()
 
 
-def test_losses_that_are_no_numbers_are_the_worst():
+def test_nan_losses_are_the_worst():
     _, places, facts = look([[0, 4], [np.nan, np.nan], [0, 9]], [0, 1, 0])
     assert places == [1, 2, 0]
     assert facts[0, -1] == np.inf
@@ -159,7 +159,7 @@ def test_each_image_is_counted_once(config, model, monkeypatch):
     ],
     ids=["replicas", "workers"],
 )
-def test_replicas_find_the_same(digits, found, tmp_path, run_python, changes, workers):
+def test_replicas_give_the_same_analysis(digits, found, tmp_path, run_python, changes, workers):
     job = {"config": {**OPTIONS, "data_dir": digits, **changes}, "out": str(tmp_path)}
     (tmp_path / "job.json").write_text(json.dumps(job))
     run_python([JOB, tmp_path / "job.json"], workers=workers)

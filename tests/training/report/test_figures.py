@@ -73,7 +73,7 @@ def test_captions():
     assert input_captions(inputs, "abc") == [("c",), ("70% a", "30% b")]
 
 
-def test_right_answers_are_blue_and_wrong_ones_orange():
+def test_right_predictions_are_blue_and_wrong_ones_orange():
     right = pixels(confusion_png(analysis(np.diag([5, 5])), "ab"))
     assert count_near(right, BLUE) > 20_000
     assert count_near(right, ORANGE) == 0
@@ -110,7 +110,7 @@ def test_more_classes_have_names_and_many_have_none():
     assert "77" not in found
     found = texts(confusion_svg(analysis(np.diag([77] * 1000)), names(1000)))
     assert not any(text.startswith("class") for text in found)
-    assert {"0", "200", "800", "true class", "answer"} <= set(found)
+    assert {"0", "200", "800", "true class", "prediction"} <= set(found)
 
 
 def test_a_thousand_classes_can_be_seen():

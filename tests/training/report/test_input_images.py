@@ -44,7 +44,7 @@ def test_training_images_with_their_classes(config, plain):
     assert (plain.shares == 1).all()
 
 
-def test_they_are_changed_as_training_changes_them(config, plain):
+def test_input_images_are_augmented_as_in_training(config, plain):
     info = read_info(config)
     changed = make_input_images(config.replace(flip=True), info, None, step=0)
     np.testing.assert_array_equal(changed.labels, plain.labels)
@@ -56,7 +56,7 @@ def test_they_are_changed_as_training_changes_them(config, plain):
 
 
 @pytest.mark.parametrize("cache", ["encoded", "decoded"])
-def test_a_cache_is_not_filled_for_them(config, plain, cache, monkeypatch):
+def test_input_images_fill_no_cache(config, plain, cache, monkeypatch):
     def fill(*arguments):
         raise AssertionError
 
@@ -95,7 +95,7 @@ def test_images_that_cannot_be_read_are_left_out(config, monkeypatch):
     np.testing.assert_array_equal(found.images, images[[0, 2, 3]])
 
 
-def test_random_numbers_of_others_stay_what_they_were(config):
+def test_global_random_numbers_are_unchanged(config):
     keras.utils.set_random_seed(3)
     expected = tf.random.uniform([4]).numpy(), np.random.rand(4)
     keras.utils.set_random_seed(3)

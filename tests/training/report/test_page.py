@@ -110,7 +110,7 @@ class Page(html.parser.HTMLParser):
             self.texts.append(data.strip())
 
 
-def test_page_is_whole_and_needs_nothing_else():
+def test_page_is_complete_and_self_contained():
     text = render(SUMMARY, ROWS, CONFIG)
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
@@ -122,7 +122,7 @@ def test_page_is_whole_and_needs_nothing_else():
     assert text.isascii()
 
 
-def test_page_tells_the_result():
+def test_page_has_the_results():
     text = Page(render(SUMMARY, ROWS, CONFIG)).text
     for expected in (
         "resnet18 on flowers",
@@ -166,7 +166,7 @@ def test_drawings_take_their_colors_from_the_style_sheet():
     assert not any("#0000a" in drawing for drawing in drawings)
 
 
-def test_every_evaluation_is_listed_last_first():
+def test_evaluations_are_listed_newest_first():
     text = Page(render(SUMMARY, ROWS, CONFIG)).text
     assert "3 evaluations" in text
     assert text.index("75.00%") < text.index("50.00%") < text.index("25.00%")
@@ -176,7 +176,7 @@ def test_same_input_gives_the_same_page():
     assert render(SUMMARY, ROWS, CONFIG) == render(SUMMARY, ROWS, CONFIG)
 
 
-def test_user_settings_of_matplotlib_have_no_part_and_stay():
+def test_matplotlib_settings_have_no_effect_and_are_kept():
     expected = render(SUMMARY, ROWS, CONFIG)
     with matplotlib.rc_context({"axes.linewidth": 5, "svg.fonttype": "path"}):
         assert render(SUMMARY, ROWS, CONFIG) == expected
@@ -223,7 +223,7 @@ def test_target_that_was_not_reached():
     assert "not reached" in Page(render(summary, ROWS, CONFIG)).text
 
 
-def test_run_without_a_target_tells_the_training_time():
+def test_run_without_a_target_has_the_training_time():
     text = Page(render({**SUMMARY, "target_top1": None}, ROWS, CONFIG)).text
     assert "Time to" not in text
     assert "Training time 2 min 30 s" in text
@@ -249,7 +249,7 @@ def test_summary_and_rows_without_anything():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None])
-def test_values_that_are_no_numbers_are_left_out(bad):
+def test_nonfinite_values_are_left_out(bad):
     broken = [training(20, loss=bad), validation(20, top1=bad), {"kind": "train", "step": 21}]
     page = Page(render({**SUMMARY, "loss": bad}, ROWS + broken, CONFIG))
     assert page.tags.count("svg") == 4
@@ -310,7 +310,7 @@ def test_images_of_a_run_are_in_the_page():
         "tabby <tiger> & co 7 of 47",
         "<tiger> & co tabby 3 of 33",
         "Worst mistakes",
-        "tabby (2%) taken for <tiger> & co (90%)",
+        "tabby (2%) predicted as <tiger> & co (90%)",
     ):
         assert expected in page.text
     assert "<tiger>" not in text
@@ -339,7 +339,7 @@ def test_a_model_without_mistakes():
     inputs, analysis = pictures(mistakes=0)
     perfect = {**vars(analysis), "confusion": entries(np.diag([5, 6, 7]))}
     page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, ErrorAnalysis(**perfect)))
-    assert "No image was taken for one of another class." in page.text
+    assert "No image was mispredicted." in page.text
     assert "Worst mistakes" not in page.text
     assert page.tags.count("img") == 3
 

@@ -66,7 +66,7 @@ def shown(model_dir, kind):
     return found
 
 
-def test_nothing_is_kept_at_first(tmp_path):
+def test_nothing_is_saved_at_first(tmp_path):
     assert load_inputs(str(tmp_path)) is load_error_analysis(str(tmp_path)) is None
     remove_error_analysis(str(tmp_path))
 
@@ -105,7 +105,7 @@ def test_pictures_do_not_hide_later_rows(tmp_path, inputs, board):
     assert len(list((tmp_path / "tensorboard" / "train").iterdir())) == 1
 
 
-def test_a_model_without_mistakes_and_inputs_that_none_can_read(tmp_path, inputs, analysis, board):
+def test_no_mistakes_and_no_readable_inputs(tmp_path, inputs, analysis, board):
     nothing = {name: value[:0] for name, value in vars(inputs).items()}
     save_inputs(str(tmp_path), InputImages(**nothing), LABELS, 0, board)
     assert len(load_inputs(str(tmp_path)).images) == 0
@@ -118,13 +118,13 @@ def test_a_model_without_mistakes_and_inputs_that_none_can_read(tmp_path, inputs
     }
 
 
-def test_without_tensorboard_there_is_none(tmp_path, inputs, analysis):
+def test_without_tensorboard_nothing_is_shown(tmp_path, inputs, analysis):
     save_inputs(str(tmp_path), inputs, LABELS, 0, None)
     save_error_analysis(str(tmp_path), analysis, LABELS, None)
     assert {path.name for path in tmp_path.iterdir()} == {"input_images.npz", "examination.npz"}
 
 
-def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, analysis, board, monkeypatch):
+def test_a_kill_while_showing_saves_nothing(tmp_path, analysis, board, monkeypatch):
     """So that the next process shows it again."""
 
     def killed(*arguments, **options):
@@ -137,7 +137,7 @@ def test_a_kill_while_it_is_shown_keeps_nothing(tmp_path, analysis, board, monke
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:300], lambda data: b"", lambda data: b"PK"])
-def test_what_is_damaged_is_not_there(tmp_path, inputs, damage):
+def test_damaged_files_are_ignored(tmp_path, inputs, damage):
     """It can be made again."""
     save_inputs(str(tmp_path), inputs, LABELS, 3, None)
     path = tmp_path / "input_images.npz"

@@ -1,0 +1,127 @@
+"""The network that a configuration describes, in pipeline stages or whole."""
+
+from __future__ import annotations
+
+import functools
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import models
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.config import Config
+from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
+from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
+from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
+from imagenet_fast.distribute.tpu import compiles_all_reduces
+from imagenet_fast.pipeline_parallel.balance import balance_for
+from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.placement import stage_devices
+
+
+def build_network(
+    config: Config, classes: int, shape: tuple[int | None, int | None, int]
+) -> tuple[keras.Model, Pipeline | None]:
+    """Returns the network from normalized pixels to logits and, if configured, its pipeline.
+
+    To be called in the strategy's scope.
+
+    Args:
+      config: of the run.
+      classes: number of classes.
+      shape: (height, width, channels) of the images; None: any.
+
+    Raises:
+      UserError: if the devices do not support the configured pipeline or batch norm.
+    """
+    names = models.option_names(config.model)
+    make = functools.partial(
+        models.build,
+        config.model,
+        classes,
+        shape,
+        **_batch_norm_arguments(config),
+        **{name: value for name, value in vars(config).items() if name in names},
+    )
+    if config.pipeline_stages == 1:
+        return make(), None
+    check_pipeline(config)
+    if config.pipeline_servers and tf.distribute.get_strategy().num_replicas_in_sync > 1:
+        raise UserError("pipeline_servers is for one worker: of several, each has its own devices")
+    each = config.pipeline_stages_per_device
+    devices = stage_devices(
+        config.pipeline_stages // each, config.pipeline_servers, on_cpus=bool(config.logical_cpus)
+    )
+    choose_balance = functools.partial(
+        balance_for,
+        inputs=tf.TensorSpec((None, *shape), keras.mixed_precision.global_policy().compute_dtype),
+        stages=config.pipeline_stages,
+        devices=len(devices),
+        batch_size=config.batch_size,
+        micro_batches=config.accumulation_steps,
+        schedule=config.pipeline_schedule,
+        rematerialize=config.rematerialize,
+    )
+    network, blocks, balance = build_in_stages(
+        make, devices * each, config.pipeline_balance or choose_balance
+    )
+    pipeline = Pipeline(
+        blocks,
+        devices,
+        num_stages=config.pipeline_stages,
+        balance=balance,
+        num_micro_batches=config.accumulation_steps,
+        rematerialize=config.rematerialize,
+        schedule=config.pipeline_schedule,
+    )
+    return network, pipeline
+
+
+def check_pipeline(config: Config) -> None:
+    """Checks that no option contradicts a pipeline.
+
+    Raises:
+      UserError: if one does.
+    """
+    for name, given in (("xla", config.xla), ("train_sizes", config.train_sizes)):
+        if given:
+            raise UserError(f"pipeline_stages does not work with {name}: drop one of them")
+
+
+def _batch_norm_arguments(config: Config) -> dict[str, int]:
+    """Returns the batch-norm groups, as arguments of a model."""
+    if not config.batch_norm_batch_size:
+        return {"batch_norm_group_size": 1, "ghost_batch_size": 0}
+    strategy = tf.distribute.get_strategy()
+    images = per_replica_batch_size(config, strategy) // config.accumulation_steps
+    return {
+        "batch_norm_group_size": _batch_norm_group_size(config, images),
+        "ghost_batch_size": ghost_batch_size(config.batch_norm_batch_size, images),
+    }
+
+
+def _batch_norm_group_size(config: Config, images: int) -> int:
+    """Returns the replicas in a batch-norm group, under the strategy in scope."""
+    strategy = tf.distribute.get_strategy()
+    size = batch_norm_group_size(
+        config.batch_norm_batch_size, images, strategy.num_replicas_in_sync
+    )
+    if size == 1 or compiles_all_reduces(strategy):
+        return size
+    groups = f"batch_norm_batch_size={config.batch_norm_batch_size} needs groups of {size} replicas"
+    if isinstance(strategy, PipelineStrategy):
+        raise UserError(
+            f"{groups}, which pipelines do not support: use at most {images}, the images of a "
+            "micro-batch, or larger micro-batches"
+        )
+    if config.xla:
+        raise UserError(f"{groups}, which XLA can compile on TPUs only; leave out xla")
+    # In the loop over micro-batches, replicas of one process would not find each other.
+    if config.accumulation_steps > 1 and len(devices_of(strategy)) > 1:
+        raise UserError(
+            f"{groups}, which in one process does not work with "
+            f"accumulation_steps={config.accumulation_steps}; use 1, or a worker process for each "
+            "replica"
+        )
+    return size

@@ -1,0 +1,127 @@
+"""A Keras model whose replicas evaluate and save the same weights."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.distribute.one_call import (
+    assign_local,
+    local_values,
+    one_call,
+    read_from_first_replica,
+)
+from imagenet_fast.layers import Dropout
+from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.shadow_weights import ShadowWeights
+from imagenet_fast.optimizers.weight_average import WeightAverage
+
+
+class ReplicatedModel(keras.Model):
+    """A functional model with shadow weights, whose replicas agree on batch-norm statistics.
+
+    Each replica updates batch-norm statistics of its own; Keras would evaluate with each one's and
+    save the first's. All methods are called outside of replicas, by all workers.
+
+    Attributes:
+      weight_average: the moving average of the weights, made in the strategy's scope, before
+        training; None: there is none.
+      lookahead: the slow weights, made likewise; None: there are none.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.weight_average: WeightAverage | None = None
+        self.lookahead: Lookahead | None = None
+        strategy = self.distribute_strategy
+        self._average_statistics = one_call(strategy, self._average_statistics_in_replica)
+        for counter in (self._train_counter, self._test_counter, self._predict_counter):
+            # Keras resets them at the start, which would be an operation for each replica.
+            assign = one_call(strategy, functools.partial(assign_local, [counter]))
+            counter.assign = functools.partial(_set_counter, assign)
+
+    def average_batch_norm_statistics(self) -> None:
+        """Sets batch norm's moving averages to their mean over the replicas, in each of them."""
+        if self.distribute_strategy.num_replicas_in_sync == 1:
+            return
+        self._average_statistics()
+        for shadow in self._shadow_weights():  # which include statistics
+            with shadow.in_use():
+                self._average_statistics()
+
+    @contextlib.contextmanager
+    def averaged_batch_norm_statistics(self) -> Iterator[None]:
+        """Averages the statistics; inside, reading one reads the first replica's, not a mean."""
+        self.average_batch_norm_statistics()
+        with read_from_first_replica(self._statistics()):
+            yield
+
+    def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, the model has its averaged weights, if it keeps an average."""
+        if self.weight_average is None:
+            return contextlib.nullcontext()
+        return self.weight_average.in_use()
+
+    @contextlib.contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        """Inside, the model is the one to evaluate and save, the same on all replicas.
+
+        It has its averaged weights and the mean of the replicas' batch-norm statistics; it keeps
+        the latter.
+        """
+        with self.averaged_batch_norm_statistics(), self.averaged_weights():
+            yield
+
+    @contextlib.contextmanager
+    def preserved_state(self) -> Iterator[None]:
+        """Restores batch-norm statistics and dropout states at its end."""
+        strategy = self.distribute_strategy
+        states = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
+        variables = [*self._statistics(), *states]
+
+        @tf.function(autograph=False)
+        def read() -> Any:
+            return strategy.run(lambda: local_values(variables))
+
+        @tf.function(autograph=False)
+        def restore(before: Any) -> None:  # in each replica its own
+            strategy.run(lambda values: assign_local(variables, values), args=(before,))
+
+        before = read()
+        try:
+            yield
+        finally:
+            restore(before)
+
+    def restart_shadow_weights(self) -> None:
+        """Sets the shadow weights to the current weights."""
+        for shadow in self._shadow_weights():
+            shadow.restart()
+
+    def _shadow_weights(self) -> list[ShadowWeights]:
+        return [shadow for shadow in (self.weight_average, self.lookahead) if shadow is not None]
+
+    def _statistics(self) -> list[tf.Variable]:
+        """Returns the moving averages of batch norm."""
+        return [
+            variable
+            for layer in self.submodules
+            if isinstance(layer, keras.layers.BatchNormalization)
+            for variable in (layer.moving_mean, layer.moving_variance)
+        ]
+
+    def _average_statistics_in_replica(self) -> None:
+        statistics = self._statistics()
+        if statistics:
+            context = tf.distribute.get_replica_context()
+            means = context.all_reduce(tf.distribute.ReduceOp.MEAN, local_values(statistics))
+            assign_local(statistics, means)
+
+
+def _set_counter(assign: Callable[..., None], value: int) -> None:
+    assign([tf.constant(value, tf.int64)])
