@@ -256,15 +256,14 @@ class _Run:
 
     def _run_devices(self) -> RunDevices:
         """Returns the devices that compute."""
-        if self.model.pipeline is not None:
-            names = [stage.device for stage in self.model.pipeline.stages]
-        else:
-            names = list(devices_of(self.strategy))
+        pipeline = self.model.pipeline
+        names = devices_of(self.strategy) if pipeline is None else pipeline.devices
         return run_devices(self.strategy, names)
 
     def _device_count(self) -> int:
-        stages = len(self.model.pipeline.stages) if self.model.pipeline is not None else 1
-        return self.strategy.num_replicas_in_sync * stages
+        pipeline = self.model.pipeline
+        per_replica = 1 if pipeline is None else len(pipeline.devices)
+        return self.strategy.num_replicas_in_sync * per_replica
 
     def _recorder(self, writers: Sequence[RowWriter], step: int) -> Recorder:
         return Recorder(
