@@ -5,7 +5,6 @@ import pathlib
 import shutil
 import socket
 import subprocess
-import sys
 
 import fake_gcloud
 import pytest
@@ -35,7 +34,7 @@ class Bench:
         self.cloud = fake_gcloud.Cloud(folder / "cloud")
         (folder / "bin").mkdir()
         program = folder / "bin" / "gcloud"
-        program.write_text(f'#!/bin/bash\nexec {sys.executable} {fake_gcloud.THIS_FILE} "$@"\n')
+        program.write_text(f'#!/bin/bash\nexec {fake_gcloud.PROGRAM} "$@"\n')
         program.chmod(0o755)
         self.settings = {
             "PROJECT": "my-project",
@@ -124,7 +123,7 @@ def bench(tmp_path, checkout):
 def make_bench(folder, checkout):
     made = Bench(folder, checkout)
     watcher = subprocess.Popen(
-        [sys.executable, fake_gcloud.THIS_FILE, "watch", str(os.getpid()), made.cloud.folder],
+        [*fake_gcloud.COMMAND, "watch", str(os.getpid()), made.cloud.folder],
         start_new_session=True,
     )
     yield made
@@ -135,11 +134,16 @@ def make_bench(folder, checkout):
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory):
-    """A checkout that other tests do not change, with the files that the hosts need."""
+    """A checkout that other tests do not change, with the files that the hosts need.
+
+    Of the package only the recipes, and a module to compare: each test copies the checkout, and
+    the fake trainer needs no more.
+    """
     folder = tmp_path_factory.mktemp("checkout")
-    for name in ("gcp", "imagenet_fast"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.so")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    shutil.copytree(ROOT / "gcp", folder / "gcp")
+    package, recipes = folder / "imagenet_fast", pathlib.PurePath("imagenet_fast", "recipes")
+    shutil.copytree(ROOT / recipes, folder / recipes, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "imagenet_fast" / "__init__.py", package)
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, folder)
     subprocess.run(["git", "init", "--quiet", folder], check=True)

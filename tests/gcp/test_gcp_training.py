@@ -1,6 +1,8 @@
 """Trains on a pod of two hosts that is preempted in the middle of an epoch and recreated."""
 
 import json
+import pathlib
+import shutil
 import subprocess
 import time
 
@@ -12,6 +14,7 @@ from model_weights import weights_in
 # weights of resumed runs.
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
+ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EPOCH = 36, 22
 # The last checkpoint before the first step at which it may be preempted.
 CHECKPOINT, PREEMPTED_FROM = 24, 27
@@ -55,6 +58,9 @@ def rows(bench, name):
 
 
 def test_a_run_preempted_in_mid_epoch_ends_with_the_same_weights(bench, digits, port):
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    package = bench.checkout / "imagenet_fast"
+    shutil.copytree(ROOT / "imagenet_fast", package, ignore=ignored, dirs_exist_ok=True)
     use(bench, digits, port, "undisturbed")
     output = bench.run("--yes", "keep_running", timeout=300)
     assert "2 workers x 1 CPU" in output and "was preempted" not in output
