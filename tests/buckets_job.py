@@ -1,6 +1,6 @@
 """What is tried with buckets, in a process of its own, whose TensorFlow talks to the fake.
 
-Arguments: what, one of the functions below, and the path of a JSON object for it.
+Argument: the path of a JSON object for ``use``.
 """
 
 import contextlib
@@ -34,6 +34,7 @@ def use(job):
     export(config, job["exported"])
     write_page(job["look"])
     found["predicted"] = list(predict(job["exported"], job["images"]))
+    found["errors"] = use_paths(job)
     pathlib.Path(job["out"]).write_text(json.dumps(found))
 
     class Kill(keras.callbacks.Callback):
@@ -61,7 +62,7 @@ def use_paths(job):
         with contextlib.redirect_stderr(stderr):
             status = commands.run(command)
         told.append([status, stderr.getvalue(), time.monotonic() - start])
-    pathlib.Path(job["out"]).write_text(json.dumps(told))
+    return told
 
 
 def use_folder(folder):
@@ -122,4 +123,4 @@ def use_folder(folder):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](json.loads(pathlib.Path(sys.argv[2]).read_text()))
+    use(json.loads(pathlib.Path(sys.argv[1]).read_text()))

@@ -3,6 +3,7 @@
 All of it happens in processes of its own: TensorFlow reads where to find the service once.
 """
 
+import functools
 import json
 import pathlib
 
@@ -78,22 +79,7 @@ def damaged(tmp_path_factory, gcs):
 
 
 @pytest.fixture(scope="module")
-def run_job(run_python_session, tmp_path_factory, gcs):
-    """Runs a part of the job with the fake: run_job(part, values, check=True)."""
-
-    def run(part, values, check=True):
-        path = tmp_path_factory.mktemp("job") / "job.json"
-        path.write_text(json.dumps(values))
-        arguments = [JOB, part, path]
-        # TensorFlow reads the environment of buckets when it is imported.
-        environment = gcs.environment
-        return run_python_session(arguments, environment=environment, check=check, fresh=True)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def used(damaged, gcs, run_job, tmp_path_factory):
+def used(damaged, gcs, run_python_session, tmp_path_factory):
     """The folder of a local run, and what was found of the same run in a bucket."""
     folder = tmp_path_factory.mktemp("used")
     for number in range(3):
@@ -101,6 +87,7 @@ def used(damaged, gcs, run_job, tmp_path_factory):
         (folder / f"{number}.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
     gcs.put("data", "images/2.jpg", (folder / "2.jpg").read_bytes())
     images = [str(folder / "0.jpg"), str(folder / "1.jpg"), "gs://data/images/2.jpg"]
+    places = {"DATA_DIR": str(damaged), "MODEL_DIR": str(folder / "refused")}
     job = {
         "local": {**OPTIONS, "data_dir": str(damaged), "model_dir": str(folder / "run")},
         "bucket": {**OPTIONS, "data_dir": "gs://data/noise", "model_dir": "gs://runs/whole"},
@@ -110,10 +97,17 @@ def used(damaged, gcs, run_job, tmp_path_factory):
         "out": str(folder / "found.json"),
         "killed": KILLED,
         "killed_at": KILLED_AT,
+        "folder": "gs://data/a/folder",
+        "commands": [with_places(command, places) for command, _ in REFUSALS.values()],
     }
-    finished = run_job("use", job, check=False)
+    (folder / "job.json").write_text(json.dumps(job))
+    # TensorFlow reads the environment of buckets when it is imported.
+    finished = run_python_session(
+        [JOB, folder / "job.json"], environment=gcs.environment, check=False, fresh=True
+    )
     assert finished.returncode == 9, finished.stderr[-8000:]
     found = json.loads((folder / "found.json").read_text())
+    assert not (folder / "refused").exists()
     return folder / "run", {**found, "images": images, "stderr": finished.stderr}
 
 
@@ -317,29 +311,22 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(scope="module")
-def tried(damaged, run_job, tmp_path_factory):
-    """What went wrong with a folder, and what each of the refused commands told."""
-    folder = tmp_path_factory.mktemp("tried")
-    places = {"DATA_DIR": str(damaged), "MODEL_DIR": str(folder / "run")}
-    commands = []
-    for command, _ in REFUSALS.values():
-        for name, place in places.items():
-            command = [argument.replace(name, place) for argument in command]
-        commands.append(command)
-    out = folder / "told.json"
-    run_job("use_paths", {"folder": "gs://data/a/folder", "commands": commands, "out": str(out)})
-    assert not (folder / "run").exists()
-    return json.loads(out.read_text())
+def with_places(command, places):
+    return [
+        functools.reduce(lambda text, name: text.replace(name, places[name]), places, argument)
+        for argument in command
+    ]
 
 
-def test_a_folder_in_a_bucket_is_like_one_on_disk(tried):
-    assert tried[0] == ""
+def test_a_folder_in_a_bucket_is_like_one_on_disk(used):
+    assert used[1]["errors"][0] == ""
 
 
-def test_what_cannot_be_used_is_told_at_once(tried):
-    for (name, (command, reason)), told in zip(REFUSALS.items(), tried[1:]):
-        status, stderr, seconds = told
+def test_what_cannot_be_used_is_told_at_once(used):
+    errors = used[1]["errors"][1:]
+    for (name, (command, reason)), (status, stderr, seconds) in zip(
+        REFUSALS.items(), errors, strict=True
+    ):
         assert status == 2, (name, stderr)
         assert f"imagenet-fast {command[0]}: error: " in stderr and reason in stderr, name
         assert seconds < 30, name

@@ -52,8 +52,8 @@ def journey(command, tmp_path_factory):
     data, run, model = (str(folder / name) for name in ("data", "run", "model"))
     outputs = types.SimpleNamespace(folder=folder)
     outputs.prepare = command("prepare", "--source=digits", f"--data_dir={data}")
-    # Two of them anew: what TensorFlow remarks when it is imported would be seen.
-    outputs.train = command(*TRAIN, f"--data_dir={data}", f"--model_dir={run}", fresh=True)
+    outputs.train = command(*TRAIN, f"--data_dir={data}", f"--model_dir={run}")
+    # In a new Python: TensorFlow's messages when it is imported would be seen.
     outputs.evaluate = command("evaluate", f"--model_dir={run}", "--json", fresh=True)
     outputs.export = command("export", f"--model_dir={run}", f"--saved_model={model}")
     images, labels = [], []
@@ -96,7 +96,7 @@ def test_tensorflow_makes_no_remarks(journey):
     for finished in (journey.prepare, journey.evaluate, journey.export, journey.predict):
         lines = re.split(r"[\r\n]+", finished.stderr)
         assert [line for line in lines if re.match(r"[IWEF]\d{4} |WARNING", line)] == []
-    assert "oneDNN" not in journey.train.stderr
+    assert "oneDNN" not in journey.evaluate.stderr
 
 
 def test_evaluate(journey):
@@ -127,11 +127,29 @@ def test_predictions_are_as_accurate_as_evaluation(journey):
 # --- Mistakes
 
 
+def assert_one_error(stdout, stderr, message):
+    assert stdout == ""
+    assert stderr.count("\n") == 1, stderr
+    assert stderr.startswith(f"imagenet-fast train: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--data_dir=/nowhere", "data_dir /nowhere does not exist"),
+        ("--saved_model=/", "/ already exists; remove it, or leave out --saved_model"),
+    ],
+)
+def test_mistakes(digits, tmp_path, capfd, argument, message):
+    given = [*TRAIN, f"--data_dir={digits}", f"--model_dir={tmp_path}/run", argument]
+    assert commands.run(given) == 2
+    assert_one_error(*capfd.readouterr(), message)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        (["--data_dir=/nowhere"], {}, "data_dir /nowhere does not exist"),
-        (["--saved_model=/"], {}, "/ already exists; remove it, or leave out --saved_model"),
         (
             ["--strategy=auto", "--logical_cpus=3"],
             {},
@@ -140,14 +158,13 @@ def test_predictions_are_as_accurate_as_evaluation(journey):
         ),
         ([], {"TF_CONFIG": '{"cluster": '}, "TF_CONFIG is not JSON ("),
     ],
-    ids=lambda part: " ".join(part) if isinstance(part, list) else None,
+    ids=["devices", "cluster"],
 )
-def test_mistakes(command, digits, tmp_path, arguments, environment, message):
+def test_mistakes_in_what_is_read_once(command, digits, tmp_path, arguments, environment, message):
+    """In new processes, because TensorFlow's devices are configured once."""
     given = [*TRAIN, f"--data_dir={digits}", f"--model_dir={tmp_path}/run", *arguments]
     finished = command(*given, status=2, environment=environment)
-    assert finished.stdout == ""
-    assert finished.stderr.count("\n") == 1, finished.stderr
-    assert finished.stderr.startswith(f"imagenet-fast train: error: {message}")
+    assert_one_error(finished.stdout, finished.stderr, message)
     assert not (tmp_path / "run").exists()
 
 

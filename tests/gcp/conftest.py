@@ -141,9 +141,9 @@ def checkout(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("checkout")
     shutil.copytree(ROOT / "gcp", folder / "gcp")
-    package, recipes = folder / "imagenet_fast", pathlib.PurePath("imagenet_fast", "recipes")
+    recipes = pathlib.PurePath("imagenet_fast", "recipes")
     shutil.copytree(ROOT / recipes, folder / recipes, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "imagenet_fast" / "__init__.py", package)
+    shutil.copy(ROOT / "imagenet_fast" / "__init__.py", folder / "imagenet_fast")
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, folder)
     subprocess.run(["git", "init", "--quiet", folder], check=True)

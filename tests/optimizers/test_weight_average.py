@@ -86,14 +86,19 @@ def trained(digits, tmp_path_factory):
     return model, config
 
 
+@pytest.fixture(scope="module")
+def plain(trained):
+    """The same network with its first weights, without an average."""
+    return build_model(trained[1].replace(ema_decay=0.0))
+
+
 def logits(model, images):
     return model(images, training=False).numpy()
 
 
-def test_follows_training(trained, digits):
+def test_follows_training(trained, plain):
     """The average of the weights that each step of a model without one leaves behind."""
     _, config = trained
-    plain = build_model(config.replace(ema_decay=0.0))
     expected = [v.numpy() for v in plain.weights]
     for batch in itertools.islice(make_dataset(config, "train"), 5):
         plain.fit(tf.data.Dataset.from_tensors(batch), epochs=1, steps_per_epoch=1, verbose=0)
@@ -105,20 +110,21 @@ def test_follows_training(trained, digits):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
 
 
-def test_evaluation_uses_the_average(trained):
+def test_evaluation_uses_the_average(trained, plain):
     model, config = trained
     validation = make_dataset(config, "validation")
     before = model.get_weights()
     loss = model.evaluate(validation, verbose=0, return_dict=True)["loss"]
     for a, b in zip(model.get_weights(), before):
         np.testing.assert_array_equal(a, b)
-    plain = build_model(config.replace(ema_decay=0.0))
+    first = plain.get_weights()
     with model.averaged_weights():
         plain.set_weights(model.get_weights())
     assert plain.evaluate(validation, verbose=0, return_dict=True)["loss"] == pytest.approx(loss)
     plain.set_weights(before)
     other = plain.evaluate(validation, verbose=0, return_dict=True)["loss"]
     assert abs(other - loss) > 1e-4
+    plain.set_weights(first)
 
 
 def test_prediction_uses_the_average(trained):
