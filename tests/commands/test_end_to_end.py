@@ -200,10 +200,10 @@ def test_verify(digits, tmp_path, capfd):
     ("arguments", "message"),
     [
         ([], "give --source: what kind of data to prepare"),
-        (["--source=digit"], "no source 'digit'; there are .* did you mean 'digits'"),
-        (["--source=digits", "--source_path=x"], "the source 'digits' takes no path"),
+        (["--source=digit"], "no source 'digit'; choose from .* did you mean 'digits'"),
+        (["--source=digits", "--source_path=x"], "the source 'digits' has no option path"),
         (["--source=tfds"], "the source 'tfds' needs a path"),
-        (["--source=digits", "--pad_to=32"], "the source 'digits' takes no pad_to"),
+        (["--source=digits", "--pad_to=32"], "the source 'digits' has no option pad_to"),
         (
             ["--source=digits", "--encoding=jpg"],
             "encoding='jpg' does not exist; did you mean 'jpeg'",
@@ -269,7 +269,7 @@ def test_classes_without_validation_images_are_warned_of(tmp_path, capfd):
     arguments = ("--source=folders", f"--source_path={tmp_path}/images", f"--data_dir={tmp_path}/d")
     finished = run(capfd, *arguments)
     assert finished.status == 0
-    assert finished.err.startswith("warning: 1 of 2 classes have no validation images, ")
+    assert finished.err.startswith("warning: there are no validation images to measure the accuracy of 1 class ")
     assert finished.err.count("warning: ") == 1
     assert finished.out.endswith("2 classes, 11 train images, 1 validation image\n")
 

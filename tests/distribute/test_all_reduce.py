@@ -29,7 +29,7 @@ JOBS = {
     "4": {
         "workers": 4,
         "groups": (2,),
-        "trains": {"keras": ("hierarchical in segments",), "classifier": ("torus in buckets",)},
+        "trains": {"keras": ("hierarchical in segments",)},
         "mistakes": True,
     },
     "4 again": {
@@ -38,7 +38,7 @@ JOBS = {
         "trains": {
             "keras": ("flat", "builtin in segments", "none"),
             "adam": ("torus 2", "torus in buckets"),
-            "classifier": ("hierarchical 2", "torus in bfloat16"),
+            "classifier": ("hierarchical 2", "torus in buckets", "torus in bfloat16"),
         },
     },
     "12": {"workers": 12, "groups": (4,)},

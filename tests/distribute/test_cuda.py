@@ -116,8 +116,8 @@ def _cudnn_of_this_tensorflow():
             "install the CUDA libraries with `tools/install.sh .venv digits,gpu`",
         ),
         (FakeDriver(capabilities=((3, 7), (5, 2))), (), "compute capability is 5.2, but this Ten"),
-        # TensorFlow uses the supported ones.
-        (FakeDriver(capabilities=((3, 7), (8, 0))), (), "the driver and all CUDA libraries load"),
+        # TensorFlow uses the supported ones, here of the lowest capability.
+        (FakeDriver(capabilities=((3, 7), (6, 0))), (), "the driver and all CUDA libraries load"),
         # A missing NCCL does not hide GPUs.
         (FakeDriver(), ("libnccl.so.2",), "the driver and all CUDA libraries load now; start"),
         # CUDA's minor version compatibility.
