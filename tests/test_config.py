@@ -467,6 +467,7 @@ def test_rejected(changes, message):
         {"train_crop": "pad", "image_size": 8, "crop_padding": 7},
         {"crop_min_area": 1.0, "eval_crop_fraction": 1.0, "decay_factor": 1.0},
         {"decay_at": "30 epochs,30 epochs"},
+        {"profile_steps": (1, 1)},
         {"optimizer": "sgd", "lars_eeta": 0.001},
         {"optimizer": "rmsprop", "optimizer_epsilon": 1.0},
         {"optimizer": "muon", "nesterov": False, "muon_momentum": 0.5},
