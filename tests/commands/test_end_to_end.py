@@ -269,7 +269,9 @@ def test_classes_without_validation_images_are_warned_of(tmp_path, capfd):
     arguments = ("--source=folders", f"--source_path={tmp_path}/images", f"--data_dir={tmp_path}/d")
     finished = run(capfd, *arguments)
     assert finished.status == 0
-    assert finished.err.startswith("warning: there are no validation images to measure the accuracy of 1 class ")
+    assert finished.err.startswith(
+        "warning: there are no validation images to measure the accuracy of 1 class "
+    )
     assert finished.err.count("warning: ") == 1
     assert finished.out.endswith("2 classes, 11 train images, 1 validation image\n")
 
