@@ -51,16 +51,18 @@ def main():
             )
             value = tf.constant([1.0, 2.0]) * (rank + 1)
             mean = context.all_reduce(tf.distribute.ReduceOp.MEAN, value)
-            return replica, context.num_replicas_in_sync, summed, mean
+            gathered = context.all_gather(value[tf.newaxis], axis=0)
+            return replica, context.num_replicas_in_sync, summed, mean, gathered
 
         return strategy.run(own)
 
-    replica, replicas, summed, mean = step()
+    replica, replicas, summed, mean, gathered = step()
     found.update(
         replica=int(replica),
         replicas=int(replicas),
         sums=[own.numpy().tolist() for own in summed],
         mean=mean.numpy().tolist(),
+        gathered=gathered.numpy().tolist(),
     )
     pathlib.Path(sys.argv[1], f"{worker}.json").write_text(json.dumps(found))
     wait_for_all(strategy)

@@ -45,6 +45,7 @@ def test_sums_of_stages(found):
         gradients = [[20.0 * i + 1] * size for i, size in enumerate((2, 3, 2, 3))]
         assert own["sums"] == [*reversed(gradients), [2, 4]]
         assert own["mean"] == [1.5, 3.0]
+        assert own["gathered"] == [[1.0, 2.0], [2.0, 4.0]]
 
 
 def test_alone():
