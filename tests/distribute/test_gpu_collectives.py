@@ -149,6 +149,8 @@ def test_the_algorithms_are_those_that_were_asked_for(found):
     # Masters sum among themselves once for each bucket more than the others.
     own = queues(steps["hierarchical"])
     assert len(own["strategy 0"]) == len(own["strategy 2"]) > len(own["strategy 1"])
+    # In a torus all replicas do the same.
+    assert len({len(own) for own in queues(steps["torus_2d"]).values()}) == 1
 
 
 @pytest.mark.slow
