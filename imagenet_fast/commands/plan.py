@@ -94,6 +94,8 @@ def _run(arguments: list[str]) -> None:
     from imagenet_fast.planning.compiled_memory import read_compiled_memory
     from imagenet_fast.planning.run import Hardware, comparison, plan_run
 
+    if flags["failure_hours"] < 0:
+        raise UserError(f"failure_hours is {flags['failure_hours']:g}, but must not be negative")
     conditions = Conditions(
         jitter=flags["jitter"],
         slow_fraction=flags["slow_fraction"],

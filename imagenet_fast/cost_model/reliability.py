@@ -22,6 +22,17 @@ _QUANTILES = 4096
 _MAX_FAILURES = 7.0
 
 
+# The range of each condition. Times that vary by more than a factor of e have another cause.
+_DAY = 86_400
+_RANGES = (
+    ("jitter", 0, 1),
+    ("slow_fraction", 0, 1),
+    ("slow_factor", 1, 1000),
+    ("restart_seconds", 0, _DAY),
+    ("checkpoint_seconds", 0, _DAY),
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Conditions:
     """The reliability of devices, and the cost of restarts and checkpoints.
@@ -37,7 +48,7 @@ class Conditions:
       checkpoint_seconds: for which a checkpoint stops the job.
 
     Raises:
-      UserError: if a number is negative, or the fraction above 1.
+      UserError: if a number is out of range.
     """
 
     jitter: float = 0.0
@@ -48,15 +59,15 @@ class Conditions:
     checkpoint_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 0:
+        for name, least, most in _RANGES:
+            if not least <= getattr(self, name) <= most:
                 raise UserError(
-                    f"{field.name} is {getattr(self, field.name):g}, but must not be negative"
+                    f"{name} is {getattr(self, name):g}, but must be between {least:g} and {most:g}"
                 )
-        if self.slow_fraction > 1:
-            raise UserError(f"slow_fraction is {self.slow_fraction:g}, but must be at most 1")
-        if not self.hours_between_failures:
-            raise UserError("hours_between_failures is 0: the job would never make progress")
+        if not self.hours_between_failures > 0:
+            raise UserError(
+                f"hours_between_failures is {self.hours_between_failures:g}, but must be positive"
+            )
 
     def failure_rate(self, devices: int) -> float:
         """Returns the failures per second of all devices together."""

@@ -16,9 +16,13 @@ from imagenet_fast.cost_model.fusion import best_segments, transfers
 
 # Seconds of a message between chips: about 1 us over a TPU link (the scaling book assumes half of
 # that for v5e), several microseconds with NCCL.
-_TORUS_LATENCY = 1e-6
-_HOST_LATENCY = 5e-6
+TORUS_LATENCY = 1e-6
+HOST_LATENCY = 5e-6
+NETWORK_LATENCY = 10e-6
 _GIGA = 1e9
+# More than any cluster has.
+_MOST_GPUS = 1_000_000
+_MOST_GBITS = 100_000
 # The builtin all-reduce by whether there is a torus: XLA uses its axes, NCCL a ring.
 _BUILTIN = {True: "torus_2d", False: "flat"}
 
@@ -34,13 +38,13 @@ class ChipCluster:
       latency: seconds of a message between hosts.
 
     Raises:
-      UserError: if there are too many chips for a torus, or a number is out of range.
+      UserError: if there is no slice of this number of TPUs, or a number is out of range.
     """
 
     accelerator: Accelerator
     chips: int
     host_bandwidth: float = 100e9 / 8
-    latency: float = 10e-6
+    latency: float = NETWORK_LATENCY
 
     @classmethod
     def of(cls, accelerator_name: str, chips: int, network_gbits: float) -> ChipCluster:
@@ -48,16 +52,23 @@ class ChipCluster:
         return cls(accelerator(accelerator_name), chips, network_gbits * 1e9 / 8)
 
     def __post_init__(self) -> None:
-        most = self.accelerator.most_chips
-        if self.chips < 1 or (most and self.chips > most):
+        most = self.accelerator.most_chips or _MOST_GPUS
+        if not 1 <= self.chips <= most:
             raise UserError(
-                f"chips is {self.chips:,}, but must be at least 1"
-                + (f" and, of {self.accelerator.title}, at most {most:,}" if most else "")
+                f"chips is {self.chips:,}, but must be at least 1 and, of "
+                f"{self.accelerator.title}, at most {most:,}"
             )
-        if self.host_bandwidth <= 0 or self.latency < 0:
+        if not _is_slice(self.accelerator, self.chips):
+            counts = "a power of two" if self.accelerator.torus == 2 else "1, 2 or a multiple of 4"
             raise UserError(
-                f"the network has {8e-9 * self.host_bandwidth:g} Gbit/s and a latency of "
-                f"{self.latency:g} s: the first must be positive, the second not negative"
+                f"chips is {self.chips:,}, but the number of chips of a slice of "
+                f"{self.accelerator.title} is {counts}"
+            )
+        gbits = 8e-9 * self.host_bandwidth
+        if not 0 < gbits <= _MOST_GBITS or not 0 <= self.latency < math.inf:
+            raise UserError(
+                f"the network has {gbits:g} Gbit/s and a latency of {self.latency:g} s: the first "
+                f"must be positive and at most {_MOST_GBITS:,}, the second not negative"
             )
 
     @property
@@ -151,9 +162,16 @@ class ChipCluster:
             # Rings use both directions; the 2D algorithm uses all axes at the same time.
             ways = 2 * (chip.torus if algorithm == "torus_2d" else 1)
             bandwidth = ways * chip.link
-            return Network(_TORUS_LATENCY, _TORUS_LATENCY, bandwidth, bandwidth)
+            return Network(TORUS_LATENCY, TORUS_LATENCY, bandwidth, bandwidth)
         network = self.host_bandwidth
-        return Network(_HOST_LATENCY, self.latency, chip.link, network, bandwidth_of_group=network)
+        return Network(HOST_LATENCY, self.latency, chip.link, network, bandwidth_of_group=network)
+
+
+def _is_slice(chip: Accelerator, chips: int) -> bool:
+    """Whether TPUs are rented in slices of this number; any number of GPUs will do."""
+    if chip.torus == 2:
+        return chips & (chips - 1) == 0
+    return not chip.torus or chips in (1, 2) or chips % 4 == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -257,15 +257,18 @@ class PipelinePlan:
             )
         return [
             *lines,
-            f"{unit}; weights include gradients and optimizer slots; not included: the operations' "
-            "workspace",
+            f"{unit}; weights include gradients and optimizer slots; not included: gradients of "
+            "activations and the operations' workspace",
         ]
 
     def _fit(self) -> str:
         """Returns whether the stages fit into the devices' memory."""
         most = max(self.device_memory)
         text = f"at most {most / _GIB:.4g} GiB of the {self.limit / _GIB:.4g} GiB of a device"
-        return text if most <= self.limit else f"DOES NOT FIT: {text}"
+        if most > self.limit:
+            return f"DOES NOT FIT: {text}"
+        left = (self.limit - most) / _GIB
+        return f"{text}, which leaves {left:.3g} GiB for what is not included"
 
 
 def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf) -> PipelinePlan:

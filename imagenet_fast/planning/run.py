@@ -32,7 +32,13 @@ from imagenet_fast.data.pipeline import steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion, fusion_candidates
 from imagenet_fast.planning.step_costs import count_step, slots_of
-from imagenet_fast.planning.validation.published import STACKS, stack_for
+from imagenet_fast.planning.validation.published import (
+    STACKS,
+    assumed_constants,
+    fitted_constants,
+    rows_of_chip,
+    stack_for,
+)
 from imagenet_fast.training.schedule import total_steps
 
 _GIB = 2**30
@@ -40,6 +46,8 @@ _GRADIENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # The smallest fraction of a step that is worth advice.
 _NEGLIGIBLE = 0.002
 _JOBS = 200
+# The least fraction of a compiled step's memory that was estimated: docs/planning.md.
+_ESTIMATED_FRACTION = 0.78
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +165,15 @@ class RunPlan:
         return self.memory <= self.memory_limit
 
     @property
+    def tight(self) -> bool:
+        """Whether the memory that the estimate leaves out may be more than what is left."""
+        return (
+            not self.compiled
+            and self.fits
+            and self.memory / _ESTIMATED_FRACTION > self.memory_limit
+        )
+
+    @property
     def memory(self) -> float:
         """Bytes that a replica needs."""
         return self.compiled.peak if self.compiled else self.estimated_memory
@@ -229,8 +246,11 @@ class RunPlan:
             ),
             "",
             *self._advice(),
-            f"constants   of {self.stack}; see plan --validate. Not included: evaluation, startup, "
-            "compilation" + (", Muon's matrix products" if self.config.optimizer == "muon" else ""),
+            f"constants   of {self.stack}: {fitted_constants(STACKS[self.stack])}",
+            *(f"            {line}" for line in assumed_constants(self._links())),
+            f"checked     {self._checked()}",
+            "excluded    evaluation, startup, compilation"
+            + (", Muon's matrix products" if self.config.optimizer == "muon" else ""),
         ]
         return "\n".join(lines)
 
@@ -375,12 +395,33 @@ class RunPlan:
         median, low, high = (_duration(float(seconds)) for seconds in quantiles)
         return f"; with waiting and failures {median} ({low} to {high} in 90% of cases)"
 
+    def _links(self) -> str:
+        """Returns the bandwidths that the plan assumes."""
+        cluster = self.hardware.cluster
+        chip = cluster.accelerator
+        if chip.torus:
+            return f"{chip.link / 1e9:g} GB/s through each of the torus' {2 * chip.torus} links"
+        network = f", {8e-9 * cluster.host_bandwidth:g} Gbit/s between hosts (--network_gbits)"
+        return f"{chip.link / 1e9:g} GB/s between GPUs of a host" + network * (cluster.hosts > 1)
+
+    def _checked(self) -> str:
+        """Returns which published numbers of this kind of chip the cost model was held against."""
+        chip = self.hardware.cluster.accelerator
+        count = len(rows_of_chip(chip.name))
+        if not count:
+            return f"against no published number: none of {chip.title} is known to this program"
+        return f"against {count} published numbers of {chip.title}: see plan --validate"
+
     def _memory_line(self) -> str:
         line = f"{self.memory / _GIB:.2f} of {self.memory_limit / _GIB:.3g} GiB per replica"
         if self.compiled:
             estimate = f"{self.estimated_memory / _GIB:.2f} GiB by the cost model"
             line += f", by {self.compiled.compiler} ({estimate})"
-        return line if self.fits else f"{line}: DOES NOT FIT"
+        else:
+            line += ", without the operations' workspace"
+        if not self.fits:
+            return f"{line}: DOES NOT FIT"
+        return f"{line}: MAY NOT FIT" if self.tight else line
 
     def _parts_that_fit(self) -> str:
         """Returns the fewest accumulation steps that fit, if memory is linear in the images."""
@@ -410,6 +451,10 @@ class RunPlan:
         lines = []
         if not self.fits:
             lines.append(f"advice      {self._parts_that_fit()}")
+        if self.tight:
+            lines.append(
+                "advice      imagenet-fast compile shows whether the step fits with its workspace"
+            )
         if self.time.bound == "input":
             lines.append(
                 "advice      the hosts prepare too few images: cache them (--cache), or add input "

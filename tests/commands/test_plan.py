@@ -347,10 +347,19 @@ def test_runs_beside_each_other(capsys, tmp_path):
         (["--chips=2000"], "chips is 2,000, but must be at least 1 and, of TPU v3, at most 1,024"),
         (["--compare=chip=1"], "compare: there is no flag 'chip'; did you mean 'chips'"),
         (["--compare=chips=1,two"], "compare: chips=two is not a number"),
+        (
+            ["--chips=7"],
+            "chips is 7, but the number of chips of a slice of TPU v3 is a power of two",
+        ),
         (["--network_gbits=0"], "the network has 0 Gbit/s"),
+        (["--network_gbits=1e9"], "must be positive and at most 100,000"),
         (["--host_images=-1"], "host_images is -1, but must not be negative"),
+        (["--failure_hours=-1"], "failure_hours is -1, but must not be negative"),
+        (["--slow_factor=0.5"], "slow_factor is 0.5, but must be between 1 and 1000"),
+        (["--jitter=50"], "jitter is 50, but must be between 0 and 1"),
+        (["--jitter=nan"], "jitter is nan, but must be a finite number"),
         (["--compare=chips"], "give values, as in --compare=chips=1,2"),
-        (["--jitter=-1"], "jitter is -1, but must not be negative"),
+        (["--jitter=-1"], "jitter is -1, but must be between 0 and 1"),
     ],
 )
 def test_mistakes_in_a_run(capsys, arguments, message):

@@ -118,7 +118,7 @@ def test_refusals():
         Conditions(jitter=-1.0)
     with pytest.raises(UserError, match="slow_fraction is 2"):
         Conditions(slow_fraction=2.0)
-    with pytest.raises(UserError, match="never make progress"):
+    with pytest.raises(UserError, match="hours_between_failures is 0, but must be positive"):
         Conditions(hours_between_failures=0.0)
 
 

@@ -82,7 +82,7 @@ def test_statistics_over_groups_cost_time():
         (GPU, 24, 6, 6, 4),  # the second group is in two hosts
         (GPU, 24, 8, 14, 0),
         (GPU, 48, 16, 26, 4),
-        (TPU, 12, 8, 2, 4),  # rows of 3, groups of 4 chips
+        (accelerator("tpu-v4"), 12, 4, 2, 4),  # rows of 3, groups of 4 chips
     ],
 )
 def test_groups_need_not_fit_rows(kind, chips, group, within, between):

@@ -63,6 +63,7 @@ def test_stages_fit(plan):
     assert max(own.total for own in less.memory) <= 0.97 * most
     assert less.balance != plan.balance
     assert "memory      at most" in less.table()
+    assert "GiB for what is not included" in less.table()
     with pytest.raises(UserError, match=r"do not fit into 3 stages of .* needs at least"):
         plan_pipeline(CONFIG, limit=0.1 * most)
 

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from tqdm import tqdm
 from imagenet_fast.base import environment
 from imagenet_fast.base.plotting import FILE_STYLE, SENTINELS, svg
 from imagenet_fast.config import Config
-from imagenet_fast.cost_model.accelerators import accelerator
+from imagenet_fast.cost_model.accelerators import ACCELERATORS, Accelerator, accelerator
 from imagenet_fast.cost_model.compute import Efficiency, StepWork
 from imagenet_fast.cost_model.fusion import best_segments
 from imagenet_fast.cost_model.pipeline import BlockCost, simulate
@@ -26,14 +27,24 @@ from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.schedules import tasks
 from imagenet_fast.planning.step_costs import Block, block_seconds, count_blocks, count_step
 from imagenet_fast.planning.validation.published import (
+    NETWORK_GBITS,
     ROWS,
     STACKS,
     DataParallel,
     Options,
     Pipelined,
     PublishedResult,
+    assumed_constants,
+    fitted_constants,
+    linear_scaling,
+    rows_of_chip,
+    stack_for,
 )
 
+_LINKS = (
+    "peak FLOP/s, memory bandwidth and links as published by the manufacturers; "
+    f"{NETWORK_GBITS:g} Gbit/s for each host of 8 GPUs, but 50 for Goyal et al., who publish it"
+)
 # Momentum only.
 _SLOTS = 1
 # Larger relative errors are listed with their reasons.
@@ -46,15 +57,23 @@ class Prediction(NamedTuple):
     Attributes:
       row: the published number.
       value: the prediction, in the same unit.
+      linear: the baseline, see :func:`~imagenet_fast.planning.validation.published.linear_scaling`;
+        None if there is none.
     """
 
     row: PublishedResult
     value: float
+    linear: float | None = None
 
     @property
     def error(self) -> float:
         """The relative error."""
         return self.value / self.row.value - 1
+
+    @property
+    def linear_error(self) -> float | None:
+        """The baseline's relative error."""
+        return None if self.linear is None else self.linear / self.row.value - 1
 
 
 class Cut(NamedTuple):
@@ -138,6 +157,22 @@ class Validation:
         return statistics.median(abs(prediction.error) for prediction in self.tested)
 
     @property
+    def compared(self) -> list[Prediction]:
+        """Tested predictions with a baseline."""
+        return [prediction for prediction in self.tested if prediction.linear is not None]
+
+    @property
+    def median_errors_beside_linear(self) -> tuple[float, float]:
+        """The median absolute relative errors of the model and the baseline, where both exist."""
+        pairs = [
+            (abs(prediction.error), abs(prediction.linear_error))
+            for prediction in self.compared
+            if prediction.linear_error is not None
+        ]
+        model, linear = zip(*pairs) if pairs else ((0.0,), (0.0,))
+        return statistics.median(model), statistics.median(linear)
+
+    @property
     def missed(self) -> list[Prediction]:
         """Tested predictions with a large error."""
         return [prediction for prediction in self.tested if abs(prediction.error) > _LARGE_ERROR]
@@ -145,7 +180,14 @@ class Validation:
     def table(self) -> str:
         """Returns the validation as text."""
         width = max(len(prediction.row.name) for prediction in self.predictions)
-        lines = []
+        model, linear = self.median_errors_beside_linear
+        lines = [
+            f"{'':{width}}   {'published':>12} {'predicted':>12} {'':9} {'error':>7} "
+            f"{'linear':>12} {'error':>7}",
+            "linear: the smallest published run of the network on the same system, times the ratio "
+            "of chips",
+            "",
+        ]
         for source, group in itertools.groupby(
             self.predictions, lambda prediction: prediction.row.source
         ):
@@ -157,6 +199,8 @@ class Validation:
                 f"  {prediction.row.name} ({prediction.error:+.0%}): {prediction.row.why}"
                 for prediction in self.missed
             ),
+            f"of these, {len(self.compared)} have a smaller published run of the same network and "
+            f"system: median error {model:.1%}, linear scaling {linear:.1%}",
             "",
             "segments of gradients",
             *(f"  {cut}" for cut in self.cuts),
@@ -164,10 +208,19 @@ class Validation:
             "scaling without communication optimizations",
             *(f"  {scaling}" for scaling in self.scalings),
             "",
-            "constants, fitted to the rows marked so; all stacks reach "
-            f"{next(iter(STACKS.values())).memory:.0%} of memory bandwidth",
+            "constants fitted to the rows marked so",
+            *(f"  {name:25} {fitted_constants(stack)}" for name, stack in STACKS.items()),
+            "",
+            "constants assumed",
+            *(f"  {line}" for line in assumed_constants(_LINKS)),
+            "",
+            "chips without a published row, whose constants are those of similar ones",
+            *(
+                f"  {chip.title:25} {', '.join(sorted(_stacks_of(chip)))}"
+                for chip in ACCELERATORS.values()
+                if not rows_of_chip(chip.name)
+            ),
         ]
-        lines += [f"  {name:25} {_constants(stack)}" for name, stack in STACKS.items()]
         return "\n".join(lines)
 
     def files(self) -> dict[str, str]:
@@ -188,6 +241,8 @@ class Validation:
                 "published": prediction.row.value,
                 "predicted": prediction.value,
                 "error": prediction.error,
+                "linear": prediction.linear,
+                "linear_error": prediction.linear_error,
                 "fitted": prediction.row.fits,
                 "constants": prediction.row.stack,
                 "why": prediction.row.why,
@@ -197,6 +252,14 @@ class Validation:
         values = {
             "median_error": self.median_error,
             "tested": len(self.tested),
+            "compared": len(self.compared),
+            **dict(
+                zip(
+                    ("median_error_of_compared", "median_error_of_linear"),
+                    self.median_errors_beside_linear,
+                )
+            ),
+            "chips_without_row": [name for name in ACCELERATORS if not rows_of_chip(name)],
             "missed": [prediction.row.name for prediction in self.missed],
             "rows": rows,
             "cuts": [cut._asdict() for cut in self.cuts],
@@ -213,26 +276,31 @@ class Validation:
             axes = figure.add_subplot()
             for place, prediction in enumerate(reversed(self.predictions)):
                 kind = "muted" if prediction.row.fits else "validation"
+                if prediction.linear_error is not None and not prediction.row.fits:
+                    axes.plot(1 + prediction.linear_error, place, "|", color=SENTINELS["train"])
                 axes.plot(1 + prediction.error, place, "o", color=SENTINELS[kind], ms=4)
             axes.axvline(1, color=SENTINELS["muted"], lw=0.9)
             axes.axvspan(1 - _LARGE_ERROR, 1 + _LARGE_ERROR, color=SENTINELS["grid"], alpha=0.5)
             names = [prediction.row.name for prediction in reversed(self.predictions)]
             axes.set_yticks(range(len(names)), names, fontsize=7)
             axes.set_ylim(-0.7, len(names) - 0.3)
-            axes.set_xlabel("predicted / published; grey: a constant was fitted to it")
+            axes.set_xlabel(
+                "predicted / published; grey: a constant was fitted to it; bars: linear scaling"
+            )
             return svg(figure)
 
 
 def _line(prediction: Prediction, width: int) -> str:
-    row, value = prediction
+    row, value, _ = prediction
     error = "fitted" if row.fits else f"{prediction.error:+.1%}"
-    return f"{row.name:{width}} {row.value:>12,.5g} {value:>12,.5g} {row.unit:9} {error:>7}"
+    line = f"{row.name:{width}} {row.value:>12,.5g} {value:>12,.5g} {row.unit:9} {error:>7}"
+    if prediction.linear_error is None:
+        return line
+    return f"{line} {prediction.linear:>12,.5g} {prediction.linear_error:>+7.1%}"
 
 
-def _constants(stack: Efficiency) -> str:
-    rows = f", half of that with {stack.half_rows:,.0f} rows" if stack.half_rows else ""
-    fused = "; fused" if stack.fuses else ""
-    return f"{stack.matrix:.1%} of peak in matrix operations{rows}{fused}"
+def _stacks_of(chip: Accelerator) -> set[str]:
+    return {stack_for(chip.name, precision) for precision in chip.flops}
 
 
 def validate(
@@ -249,10 +317,10 @@ def validate(
         speed, to = (
             images_per_second(run, stacks[row.stack]) if run else 1.0 for run in (row.run, row.to)
         )
-        predictions.append(Prediction(row, row.in_unit(speed, to)))
+        predictions.append(Prediction(row, row.in_unit(speed, to), linear_scaling(row, rows)))
     segmented = [prediction for prediction in predictions if _has_segments(prediction.row)]
     # The published segments are those of 1,024 GPUs.
-    cuts = [cut_of(row, stacks[row.stack]) for row, _ in segmented if row.run.chips == 1024]
+    cuts = [cut_of(row, stacks[row.stack]) for row, *_ in segmented if row.run.chips == 1024]
     scalings = [
         scaling_of(prediction, stacks[prediction.row.stack])
         for prediction in segmented
@@ -385,7 +453,7 @@ def _step_time(run: DataParallel, efficiency: Efficiency) -> StepTime:
 def _pipeline_throughput(run: Pipelined, efficiency: Efficiency) -> float:
     """Predicts the throughput of one pipeline, including the transfers between stages."""
     chip = accelerator(run.accelerator)
-    counted = _counted_blocks(_key(run.network), run.batch // run.micro_batches)
+    counted = _counted_blocks(_key(run.network), math.ceil(run.batch / run.micro_batches))
     blocks = block_seconds(counted, _config(run.network).precision, chip, efficiency)
     *balance, _ = run.balance or by_cumulative_work(blocks, run.stages)
     balance.append(len(blocks) - sum(balance))

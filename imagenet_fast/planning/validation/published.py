@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 from imagenet_fast.cost_model.compute import Efficiency
+from imagenet_fast.cost_model.step_time import HOST_LATENCY, NETWORK_LATENCY, TORUS_LATENCY
 
 IMAGENET = 1_281_167
 CIFAR = 50_000
 
+# A host's network in Gbit/s, where a source does not give it.
+NETWORK_GBITS = 100.0
 _SECONDS = {"hours": 3600, "minutes": 60, "seconds": 1}
 
 Options = Mapping[str, Any]
@@ -42,7 +45,7 @@ class DataParallel:
     gradient_bytes: int = 4
     segments: tuple[int, ...] | None = None
     batch_norm_batch: int = 0
-    network_gbits: float = 100.0
+    network_gbits: float = NETWORK_GBITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +109,11 @@ class PublishedResult:
     why: str = ""
 
     @property
+    def relative(self) -> bool:
+        """Whether the number is relative to another run's."""
+        return self.to is not None
+
+    @property
     def images_per_second(self) -> float:
         """The published throughput; not for rows that are relative to others."""
         if self.unit == "images/s":
@@ -129,7 +137,8 @@ class PublishedResult:
         return self.epochs * self.examples / images_per_second / _SECONDS[self.unit]
 
 
-# Not fitted: the achieved fraction of memory bandwidth, and the seconds to launch an operation.
+# Assumed, not fitted: the achieved fraction of memory bandwidth, and the seconds to launch an
+# operation.
 _MEMORY = 0.8
 _LAUNCH = 5e-6
 
@@ -298,6 +307,23 @@ def _amoebanet(stages: int, micro_batches: int, batch: int, balance: tuple[int, 
     )
 
 
+# By stages: images, micro-batches and blocks of each stage, as in torchgpipe's main.py. A residual
+# block is two blocks here and 11 modules there; its first cut in four, within a block, is moved to
+# the end of the block's sum, and its third from within a block to the block's beginning.
+_RESNET101_STAGES: Mapping[int, tuple[int, int, tuple[int, ...]]] = {
+    1: (220, 2, (74,)),
+    2: (25000, 1667, (29, 45)),
+    4: (5632, 256, (13, 17, 22, 22)),
+    8: (5400, 150, (10, 4, 6, 8, 8, 12, 12, 14)),
+}
+
+
+def _resnet101(stages: int, **changes: Any) -> Pipelined:
+    batch, micro_batches, balance = _RESNET101_STAGES[stages]
+    run = Pipelined(_RESNET101, "p40", batch, micro_batches, stages, balance)
+    return dataclasses.replace(run, **changes)
+
+
 _TORCHGPIPE_ROWS = (
     PublishedResult(
         "ResNet-101, 1 P40",
@@ -321,6 +347,16 @@ _TORCHGPIPE_ROWS = (
         DataParallel(_RESNET101, "p40", 8, 1024),
         606.916,
         why="one process copies the weights to all GPUs in each step, and reads ImageNet's files",
+    ),
+    *(
+        PublishedResult(
+            f"ResNet-101, {stages} stage{'s' * (stages > 1)} on P40",
+            _TORCHGPIPE_RESNET,
+            "PyTorch, P40",
+            _resnet101(stages),
+            value,
+        )
+        for stages, value in ((1, 81.796), (2, 135.539), (4, 265.958), (8, 411.662))
     ),
     *(
         PublishedResult(
@@ -360,6 +396,12 @@ def _on_tpus(stages: int, micro_batches: int) -> Pipelined:
     return Pipelined(network, "tpu-v2", batch, micro_batches, stages, rematerialize="always")
 
 
+_LINGVO = {
+    "network": {**_RESNET101, "precision": "mixed_bfloat16"},
+    "accelerator": "tpu-v2",
+    "balance": (),
+    "rematerialize": "always",
+}
 _REPRODUCED = {(4, 4): "1.68", (8, 1): "0.93", (8, 4): "2.63"}
 _GPIPE_ROWS = tuple(
     PublishedResult(
@@ -379,6 +421,26 @@ _GPIPE_ROWS = tuple(
     for stages, values in ((2, (1, 1.07, 1.21)), (4, (1.13, 1.26, 1.84)), (8, (1.38, 1.72, 3.48)))
     for micro_batches, value in zip((1, 4, 32), values)
     if (stages, micro_batches) != (2, 1)
+)
+
+# Lingvo's cut, as for the rows above; the figure does not give batches: torchgpipe's.
+_FIGURE_ROWS = tuple(
+    PublishedResult(
+        f"ResNet-101, {stages} stage{'s' * (stages > 1)} on TPU v2, lingvo's cut",
+        "Huang et al. 2018, version 4, figure 3b, as torchgpipe reads it, to 1 chip without GPipe",
+        "TensorFlow, TPU",
+        _resnet101(stages, **_LINGVO),
+        value,
+        "times",
+        to=_resnet101(1, **_LINGVO | {"batch": 118, "micro_batches": 1, "rematerialize": "never"}),
+        why=(
+            "the figure does not give the batch; torchgpipe's has micro-batches of 15 images, "
+            "which leave a TPU's matrix units idle"
+            if stages == 2
+            else ""
+        ),
+    )
+    for stages, value in ((1, 0.8), (2, 1.418), (4, 2.182), (8, 2.891))
 )
 
 _MLPERF_ROWS = tuple(
@@ -475,6 +537,7 @@ ROWS: tuple[PublishedResult, ...] = (
     *_JIA_ROWS,
     *_TORCHGPIPE_ROWS,
     *_GPIPE_ROWS,
+    *_FIGURE_ROWS,
     *_MLPERF_ROWS,
     *_TPU_ROWS,
     *_NVIDIA_ROWS,
@@ -502,3 +565,66 @@ def stack_for(accelerator: str, precision: str) -> str:
     """
     with_precision = f"{accelerator} {precision}"
     return _NEAREST.get(with_precision) or _NEAREST.get(accelerator, "TensorFlow, TPU")
+
+
+def linear_scaling(row: PublishedResult, rows: Sequence[PublishedResult] = ROWS) -> float | None:
+    """Returns what linear scaling predicts for a row, in its unit, without any cost model.
+
+    The throughput of the smallest published run of the same network on the same system (software,
+    kind of chip and precision), times the ratio of chips. A number that is relative to another run
+    is predicted to be the ratio of chips, and a scaling to be 1.
+
+    Args:
+      row: the published number to predict.
+      rows: all published numbers.
+
+    Returns:
+      None if no smaller run of the network on the system was published, or ``row`` is the smallest.
+    """
+    if row.unit == "scaling":
+        return 1.0
+    if row.unit == "times":
+        assert row.to
+        return row.run.chips / row.to.chips
+    alike = [other for other in rows if not other.relative and _system(other) == _system(row)]
+    smallest = min(alike, key=lambda other: other.run.chips)
+    if smallest is row:
+        return None
+    return row.in_unit(smallest.images_per_second * row.run.chips / smallest.run.chips)
+
+
+def _system(row: PublishedResult) -> tuple[object, ...]:
+    """Returns what rows must have in common to be compared without a cost model."""
+    network = row.run.network
+    return row.stack, row.run.accelerator, network["model"], network.get("precision", "float32")
+
+
+def rows_of_chip(name: str) -> list[PublishedResult]:
+    """Returns the published numbers of a kind of chip.
+
+    Args:
+      name: the value of ``--accelerator``.
+    """
+    return [row for row in ROWS if row.run.accelerator == name]
+
+
+def fitted_constants(stack: Efficiency) -> str:
+    """Returns a stack's fitted constants as text."""
+    rows = f", half of that with {stack.half_rows:,.0f} rows" if stack.half_rows else ""
+    fused = "; fused" if stack.fuses else ""
+    return f"{stack.matrix:.1%} of peak in matrix operations{rows}{fused}"
+
+
+def assumed_constants(links: str) -> list[str]:
+    """Returns the constants of all stacks, which were not fitted, as lines of text.
+
+    Args:
+      links: describes the bandwidths of links and networks.
+    """
+    return [
+        f"{_MEMORY:.0%} of memory bandwidth, {1e6 * _LAUNCH:g} us to launch an operation that is "
+        "not fused",
+        links,
+        f"{1e6 * TORUS_LATENCY:g} us for a message between TPUs, {1e6 * HOST_LATENCY:g} between "
+        f"GPUs of a host, {1e6 * NETWORK_LATENCY:g} between hosts",
+    ]

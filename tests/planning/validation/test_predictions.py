@@ -1,8 +1,10 @@
 """Predictions of published numbers; all of them are in benchmarks/planning."""
 
 import dataclasses
+import itertools
 import json
 import pathlib
+import re
 import xml.etree.ElementTree
 
 import pytest
@@ -16,7 +18,14 @@ from imagenet_fast.planning.validation.predictions import (
     fitted,
     validate,
 )
-from imagenet_fast.planning.validation.published import ROWS, STACKS, DataParallel, PublishedResult
+from imagenet_fast.planning.validation.published import (
+    ROWS,
+    STACKS,
+    DataParallel,
+    Pipelined,
+    PublishedResult,
+    linear_scaling,
+)
 
 RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "planning" / "validation.json"
 
@@ -69,7 +78,7 @@ def test_published_results_are_of_this_model():
     assert [own["published"] for own in results["scalings"]] == [0.99, 0.97]
 
 
-RUN = DataParallel({}, "p100", 8, 256)
+RUN = DataParallel({"model": "resnet50"}, "p100", 8, 256)
 
 
 def test_published_segments_of_alexnet():
@@ -107,15 +116,26 @@ def test_table_and_files():
     good = PublishedResult("one", "A 2017", "PyTorch, P40", RUN, 100.0)
     bad = dataclasses.replace(good, name="two", why="nobody knows")
     fit = dataclasses.replace(good, name="three", fits=True)
-    found = Validation((Prediction(good, 105.0), Prediction(bad, 60.0), Prediction(fit, 100.0)))
+    found = Validation(
+        (Prediction(good, 105.0), Prediction(bad, 60.0, 80.0), Prediction(fit, 100.0, 100.0))
+    )
     assert found.median_error == pytest.approx((0.05 + 0.4) / 2)
+    assert found.median_errors_beside_linear == pytest.approx((0.4, 0.2))
     assert [own.row.name for own in found.missed] == ["two"]
     table = found.table()
     assert "2 numbers that no constant was fitted to: median error 22.5%, 1 over 25%:" in table
     assert "two (-40%): nobody knows" in table
+    assert "of these, 1 have a smaller" in table
+    assert "system: median error 40.0%, linear scaling 20.0%" in table
+    assert re.search(r"two +100 +60 images/s +-40\.0% +80 +-20\.0%\n", table)
+    assert re.search(r"similar ones\n  NVIDIA A100 \(SXM4, 40 GB\) MXNet, A100\n", table)
     files = found.files()
     assert files["validation.txt"] == table + "\n"
-    assert json.loads(files["validation.json"])["rows"][1]["error"] == -0.4
+    values = json.loads(files["validation.json"])
+    assert values["rows"][1]["error"] == -0.4
+    assert values["rows"][1]["linear_error"] == pytest.approx(-0.2)
+    assert values["rows"][0]["linear"] is None
+    assert values["chips_without_row"] == ["a100", "h100", "tpu-v5e", "tpu-v5p", "tpu-v6e"]
     assert xml.etree.ElementTree.fromstring(files["validation.svg"]).tag.endswith("svg")
 
 
@@ -123,3 +143,32 @@ def test_lingvo_s_partition():
     """Stage min(int(K * fraction of the work so far), K - 1)."""
     blocks = [BlockCost(f"{i}", w, 0.0, *[0] * 8) for i, w in enumerate((1, 1, 1, 1, 4, 8))]
     assert by_cumulative_work(blocks, 4) == [3, 1, 1, 1]
+
+
+def test_linear_scaling():
+    """From the smallest published run of the same network on the same system."""
+    by_name = {row.name: row for row in ROWS}
+    # 8 GPUs need 29 hours, an 8th of 256 one 32nd of that.
+    assert linear_scaling(by_name["ResNet-50, 256 P100"]) == pytest.approx(29 * 60 / 32)
+    assert linear_scaling(by_name["ResNet-50, 8 P100"]) is None
+    # No smaller run of ResNet-101 with Caffe2 was published.
+    assert linear_scaling(by_name["ResNet-101, 256 P100"]) is None
+    assert linear_scaling(by_name["ResNet-101, 8 stages on P40"]) == pytest.approx(8 * 95.862)
+    assert linear_scaling(by_name["ResNet-50, 1024 P40 to 1"]) == 1
+    assert linear_scaling(by_name["AmoebaNet-D, 8 stages on TPU v2, 32 micro-batches"]) == 4
+    assert linear_scaling(by_name["ResNet-50, 64 TPU v4"]) == pytest.approx(8 * 27830)
+
+
+def test_stages_of_torchgpipe_s_resnet():
+    """All 74 blocks; torchgpipe's cuts for 8 stages are after these residual blocks."""
+    runs = {
+        row.run.stages: row.run
+        for row in ROWS
+        if isinstance(row.run, Pipelined) and row.name.endswith("on P40") and row.unit == "images/s"
+    }
+    assert sorted(runs) == [1, 2, 4, 8]
+    assert {sum(run.balance) for run in runs.values()} == {74}
+    ends = list(itertools.accumulate(runs[8].balance))[:-1]
+    # Its stem has 4 modules and each residual block 11; here they are 6 and 2 blocks.
+    modules = itertools.accumulate((26, 22, 33, 44, 44, 66, 66))
+    assert ends == [6 + 2 * (count - 4) // 11 for count in modules]
