@@ -192,7 +192,7 @@ class Pipeline:
             scale,
             self.rematerialize,
         )
-        if self._has_loops(batch.count):
+        if self._has_loops(batch.count, passes.programs):
             looped(passes, keep=self.rematerialize == "never")
         else:
             unrolled(passes, self.schedule)
@@ -260,12 +260,19 @@ class Pipeline:
             inputs = programs.outputs
         return made
 
-    def _has_loops(self, count: int) -> bool:
-        if self.schedule != "gpipe" or count == 1:
+    def _has_loops(self, count: int, programs: Sequence[Programs]) -> bool:
+        if self.schedule != "gpipe" or count == 1 or self.unroll:
             return False
-        if self.unroll is not None:
-            return not self.unroll
-        return len(self.stages) * count > _MOST_UNROLLED
+        # The lists of values that loops in blocks, such as SimpleRNN's, keep for their gradients.
+        lists = any(own.dtype == tf.variant for each in programs for own in each.activations)
+        if lists and self.rematerialize == "never":
+            if self.unroll is None:
+                return False
+            raise UserError(
+                "unroll=False cannot store the activations of layers that have loops themselves, "
+                "such as SimpleRNN: leave out unroll, or rematerialize='never'"
+            )
+        return self.unroll is False or len(self.stages) * count > _MOST_UNROLLED
 
 
 def without_batch_size(inputs: Any) -> Any:

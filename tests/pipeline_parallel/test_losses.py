@@ -326,11 +326,23 @@ def test_gpipe(name, stages, micro_batches):
             pytest.param(name, keep, marks=pytest.mark.long)
             for name in CASES
             for keep in ("always", "never")
+            if keep == "always" or not name.startswith("masked tagger")  # see the next test
         ),
     ],
 )
 def test_gpipe_with_loops(name, keep):
     check(name, 2, 4, unroll=False, rematerialize=keep)
+
+
+def test_loops_do_not_store_what_loops_in_layers_keep():
+    case = CASES["masked tagger"]  # with a SimpleRNN
+    model = GPipe(
+        case.blocks(), DEVICES[:2], num_micro_batches=4, rematerialize="never", unroll=False
+    )
+    model.compile("sgd", case.loss)
+    model.build_on(case.inputs)
+    with pytest.raises(UserError, match="unroll=False cannot store the activations of layers that"):
+        model.train_on_batch(case.inputs, case.labels)
 
 
 @pytest.mark.parametrize(
