@@ -103,7 +103,7 @@ def test_options_that_choose_no_devices(no_cluster, monkeypatch):
     assert found[1].found == "gpus=3, but TensorFlow sees 1 GPU"
     _, _, (found,) = worker.choose_devices(Config(strategy="multi_worker"))
     assert (found.name, found.state) == ("cluster", "wrong")
-    assert found.found.startswith("strategy=multi_worker needs TF_CONFIG")
+    assert found.found.startswith("strategy=multi_worker needs the workers' addresses")
     task = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(task))
     assert worker.choose_devices(Config(gpus="1")) == (2, Config(gpus="1"), [])
