@@ -117,8 +117,8 @@ def _warn_of_misfits(misfits: np.ndarray) -> bool:
     if not _warned.is_set():
         _warned.set()
         warn_once(
-            f"jpeg_index: in a batch of {misfits.size}, {misfits.sum()} JPEGs do not match their "
-            "indexes, as after re-encoding, and are decoded more slowly: replace the indexes with "
-            "`imagenet-fast prepare --add_index`"
+            f"jpeg_index: {misfits.sum()} of the {misfits.size} JPEGs of a batch do not match "
+            "their indexes, as after re-encoding, and are decoded more slowly: replace the indexes "
+            "with `imagenet-fast prepare --add_index`"
         )
     return True

@@ -6,7 +6,7 @@ import pytest
 from imagenet_fast import Config
 from imagenet_fast.base import environment
 from imagenet_fast.base.cores import cpu_cores
-from imagenet_fast.data import manifest, prepare
+from imagenet_fast.data import manifest, prepare, shard_writer
 from imagenet_fast.data.pipeline import thread_count
 from imagenet_fast.data.sources import open_source
 
@@ -33,7 +33,7 @@ def test_prepare_and_verify_use_one_thread_a_core(three_cores, tmp_path, monkeyp
             counts.append(count)
             super().__init__(count)
 
-    monkeypatch.setattr(prepare, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(shard_writer, "ThreadPoolExecutor", Pool)
     prepare.prepare(open_source("digits"), tmp_path, progress=False)
     monkeypatch.setattr(manifest, "ThreadPoolExecutor", Pool)
     manifest.verify(tmp_path, progress=False)

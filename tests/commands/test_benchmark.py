@@ -154,7 +154,7 @@ def test_parts_of_the_pipeline_benchmark():
     ("arguments", "message"),
     [
         (["pipeline", "--parts=overlapp"], "there is no part 'overlapp'; did you mean 'overlap'"),
-        (["pipeline", "--parts="], "parts is empty: choose from emulated, overlap"),
+        (["pipeline", "--parts="], "parts is empty: choose from estimates, schedules"),
         (["pipeline", "--memory_limit=0"], "memory_limit is 0, but must be positive"),
         (["stepp"], "there is no benchmark 'stepp'; did you mean 'step'?"),
         (["--repeats=2"], "there is no benchmark '--repeats=2'; the benchmarks are step"),

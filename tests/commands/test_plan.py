@@ -73,7 +73,12 @@ def test_run_without_warmup(plan):
 
 def test_constant_and_decays_after_the_end(plan):
     assert list(plan("--schedule=constant", "--duration=100 steps")[1]) == [0, 100]
-    assert list(plan("--duration=61 epochs")[1]) == [0, 30 * 5004, 60 * 5004, 61 * 5004]
+    assert list(plan("--duration=61 epochs", "--decay_at=30epochs,60epochs,80epochs")[1]) == [
+        0,
+        30 * 5004,
+        60 * 5004,
+        61 * 5004,
+    ]
 
 
 def test_knots(plan):
@@ -178,7 +183,10 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
             "data_on_device needs data, because it is for small",
         ),
         (["--schedule", "--data_dir=/nowhere"], "data_dir /nowhere does not exist"),
-        (["--schedule", *RECIPE, "--duration=4 epochs"], "warmup 5 epochs (780 steps) is longer"),
+        (
+            ["--schedule", *RECIPE, "--duration=4 epochs", "--warmup=5 epochs"],
+            "warmup 5 epochs (780 steps) is longer",
+        ),
         (["--schedule", "--pipeline"], "plan one thing at a time, not --schedule and --pipeline"),
         (
             ["--pipeline", "--costs=flop"],

@@ -77,10 +77,10 @@ def test_malformed_tf_config(text, message):
         (tf_config({"worker": ["a:1"]}, ["worker"]), "task type is ['worker'], but must be"),
         (tf_config({"worker": ["a:1"]}, None), "task type is None, but must be"),
         (tf_config({"worker": ["a:1", "b:1"]}, index=2), "index is 2, but must be in [0, 2): it"),
-        (tf_config({"worker": ["a:1"]}, index=-1), "task index is -1, but must count"),
-        (tf_config({"worker": ["a:1"]}, index="0"), "task index is '0', but must count"),
-        (tf_config({"worker": ["a:1"]}, index=0.0), "task index is 0.0, but must count"),
-        (tf_config({"worker": ["a:1"]}, index=None), "task index is None, but must count"),
+        (tf_config({"worker": ["a:1"]}, index=-1), "task index is -1, but must be in [0, 1)"),
+        (tf_config({"worker": ["a:1"]}, index="0"), "task index is '0', but must be in [0, 1)"),
+        (tf_config({"worker": ["a:1"]}, index=0.0), "task index is 0.0, but must be in [0, 1)"),
+        (tf_config({"worker": ["a:1"]}, index=None), "task index is None, but must be in [0, 1)"),
         (
             tf_config({"worker": ["a:1"]}, "chief"),
             "task index is 0, but must be in [0, 0): it has 0 chief(s)",
@@ -171,7 +171,7 @@ def test_slurm_with_cyclic_tasks():
     """As with --distribution=cyclic, where task 1 is the second node's first."""
     environment = slurm("a,b", "2(x2)", 4, 1)
     Cluster.from_environment({**environment, "SLURMD_NODENAME": "a"})
-    message = "put task 1 on b, but .* srun --distribution=block"
+    message = "started task 1 on b, but .* srun --distribution=block"
     with pytest.raises(UserError, match=message):
         Cluster.from_environment({**environment, "SLURMD_NODENAME": "b"})
 

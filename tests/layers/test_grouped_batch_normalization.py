@@ -247,7 +247,7 @@ from imagenet_fast.layers import GroupedBatchNormalization
 strategy = make_strategy(Config(logical_cpus=2, batch_size=2))
 
 # A group that does not divide the replicas.
-with strategy.scope(), pytest.raises(UserError, match="2 replicas .* groups of 4; .* be of 1, 2"):
+with strategy.scope(), pytest.raises(UserError, match="2 replicas .* of 4; possible sizes: 1, 2"):
     keras.Sequential([keras.Input(3), GroupedBatchNormalization(group_size=4)])
 
 # A group of one is Keras' fused layer.

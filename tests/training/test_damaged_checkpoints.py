@@ -171,7 +171,7 @@ def test_several_are_damaged(config, capsys):
 def test_all_are_damaged(config):
     for step in (4, 5, 6):
         damage(config, step)
-    with pytest.raises(UserError, match=r"ckpt-6 is damaged \(.*, and so are the 2 before it; beg"):
+    with pytest.raises(UserError, match=r"ckpt-6 is damaged \(.*, and so are the 2 before it; sta"):
         restored(config)
     for step in (4, 5):
         for path in folder_of(config).glob(f"ckpt-{step}.*"):

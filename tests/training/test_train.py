@@ -537,7 +537,7 @@ def test_progressive_resizing_needs_a_model_for_any_size(digits, tmp_path):
         train_until="1 epochs",
         batch_size=32,
     )
-    with pytest.raises(UserError, match="the dense layers need the size to be known"):
+    with pytest.raises(UserError, match="have no fixed size, which its dense layers need"):
         train(config)
 
 

@@ -296,7 +296,7 @@ def test_the_real_counts_are_checked_for_the_real_number_of_classes(directory):
     answers.write_text("\n".join(synsets[:4]))
     train, validation = open_source("imagenet", directory).warnings
     assert "has 1,000 images, but ImageNet 1,281,167" in train
-    assert "has 4 images, where ImageNet has 50000" in validation
+    assert "has 4 images, but ImageNet 50,000" in validation
 
 
 # --- A miniature of ImageNet, through the prepare command to batches of training

@@ -121,7 +121,7 @@ def test_nan_losses_are_the_worst():
 
 
 def test_few_mistakes_of_many_batches():
-    worst = error_analysis._Worst(size=2)
+    worst = error_analysis._WorstMistakes(size=2)
     for loss in (1.0, -np.inf, 3.0, 2.0):
         image = np.full((1, 2, 2, 3), max(loss, 0), np.uint8)
         worst.add(image, np.array([[0, 1, 0, 0, loss]], np.float32))
