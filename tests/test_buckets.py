@@ -220,6 +220,8 @@ def resumed(used, gcs, resume, tmp_path_factory):
     return killed, resume()
 
 
+# In the default run, training/test_train.py kills a run on disk.
+@pytest.mark.long
 def test_a_killed_run_goes_on_from_a_bucket(used, gcs, resumed, tmp_path):
     local, _ = used
     killed, finished = resumed

@@ -12,8 +12,8 @@ unset CDPATH
 cd "$(dirname "$0")/.."
 
 export TF_CPP_MIN_LOG_LEVEL=2
-# Two files at a time, because many tests wait for processes that they start.
-at_once=(--numprocesses=2 --dist=loadfile --no-loadscope-reorder)
+# One file more than cores at a time, because many tests wait for processes that they start.
+at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile --no-loadscope-reorder)
 if [ "${1-}" = addons ]; then
   shift
   # The tests of what depends on the TensorFlow version: Keras's optimizers, layers, models and files,

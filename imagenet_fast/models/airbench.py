@@ -7,7 +7,7 @@ convolutions follow.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -15,13 +15,16 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 from imagenet_fast.models.cifar import (
     PYTORCH_WEIGHTS,
     check_width,
     conv_block,
     max_pool_logits,
 )
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # By percentage reached: channels of the first group, their multiples in all three groups,
 # convolutions per group, momentum of batch norm.
@@ -45,7 +48,7 @@ def airbench(
     identity_init: bool = True,
     logits_scale: float = 0.0,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes a network of airbench.
 
@@ -84,8 +87,9 @@ def airbench(
     if size not in AIRBENCH_SIZES:
         raise UserError(f"airbench: there is no size {size}; the sizes are {AIRBENCH_SIZES}")
     published_width, multiples, convs, momentum = _PUBLISHED[size]
-    published_norm = {"batch_norm_momentum": momentum, "batch_norm_epsilon": 1e-12}
-    norm = batch_norm(**norm_arguments(**published_norm | norm_options), scale=False)
+    norm_options.setdefault("batch_norm_momentum", momentum)
+    norm_options.setdefault("batch_norm_epsilon", 1e-12)
+    norm = batch_norm(**norm_arguments(**norm_options), scale=False)
 
     images = keras.Input(input_shape, name="images")
     x = PatchWhitening(

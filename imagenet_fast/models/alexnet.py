@@ -8,7 +8,7 @@ The convolutions have biases, which gives the publication's 62 million parameter
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 import tf_keras as keras
@@ -16,7 +16,10 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # The smallest image that leaves a pixel after the three pools.
 _MIN_SIZE = 64
@@ -29,7 +32,7 @@ def alexnet_bn(
     dropout: float = 0.5,
     batch_norm_after_pool5: bool = True,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes an AlexNet with batch norm.
 

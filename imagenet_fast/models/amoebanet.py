@@ -26,14 +26,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # The smallest image with more than one pixel before the last of five strides of 2.
 _MIN_SIZE = 17
@@ -126,7 +129,7 @@ def amoebanet(
     normal_cells: int = 18,
     cell_filters: int = 208,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes an AmoebaNet as one model, of the layers of :func:`amoebanet_blocks`.
 
@@ -166,7 +169,7 @@ def amoebanet_blocks(
     normal_cells: int = 18,
     cell_filters: int = 208,
     num_classes: int = 1000,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> list[keras.layers.Layer]:
     """Makes an AmoebaNet as a sequence of layers, which have no weights until they are called.
 
@@ -204,7 +207,7 @@ def amoebanet_blocks(
             raise UserError(
                 f"amoebanet: {option}={value}, but must be a multiple of {factor}, as {why}"
             )
-    norm_options = norm_arguments(**norm_options)
+    norm = norm_arguments(**norm_options)
     cells = [("stem2", True), ("stem3", True)]
     for stage in (1, 2, 3):
         if stage > 1:
@@ -212,7 +215,7 @@ def amoebanet_blocks(
         cells += [(f"stage{stage}_cell{i}", False) for i in range(1, normal_cells // 3 + 1)]
 
     filters = cell_filters // 4
-    blocks: list[keras.layers.Layer] = [AmoebaStem(filters, norm_options, name="stem1")]
+    blocks: list[keras.layers.Layer] = [AmoebaStem(filters, norm, name="stem1")]
     # Channels of the tensors so far. A cell's inputs are the last two, of which the first is twice
     # as large if the last cell was a reduction.
     channels, reduced = [filters, filters], False
@@ -220,7 +223,7 @@ def amoebanet_blocks(
         if reduction:
             filters *= 2
         before = "halve" if reduced else "keep" if channels[-2] == filters else "project"
-        blocks.append(AmoebaCell(variant, reduction, filters, before, norm_options, name=name))
+        blocks.append(AmoebaCell(variant, reduction, filters, before, norm, name=name))
         channels.append(filters * len(_DESIGNS[variant][reduction].outputs))
         reduced = reduction
     return [*blocks, AmoebaClassifier(num_classes, name="classify")]

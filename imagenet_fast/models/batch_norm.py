@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import GhostBatchNormalization, GroupedBatchNormalization
+
+
+class NormOptions(TypedDict, total=False):
+    """The batch-norm options that all models take, as ``norm_arguments`` describes them."""
+
+    batch_norm_momentum: float
+    batch_norm_epsilon: float
+    batch_norm_group_size: int
+    ghost_batch_size: int
 
 
 def norm_arguments(

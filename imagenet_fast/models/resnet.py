@@ -14,14 +14,17 @@ N(0, 0.01^2), also theirs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _BASIC = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -39,7 +42,7 @@ def resnet(
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes a ResNet for ImageNet: basic blocks at depths 18 and 34, bottlenecks above.
 
@@ -110,7 +113,7 @@ def cifar_resnet(
     *,
     zero_gamma: bool = True,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes a ResNet for CIFAR-10 (He et al. 2015, section 4.2).
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 import tf_keras as keras
@@ -16,8 +16,11 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes
-from imagenet_fast.models.batch_norm import batch_norm, norm_arguments
+from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 from imagenet_fast.models.cifar import check_width, conv_block, max_pool_logits
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 POOL_ORDERS = ("conv_bn_relu_pool", "conv_bn_pool_relu", "conv_pool_bn_relu")
 ACTIVATIONS = ("relu", "celu")
@@ -38,7 +41,7 @@ def resnet9(
     logits_scale: float = 0.0,
     whitening: bool = False,
     name: str | None = None,
-    **norm_options: Any,
+    **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
     """Makes Page's ResNet-9; its defaults are his baseline.
 

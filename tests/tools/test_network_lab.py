@@ -348,6 +348,7 @@ def test_only_the_switch_has_links_of_a_group():
 
 
 @pytest.mark.network_lab
+@pytest.mark.long
 @pytest.mark.parametrize("backend", ["switch", "netem"])
 def test_latency_and_rate_are_as_asked(start, backend):
     try:

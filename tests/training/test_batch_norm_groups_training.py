@@ -42,17 +42,17 @@ def one_device(digits):
     ("changes", "workers"),
     [
         # Devices of the quick tests are in tests/layers/test_grouped_batch_normalization.py.
-        pytest.param(
-            {"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32},
-            0,
-            marks=pytest.mark.long,
-        ),
+        ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
         pytest.param(
             {"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2, marks=pytest.mark.long
         ),
         # Of two workers each takes every other image, so that their first micro-batches are the
         # first half of one device's batch.
-        ({"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2}, 2),
+        pytest.param(
+            {"strategy": "multi_worker", "batch_norm_batch_size": 16, "accumulation_steps": 2},
+            2,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["devices", "workers", "micro_batches"],
 )

@@ -270,6 +270,9 @@ def test_damaged_list_of_damaged_checkpoints(config, capsys, line):
     assert first == row and (second["step"], second["resumed_from"]) == (6, 5)
 
 
+# In the default run, other tests here restore the checkpoint before a damaged one, and
+# test_train.py compares the weights of a resumed run.
+@pytest.mark.long
 def test_a_run_ends_with_the_same_bits(digits, tmp_path, capsys):
     options = {
         "data_dir": digits,
