@@ -94,6 +94,12 @@ def main(arguments: list[str]) -> int:
         "EXIF orientation: ignore: keep the stored pixels; apply: rotate images upright",
     )
     flags.define(
+        "make_baseline",
+        False,
+        "convert progressive JPEGs to baseline losslessly, so that they can be indexed and decode "
+        "faster; needs the program jpegtran",
+    )
+    flags.define(
         "jpeg_index",
         True,
         "index baseline JPEGs, so that training decodes only the blocks around a crop; needs a C++ "
@@ -221,6 +227,7 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         max_side=flags["max_side"] or None,
         shorter_side=flags["shorter_side"] or None,
         exif=flags["exif"],
+        make_baseline=flags["make_baseline"],
         jpeg_index=flags["jpeg_index"],
         threads=flags["threads"] or None,
         max_bad_images=flags["max_bad_images"],
@@ -232,8 +239,8 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
         print(f"converted {counted(count, 'image')}: {kind}")
     if manifest.unindexed:
         print(
-            f"{counted(manifest.unindexed, 'JPEG')} without an index, such as progressive ones, "
-            "will be decoded more slowly"
+            f"{counted(manifest.unindexed, 'JPEG')} without an index will be decoded more slowly; "
+            "--make_baseline converts progressive ones, so that they get an index"
         )
     for skipped in manifest.skipped:
         print(f"skipped {skipped.file}: {skipped.reason}")

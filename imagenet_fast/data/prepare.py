@@ -20,6 +20,7 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_local_path
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import metadata, prepare_plan
+from imagenet_fast.data.baseline_jpegs import find_jpegtran
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.data.images import ENCODINGS, EXIF, SizeLimit
 from imagenet_fast.data.manifest import Manifest, Split
@@ -67,6 +68,7 @@ def prepare(
     max_side: int | None = None,
     shorter_side: int | None = None,
     exif: str = "ignore",
+    make_baseline: bool = False,
     jpeg_index: bool = True,
     threads: int | None = None,
     max_bad_images: int | float | str = 100,
@@ -93,6 +95,8 @@ def prepare(
       max_side: Images with a longer side above this are resized to it; None: no limit.
       shorter_side: Likewise for the shorter side. At most one of both limits may be given.
       exif: EXIF orientation: ``ignore`` keeps the pixels as stored, ``apply`` turns images upright.
+      make_baseline: Whether to convert progressive JPEGs to baseline losslessly, with the program
+        ``jpegtran``: an index needs baseline JPEGs, which also decode faster.
       jpeg_index: Whether to index baseline JPEGs, so that training decodes only the blocks around a
         crop. It takes a C++ compiler; without one, a warning is printed and there is no index.
       threads: Number of shards written in parallel; by default the number of CPU cores.
@@ -126,6 +130,9 @@ def prepare(
         "converter_version": _CONVERTER_VERSIONS[encoding],
     }
     existing = _existing_job(directory)
+    jpegtran = find_jpegtran() if make_baseline else None
+    if make_baseline or "make_baseline" in existing:
+        job["make_baseline"] = make_baseline
     indexer = _indexer(jpeg_index, existing)
     if indexer or "jpeg_index" in existing:
         job["jpeg_index"] = indexer is not None
@@ -135,6 +142,7 @@ def prepare(
         encoding,
         size_limit,
         exif,
+        jpegtran,
         indexer,
         threads or cpu_cores(),
         bad_limit,

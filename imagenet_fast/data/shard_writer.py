@@ -15,6 +15,7 @@ from tqdm import tqdm
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data import metadata, records
+from imagenet_fast.data.baseline_jpegs import is_progressive, to_baseline
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.image_limit import ImageLimit
 from imagenet_fast.data.images import BadImageError, SizeLimit, encode_pixels, normalize_encoding
@@ -38,6 +39,7 @@ class ShardWriter:
         encoding: str,
         size_limit: SizeLimit,
         exif: str,
+        jpegtran: str | None,
         indexer: Indexer | None,
         threads: int,
         bad_limit: ImageLimit,
@@ -48,6 +50,7 @@ class ShardWriter:
         self._encoding = encoding
         self._size_limit = size_limit
         self._exif = exif
+        self._jpegtran = jpegtran
         self._indexer = indexer
         self._threads = threads
         self._bad_limit = bad_limit
@@ -156,6 +159,8 @@ class ShardWriter:
             )
         else:
             image = encode_pixels(item.image, self._encoding, self._size_limit)
+        if self._jpegtran and is_progressive(image):
+            image = to_baseline(image, self._jpegtran)
         if image.converted_from:
             converted[image.converted_from] += 1
         index = self._indexer(image.data, image.height, image.width) if self._indexer else None

@@ -1,0 +1,82 @@
+"""Progressive JPEGs as baseline ones, without a change of pixels."""
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.data import records
+from imagenet_fast.data.baseline_jpegs import find_jpegtran, is_progressive, to_baseline
+from imagenet_fast.data.examples import ENCODED, JPEG_INDEX
+from imagenet_fast.data.images import normalize_encoding
+from imagenet_fast.data.prepare import prepare
+from imagenet_fast.data.sources import open_source
+
+needs_jpegtran = pytest.mark.skipif(not shutil.which("jpegtran"), reason="needs jpegtran")
+
+
+def jpeg(mode="RGB", progressive=True, size=(250, 200), **options):
+    pixels = np.random.RandomState(0).randint(0, 256, (size[1] // 8, size[0] // 8, 3), np.uint8)
+    image = Image.fromarray(pixels).resize(size).convert(mode)
+    buffer = io.BytesIO()
+    image.save(buffer, "jpeg", progressive=progressive, **options)
+    return buffer.getvalue()
+
+
+@needs_jpegtran
+@pytest.mark.parametrize(
+    ("mode", "options"), [("RGB", {}), ("RGB", {"subsampling": 0}), ("L", {})], ids=str
+)
+def test_same_pixels_and_metadata(mode, options):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    before = normalize_encoding(jpeg(mode, exif=exif, **options))
+    assert is_progressive(before)
+    after = to_baseline(before, find_jpegtran())
+    assert (after.converted_from, after.height, after.width) == ("progressive JPEG", 200, 250)
+    decoded = Image.open(io.BytesIO(after.data))
+    assert "progressive" not in decoded.info and decoded.getexif()[0x0112] == 6
+    np.testing.assert_array_equal(np.asarray(decoded), np.asarray(before.pixels))
+    assert not is_progressive(normalize_encoding(after.data))
+
+
+@needs_jpegtran
+def test_damaged_images_stay():
+    image = normalize_encoding(jpeg())
+    damaged = image._replace(data=image.data[:-300])
+    assert to_baseline(damaged, find_jpegtran()) is damaged
+
+
+def test_without_the_program(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="make_baseline needs the program jpegtran: install"):
+        find_jpegtran()
+
+
+@needs_jpegtran
+def test_prepare(tmp_path):
+    for split in ("train", "validation"):
+        for name in ("a", "b"):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            folder.joinpath("0.jpg").write_bytes(jpeg())
+            folder.joinpath("1.jpg").write_bytes(jpeg(progressive=False))
+    source = open_source("folders", str(tmp_path / "photos"))
+    options = {"train_shards": 1, "validation_shards": 1, "progress": False}
+    manifest = prepare(source, tmp_path / "data", make_baseline=True, **options)
+    assert manifest.converted == {"progressive JPEG": 4}
+    assert manifest.unindexed == 0
+    (path,) = (tmp_path / "data").glob("train-*")
+    for record in records.read_records(path):
+        features = tf.train.Example.FromString(record).features.feature
+        assert (
+            "progressive" not in Image.open(io.BytesIO(features[ENCODED].bytes_list.value[0])).info
+        )
+        assert features[JPEG_INDEX].bytes_list.value
+    # The same data set with another option is another job.
+    with pytest.raises(UserError, match="make_baseline"):
+        prepare(source, tmp_path / "data", **options)
