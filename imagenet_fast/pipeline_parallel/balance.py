@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tf_keras as keras
 
-from imagenet_fast.cost_model.pipeline import BlockCost, micro_batches_in_memory, stage_memory
+from imagenet_fast.cost_model.pipeline import (
+    BlockCost,
+    micro_batches_in_memory,
+    simulate,
+    stage_memory,
+)
 from imagenet_fast.pipeline_parallel.partition import partition
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
+
+_PASSES = ("forward", "backward")
 
 
 def balance_for(
@@ -53,7 +61,7 @@ def balance_for(
     costs = cost(blocks, inputs, math.ceil(batch_size / micro_batches))
     order = tasks(schedule, stages, micro_batches, devices)
     limit *= (devices or stages) / stages
-    return best_balance(costs, order, rematerialize, slots=slots, limit=limit)
+    return best_balance(costs, order, rematerialize, devices=devices, slots=slots, limit=limit)
 
 
 def best_balance(
@@ -61,10 +69,14 @@ def best_balance(
     order: Sequence[Task],
     rematerialize: str,
     *,
+    devices: int | None = None,
     slots: float = 0.0,
     limit: float = math.inf,
 ) -> list[int]:
     """Returns the balance with the least work of the slowest stage among those that fit.
+
+    With several stages on each device, it then moves blocks between neighbouring stages while that
+    makes the simulated batch faster: a device with a fast and a slow stage is not slow.
 
     Where the stages make forward and backward in turn and compute their activations once more, the
     last one has less to do for each block: it does not.
@@ -73,6 +85,7 @@ def best_balance(
       costs: of the blocks.
       order: of the tasks of all stages.
       rematerialize: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
+      devices: their number; stage k is on device k % ``devices``. None: one for each stage.
       slots: values that the optimizer keeps of each trained weight.
       limit: bytes that each stage may have.
 
@@ -90,13 +103,46 @@ def best_balance(
     def memory(stage: int, first: int, end: int) -> float:
         return stage_memory(joined(first, end), holds[stage], slots).total
 
-    return partition(
+    balance = partition(
         [own.work + own.forward * again for own in costs],
         len(holds),
         last_costs=[own.work for own in costs],
         memory=None if math.isinf(limit) else memory,
         limit=limit,
     )
+    if devices in (None, len(balance)):
+        return balance
+
+    @functools.cache
+    def seconds(balance: tuple[int, ...]) -> float:
+        ends = list(itertools.accumulate(balance))
+        places = [(end - count, end) for end, count in zip(ends, balance)]
+        if min(balance) < 1 or any(
+            memory(stage, *place) > limit for stage, place in enumerate(places)
+        ):
+            return math.inf
+        stages = [joined(*place) for place in places]
+        forward, backward = ([getattr(stage, name) for stage in stages] for name in _PASSES)
+        return simulate(
+            order, forward, backward, rematerialize=rematerialize, devices=devices
+        ).seconds
+
+    best = tuple(balance)
+    while True:
+        faster = min(_moves(best), key=seconds)
+        if seconds(faster) >= seconds(best):
+            return list(best)
+        best = faster
+
+
+def _moves(balance: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yields the balances that differ by one block moved to a neighbouring stage."""
+    for stage in range(len(balance) - 1):
+        for step in (1, -1):
+            moved = list(balance)
+            moved[stage] += step
+            moved[stage + 1] -= step
+            yield tuple(moved)
 
 
 def _in_turn(order: Sequence[Task]) -> bool:

@@ -304,7 +304,12 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
         each = config.pipeline_stages_per_device
         order = tasks(config.pipeline_schedule, stages, config.accumulation_steps, stages // each)
         best = best_balance(
-            block_costs, order, config.rematerialize, slots=slots, limit=limit / each
+            block_costs,
+            order,
+            config.rematerialize,
+            devices=stages // each,
+            slots=slots,
+            limit=limit / each,
         )
         balance = tuple(best)
     bounds(balance, len(block_costs), stages)

@@ -112,3 +112,22 @@ def test_of_a_network_that_is_built_in_stages():
     model, _, balance = build_in_stages(make, ["CPU:0", "CPU:0"], balancer)
     assert balance == [4, 1]
     assert model.built
+
+
+def test_devices_with_several_stages():
+    order = tasks("interleaved_1f1b", 4, 8, 2)
+    ratios, gains = [], []
+    for seed in range(12):
+        draw = random.Random(seed)
+        costs = [block(work := draw.randint(1, 9), 2 * work) for _ in range(9)]
+
+        def batch(balance, costs=costs):
+            stages = stages_of(costs, balance)
+            forward, backward = [own.forward for own in stages], [own.backward for own in stages]
+            return simulate(order, forward, backward, devices=2).seconds
+
+        found = batch(best_balance(costs, order, "except_last", devices=2))
+        ratios.append(found / min(map(batch, balances(9, 4))))
+        gains.append(batch(best_balance(costs, order, "except_last")) / found)
+    assert max(ratios) < 1.03
+    assert min(gains) == 1 and max(gains) > 1.05
