@@ -271,7 +271,11 @@ def test_the_format_is_that_of_the_header_file():
 
 @pytest.mark.parametrize(
     ("split", "options"),
-    [("train", {}), ("train", {"jpeg_scaling": True, "image_size": 24}), ("validation", {})],
+    [
+        pytest.param("train", {}, marks=pytest.mark.long),
+        ("train", {"jpeg_scaling": True, "image_size": 24}),
+        ("validation", {}),
+    ],
 )
 def test_batches_with_and_without_an_index(split, options):
     config = with_resize_kernel(

@@ -339,7 +339,7 @@ def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, 
         assert "ImagenetFastResize" not in found
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
+@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, split):
     pipeline.warn_once.cache_clear()
     config = augmented(numbered, batch_size=12)

@@ -170,8 +170,10 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),
-    [("mirrored", 2, 0), pytest.param("multi_worker", 0, 2, marks=pytest.mark.long)],
+    [("mirrored", 2, 0), ("multi_worker", 0, 2)],
 )
+# In the default run, training/test_batch_norm_groups_training.py trains with groups.
+@pytest.mark.long
 def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
     out, directory = tmp_path / "weights.npz", tmp_path / "model"
     script = FOLDER / "grouped_batch_norm_fit_job.py"

@@ -534,6 +534,7 @@ def test_errors_are_one_line(capsys, tmp_path, monkeypatch):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.long
 def test_real_divergence(make_plan):
     plan = make_plan(
         "learning_rate=log:1e30:1e32",

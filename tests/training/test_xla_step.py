@@ -33,13 +33,15 @@ def recipe(name, digits, **changes):
     )
 
 
+# In the default run, test_classifier.py compares a step with and without XLA.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "precision", "tolerance"),
     [
         ("airbench_cifar10", "float32", 2e-5),
-        pytest.param("airbench_cifar10", "mixed_bfloat16", None, marks=pytest.mark.long),
-        pytest.param("myrtle_cifar10", "float32", 2e-5, marks=pytest.mark.long),
-        pytest.param("myrtle_cifar10", "mixed_float16", None, marks=pytest.mark.long),
+        ("airbench_cifar10", "mixed_bfloat16", None),
+        ("myrtle_cifar10", "float32", 2e-5),
+        ("myrtle_cifar10", "mixed_float16", None),
     ],
 )
 def test_xla_compiles_the_whole_step(digits, name, precision, tolerance, monkeypatch):

@@ -223,6 +223,7 @@ def test_mistakes(tmp_path, run_python, arguments, message):
     assert message in finished.stderr
 
 
+@pytest.mark.long
 def test_another_log_leaves_the_page_of_the_docs_alone(tmp_path, run_python):
     kept = ROOT / "docs" / report.PAGE
     text = kept.read_text()
