@@ -51,6 +51,8 @@ nitpick_ignore_regex = [
     (r"py:.*", r"ctypes\..*"),
     (r"py:.*", r"matplotlib\..*"),
     (r"py:class", r"imagenet_fast\..*\._\w+"),  # type variables
+    # Which options all models take: models.batch_norm.norm_arguments says what they are.
+    (r"py:class", "NormOptions"),
     # Private classes; users see Source.
     (r"py:class", r"imagenet_fast\.data\.sources\.\w+\.\w+Source"),
 ]
