@@ -334,15 +334,12 @@ def test_gpipe_with_loops(name, keep):
     check(name, 2, 4, unroll=False, rematerialize=keep)
 
 
-def test_loops_do_not_store_what_loops_in_layers_keep():
-    case = CASES["masked tagger"]  # with a SimpleRNN
-    model = GPipe(
-        case.blocks(), DEVICES[:2], num_micro_batches=4, rematerialize="never", unroll=False
-    )
-    model.compile("sgd", case.loss)
-    model.build_on(case.inputs)
+def test_loops_do_not_store_what_loops_in_layers_keep(monkeypatch):
+    """Without unroll, even a large graph of a SimpleRNN is unrolled instead."""
+    monkeypatch.setattr("imagenet_fast.pipeline_parallel.pipeline._MOST_UNROLLED", 3)
+    check("masked tagger", 2, 3, rematerialize="never")
     with pytest.raises(UserError, match="unroll=False cannot store the activations of layers that"):
-        model.train_on_batch(case.inputs, case.labels)
+        check("masked tagger", 2, 3, unroll=False, rematerialize="never")
 
 
 @pytest.mark.parametrize(
@@ -354,6 +351,30 @@ def test_loops_do_not_store_what_loops_in_layers_keep():
 )
 def test_1f1b(name, stages, micro_batches):
     check(name, stages, micro_batches, schedule="1f1b")
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "micro_batches"),
+    [
+        ("two outputs", 2, 4),
+        *(
+            pytest.param(name, *pair, marks=pytest.mark.long)
+            for name, case in CASES.items()
+            if case.splits
+            for pair in ((1, 3), (2, 3), (2, 4))
+            if (name, *pair) != ("two outputs", 2, 4)
+        ),
+    ],
+)
+def test_interleaved_1f1b(name, devices, micro_batches):
+    """Two stages on each device."""
+    check(
+        name,
+        devices,
+        micro_batches,
+        schedule="interleaved_1f1b",
+        num_stages=2 * devices,
+    )
 
 
 @pytest.mark.parametrize("name", REFUSALS)
