@@ -17,7 +17,7 @@ from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
-from imagenet_fast.pipeline_parallel.pipeline import Pipeline, without_batch_size
+from imagenet_fast.pipeline_parallel.pipeline import Pipeline, positive, without_batch_size
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
 
@@ -104,6 +104,9 @@ class GPipe(keras.Model):
     ) -> None:
         super().__init__(name=name)
         require_choice("costs", costs, ("flops", "measured"))
+        for argument, value in (("num_stages", num_stages), ("batch_size", batch_size)):
+            if value is not None:
+                positive(argument, value)
         schedule = canonical_schedule(schedule)
         devices = _devices(devices, num_stages, schedule)
         stages = len(devices) if num_stages is None else num_stages

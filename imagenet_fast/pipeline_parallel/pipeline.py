@@ -92,7 +92,7 @@ class Pipeline:
         schedule: str = "gpipe",
         unroll: bool | None = None,
     ) -> None:
-        self.num_micro_batches = _positive(num_micro_batches)
+        self.num_micro_batches = positive("num_micro_batches", num_micro_batches)
         require_choice("rematerialize", rematerialize, REMATERIALIZE)
         self.schedule = canonical_schedule(schedule)
         if self.schedule != "gpipe" and unroll is False:
@@ -282,8 +282,8 @@ def without_batch_size(inputs: Any) -> Any:
     )
 
 
-def _positive(number: Any) -> int:
-    """Returns the number of micro-batches.
+def positive(name: str, number: Any) -> int:
+    """Returns the value of an argument that must be a positive integer.
 
     Raises:
       UserError: if it is not a positive integer.
@@ -291,9 +291,9 @@ def _positive(number: Any) -> int:
     try:
         count = operator.index(number)
     except TypeError:
-        raise UserError(f"num_micro_batches is {number!r}, but must be an integer") from None
+        raise UserError(f"{name} is {number!r}, but must be an integer") from None
     if count < 1:
-        raise UserError(f"num_micro_batches is {count}, but must be positive")
+        raise UserError(f"{name} is {count}, but must be positive")
     return count
 
 

@@ -311,6 +311,8 @@ def test_the_step_is_not_compiled():
         ({"schedule": "pipe"}, "schedule='pipe' does not exist; did you mean 'gpipe'"),
         ({"schedule": "1f1b", "unroll": False}, "1f1b has no graph with loops"),
         ({"num_micro_batches": 2.5}, "num_micro_batches is 2.5, but must be an integer"),
+        ({"num_stages": "2"}, "num_stages is '2', but must be an integer"),
+        ({"batch_size": -3}, "batch_size is -3, but must be positive"),
         ({"num_micro_batches": 0}, "num_micro_batches is 0"),
         ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
         ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] has 3 stages, but there are 2 devices"),
