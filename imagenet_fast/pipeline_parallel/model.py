@@ -107,6 +107,8 @@ class GPipe(keras.Model):
         for argument, value in (("num_stages", num_stages), ("batch_size", batch_size)):
             if value is not None:
                 positive(argument, value)
+        if devices is not None and (isinstance(devices, str) or not devices):
+            raise UserError(f"devices is {devices!r}, but must be a list, as ['GPU:0', 'GPU:1']")
         schedule = canonical_schedule(schedule)
         devices = _devices(devices, num_stages, schedule)
         stages = len(devices) if num_stages is None else num_stages

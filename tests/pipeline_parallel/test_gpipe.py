@@ -313,6 +313,8 @@ def test_the_step_is_not_compiled():
         ({"num_micro_batches": 2.5}, "num_micro_batches is 2.5, but must be an integer"),
         ({"num_stages": "2"}, "num_stages is '2', but must be an integer"),
         ({"batch_size": -3}, "batch_size is -3, but must be positive"),
+        ({"devices": []}, r"devices is \[\], but must be a list, as"),
+        ({"devices": "CPU:0"}, "devices is 'CPU:0', but must be a list, as"),
         ({"num_micro_batches": 0}, "num_micro_batches is 0"),
         ({"balance": [1, 2]}, "balance \\[1, 2\\] is of 3 blocks, but there are 4"),
         ({"balance": [1, 2, 1]}, "balance \\[1, 2, 1\\] has 3 stages, but there are 2 devices"),
@@ -325,7 +327,7 @@ def test_the_step_is_not_compiled():
 )
 def test_bad_options(options, message):
     with pytest.raises(UserError, match=message):
-        GPipe(blocks(), DEVICES[:2], **options)
+        GPipe(blocks(), **{"devices": DEVICES[:2], **options})
 
 
 @pytest.mark.parametrize("first", ["predict", "evaluate", "call", "fit"])
