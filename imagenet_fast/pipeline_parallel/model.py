@@ -17,6 +17,7 @@ from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
+from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline, positive, without_batch_size
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
@@ -104,6 +105,9 @@ class GPipe(keras.Model):
     ) -> None:
         super().__init__(name=name)
         require_choice("costs", costs, ("flops", "measured"))
+        # Before a functional model is cut, which uses them.
+        require_choice("rematerialize", rematerialize, REMATERIALIZE)
+        positive("num_micro_batches", num_micro_batches)
         for argument, value in (("num_stages", num_stages), ("batch_size", batch_size)):
             if value is not None:
                 positive(argument, value)

@@ -330,6 +330,21 @@ def test_bad_options(options, message):
         GPipe(blocks(), **{"devices": DEVICES[:2], **options})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rematerialize": "allways"}, "rematerialize='allways' does not exist; did you mean"),
+        ({"num_micro_batches": "4"}, "num_micro_batches is '4', but must be an integer"),
+        ({"num_micro_batches": 0}, "num_micro_batches is 0, but must be positive"),
+    ],
+)
+def test_bad_options_beside_a_functional_model(options, message):
+    images = keras.Input(4)
+    model = keras.Model(images, keras.layers.Dense(2)(keras.layers.Dense(3)(images)))
+    with pytest.raises(UserError, match=message):
+        GPipe(model, DEVICES[:2], **options)
+
+
 @pytest.mark.parametrize("first", ["predict", "evaluate", "call", "fit"])
 def test_weights_that_stages_share_are_refused_whatever_comes_first(first):
     shared = keras.layers.Dense(CLASSES, name="shared")
