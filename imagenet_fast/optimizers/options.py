@@ -197,6 +197,7 @@ class ScheduleOptions(SharedOptions):
         "batch size that learning_rate is for; see rate_scaling",
         group="learning rate",
         check=POSITIVE,
+        beside=(Beside("rate_scaling", ("none",), unless=True), _NO_BATCH_TABLE),
     )
     rate_scaling: str = option(
         "linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -9,6 +10,9 @@ import tf_keras as keras
 from tf_keras.src.engine.compile_utils import LossesContainer
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+from imagenet_fast.pipeline_parallel.programs import floats_of
+from imagenet_fast.pipeline_parallel.stage import masked, with_masks
 
 _Reduction = keras.losses.Reduction
 _HOW = "use schedule='gpipe', which computes the loss of the whole batch at once"
@@ -97,26 +101,63 @@ class CompiledLoss:
         return any(means)
 
 
-def check_parts(parts: tf.Tensor, whole: tf.Tensor, outputs: Any) -> tf.Operation:
-    """Returns a check that the losses of micro-batches add up to the loss of the batch.
+def check_splits(
+    compiled: CompiledLoss, outputs: Any, labels: Any, weights: Any, micro_batches: int
+) -> tf.Operation:
+    """Returns a check that micro-batches' losses have the gradients of the batch's loss.
 
-    Its failure is an ``InvalidArgumentError``. NaN passes, for callbacks to find.
+    Those with respect to the outputs, by which all others are computed. Its failure is an
+    ``InvalidArgumentError``. NaN passes, for callbacks to find.
 
     Args:
-      parts: the sum.
-      whole: the loss of the batch.
-      outputs: of which it is; their precision is that of the comparison.
+      compiled: the loss.
+      outputs: of the whole batch.
+      labels: of the whole batch, or None.
+      weights: of the whole batch, or None.
+      micro_batches: their number.
     """
-    half = any(output.dtype.size < 4 for output in tf.nest.flatten(outputs))
-    whole = tf.cast(whole, parts.dtype)
-    tolerance = (3e-2 if half else 1e-4) * tf.abs(whole) + 1e-6
-    message = (
-        "the loss is not a mean or a sum over the examples: those of the micro-batches do not add "
-        f"up to that of the batch; {_HOW}. Their sum and the loss:"
+    targets = {"labels": labels, "weights": weights}
+    given = {name: values for name, values in targets.items() if values is not None}
+    batch = MicroBatches(with_masks(outputs), given, micro_batches)
+    floats = floats_of(outputs)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(floats)
+        whole = compiled.whole(outputs, labels, weights)
+        parts = tf.constant(0.0, whole.dtype)
+        for number in range(batch.count):
+            aims = batch.targets(number)
+            part = compiled.part(
+                masked(batch.inputs(number)),
+                aims.get("labels"),
+                aims.get("weights"),
+                batch.examples,
+            )
+            # 0 for a micro-batch that repeats an example.
+            parts += part * tf.cast(tf.sign(batch.fraction(number)), part.dtype)
+    zero = tf.UnconnectedGradients.ZERO
+    expected, summed = (
+        tape.gradient(loss, floats, unconnected_gradients=zero) for loss in (whole, parts)
     )
+    difference, scale = _largest(map(tf.subtract, summed, expected)), _largest(expected)
+    half = any(output.dtype.size < 4 for output in floats)
+    # float16 has no numbers between 0 and 6e-8.
+    tolerance = 3e-2 * scale + 1e-6 if half else 1e-4 * scale
     return tf.debugging.Assert(
-        tf.logical_not(tf.abs(parts - whole) > tolerance), [message, parts, whole]
+        tf.logical_not(difference > tolerance),
+        [
+            "the loss is not a mean or a sum over the examples: the gradients of the losses of "
+            f"micro-batches are not those of the loss of the batch; {_HOW}. Largest difference, "
+            "and largest gradient of the outputs:",
+            difference,
+            scale,
+        ],
     )
+
+
+def _largest(values: Iterable[tf.Tensor]) -> tf.Tensor:
+    """Returns the largest absolute value in some tensors, float32."""
+    maxima = [tf.reduce_max(tf.abs(tf.cast(value, tf.float32))) for value in values]
+    return tf.reduce_max(tf.stack(maxima))
 
 
 def _ignores_a_class(loss: keras.losses.Loss) -> bool:

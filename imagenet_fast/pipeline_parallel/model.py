@@ -16,14 +16,21 @@ from imagenet_fast.models.blocks import check_functional
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
-from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_parts
+from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_splits
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
-from imagenet_fast.pipeline_parallel.pipeline import Pipeline, positive, without_batch_size
+from imagenet_fast.pipeline_parallel.pipeline import (
+    Pipeline,
+    positive,
+    require_number,
+    without_batch_size,
+)
 from imagenet_fast.pipeline_parallel.placement import stage_devices
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
 
 # Examples in a micro-batch for counting FLOPs, where the batch size is unknown.
 _EXAMPLES = 32
+# Micro-batches of a batch, at most, where its size is unknown: more do not change the balance.
+_MICRO_BATCHES = 64
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")
@@ -111,6 +118,9 @@ class GPipe(keras.Model):
         for argument, value in (("num_stages", num_stages), ("batch_size", batch_size)):
             if value is not None:
                 positive(argument, value)
+        if device_memory_gb is not None:
+            require_number("device_memory_gb", device_memory_gb, positive=True)
+        require_number("optimizer_slots", optimizer_slots, positive=False)
         if devices is not None and (isinstance(devices, str) or not devices):
             raise UserError(f"devices is {devices!r}, but must be a list, as ['GPU:0', 'GPU:1']")
         schedule = canonical_schedule(schedule)
@@ -308,9 +318,12 @@ class GPipe(keras.Model):
         penalty = step.penalty / tf.cast(scale, tf.float32)
         checks = []
         if splits:
-            whole = compiled.whole(step.outputs, labels, weights)
-            parts = step.loss / tf.cast(scale, tf.float32)
-            checks.append(check_parts(parts, whole, step.outputs))
+            with tf.device(self._pipeline.stages[-1].device):
+                checks.append(
+                    check_splits(
+                        compiled, step.outputs, labels, weights, self._pipeline.num_micro_batches
+                    )
+                )
         gradients = step.gradients
         if scaled:
             gradients = self.optimizer.get_unscaled_gradients(gradients)
@@ -404,6 +417,7 @@ def _choose_balance(
                 "costs='measured' and device_memory_gb depend on the batch size, which the shape "
                 "of the inputs does not have: give GPipe a batch_size"
             )
+        micro_batches = min(micro_batches, _MICRO_BATCHES)
         batch_size = _EXAMPLES * micro_batches
     try:
         return balance_for(
@@ -411,7 +425,7 @@ def _choose_balance(
             inputs,
             stages,
             batch_size=batch_size,
-            micro_batches=micro_batches,
+            micro_batches=min(micro_batches, batch_size),
             limit=limit,
             device=device,
             **options,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import math
+import numbers
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -295,6 +297,18 @@ def positive(name: str, number: Any) -> int:
     if count < 1:
         raise UserError(f"{name} is {count}, but must be positive")
     return count
+
+
+def require_number(name: str, number: Any, *, positive: bool) -> None:
+    """Checks that an argument is a finite number, positive or at least not negative.
+
+    Raises:
+      UserError: if it is not.
+    """
+    must = "a positive number" if positive else "a number, not negative"
+    real = isinstance(number, numbers.Real) and not isinstance(number, bool)
+    if not real or not math.isfinite(number) or number < 0 or (positive and not number):
+        raise UserError(f"{name} is {number!r}, but must be {must}")
 
 
 def _check_interleaving(schedule: str, stages: int, devices: int) -> None:

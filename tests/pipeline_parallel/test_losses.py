@@ -151,6 +151,12 @@ def contrastive(labels, outputs):
     return -tf.reduce_sum(same * tf.nn.log_softmax(outputs @ tf.transpose(outputs) / 0.5), axis=-1)
 
 
+def above_average(labels, outputs):
+    """A policy gradient, whose value is always 0, but not its gradient."""
+    advantage = tf.stop_gradient(outputs - tf.reduce_mean(outputs, axis=0))
+    return tf.reduce_sum(advantage * (outputs - tf.stop_gradient(outputs)), axis=-1)
+
+
 def by_hand(labels, outputs):
     """A mean over the examples, which a function does not say of itself."""
     return tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -189,6 +195,7 @@ CASES = {
         vision_transformer, IMAGES, LABELS, CROSS_ENTROPY(from_logits=True), noisy=True
     ),
     "contrastive": Case(classifier, IMAGES, LABELS, contrastive, splits=False),
+    "above average": Case(classifier, IMAGES, LABELS, above_average, splits=False),
     "two outputs": Case(
         functools.partial(classifier, TwoHeads()),
         IMAGES,
@@ -217,14 +224,16 @@ CASES = {
         CROSS_ENTROPY(from_logits=True),
     ),
 }
+NO_SUM = (
+    tf.errors.InvalidArgumentError,
+    "(?s)not a mean or a sum over the examples.*use schedule=.*gpipe",
+)
 REFUSALS = {
     "U-Net, ignore_class": (UserError, "not of ignore_class=2, whose number differs.*'gpipe'"),
     "masked tagger": (UserError, "of masked outputs, a mean over the unmasked ones.*'gpipe'"),
     "a mean and a sum": (UserError, "some are means and others sums.*'gpipe'"),
-    "contrastive": (
-        tf.errors.InvalidArgumentError,
-        "(?s)not a mean or a sum over the examples.*use schedule=.*gpipe",
-    ),
+    "contrastive": NO_SUM,
+    "above average": NO_SUM,
 }
 
 
