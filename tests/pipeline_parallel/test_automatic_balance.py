@@ -88,12 +88,13 @@ def test_a_functional_model_keeps_its_weights_and_trains_as_before():
 @pytest.mark.parametrize("batch_size", [None, 6])
 def test_no_number_of_micro_batches_makes_it_slow(monkeypatch, batch_size):
     """A batch has no more micro-batches than examples, and the balance needs few."""
-    monkeypatch.setattr(
-        "imagenet_fast.pipeline_parallel.model.balance_for",
-        lambda *_, batch_size, micro_batches, **__: counts.append((batch_size, micro_batches))
-        or [1, 4],
-    )
     counts = []
+
+    def balance_for(*_, batch_size, micro_batches, **__):
+        counts.append((batch_size, micro_batches))
+        return [1, 4]
+
+    monkeypatch.setattr("imagenet_fast.pipeline_parallel.model.balance_for", balance_for)
     model = GPipe(blocks(), DEVICES[:2], num_micro_batches=10**6, batch_size=batch_size)
     model.build_on(IMAGES[:0] if batch_size else tf.TensorSpec([None, 8, 8, 3]))
     assert counts == [(6, 6) if batch_size else (64 * 32, 64)]
