@@ -27,6 +27,7 @@ LENGTHS = {
     "google_tpu_pod_4k": (4096, 312, 28_464, 1564),
     "google_tpu_pod_16k": (16384, 78, 7116, 391),
     "google_tpu_pod_32k": (32768, 39, 3558, 547),
+    "mlperf_3k": (3200, 400, 14_837, 802),
     "mlperf_4k": (4096, 312, 13_146, 1565),
     "mlperf_32k": (32768, 39, 2880, 1000),
     "mlperf_64k": (65536, 19, 1752, 620),
@@ -72,7 +73,7 @@ def test_lengths(name):
 
 @pytest.mark.parametrize(
     ("name", "epochs"),
-    [("mlperf_4k", 42), ("mlperf_32k", 72)],
+    [("mlperf_3k", 37), ("mlperf_4k", 42), ("mlperf_32k", 72)],
 )
 def test_mlperf_counts_epochs_whose_last_step_is_not_full(name, epochs):
     config = load(name)
@@ -164,6 +165,24 @@ def test_learning_rates_of_mlperf_at_published_steps(name, step, rate):
     np.testing.assert_allclose(rates(name, [step]), [rate], rtol=1e-6, atol=2e-7)
 
 
+def test_learning_rates_of_mlperf_3k():
+    """The formula of NVIDIA's PolySchedule, whose steps count from 1."""
+    epoch = math.ceil(IMAGES // 8 / 400)
+    warmup, length = 2 * epoch, 37 * epoch
+
+    def expected(step):
+        if step <= warmup:
+            return 11 * step / warmup
+        return 1e-4 + (11 - 1e-4) * (1 - (step - warmup) / (length - warmup)) ** 2
+
+    steps = steps_around(warmup, last=length - 1)
+    assert (warmup, length) == LENGTHS["mlperf_3k"][3:1:-1]
+    # Ours has one step more from the end of the warmup to the end learning rate.
+    np.testing.assert_allclose(
+        rates("mlperf_3k", steps), list(map(expected, steps)), rtol=2e-4, atol=2e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "rate"), [("mlperf_4k", 10.0), ("mlperf_32k", 31.2), ("mlperf_64k", 24.699)]
 )
@@ -207,6 +226,7 @@ def test_learning_rates_of_facebook_1h():
         ("google_tpu_pod_4k", "sgd", 0.9, True, 1e-4, 0, 0, "mixed_bfloat16"),
         ("google_tpu_pod_16k", "lars", 0.9, False, 1e-4, 0, 0.1, "mixed_bfloat16"),
         ("google_tpu_pod_32k", "lars", 0.9, False, 1e-4, 0, 0.1, "mixed_bfloat16"),
+        ("mlperf_3k", "lars", 0.9, False, 5e-5, 0, 0.1, "mixed_float16"),
         ("mlperf_4k", "lars", 0.9, False, 2e-4, 0, 0.1, "float32"),
         ("mlperf_32k", "lars", 0.9, False, 1e-4, 1e-5, 0.1, "float32"),
         ("mlperf_64k", "lars", 0.951807, False, 1e-4, 0, 0.1, "float32"),
