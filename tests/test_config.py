@@ -53,6 +53,7 @@ OTHER = {
     "jpeg_index": False,
     "eval_crop_fraction": 0.1 + 0.2,
     "max_pixels": 4096,
+    "normalize_pixels": False,
     "pixel_mean": (0.0, 1e-7, 127.5),
     "pixel_std": (1.0, 1 / 3, 255.0),
     "shuffle_buffer": 1,
@@ -167,7 +168,7 @@ LEFT_OUT = {
     *("decay_every", "knots_at", "knots", "optimizer_epsilon"),
     *("width", "pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *("whitening_images", "identity_init", "normal_cells", "cell_filters", "batch_norm_scale"),
-    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device"),
+    *("dropout", "batch_norm_after_pool5", "pipeline_stages_per_device", "normalize_pixels"),
 }
 CHANGED = Config(
     **{
@@ -228,9 +229,9 @@ def test_each_option_has_help_and_a_group(field):
     ids=lambda field: field.name,
 )
 def test_help_names_each_choice(field):
-    """Help without a colon gets all of them appended."""
+    """Help without a list gets all of them appended."""
     text, choices = field.metadata["help"], field.metadata["choices"]
-    if ":" in text:
+    if ": " in text:
         assert [choice for choice in choices if choice not in text] == []
     else:
         assert all(choices)

@@ -98,7 +98,7 @@ def option(
       help: one line for ``--helpfull``.
       group: the heading in ``--helpfull``.
       choices: the allowed values, if they can be listed.
-      check: the condition on values; None: none.
+      check: the condition on values; with ``choices``, on others that are allowed, too; None: none.
       beside: conditions on other options, without all of which only the default is allowed.
       free: whether it may change when a run resumes, because it does not affect the weights.
     """
@@ -140,9 +140,10 @@ class Options:
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, beside in self.without_effect(vars(self)).items():
             other = option_text(getattr(self, beside.option))
+            choices = fields[beside.option].metadata["choices"] if beside.option in fields else ()
             if not beside.values:
                 reason = f"has no effect, because {beside.option} is {other}"
-            elif beside.unless:
+            elif beside.unless or beside.values == choices:
                 reason = f"is not for {beside.option}={other}"
             else:
                 needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
@@ -286,9 +287,11 @@ def parse(name: str, kind: Any, text: str) -> Any:
 
 def _check(field: dataclasses.Field, value: Any) -> None:
     choices, check = field.metadata["choices"], field.metadata["check"]
+    if check and check.allows(value):
+        return
     if choices:
         require_choice(field.name, value, choices)
-    if check and not check.allows(value):
+    elif check:
         raise UserError(f"{field.name} is {option_text(value)}, but must {check.must}")
 
 

@@ -20,7 +20,7 @@ from imagenet_fast.data.cache import images_of
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.data.order import part_of
-from imagenet_fast.data.pipeline import make_dataset, thread_count
+from imagenet_fast.data.pipeline import distributed_dataset, thread_count
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources.arrays import ArraySource
@@ -65,11 +65,11 @@ def compare_resnet9(config: Config, *, warmup: int, repeats: int, steps: int = 5
             write_random_images(directory, _RANDOM_BATCHES * config.batch_size, config)
             config = config.replace(data_dir=directory)
         model = build_model(config)
-        ours = iter(make_dataset(config, "train"))
+        ours = iter(distributed_dataset(config, "train"))
         images, labels = _arrays(config)
     theirs = keras_model(config, model.labels)
     batches = keras_dataset(images, labels, len(model.labels), config)
-    normalize = PixelNormalization(config.pixel_mean, config.pixel_std, dtype=tf.float32)
+    normalize = PixelNormalization(*config.pixel_normalization, dtype=tf.float32)
     first = slice(config.batch_size)
     alone = network_gradients(
         network_of(theirs), normalize(images[first]), tf.constant(labels[first]), config.xla

@@ -11,7 +11,7 @@ from imagenet_fast.base.errors import UserError, choices_hint
 from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved, timed
 from imagenet_fast.config import Config
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.training.build import build_model, precision_policy
@@ -49,10 +49,10 @@ def compare_steps(config: Config, *, warmup: int, repeats: int, steps: int = 1) 
     images, labels = _batch(config)
     theirs = keras_model(config)
     batches = tf.data.Dataset.from_tensors(
-        (PixelNormalization(config.pixel_mean, config.pixel_std)(images), labels)
+        (PixelNormalization(*config.pixel_normalization)(images), labels)
     )
     calls = (
-        stepper(build_model(config), iter(make_dataset(config, "train")), steps),
+        stepper(build_model(config), iter(distributed_dataset(config, "train")), steps),
         stepper(theirs, iter(batches.repeat().prefetch(tf.data.AUTOTUNE)), steps),
     )
     times = time_interleaved([timed(call) for call in calls], warmup=warmup, repeats=repeats)
@@ -134,7 +134,7 @@ def _require_peer(model: str) -> None:
 
 def _batch(options: InputOptions) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns uint8 [batch, height, width, 3] images and int32 [batch] labels."""
-    batch = next(iter(make_dataset(options, "train")))
+    batch = next(iter(distributed_dataset(options, "train")))
     images, labels, _ = make_strategy(options).experimental_local_results(batch)[0]
     return images, labels
 

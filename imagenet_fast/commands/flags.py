@@ -199,7 +199,7 @@ class _OptionSerializer(flags.ArgumentSerializer):
 
 def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
     text, default = field.metadata["help"], cast(Any, field.default)
-    if field.metadata["choices"] and ":" not in text:
+    if field.metadata["choices"] and ": " not in text:
         text = f"{text}: {', '.join(field.metadata['choices'])}"
     if option_type(field.name) is bool:
         flags.DEFINE_boolean(field.name, default, text, flag_values=values)

@@ -246,6 +246,12 @@ class DataOptions(SharedOptions):
         check=POSITIVE,
         free=True,
     )
+    normalize_pixels: bool = option(
+        True,
+        "subtract pixel_mean and divide by pixel_std; otherwise the network's input is pixels in "
+        "0..255, for networks that begin with preprocessing of their own",
+        group="data",
+    )
     pixel_mean: tuple[float, ...] = option(
         (123.675, 116.28, 103.53),
         "means of red, green and blue, subtracted from pixels in 0..255",
@@ -260,6 +266,8 @@ class DataOptions(SharedOptions):
         "standard deviations of red, green and blue, by which the differences are divided",
         group="data",
         check=Check(lambda value: len(value) == 3 and min(value) > 0, "have three positive values"),
+        # Augmentations also fill with pixel_mean.
+        beside=Beside("normalize_pixels", (True,)),
     )
     shuffle_buffer: int = option(
         8192,
@@ -319,6 +327,13 @@ class DataOptions(SharedOptions):
         check=NOT_NEGATIVE,
         free=True,
     )
+
+    @property
+    def pixel_normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """The mean and standard deviation of each channel for ``PixelNormalization``."""
+        if self.normalize_pixels:
+            return self.pixel_mean, self.pixel_std
+        return (0.0,) * 3, (1.0,) * 3
 
     @property
     def largest_image_size(self) -> int:

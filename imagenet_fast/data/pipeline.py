@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 
@@ -55,6 +56,9 @@ from imagenet_fast.distribute.strategy import (
 )
 from imagenet_fast.distribute.workers import is_chief, worker_place, workers_of
 
+# Makes a host's pipeline.
+_Pipeline = Callable[[tf.distribute.InputContext], tf.data.Dataset]
+
 # Prefetched for each replica.
 _BATCHES_AHEAD = 2
 
@@ -63,13 +67,20 @@ _BATCHES_AHEAD = 2
 @tf.autograph.experimental.do_not_convert
 def make_dataset(
     config: InputOptions, split: str, first_step: int = 0
-) -> tf.distribute.DistributedDataset:
-    """Returns the batches of a split, for ``model.fit`` or ``model.evaluate``.
+) -> tf.data.Dataset | tf.distribute.DistributedDataset:
+    """Returns the batches of a split, for ``fit`` or ``evaluate`` of any Keras model.
+
+    On one device this is a ``tf.data.Dataset``. Its length is that of an epoch: each iteration over
+    ``train`` is the next epoch, ``validation`` and ``test`` have each readable image once, and
+    their last batch may be smaller. Labels are class numbers, as for
+    ``SparseCategoricalCrossentropy``; ``dataset.map`` can change them.
+
+    On several devices, or with ``data_on_device``, it is :func:`distributed_dataset`'s, which
+    models of :func:`~imagenet_fast.training.build.build_model` take.
 
     Args:
       config: Options of the data set and the input pipeline.
-      split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
-        full batches, and the result's ``evaluation_steps`` is their number.
+      split: ``train``, ``validation`` or ``test``.
       first_step: The training step of the first batch. With ``train_sizes``, all batches have the
         image size of this step.
 
@@ -77,6 +88,60 @@ def make_dataset(
       UserError: if there is no such split, the data cannot be used, an input server is unavailable,
         or an option needs Python in a pipeline that runs in another process.
     """
+    strategy = make_strategy(config)
+    if config.data_on_device or not _is_one_device(strategy):
+        return distributed_dataset(config, split, first_step)
+    batches, steps = _batches(config, split, first_step, strategy)
+    pipeline = batches(tf.distribute.InputContext(num_replicas_in_sync=1))
+    if split == "train":
+        # Continued by each iteration: Keras makes a new iterator for each epoch.
+        stream = iter(pipeline)
+        dataset = tf.data.Dataset.range(steps).map(lambda _: stream.get_next())
+    else:
+        dataset = pipeline.map(_without_placeholders)
+    # For Classifier, which counts placeholders and takes any number of steps.
+    dataset.distributed = _distributed(lambda _: pipeline, split, steps, strategy)
+    return dataset
+
+
+@tf.autograph.experimental.do_not_convert
+def distributed_dataset(
+    config: InputOptions, split: str, first_step: int = 0
+) -> tf.distribute.DistributedDataset:
+    """Returns the batches of a split for all replicas of the strategy.
+
+    Args:
+      config: Options of the data set and the input pipeline.
+      split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
+        full batches, and the result's ``evaluation_steps`` is their number.
+      first_step: As for :func:`make_dataset`.
+
+    Raises:
+      UserError: as :func:`make_dataset`.
+    """
+    strategy = make_strategy(config)
+    batches, steps = _batches(config, split, first_step, strategy)
+    return _distributed(batches, split, steps, strategy)
+
+
+def _distributed(
+    batches: _Pipeline, split: str, steps: int, strategy: tf.distribute.Strategy
+) -> tf.distribute.DistributedDataset:
+    dataset = strategy.distribute_datasets_from_function(batches)
+    if split != "train":
+        # For Classifier.evaluate: a distributed dataset does not report its cardinality.
+        dataset.evaluation_steps = steps
+    return dataset
+
+
+def _is_one_device(strategy: tf.distribute.Strategy) -> bool:
+    return isinstance(strategy, tf.distribute.OneDeviceStrategy)
+
+
+def _batches(
+    config: InputOptions, split: str, first_step: int, strategy: tf.distribute.Strategy
+) -> tuple[_Pipeline, int]:
+    """Returns the function that makes each host's pipeline, and the steps of an epoch."""
     info = read_info(config)
     if split not in info.splits:
         raise UserError(f"{info.name} has no {split} split, only {', '.join(info.splits)}")
@@ -85,14 +150,14 @@ def make_dataset(
             "data_on_device supports training and validation only: read the test split without "
             "it, as `imagenet-fast evaluate --split=test` does"
         )
-    strategy = make_strategy(config)
     here = _runs_here(strategy)
     keep_freed_memory()
     config = with_resize_kernel(config) if here else _for_tpu_hosts(config)
     if not config.synthetic and not config.data_on_device:
         _check_without_python(config, split, here)
     if split == "train":
-        size = training_image_size(config, first_step, steps_per_epoch(info, config))
+        steps = steps_per_epoch(info, config)
+        size = training_image_size(config, first_step, steps)
         config = config.replace(image_size=size, train_sizes=(), train_until=())
     else:
         steps = evaluation_steps(info, config, strategy, split)
@@ -122,11 +187,19 @@ def make_dataset(
         dataset = dataset.prefetch(_BATCHES_AHEAD * replicas).with_options(sharding)
         return with_threads(dataset, thread_count(config))
 
-    dataset = strategy.distribute_datasets_from_function(batches)
-    if split != "train":
-        # For Classifier.evaluate: a distributed dataset does not report its cardinality.
-        dataset.evaluation_steps = steps
-    return dataset
+    return batches, steps
+
+
+def _without_placeholders(
+    images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, ...]:
+    """Removes padding and unreadable images, unless a batch has nothing else."""
+    keep = weights > 0
+    some = tf.reduce_any(keep) & ~tf.reduce_all(keep)
+    batch = (images, labels, weights)
+    return tf.cond(
+        some, lambda: tuple(tf.boolean_mask(part, keep) for part in batch), lambda: batch
+    )
 
 
 @tf.autograph.experimental.do_not_convert

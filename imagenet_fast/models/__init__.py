@@ -3,7 +3,8 @@
 ``build`` makes a model by name, ``load`` reads a saved one; ``MODELS`` is the table of names. Its
 functions ``resnet.resnet``, ``resnet.cifar_resnet``, ``alexnet.alexnet_bn``, ``resnet9.resnet9``,
 ``airbench.airbench`` and ``amoebanet.amoebanet`` can be called directly. The last layer with
-weights of each model is a dense layer named ``logits``; ``features`` returns its inputs.
+weights of each model is a dense layer named ``logits``; ``features`` returns its inputs. ``custom``
+has the user's own networks.
 
 TensorFlow is imported when the table is first read: flags are checked against
 ``options.MODEL_NAMES`` without it.
@@ -26,7 +27,16 @@ if TYPE_CHECKING:
 
     MODELS: dict[str, Callable[..., keras.Model]]
 
-__all__ = ["MODELS", "MODEL_NAMES", "build", "features", "load", "network_of", "option_names"]
+__all__ = [
+    "MODELS",
+    "MODEL_NAMES",
+    "build",
+    "features",
+    "head",
+    "load",
+    "network_of",
+    "option_names",
+]
 
 
 def build(
@@ -92,6 +102,20 @@ def load(path: str | os.PathLike[str]) -> keras.Model:
         return keras.models.load_model(path, compile=False)
     except (OSError, TypeError, ValueError) as error:
         raise UserError(f"cannot read a model from {os.fspath(path)}: {error}") from error
+
+
+def head(network: keras.Model) -> keras.layers.Dense | None:
+    """Returns the dense layer from features to logits, or None if a network has no such layer.
+
+    It is the layer named ``logits`` or, of other functional networks, the last one.
+    """
+    import tf_keras as keras
+
+    if not network._is_graph_network:
+        return None
+    last = network.outputs[0]._keras_history.layer
+    layer = next((layer for layer in network.layers if layer.name == "logits"), last)
+    return layer if isinstance(layer, keras.layers.Dense) else None
 
 
 def features(network: keras.Model) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Beside, Check, option
@@ -28,6 +29,18 @@ MODEL_NAMES: tuple[str, ...] = (
     "amoebanet_d",
 )
 
+# The value of ``model`` for a network given in Python that no name can find.
+CUSTOM = "custom"
+_BY_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def is_custom(model: str) -> bool:
+    """Whether ``model`` is the user's own network: ``custom``, or ``module:function``."""
+    return model == CUSTOM or _BY_NAME.fullmatch(model) is not None
+
+
+# The options of all the package's networks; users' functions do not get them.
+_PACKAGED = Beside("model", MODEL_NAMES)
 # Models with options that others lack; a test compares with `models.option_names`.
 _IMAGENET_RESNETS = Beside("model", MODEL_NAMES[:5])
 _RESNETS = Beside("model", MODEL_NAMES[:10])
@@ -42,7 +55,13 @@ _AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
 class ModelOptions(SharedOptions):
     """The network and its initial weights."""
 
-    model: str = option("resnet50", "network", group="model", choices=MODEL_NAMES)
+    model: str = option(
+        "resnet50",
+        "network, or module:function, a Python function that makes your own",
+        group="model",
+        choices=MODEL_NAMES,
+        check=Check(is_custom, "be module:function"),
+    )
     width: int = option(
         0,
         "channels of the first convolution of resnet9 and the first group of airbench94 to "
@@ -122,6 +141,7 @@ class ModelOptions(SharedOptions):
         "applications' weights (.h5); the classification head is new unless the classes are the "
         "same; empty: random weights",
         group="model",
+        beside=_PACKAGED,
     )
     freeze_through: str = option(
         "",
@@ -154,12 +174,14 @@ class ModelOptions(SharedOptions):
         "decay factor of batch norm's moving averages",
         group="model",
         check=BELOW_ONE,
+        beside=_PACKAGED,
     )
     batch_norm_epsilon: float = option(
         1e-5,
         "added to the variance in batch norm",
         group="model",
         check=POSITIVE,
+        beside=_PACKAGED,
     )
     batch_norm_scale: bool = option(
         True,
@@ -173,6 +195,7 @@ class ModelOptions(SharedOptions):
         "a replica's batch (ghost batch norm); 0: a replica's batch",
         group="model",
         check=NOT_NEGATIVE,
+        beside=_PACKAGED,
     )
     dropout: float = option(
         0.5,

@@ -25,6 +25,7 @@ from imagenet_fast.cost_model.pipeline import (
 from imagenet_fast.data.info import read_info
 from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.pipeline_parallel.balance import best_balance
 from imagenet_fast.pipeline_parallel.model import default_devices
@@ -209,9 +210,10 @@ class PipelinePlan:
     def _network(self) -> str:
         """Returns the network's name, and its options that differ from the defaults."""
         config, default = self.config, Config()
+        names = [] if is_custom(config.model) else models.option_names(config.model)
         options = [
             f"{name}={option_text(getattr(config, name))}"
-            for name in models.option_names(config.model)
+            for name in names
             if name in option_names() and getattr(config, name) != getattr(default, name)
         ]
         return ", ".join([config.model, *options])

@@ -20,6 +20,7 @@ from imagenet_fast.base.errors import UserError, how_to_install
 from imagenet_fast.base.files import new_path, write_file
 from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
+from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.module import serving_module
 from imagenet_fast.training.classifier import Classifier
 
@@ -28,7 +29,12 @@ DESCRIPTION = "imagenet_fast"
 _ADVICE = "export to another file"
 
 
-def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
+def export_onnx(
+    source: Config | Classifier,
+    path: str | os.PathLike[str],
+    *,
+    model: CustomModel | None = None,
+) -> str:
     """Writes an ONNX file.
 
     Its metadata has ``imagenet_fast``, JSON with ``labels``, the classes' names, and
@@ -38,6 +44,7 @@ def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> st
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
         ``build_model``.
       path: the file to write; it must not exist.
+      model: the network that was given to ``train``, if it was no function of a module.
 
     Returns:
       ``path``.
@@ -52,18 +59,23 @@ def export_onnx(source: Config | Classifier, path: str | os.PathLike[str]) -> st
     except ImportError as error:
         raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
     path = new_path(path, _ADVICE)
-    with serving_module(source) as module:
-        model, _ = tf2onnx.convert.from_function(
+    with serving_module(source, model=model) as module:
+        proto, _ = tf2onnx.convert.from_function(
             module.classify_pixels, input_signature=module.classify_pixels.input_signature
         )
-        onnx.helper.set_model_props(model, {DESCRIPTION: module.description})
+        onnx.helper.set_model_props(proto, {DESCRIPTION: module.description})
     # tf2onnx gives each first dimension another name.
-    for value in (*model.graph.input, *model.graph.output):
+    for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_param = "batch"
-    return _write(path, model.SerializeToString())
+    return _write(path, proto.SerializeToString())
 
 
-def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> str:
+def export_tflite(
+    source: Config | Classifier,
+    path: str | os.PathLike[str],
+    *,
+    model: CustomModel | None = None,
+) -> str:
     """Writes a TFLite file with float32 weights.
 
     It is also a zip file, in which ``imagenet_fast.json`` has ``labels``, the classes' names, and
@@ -73,6 +85,7 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
         ``build_model``.
       path: the file to write; it must not exist.
+      model: the network that was given to ``train``, if it was no function of a module.
 
     Returns:
       ``path``.
@@ -81,7 +94,7 @@ def export_tflite(source: Config | Classifier, path: str | os.PathLike[str]) -> 
       UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
     """
     path = new_path(path, _ADVICE)
-    with serving_module(source) as module:
+    with serving_module(source, model=model) as module:
         function = module.classify_pixels.get_concrete_function()
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
         content = io.BytesIO(converter.convert())

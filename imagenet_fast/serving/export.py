@@ -11,12 +11,19 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path, temporary_beside
 from imagenet_fast.base.paths import Path
 from imagenet_fast.config import Config
+from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.serving.module import ServingModule, serving_module
 from imagenet_fast.serving.warm_up import synthetic_jpeg, write_warm_up_requests
 from imagenet_fast.training.classifier import Classifier
 
 
-def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k: int = 5) -> str:
+def export(
+    source: Config | Classifier,
+    directory: str | os.PathLike[str],
+    top_k: int = 5,
+    *,
+    model: CustomModel | None = None,
+) -> str:
     """Writes a SavedModel that prepares images as evaluation does.
 
     It computes in float32, whatever the training precision, with the moving averages of the weights
@@ -27,7 +34,7 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
       [batch, k], best first;
     * ``features``: from the same to ``features`` float32 [batch, channels], the input of the
       network's last dense layer: of ResNets the average over the last feature map, of AlexNet the
-      outputs of its second hidden dense layer;
+      outputs of its second hidden dense layer; missing if a network of yours ends otherwise;
     * ``pixels``: from ``pixels``, uint8 [batch, image_size, image_size, 3], images prepared as by
       :func:`~imagenet_fast.serving.prepare.prepare_image`, to ``probabilities`` float32
       [batch, classes], in the order of the classes, and ``features``.
@@ -44,6 +51,7 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
         ``build_model``.
       directory: where to write; it must not exist.
       top_k: predicted classes per image; all, if there are fewer.
+      model: the network that was given to ``train``, if it was no function of a module.
 
     Returns:
       ``directory``.
@@ -55,7 +63,7 @@ def export(source: Config | Classifier, directory: str | os.PathLike[str], top_k
     # Written under another name and renamed, so that a server never loads half a model (except in a
     # bucket, where renaming a folder is not atomic).
     temporary = temporary_beside(directory)
-    with serving_module(source, top_k) as module:
+    with serving_module(source, top_k, model) as module:
         try:
             _save(module, temporary)
             temporary.replace(directory)
@@ -75,10 +83,12 @@ def _save(module: ServingModule, directory: Path) -> None:
         "features": module.embed,
         "pixels": module.classify_any,
     }
-    tf.saved_model.save(module, str(directory), signatures=signatures)
     (spec,) = module.classify_pixels.input_signature
     images = {"images": tf.make_tensor_proto([synthetic_jpeg(spec.shape[1])])}
     # A black image: the message holds a single value.
     pixels = tf.make_tensor_proto(0, spec.dtype, [1, *spec.shape[1:]])
     requests = {"serving_default": images, "features": images, "pixels": {"pixels": pixels}}
+    if not module.has_features:
+        del signatures["features"], requests["features"]
+    tf.saved_model.save(module, str(directory), signatures=signatures)
     write_warm_up_requests(directory, requests)

@@ -16,7 +16,8 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import decode, headers
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.models import network_of
-from imagenet_fast.training.build import build_classifier
+from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.training.build import build_classifier, with_model
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.model_dir import read_labels
@@ -28,13 +29,16 @@ _IMAGES = (tf.TensorSpec([None], tf.string, name="images"),)
 
 
 @contextlib.contextmanager
-def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[ServingModule]:
+def serving_module(
+    source: Config | Classifier, top_k: int = 5, model: CustomModel | None = None
+) -> Iterator[ServingModule]:
     """Makes the module that is exported of a trained model; it computes in float32.
 
     Args:
       source: a configuration, whose ``model_dir`` holds a checkpoint, or a model from
         ``build_model``.
       top_k: predicted classes per encoded image; all, if there are fewer.
+      model: the network that was given to ``train``, if it was no function of a module.
 
     Yields:
       The module. Until the end it has the moving averages of the weights, if the model keeps them.
@@ -42,21 +46,22 @@ def serving_module(source: Config | Classifier, top_k: int = 5) -> Iterator[Serv
     Raises:
       UserError: if there is no checkpoint.
     """
-    config = source if isinstance(source, Config) else source.config
+    config = with_model(source, model) if isinstance(source, Config) else source.config
     if config is None:
         raise UserError("only a model from build_model can be exported: this one has no Config")
     labels = read_labels(config.model_dir) if isinstance(source, Config) else source.labels
     config = config.on_one_device()
-    model = build_classifier(config, labels)
+    custom = model if isinstance(source, Config) else source.custom()
+    classifier = build_classifier(config, labels, custom)
     averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(source, Config):
-        restore_weights(model, config.model_dir)
-        averaged = model.averaged_weights()
+        restore_weights(classifier, config.model_dir)
+        averaged = classifier.averaged_weights()
     else:
         with source.evaluated_weights():
-            model.set_weights(source.get_weights())
+            classifier.set_weights(source.get_weights())
     with averaged:
-        yield ServingModule(model, config, min(top_k, len(labels)))
+        yield ServingModule(classifier, config, min(top_k, len(labels)))
 
 
 class ServingModule(tf.Module):
@@ -69,15 +74,19 @@ class ServingModule(tf.Module):
 
     Attributes:
       classify_pixels: takes prepared images, ``pixels``, uint8 [batch, image_size, image_size, 3],
-        and returns ``probabilities``, float32 [batch, classes], and ``features``, float32
-        [batch, channels]; the batch must not be empty.
+        and returns ``probabilities``, float32 [batch, classes], and, with ``has_features``,
+        ``features``, float32 [batch, channels]; the batch must not be empty.
       classify_any: the same for a batch that may be empty.
+      has_features: whether the network ends with a dense layer, whose inputs are the features.
     """
 
     def __init__(self, model: Classifier, options: DataOptions, top_k: int) -> None:
         super().__init__()
         network = network_of(model)
-        network = keras.Model(network.inputs, [*network.outputs, models.features(network)])
+        head = models.head(network)
+        self.has_features = head is not None
+        if head is not None:
+            network = keras.Model(network.inputs, [*network.outputs, head.input])
         normalized = model.get_layer("normalize")(model.input)
         whole = keras.Model(model.inputs, network(normalized))
         # In a lambda: a SavedModel holds functions of every layer of a Keras model in an attribute.
@@ -128,15 +137,15 @@ class ServingModule(tf.Module):
           images: string [batch]: JPEGs or PNGs of any size.
 
         Returns:
-          ``features`` float32 [batch, channels], 0 where there is an error, and ``error`` string
-          [batch], as in :meth:`classify`.
+          ``features`` float32 [batch, channels], 0 where there is an error, if the network has
+          them, and ``error`` string [batch], as in :meth:`classify`.
         """
         pixels, error = self.prepare(images)
-        features = self.classify_any(pixels)["features"]
-        return {
-            "features": tf.where(error[:, tf.newaxis] == "", features, 0.0),
-            "error": error,
-        }
+        outputs = {"error": error}
+        if self.has_features:
+            features = self.classify_any(pixels)["features"]
+            outputs["features"] = tf.where(error[:, tf.newaxis] == "", features, 0.0)
+        return outputs
 
     @tf.function(input_signature=_IMAGES, autograph=False)
     def prepare(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -187,8 +196,9 @@ class ServingModule(tf.Module):
         return json.dumps(values, ensure_ascii=False)
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
-        logits, features = self._network(pixels)
-        return {"probabilities": tf.nn.softmax(logits), "features": features}
+        logits, *features = tf.nest.flatten(self._network(pixels))
+        outputs = {"probabilities": tf.nn.softmax(logits)}
+        return {**outputs, "features": features[0]} if features else outputs
 
     def _classify_any(self, pixels: tf.Tensor) -> Tensors:
         # An empty batch is padded to one image: oneDNN, which TensorFlow uses on many CPUs, gives a

@@ -27,6 +27,7 @@ from imagenet_fast.distribute.strategy import (
 from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
+from imagenet_fast.models.custom import CustomModel, name_of
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -53,6 +54,7 @@ def build_model(
     config: Config,
     strategy: tf.distribute.Strategy | None = None,
     *,
+    model: CustomModel | None = None,
     fusion: Fusion | None = None,
     restored: bool = False,
 ) -> Classifier:
@@ -64,6 +66,10 @@ def build_model(
     Args:
       config: of the run.
       strategy: the strategy; None: the one that ``config`` describes.
+      model: your own network instead of ``config.model``: a function from the number of classes and
+        the (height, width, 3) of an image to a Keras model that returns logits, called in the
+        strategy's scope and under the precision policy; or a functional or sequential Keras model,
+        which is copied with its weights.
       fusion: gradient buckets chosen earlier in the run; None: those of ``config``.
       restored: whether a checkpoint will be restored, so that neither ``initial_weights`` nor
         images for whitening need to be read.
@@ -71,51 +77,59 @@ def build_model(
     Raises:
       UserError: if the data, the hardware, the initial weights or an option cannot be used.
     """
-    info = read_info(config)
+    config, info = with_model(config, model), read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
     warn_of_late_decays(config, steps_per_epoch(info, config))
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
-    model = _build_uncompiled(config, info, strategy)
+    classifier = _build_uncompiled(config, info, strategy, model)
     if config.initial_weights and not restored:
-        print(load_initial_weights(model, build_classifier), file=sys.stderr, flush=True)
-    with model.distribute_strategy.scope():
-        if model.mixer is not None:
+        print(load_initial_weights(classifier, build_classifier), file=sys.stderr, flush=True)
+    with classifier.distribute_strategy.scope():
+        if classifier.mixer is not None:
             _check_mixer(config)
-        model.steps_per_epoch = steps_per_epoch(info, config)
-        updates = config.duration.steps(model.steps_per_epoch, config.batch_size)
-        model.epochs = max(1, round(updates / model.steps_per_epoch))
-        model.total_steps = updates
+        classifier.steps_per_epoch = steps_per_epoch(info, config)
+        updates = config.duration.steps(classifier.steps_per_epoch, config.batch_size)
+        classifier.epochs = max(1, round(updates / classifier.steps_per_epoch))
+        classifier.total_steps = updates
         if config.lookahead_every:
-            model.lookahead = Lookahead(
-                model.weights, config.lookahead_decay, config.lookahead_every, updates
+            classifier.lookahead = Lookahead(
+                classifier.weights, config.lookahead_decay, config.lookahead_every, updates
             )
-        model.compile(optimizer=build_optimizer(config, model))
+        classifier.compile(optimizer=build_optimizer(config, classifier))
         if config.fusion == "auto" and fusion is None:
-            fusion = _timed_fusion(config, model)
-        model.all_reduce = build_all_reduce(config, model.pipeline, fusion)
-        model.all_reduce.fusion.check(len(model.trainable_variables))
+            fusion = _timed_fusion(config, classifier)
+        classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
+        classifier.all_reduce.fusion.check(len(classifier.trainable_variables))
     # Reading images takes longest: all other errors come before.
     if not config.initial_weights and not restored:
-        whiten(network_of(model), config, info, config.whitening_images)
-        model.restart_shadow_weights()
+        whiten(network_of(classifier), config, info, config.whitening_images)
+        classifier.restart_shadow_weights()
     if config.data_on_device:
-        model.training_images = make_images_on_device(config, "train")
-    _load_validation_images(model, config, info)
-    return model
+        classifier.training_images = make_images_on_device(config, "train")
+    _load_validation_images(classifier, config, info)
+    return classifier
 
 
-def build_for_evaluation(config: Config) -> Classifier:
+def with_model(config: Config, model: CustomModel | None) -> Config:
+    """Returns the configuration that records the user's own network, if one is given.
+
+    Options of the package's networks return to their defaults.
+    """
+    return config if model is None else config.replace(model=name_of(model))
+
+
+def build_for_evaluation(config: Config, model: CustomModel | None = None) -> Classifier:
     """Returns the same model without an optimizer, whose schedule would need to fit the data.
 
     Raises:
       UserError: as :func:`build_model`.
     """
-    info = read_info(config)
-    model = _build_uncompiled(config, info, make_strategy(config))
-    _load_validation_images(model, config, info)
-    return model
+    config, info = with_model(config, model), read_info(config)
+    classifier = _build_uncompiled(config, info, make_strategy(config), model)
+    _load_validation_images(classifier, config, info)
+    return classifier
 
 
 def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy) -> None:
@@ -137,12 +151,15 @@ def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy
 
 
 def _build_uncompiled(
-    config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy
+    config: Config,
+    info: DatasetInfo,
+    strategy: tf.distribute.Strategy,
+    custom: CustomModel | None,
 ) -> Classifier:
     """Returns the model without an optimizer and without images on devices."""
     keras.utils.set_random_seed(config.seed)
     with strategy.scope():
-        model = build_classifier(config, info.labels)
+        model = build_classifier(config, info.labels, custom)
         model.compile()
     return model
 
@@ -152,7 +169,9 @@ def _load_validation_images(model: Classifier, options: InputOptions, info: Data
         model.validation_images = make_images_on_device(options, "validation")
 
 
-def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
+def build_classifier(
+    config: Config, labels: Sequence[str], custom: CustomModel | None = None
+) -> Classifier:
     """Returns the uncompiled model from uint8 [batch, image_size, image_size, 3] to logits.
 
     With ``train_sizes`` it takes images of any size.
@@ -160,6 +179,7 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     Args:
       config: of the model.
       labels: the name of each class.
+      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
 
     Raises:
       UserError: if the strategy in scope does not support the configured batch norm, pipeline or
@@ -173,14 +193,17 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
     size = None if config.train_sizes else config.image_size
     shape = (size, size, 3)
     with precision_policy(config.precision):
-        network, pipeline = build_network(config, len(labels), shape)
+        network, pipeline = build_network(config, len(labels), shape, custom)
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
-        normalized = PixelNormalization(config.pixel_mean, config.pixel_std, name="normalize")
+        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        logits = network(normalize(pixels))
+        if logits.dtype != tf.float32:  # of a network of the user
+            logits = keras.layers.Activation("linear", dtype="float32", name="float32")(logits)
         model = Classifier(
             pixels,
-            network(normalized(pixels)),
+            logits,
             label_smoothing=config.label_smoothing,
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
@@ -189,7 +212,8 @@ def build_classifier(config: Config, labels: Sequence[str]) -> Classifier:
             xla=config.xla,
             config=config,
             labels=labels,
-            name=config.model,
+            custom=custom,
+            name=network.name,
         )
     if config.ema_decay:
         model.weight_average = WeightAverage(model.weights, config.ema_decay, config.ema_every)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 import tf_keras as keras
@@ -14,6 +15,9 @@ from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, gh
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.distribute.tpu import compiles_all_reduces
+from imagenet_fast.distribute.workers import workers_of
+from imagenet_fast.models.custom import CustomModel, ImageShape, build_custom
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -21,7 +25,7 @@ from imagenet_fast.pipeline_parallel.placement import stage_devices
 
 
 def build_network(
-    config: Config, classes: int, shape: tuple[int | None, int | None, int]
+    config: Config, classes: int, shape: ImageShape, custom: CustomModel | None = None
 ) -> tuple[keras.Model, Pipeline | None]:
     """Returns the network from normalized pixels to logits and, if configured, its pipeline.
 
@@ -31,19 +35,13 @@ def build_network(
       config: of the run.
       classes: number of classes.
       shape: (height, width, channels) of the images; None: any.
+      custom: the user's own network, for which ``config.model`` stands; None: the one it names.
 
     Raises:
-      UserError: if the devices do not support the configured pipeline or batch norm.
+      UserError: if the devices do not support the configured pipeline or batch norm, or the user's
+        network cannot be used.
     """
-    names = models.option_names(config.model)
-    make = functools.partial(
-        models.build,
-        config.model,
-        classes,
-        shape,
-        **_batch_norm_arguments(config),
-        **{name: value for name, value in vars(config).items() if name in names},
-    )
+    make = _maker(config, classes, shape, custom)
     if config.pipeline_stages == 1:
         return make(), None
     check_pipeline(config)
@@ -76,6 +74,40 @@ def build_network(
         schedule=config.pipeline_schedule,
     )
     return network, pipeline
+
+
+def _maker(
+    config: Config, classes: int, shape: ImageShape, custom: CustomModel | None
+) -> Callable[[], keras.Model]:
+    """Returns the function that makes the network."""
+    if is_custom(config.model):
+        return functools.partial(_build_custom, config, classes, shape, custom)
+    names = models.option_names(config.model)
+    return functools.partial(
+        models.build,
+        config.model,
+        classes,
+        shape,
+        **_batch_norm_arguments(config),
+        **{name: value for name, value in vars(config).items() if name in names},
+    )
+
+
+def _build_custom(
+    config: Config, classes: int, shape: ImageShape, custom: CustomModel | None
+) -> keras.Model:
+    if isinstance(custom, keras.Model) and workers_of(tf.distribute.get_strategy()) is not None:
+        raise UserError(
+            "a model with weights may differ between workers: give a function that makes it"
+        )
+    network = build_custom(config.model, custom, classes, shape)
+    inputs = network.inputs if network._is_graph_network else []
+    if config.normalize_pixels and any(tensor.dtype.is_integer for tensor in inputs):
+        raise UserError(
+            f"model {network.name} takes {inputs[0].dtype.name}, but its input is normalized "
+            "pixels: give --nonormalize_pixels, for pixels in 0..255, or let it take floats"
+        )
+    return network
 
 
 def check_pipeline(config: Config) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast import models
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
@@ -122,13 +124,15 @@ def _warn_of_mismatches(options: UpdateOptions) -> None:
 def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Role]) -> list[float]:
     """Returns the learning rate of each trainable variable as a multiple of the schedule's."""
     head = None
-    if options.optimizer == "muon":
-        head = network_of(model).get_layer("logits").kernel
+    if options.muon_head_rate_factor != 1:
+        head = models.head(network_of(model))
+        if head is None:
+            raise UserError("muon_head_rate_factor: the last layer of this network is not dense")
 
     def factor(variable: tf.Variable, role: Role) -> float:
         if role in (Role.BIAS, Role.SHIFT):
             return options.bias_rate_factor
-        return options.muon_head_rate_factor if variable is head else 1.0
+        return options.muon_head_rate_factor if head and variable is head.kernel else 1.0
 
     return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
 

@@ -19,6 +19,8 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
+from imagenet_fast.models import network_of
+from imagenet_fast.models.custom import random_generators
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
@@ -35,7 +37,7 @@ _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
 
 
 class Checkpoints:
-    """Saves and restores a run: weights, optimizer, loss scale, step, clock.
+    """Saves and restores a run: weights, optimizer, loss scale, random states, step, clock.
 
     A checkpoint gets its name when it is complete; the latest ones are kept. All workers call
     :meth:`save` together, since batch-norm statistics are averaged over all; only the chief's file
@@ -49,9 +51,11 @@ class Checkpoints:
     def __init__(self, model: Classifier, options: RunOptions) -> None:
         self._model = model
         self._state = _State()
-        self._checkpoint = tf.train.Checkpoint(
-            model=model, state=self._state, **_shadow_weights(model)
-        )
+        parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
+        generators = random_generators(network_of(model))
+        if generators:
+            parts["random_generators"] = generators
+        self._checkpoint = tf.train.Checkpoint(model=model, **parts)
         self._options = options
         self._folder = to_path(options.model_dir, CHECKPOINTS)
         # A killed worker leaves its files; the next worker with its number removes them.

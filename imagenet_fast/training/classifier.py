@@ -12,6 +12,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.one_call import assign_everywhere
+from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.training_step import TrainingStep
 
 
@@ -36,6 +37,7 @@ class Classifier(TrainingStep):
       outputs: its logits, float32 [batch, classes].
       config: from which the model was built; ``export`` needs it.
       labels: the name of each class; ``export`` adds them to predictions.
+      custom: the user's own network, if ``config.model`` stands for one; ``export`` makes it again.
       **options: the other arguments of ``TrainingStep``.
 
     Attributes:
@@ -51,11 +53,14 @@ class Classifier(TrainingStep):
         *,
         config: Config | None = None,
         labels: Sequence[str] = (),
+        custom: CustomModel | None = None,
         **options: Any,
     ) -> None:
         super().__init__(inputs, outputs, **options)
         self.config = config
         self.labels = tuple(labels)
+        # In a lambda: Keras would track a model as a part of this one.
+        self.custom = lambda: custom
         self.epochs = 1
         self.total_steps: int | None = None
 
@@ -74,6 +79,9 @@ class Classifier(TrainingStep):
         Raises:
           UserError: if Keras would ignore an argument.
         """
+        x = _distributed(x)
+        if "validation_data" in kwargs:
+            kwargs["validation_data"] = _distributed(kwargs["validation_data"])
         self._check_fit(x, **kwargs)
         if _is_distributed(kwargs.get("validation_data")):
             kwargs.setdefault("validation_steps", _evaluation_steps(kwargs["validation_data"]))
@@ -109,6 +117,7 @@ class Classifier(TrainingStep):
 
     def evaluate(self, x: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``evaluate``, with the same weights on all replicas."""
+        x = _distributed(x)
         if _is_distributed(x):
             kwargs.setdefault("steps", _evaluation_steps(x))
         with self.evaluated_weights():
@@ -117,7 +126,8 @@ class Classifier(TrainingStep):
     def predict(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Keras' ``predict``, with the weights that ``evaluate`` uses.
 
-        With ``make_dataset``'s evaluation data, the last rows may be padding, of label -1.
+        With ``make_dataset``'s evaluation data of several devices, or of ``data_on_device``, the
+        last rows may be padding, of label -1.
         """
         if _is_distributed(x):
             kwargs.setdefault("steps", _evaluation_steps(x))
@@ -157,6 +167,11 @@ class Classifier(TrainingStep):
     def get_config(self) -> dict[str, Any]:
         """Raises: Keras calls it in functions that cannot save this model."""
         raise UserError("save the model by its own method, model.save(path), or by export")
+
+
+def _distributed(data: Any) -> Any:
+    """Returns ``make_dataset``'s data with placeholders, and without end in training."""
+    return getattr(data, "distributed", data)
 
 
 def _evaluation_steps(dataset: Any) -> int | None:

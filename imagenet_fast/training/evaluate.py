@@ -7,8 +7,9 @@ from typing import Any
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
+from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
 from imagenet_fast.distribute.strategy import make_strategy
+from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_for_evaluation
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.failures import errors_explained
@@ -19,12 +20,15 @@ from imagenet_fast.training.recorder import check_evaluated
 _IMAGES_PER_DEVICE = 256
 
 
-def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
+def evaluate(
+    config: Config, split: str = "validation", *, model: CustomModel | None = None
+) -> dict[str, Any]:
     """Evaluates the latest checkpoint in ``model_dir`` on each image of a split once.
 
     Args:
       config: gives the run and the data.
       split: ``validation`` or ``test``.
+      model: the network that was given to ``train``, if it was no function of a module.
 
     Returns:
       ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
@@ -54,10 +58,10 @@ def evaluate(config: Config, split: str = "validation") -> dict[str, Any]:
         if split != "validation":
             # Devices hold training and validation images only.
             unlisted = unlisted.replace(data_on_device=False)
-        model = build_for_evaluation(unlisted)
-        checkpoint = restore_weights(model, config.model_dir)
-        result = model.evaluate(
-            make_dataset(unlisted, split),
+        classifier = build_for_evaluation(unlisted, model)
+        checkpoint = restore_weights(classifier, config.model_dir)
+        result = classifier.evaluate(
+            distributed_dataset(unlisted, split),
             steps=evaluation_steps(info, config, strategy, split),
             verbose=0,
             return_dict=True,

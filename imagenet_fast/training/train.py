@@ -17,13 +17,19 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
 from imagenet_fast.data.order import part_of
-from imagenet_fast.data.pipeline import evaluation_steps, make_dataset, steps_per_epoch
+from imagenet_fast.data.pipeline import (
+    distributed_dataset,
+    evaluation_steps,
+    steps_per_epoch,
+)
 from imagenet_fast.distribute.consistency import check_consistent, check_same_options
 from imagenet_fast.distribute.devices import RunDevices, run_devices
 from imagenet_fast.distribute.exchange import text_of_chief, wait_for_all
 from imagenet_fast.distribute.strategy import check_gpus_are_used, devices_of, make_strategy
 from imagenet_fast.distribute.workers import is_chief, worker_place
-from imagenet_fast.training.build import build_model
+from imagenet_fast.models import network_of
+from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.training.build import build_model, with_model
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.failures import errors_explained
@@ -60,7 +66,12 @@ from imagenet_fast.training.summary import make_summary, read_summary, write_sum
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 
 
-def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ()) -> dict[str, Any]:
+def train(
+    config: Config,
+    *,
+    model: CustomModel | None = None,
+    callbacks: Sequence[keras.callbacks.Callback] = (),
+) -> dict[str, Any]:
     """Trains as ``config`` describes and writes everything to ``model_dir``.
 
     A run there is resumed from its last checkpoint and ends with the same weights as an
@@ -72,6 +83,9 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
 
     Args:
       config: of the run.
+      model: your own network instead of ``config.model``, as in
+        :func:`~imagenet_fast.training.build.build_model`. A Keras model gets the trained weights at
+        the end, averaged ones if the run averages them.
       callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
         that sets ``model.stop_training`` ends the run, which can be resumed.
 
@@ -86,13 +100,16 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
         raise UserError("no directory for the results: give --model_dir")
     with errors_explained("resumes from the last checkpoint", config.pipeline_servers):
         check_gpus_are_used(config)
-        info = read_info(config)
+        config, info = with_model(config, model), read_info(config)
         strategy = make_strategy(config)
         check_same_options(config, strategy)
-        run = _Run(config, info, strategy)
+        run = _Run(config, info, strategy, model)
         try:
             with alone_in(config.model_dir) if run.chief else contextlib.nullcontext():
-                return run.train(callbacks)
+                summary = run.train(callbacks)
+            if isinstance(model, keras.Model):
+                run.copy_weights_to(model)
+            return summary
         finally:
             run.close()
 
@@ -100,7 +117,13 @@ def train(config: Config, *, callbacks: Sequence[keras.callbacks.Callback] = ())
 class _Run:
     """This process' part of a run."""
 
-    def __init__(self, config: Config, info: DatasetInfo, strategy: tf.distribute.Strategy) -> None:
+    def __init__(
+        self,
+        config: Config,
+        info: DatasetInfo,
+        strategy: tf.distribute.Strategy,
+        custom: CustomModel | None,
+    ) -> None:
         self.config, self.info, self.strategy = config, info, strategy
         self.chief = is_chief(strategy)
         self.steps_per_epoch = steps_per_epoch(info, config)
@@ -125,7 +148,7 @@ class _Run:
         auto_fusion = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
         fusion = load_fusion(strategy, config.model_dir) if auto_fusion else None
         restored = latest_checkpoint(directory_of(config.model_dir) / CHECKPOINTS) is not None
-        self.model = build_model(config, fusion=fusion, restored=restored)
+        self.model = build_model(config, model=custom, fusion=fusion, restored=restored)
         # After building: invalid options must not claim the directory.
         claim_model_dir(config, info.labels)
         if auto_fusion and fusion is None and self.chief:
@@ -202,7 +225,7 @@ class _Run:
         config, validation = self.config, {}
         if self.validation_examples:
             validation = {
-                "validation_data": make_dataset(config, "validation"),
+                "validation_data": distributed_dataset(config, "validation"),
                 "validation_steps": evaluation_steps(self.info, config, self.strategy),
             }
         changes = [*map(self._steps, config.train_until)]
@@ -214,7 +237,7 @@ class _Run:
                 self.model.make_train_function(force=True)
                 recorder.recompile()
             self.model.fit(
-                make_dataset(config, "train", first_step),
+                distributed_dataset(config, "train", first_step),
                 initial_epoch=first_epoch,
                 epochs=epochs,
                 steps_per_epoch=steps,
@@ -224,6 +247,14 @@ class _Run:
             )
             if self.model.stop_training:
                 break
+
+    def copy_weights_to(self, model: keras.Model) -> None:
+        """Gives the user's model the weights that evaluation uses."""
+        with self.model.evaluated_weights():
+            weights = network_of(self.model).get_weights()
+        if not model.built:
+            model.build((None, *self.model.input_shape[1:]))
+        model.set_weights(weights)
 
     def close(self) -> None:
         """Closes TensorBoard's files and removes temporary checkpoints."""

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast import Config, UserError
 from imagenet_fast.data import bad_images, pipeline
 from imagenet_fast.data.bad_images import (
     BadImages,
@@ -26,6 +26,7 @@ from imagenet_fast.data.bad_images import (
 from imagenet_fast.data.examples import ENCODED, decode_example
 from imagenet_fast.data.images import encode_pixels
 from imagenet_fast.data.info import DatasetInfo
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.records import LOST, locate_records
 
 CLASSES = 61
@@ -314,7 +315,7 @@ def test_pipeline_lists_unreadable_images(data, tmp_path, split):
     )
     # Two epochs of training, of four steps each; some of them are done again.
     for first_step, steps in ((0, 6), (2, 6)) if split == "train" else ((0, 5), (0, 5)):
-        take(make_dataset(config, split, first_step), steps)
+        take(distributed_dataset(config, split, first_step), steps)
     found = read_bad_images(config.model_dir)
     assert {line.get("file", line.get("shard")): line["kind"] for line in found} == {
         "4.jpg": "damaged image",
@@ -347,7 +348,7 @@ class TwoHosts:
 def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
     monkeypatch.setattr(pipeline, "make_strategy", lambda config: TwoHosts())
     config = Config(data_dir=data[0], model_dir=str(tmp_path), image_size=8, batch_size=20)
-    for dataset in make_dataset(config, "validation"):
+    for dataset in distributed_dataset(config, "validation"):
         take(dataset, 4)
     own = [listed(tmp_path, name) for name in ("bad_images.jsonl", "bad_images-00001.jsonl")]
     # Each reads all shards, but makes every second image only.
@@ -363,7 +364,7 @@ def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
 def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = Config(data_dir=data[0], image_size=8, batch_size=15, strategy="one_device")
-    weights = [batch[2] for batch in take(make_dataset(config, "train"), 4)]
+    weights = [batch[2] for batch in take(distributed_dataset(config, "train"), 4)]
     assert np.sum(weights) < 60
     assert list(tmp_path.rglob("bad_images*")) == []
 
@@ -380,6 +381,6 @@ def test_wrong_size_in_a_record_is_not_a_bad_image(tmp_path, write_data, numbere
         batch_size=61,
         strategy="one_device",
     )
-    (batch,) = take(make_dataset(config, "train"), 1)
+    (batch,) = take(distributed_dataset(config, "train"), 1)
     assert np.all(batch[2] == 1)
     assert not bad.path.exists()

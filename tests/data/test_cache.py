@@ -6,10 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast import Config, UserError
 from imagenet_fast.config import option_names
 from imagenet_fast.data import cache
 from imagenet_fast.data.order import SplitPart
+from imagenet_fast.data.pipeline import distributed_dataset
 
 SHARDS = (23, 9, 17, 8, 4)
 IMAGES = sum(SHARDS)
@@ -27,7 +28,7 @@ def numbered(tmp_path, write_data, numbered_example):
 
 def batches(count, first_step=0, **options):
     config = Config(batch_size=8, image_size=8, strategy="one_device", seed=5, **options)
-    dataset = iter(make_dataset(config, "train", first_step))
+    dataset = iter(distributed_dataset(config, "train", first_step))
     return [[part.numpy() for part in next(dataset)] for _ in range(count)]
 
 

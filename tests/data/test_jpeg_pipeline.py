@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from imagenet_fast import Config, make_dataset
+from imagenet_fast import Config
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.native_ops import load_ops
 from imagenet_fast.base.notices import warn_once
@@ -19,6 +19,7 @@ from imagenet_fast.data.add_index import Added, add_index
 from imagenet_fast.data.examples import ENCODED, JPEG_INDEX, decode_example
 from imagenet_fast.data.jpeg_index import index_file
 from imagenet_fast.data.manifest import read_manifest, verify
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources import open_source
@@ -88,7 +89,7 @@ def batches(directory, split="train", **options):
         seed=3,
         **options,
     )
-    dataset = iter(make_dataset(config, split))
+    dataset = iter(distributed_dataset(config, split))
     return [[part.numpy() for part in next(dataset)] for _ in range(3)]
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast import Config, UserError
 from imagenet_fast.data.augment import augment, draw_changes
 from imagenet_fast.data.on_device import change, draw_in_groups
-from imagenet_fast.data.pipeline import make_images_on_device
+from imagenet_fast.data.pipeline import distributed_dataset, make_images_on_device
 
 IMAGES = 61
 BATCH = 12
@@ -133,9 +133,11 @@ def test_evaluation_sees_each_image_once_and_then_padding(plain, evaluated):
 
 
 def test_dataset_yields_step_numbers(plain):
-    training = iter(make_dataset(plain, "train", first_step=7))
+    training = iter(distributed_dataset(plain, "train", first_step=7))
     assert [int(next(training)["step"]) for _ in range(3)] == [7, 8, 9]
-    assert [int(data["step"]) for data in make_dataset(plain, "validation")] == list(range(6))
+    assert [int(data["step"]) for data in distributed_dataset(plain, "validation")] == list(
+        range(6)
+    )
 
 
 def test_batches_with_xla_are_the_same(plain):

@@ -8,11 +8,13 @@ import types
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 from imagenet_fast import Config, UserError, make_dataset
 from imagenet_fast.data import manifest as manifests
 from imagenet_fast.data import pipeline
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.records import locate_records
 
 TRAIN_SHARDS = (23, 9, 17, 8, 4)  # 61 images, numbered from 0, each of a class of its own
@@ -46,13 +48,13 @@ class TpuSlice(Hosts):
 
 @pytest.fixture(scope="module")
 def host_datasets():
-    """Calls make_dataset for a strategy of several hosts; returns the dataset of each."""
+    """Calls distributed_dataset for a strategy of several hosts; returns the dataset of each."""
 
     def make(config, split, hosts=1, replicas=1, first_step=0, kind=Hosts):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pipeline, "make_strategy", lambda config: kind(hosts, replicas))
             patch.setattr(tf.distribute, "TPUStrategy", TpuSlice)
-            return make_dataset(config, split, first_step)
+            return distributed_dataset(config, split, first_step)
 
     return make
 
@@ -106,7 +108,7 @@ def assert_same(one, other):
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_batches_are_as_documented(digits, split):
     config = Config(data_dir=digits, image_size=16, batch_size=32, strategy="one_device")
-    dataset = make_dataset(config, split)
+    dataset = distributed_dataset(config, split)
     spec = (
         tf.TensorSpec([32, 16, 16, 3], tf.uint8),
         tf.TensorSpec([32], tf.int32),
@@ -122,7 +124,9 @@ def test_batches_are_as_documented(digits, split):
 
 def test_evaluation_reads_all_images_of_prepared_digits(digits):
     config = plain(digits, batch_size=100, strategy="one_device")
-    labels = np.concatenate([batch[1].numpy() for batch in make_dataset(config, "validation")])
+    labels = np.concatenate(
+        [batch[1].numpy() for batch in distributed_dataset(config, "validation")]
+    )
     counts = manifests.read_manifest(digits).splits["validation"].class_counts
     assert tuple(np.bincount(labels[labels >= 0], minlength=10)) == counts
     assert len(labels) == 400 and (labels == -1).sum() == 41
@@ -278,21 +282,22 @@ def test_too_few_files_for_the_hosts(numbered, host_datasets, split):
 
 REPLICAS_SCRIPT = """
     import json, sys
-    from imagenet_fast import Config, make_dataset, make_strategy
+    from imagenet_fast import Config, make_strategy
+    from imagenet_fast.data.pipeline import distributed_dataset
 
     config = Config(data_dir=sys.argv[1], image_size=8, batch_size=12, logical_cpus=4)
     for name in ("one_device", "mirrored"):
         changed = config.replace(strategy=name)
         strategy = make_strategy(changed)
         batches = []
-        for batch in make_dataset(changed, "train", first_step=4):
+        for batch in distributed_dataset(changed, "train", first_step=4):
             parts = [strategy.experimental_local_results(part) for part in batch]
             batches.append([[p.numpy().tolist() for p in part] for part in parts])
             if len(batches) == 2:
                 break
         seen = [
             label
-            for batch in make_dataset(changed, "validation")
+            for batch in distributed_dataset(changed, "validation")
             for part in strategy.experimental_local_results(batch[1])
             for label in part.numpy().tolist()
         ]
@@ -599,3 +604,64 @@ def test_synthetic_batches(host_datasets):
     np.testing.assert_array_equal(images[:1], again[0])
     with pytest.raises(UserError, match="synthetic has no validation split"):
         host_datasets(config, "validation")
+
+
+# --- Datasets for any Keras model -----------------------------------------------------------------
+
+
+def test_one_device_has_epochs_of_known_length(numbered):
+    """Each iteration is the next epoch, of the batches that a run gets."""
+    config = plain(numbered, batch_size=8, strategy="one_device")
+    dataset = make_dataset(config, "train", first_step=2)
+    assert len(dataset) == 7
+    epochs = [[labels.numpy().tolist() for _, labels, _ in dataset] for _ in range(2)]
+    stream = distributed_dataset(config, "train", first_step=2)
+    expected = [labels.numpy().tolist() for _, labels, _ in itertools.islice(stream, 14)]
+    assert epochs[0] + epochs[1] == expected
+
+
+def test_one_device_evaluates_images_without_placeholders(numbered):
+    config = plain(numbered, batch_size=8, strategy="one_device")
+    dataset = make_dataset(config, "validation")
+    assert len(dataset) == 7
+    sizes = [len(images) for images, _, _ in dataset]
+    assert sizes == [8] * 6 + [5]
+    assert sorted(label for _, labels, _ in dataset for label in labels.numpy()) == list(range(53))
+
+
+def test_placeholders_are_removed_unless_a_batch_has_nothing_else():
+    images, labels = tf.reshape(tf.range(3), [3, 1, 1, 1]), tf.constant([4, 0, -1])
+    weights = tf.constant([1.0, 0.0, 0.0])
+    kept = pipeline._without_placeholders(images, labels, weights)
+    assert [part.numpy().ravel().tolist() for part in kept] == [[0], [4], [1.0]]
+    assert len(pipeline._without_placeholders(images, labels, 0 * weights)[0]) == 3
+
+
+def test_a_plain_model_fits_and_counts_each_image_once(numbered):
+    config = plain(numbered, batch_size=8, strategy="one_device")
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(61)]
+    model = keras.Sequential([keras.Input((*[config.image_size] * 2, 3)), *layers])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, weighted_metrics=["accuracy"])
+    validation = make_dataset(config, "validation")
+    counter = CountBatches()
+    history = model.fit(
+        make_dataset(config, "train"),
+        validation_data=validation,
+        epochs=2,
+        verbose=0,
+        callbacks=[counter],
+    ).history
+    assert (counter.params["steps"], counter.batches) == (7, 14)
+    images, labels, _ = (np.concatenate(parts) for parts in zip(*validation))
+    right = model.predict(validation, verbose=0).argmax(1) == labels
+    assert history["val_accuracy"][-1] == pytest.approx(right.mean())
+    losses = keras.losses.sparse_categorical_crossentropy(labels, model(images), from_logits=True)
+    assert history["val_loss"][-1] == pytest.approx(float(tf.reduce_mean(losses)), rel=1e-5)
+
+
+class CountBatches(keras.callbacks.Callback):
+    batches = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1

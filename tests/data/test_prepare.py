@@ -121,7 +121,7 @@ def test_test_images_are_a_separate_split(folders, tmp_path):
         for _, labels, weights in dataset:
             for label in labels.numpy()[weights.numpy() > 0]:
                 counts[label] += 1
-        assert (counts, dataset.evaluation_steps) == ([11, 11, 0], 3)
+        assert (counts, len(dataset)) == ([11, 11, 0], 3)
         if with_manifest:
             (tmp_path / "out" / FILE).unlink()
             config = config.replace(num_classes=3)

@@ -13,9 +13,10 @@ import pytest
 import tensorflow as tf
 from server_processes import HOST, running_server
 
-from imagenet_fast import Config, UserError, make_dataset
+from imagenet_fast import Config, UserError
 from imagenet_fast.base.addresses import free_port
 from imagenet_fast.data import service
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.records import locate_records
 
 NUMBERS = 61
@@ -132,7 +133,7 @@ def test_unreachable_server_is_named(data):
         data_dir=data, image_size=8, batch_size=8, strategy="one_device", input_servers=[address]
     )
     with pytest.raises(UserError, match=f"input server {address} cannot be reached .*refused") as e:
-        make_dataset(config, "train")
+        distributed_dataset(config, "train")
     assert f"imagenet-fast input-server --port={address.split(':')[1]}" in str(e.value)
 
 
@@ -154,7 +155,7 @@ def servers():
 
 
 def batches(config, first_step, count=16):
-    dataset = make_dataset(config, "train", first_step)
+    dataset = distributed_dataset(config, "train", first_step)
     return [[part.numpy() for part in batch] for batch in itertools.islice(dataset, count)]
 
 
@@ -195,7 +196,7 @@ def test_validation_images_are_not_served(tmp_path, write_data, numbered_example
     data = write_data(tmp_path / "data", labels=NUMBERS, train=shards, validation=shards)
     config = Config(data_dir=data, image_size=8, batch_size=8, strategy="one_device")
     config = config.replace(input_servers=[f"{HOST}:{free_port()}"])
-    assert sum(batch[2].numpy().sum() for batch in make_dataset(config, "validation")) == 8
+    assert sum(batch[2].numpy().sum() for batch in distributed_dataset(config, "validation")) == 8
 
 
 def test_missing_files_on_a_server_are_reported_at_once(tmp_path, servers):
@@ -212,7 +213,7 @@ def test_missing_files_on_a_server_are_reported_at_once(tmp_path, servers):
 def test_a_server_that_is_killed_ends_the_stream(data):
     config = Config(data_dir=data, image_size=8, batch_size=8, strategy="one_device")
     with running_server() as (process, address):
-        stream = iter(make_dataset(config.replace(input_servers=[address]), "train"))
+        stream = iter(distributed_dataset(config.replace(input_servers=[address]), "train"))
         next(stream)
         process.kill()
         with pytest.raises(
@@ -224,11 +225,12 @@ def test_a_server_that_is_killed_ends_the_stream(data):
 
 DETERMINISTIC_SCRIPT = """
     import sys
-    from imagenet_fast import Config, make_dataset
+    from imagenet_fast import Config
+    from imagenet_fast.data.pipeline import distributed_dataset
 
     config = Config(data_dir=sys.argv[1], image_size=8, batch_size=8, strategy="one_device")
     config = config.replace(deterministic=True, input_servers=sys.argv[2])
-    for number, batch in zip(range(20), make_dataset(config, "train")):
+    for number, batch in zip(range(20), distributed_dataset(config, "train")):
         pass
     print(number)
 """

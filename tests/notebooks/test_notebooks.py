@@ -219,3 +219,13 @@ def test_fine_tuning_reports_whether_the_head_is_kept():
     lines = re.findall(r"initial weights: those of .+", printed("fine_tuning", "stderr"))
     kept = [", including the classification head" in line for line in lines]
     assert kept == [False, True, False]
+
+
+@pytest.mark.long
+def test_own_models_train_and_are_exported():
+    text = printed("own_model")
+    assert "44 steps in an epoch" in text
+    top1 = re.search(r"^top-1 (\S+)% after 4 epochs", text, re.MULTILINE)[1]
+    assert float(top1) > 90
+    assert f"evaluated: top-1 {top1}% of 359 images" in text
+    assert float(re.search(r"own probabilities: (\S+)", text)[1]) < 1e-4

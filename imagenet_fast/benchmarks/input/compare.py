@@ -14,7 +14,7 @@ from imagenet_fast.benchmarks.input.variants import VARIANTS, make_variant
 from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved
 from imagenet_fast.config import Config
 from imagenet_fast.data.malloc import keep_freed_memory
-from imagenet_fast.data.pipeline import make_dataset, thread_count
+from imagenet_fast.data.pipeline import distributed_dataset, thread_count
 
 _THIS = PEERS["own"]
 # A shuffle buffer that holds all of a small data set would read all of it before timing starts.
@@ -82,7 +82,7 @@ class InputBenchmark:
             if name == "simplejpeg"
         }
         with start_peers(self._config, environments, self._images) as workers:
-            calls = {_THIS: self._from_iterator(make_dataset(self._steady, "train"))}
+            calls = {_THIS: self._from_iterator(distributed_dataset(self._steady, "train"))}
             for name, dataset in make_bounds(self._steady, self._batches).items():
                 calls[name] = self._from_iterator(dataset)
             for name, worker in workers.items():
@@ -117,7 +117,7 @@ class InputBenchmark:
         crop = "pad" if self._steady.train_crop == "pad" else "none"
         calls = {
             f"cache={cache}": self._from_iterator(
-                make_dataset(self._steady.replace(cache=cache, train_crop=crop), "train")
+                distributed_dataset(self._steady.replace(cache=cache, train_crop=crop), "train")
             )
             for cache in ("decoded", "none")
         }

@@ -18,7 +18,7 @@ from imagenet_fast.data.batches import (
 )
 from imagenet_fast.data.info import read_info
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.pipeline import make_dataset, thread_count, with_threads
+from imagenet_fast.data.pipeline import distributed_dataset, thread_count, with_threads
 from imagenet_fast.data.resize_op import with_resize_kernel
 
 
@@ -67,7 +67,7 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
     stages: dict[str, Iterable] = {
         name: with_threads(dataset, threads) for name, dataset in datasets.items()
     }
-    return {**stages, "transfer": make_dataset(options, "train")}
+    return {**stages, "transfer": distributed_dataset(options, "train")}
 
 
 def make_bounds(options: InputOptions, count: int) -> dict[str, tf.data.Dataset]:

@@ -61,9 +61,9 @@ def own(config: str) -> Iterator[Any]:
       config: a ``Config`` as JSON.
     """
     from imagenet_fast.config import Config
-    from imagenet_fast.data.pipeline import make_dataset
+    from imagenet_fast.data.pipeline import distributed_dataset
 
-    return iter(make_dataset(Config.from_json(config), "train"))
+    return iter(distributed_dataset(Config.from_json(config), "train"))
 
 
 def plain(

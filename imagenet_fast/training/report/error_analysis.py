@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import InputOptions
-from imagenet_fast.data.pipeline import evaluation_steps, make_dataset
+from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
 from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
 from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.classifier import Classifier
@@ -116,7 +116,7 @@ def _results(
                 tf.concat(strategy.experimental_local_results(part), 0) for part in results
             )
 
-    batches = iter(make_dataset(options, "validation"))
+    batches = iter(distributed_dataset(options, "validation"))
     for _ in range(evaluation_steps(info, options, strategy)):
         yield tuple(part.numpy() for part in take_step(batches))
 

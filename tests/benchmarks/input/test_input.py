@@ -23,7 +23,7 @@ from imagenet_fast.benchmarks.input.variants import (
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 from imagenet_fast.config import Config
-from imagenet_fast.data.pipeline import make_dataset
+from imagenet_fast.data.pipeline import distributed_dataset
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -148,7 +148,7 @@ def test_variants():
 
 @pytest.fixture(scope="module")
 def training_batch(config):
-    return first(make_dataset(config, "train"))
+    return first(distributed_dataset(config, "train"))
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import pytest
 import tensorflow as tf
 from confusion_entries import entries
 
-from imagenet_fast import Config, build_model, make_dataset
+from imagenet_fast import Config, build_model
 from imagenet_fast.data.info import read_info
+from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.training.report import error_analysis
 from imagenet_fast.training.report.error_analysis import analyze_errors
 
@@ -45,7 +46,7 @@ def found(config, model):
 
 
 def test_against_numpy(config, model, found):
-    batches = [[part.numpy() for part in b] for b in make_dataset(config, "validation")]
+    batches = [[part.numpy() for part in b] for b in distributed_dataset(config, "validation")]
     images, labels, weights = (np.concatenate(part) for part in zip(*batches))
     images, labels = images[weights > 0], labels[weights > 0]
     logits = model(images, training=False).numpy().astype("float64")
@@ -72,7 +73,9 @@ def test_against_numpy(config, model, found):
 
 
 def test_predictions_equal_those_of_evaluation(config, model, found):
-    top1 = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)["top1"]
+    top1 = model.evaluate(distributed_dataset(config, "validation"), verbose=0, return_dict=True)[
+        "top1"
+    ]
     true, answers, images = found.confusion.T
     assert images[true == answers].sum() == round(359 * float(top1))
 

@@ -53,13 +53,14 @@ def _measure(data_dir: str, repeats: int) -> dict[str, dict[str, float]]:
     """Returns the seconds per epoch of each configuration: median, min and max."""
     import_tensorflow()
     from imagenet_fast.benchmarks.step import on_new_iterators
-    from imagenet_fast.data.pipeline import make_dataset
+    from imagenet_fast.data.pipeline import distributed_dataset
     from imagenet_fast.training.build import build_model
 
     configs = experiments.timed()
     models = [build_model(config.replace(data_dir=data_dir)) for config in configs.values()]
     calls = [
-        on_new_iterators(model, make_dataset(model.config, "train"), _STEPS) for model in models
+        on_new_iterators(model, distributed_dataset(model.config, "train"), _STEPS)
+        for model in models
     ]
     times = time_interleaved(calls, warmup=_WARMUP, repeats=repeats)
     return {

@@ -1,0 +1,239 @@
+"""The user's own networks: functions, also by name as ``module:function``, and Keras models."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import inspect
+import pathlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any, Union
+
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast.base.errors import UserError, first_line, nearest
+from imagenet_fast.distribute.one_call import assign_everywhere
+from imagenet_fast.models.options import CUSTOM
+
+# (height, width, channels) of one image; None: any.
+ImageShape = tuple[Union[int, None], Union[int, None], int]
+# A function (or class) from the number of classes and the image shape to a network, or a functional
+# or sequential model.
+CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
+
+# Operations that can follow a softmax without changing its values.
+_PASS_ON = ("Identity", "Cast", "Reshape")
+
+
+def name_of(model: CustomModel) -> str:
+    """Returns the value of ``Config.model`` for a network given in Python.
+
+    Returns:
+        ``module:function`` if another process can import the function, else ``custom``.
+    """
+    module, name = getattr(model, "__module__", None), getattr(model, "__qualname__", None)
+    if not isinstance(model, keras.Model) and module and name and module != "__main__":
+        with contextlib.suppress(KeyError, AttributeError):
+            if functools.reduce(getattr, name.split("."), sys.modules[module]) is model:
+                return f"{module}:{name}"
+    return CUSTOM
+
+
+def build_custom(
+    name: str, model: CustomModel | None, num_classes: int, image_shape: ImageShape
+) -> keras.Model:
+    """Makes a network of the user, in the strategy's scope and under the precision policy.
+
+    A model is copied with its weights. If the last layer's activation is softmax, it is left out:
+    the network returns logits.
+
+    Args:
+        name: ``module:function``, or ``custom``.
+        model: the function or model; None: the one that ``name`` names.
+        num_classes: number of logits.
+        image_shape: of the network's input, without the batch.
+
+    Raises:
+        UserError: if there is no such function, it fails, or the network does not return logits.
+    """
+    if model is None:
+        model = _load(name)
+    described = f"model {name}" if name != CUSTOM else "model"
+    with _saved_random_state():
+        if isinstance(model, keras.Model):
+            network = _copy(model, image_shape)
+        else:
+            network = _call(model, described, num_classes, image_shape)
+    last = _last_layer(network)
+    if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
+        last.activation = keras.activations.linear
+    _check_outputs(network, described, num_classes, image_shape)
+    return network
+
+
+def random_generators(network: keras.Model) -> list[tf.random.Generator]:
+    """Returns the generators of a network's Keras layers, such as ``keras.layers.Dropout``.
+
+    Keras leaves them out of checkpoints.
+    """
+    holders = (getattr(layer, "_random_generator", None) for layer in network.submodules)
+    generators = (getattr(holder, "_generator", None) for holder in holders)
+    return [generator for generator in generators if generator is not None]
+
+
+@contextlib.contextmanager
+def _saved_random_state() -> Iterator[None]:
+    """Gives Keras layers generators with a state that checkpoints can save."""
+    settings = keras.backend.experimental
+    if settings.is_tf_random_generator_enabled():
+        yield
+        return
+    settings.enable_tf_random_generator()
+    try:
+        yield
+    finally:
+        settings.disable_tf_random_generator()
+
+
+def _load(name: str) -> CustomModel:
+    """Imports ``module:function``; modules in the working directory are found, too."""
+    if name == CUSTOM:
+        raise UserError(
+            "this run's model was given in Python, so its configuration cannot name it: use "
+            "train, evaluate or export in Python, with model=, or --model=MODULE:FUNCTION"
+        )
+    module_name, _, attributes = name.partition(":")
+    here = str(pathlib.Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(module_name)
+    except Exception as error:  # the user's code may raise anything
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{module_name}.".startswith(f"{missing}."):
+            raise UserError(
+                f"model {name}: there is no module {missing} in {here} or on PYTHONPATH"
+            ) from None
+        raise UserError(
+            f"model {name}: importing {module_name} failed: {_reason(error)}"
+        ) from error
+    for attribute in attributes.split("."):
+        if not hasattr(found, attribute):
+            raise UserError(
+                f"model {name}: {module_name} has no {attributes}{nearest(attribute, dir(found))}"
+            )
+        found = getattr(found, attribute)
+    return found
+
+
+def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) -> keras.Model:
+    contract = "it must be a function of the number of classes and the shape of an image"
+    if not callable(make):
+        raise UserError(f"{described} is {make!r}, but {contract}, or a Keras model")
+    try:
+        inspect.signature(make).bind(num_classes, image_shape)
+    except TypeError as error:
+        raise UserError(f"{described}: {contract}, (height, width, 3): {error}") from None
+    except ValueError:  # a builtin without a signature
+        pass
+    try:
+        network = make(num_classes, image_shape)
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"{described} failed: {_reason(error)}") from error
+    if not isinstance(network, keras.Model):
+        kind = type(network)
+        hint = (
+            ", a model of Keras 3: make it with tf_keras (`import tf_keras as keras`)"
+            if kind.__module__.startswith("keras.")
+            else ", and not a tf_keras Model"
+        )
+        raise UserError(f"{described} returned a {kind.__module__}.{kind.__qualname__}{hint}")
+    return network
+
+
+def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
+    """Returns a copy of a model in the strategy's scope, under the precision policy."""
+    if not isinstance(model, keras.Sequential) and not model._is_graph_network:
+        raise UserError(
+            f"{type(model).__name__} is a subclass of keras.Model, of which Keras cannot make a "
+            "copy for these devices and this precision: give a function that makes it, as in "
+            f"model=lambda num_classes, image_shape: {type(model).__name__}(...)"
+        )
+    last = _last_layer(model)
+
+    def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, keras.Model):
+            return keras.models.clone_model(layer, clone_function=copy)
+        config = layer.get_config()
+        if layer.dtype_policy.name in ("float32", "mixed_bfloat16", "mixed_float16"):
+            config.pop("dtype", None)  # The copy's is the policy in scope.
+        if layer is last:
+            config["dtype"] = "float32"
+        return type(layer).from_config(config)
+
+    try:
+        network = keras.models.clone_model(model, clone_function=copy)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise UserError(
+            f"model {model.name} cannot be copied ({first_line(error)}): give a function that "
+            "makes it instead"
+        ) from error
+    if model.built:
+        if not network.built:
+            network.build((None, *image_shape))
+        assign_everywhere(network.weights, model.get_weights())
+    return network
+
+
+def _last_layer(network: keras.Model) -> keras.layers.Layer | None:
+    """Returns the layer that makes a network's output; None if it is unknown."""
+    if isinstance(network, keras.Sequential):
+        return network.layers[-1] if network.layers else None
+    if not network._is_graph_network or len(network.outputs) != 1:
+        return None
+    return network.outputs[0]._keras_history.layer
+
+
+def _check_outputs(
+    network: keras.Model, described: str, num_classes: int, image_shape: ImageShape
+) -> None:
+    """Builds a network, and checks that it takes images and returns logits."""
+    try:
+        network(keras.Input(image_shape))
+        traced = tf.function(lambda images: network(images, training=False), autograph=False)
+        graph = traced.get_concrete_function(tf.TensorSpec((None, *image_shape))).graph
+    except UserError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(
+            f"{described} cannot take images of shape {image_shape}: {_reason(error)}"
+        ) from error
+    shapes = [tuple(output.shape) for output in graph.outputs]
+    if shapes != [(None, num_classes)]:
+        raise UserError(
+            f"{described} returns {', '.join(map(str, shapes))}, but must return a logit for each "
+            f"of the {num_classes} classes, {(None, num_classes)}"
+        )
+    operation = graph.outputs[0].op
+    while operation.type in _PASS_ON:
+        operation = operation.inputs[0].op
+    if operation.type == "Softmax":
+        raise UserError(
+            f"{described} returns probabilities, but must return logits: leave out the softmax at "
+            "its end; predictions and exported models have it"
+        )
+
+
+def _reason(error: Exception) -> str:
+    """Returns an error's type, message and place in the user's code."""
+    libraries = (str(pathlib.Path(tf.__file__).parents[1]), __file__, "<frozen")
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    place = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
+    return f"{type(error).__name__}: {first_line(error)}{place}"

@@ -1,0 +1,350 @@
+"""Networks of the user: trained, resumed and exported as the package's own are."""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import Config, UserError, build_model, evaluate, export, make_dataset, train
+from imagenet_fast.base.option import option_text
+from imagenet_fast.layers import PixelNormalization
+from imagenet_fast.models import network_of
+from imagenet_fast.models.custom import build_custom, name_of
+from imagenet_fast.training.checkpoint import restore_weights
+
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def config(digits):
+    return Config(
+        data_dir=digits,
+        image_size=8,
+        train_crop="none",
+        flip=False,
+        eval_crop_fraction=1.0,
+        batch_size=32,
+        rate_scaling="none",
+        learning_rate=0.05,
+        schedule="constant",
+        warmup="0 steps",
+        weight_decay=0.0,
+        duration=f"{STEPS} steps",
+        strategy="one_device",
+        examine=False,
+        tensorboard=False,
+    )
+
+
+def functional(num_classes, image_shape):
+    images = keras.Input(image_shape)
+    x = keras.layers.Conv2D(4, 3, use_bias=False)(images)
+    x = keras.layers.BatchNormalization()(x)
+    x = keras.layers.GlobalAveragePooling2D()(keras.layers.ReLU()(x))
+    return keras.Model(images, keras.layers.Dense(num_classes, name="classes")(x))
+
+
+def sequential(num_classes, image_shape):
+    return keras.Sequential(
+        [keras.layers.Flatten(), keras.layers.Dense(num_classes, activation="softmax")]
+    )
+
+
+class Subclassed(keras.Model):
+    def __init__(self, num_classes, image_shape):
+        super().__init__()
+        self.flatten = keras.layers.Flatten()
+        self.hidden = keras.layers.Dense(6, activation="relu")
+        self.out = keras.layers.Dense(num_classes)
+
+    def call(self, images):
+        return self.out(self.hidden(self.flatten(images)))
+
+
+def random(num_classes, image_shape):
+    """With a layer that draws random numbers."""
+    dropped = keras.layers.Dropout(0.5)
+    layers = [keras.layers.Flatten(), keras.layers.Dense(8, "relu"), dropped]
+    return keras.Sequential([keras.Input(image_shape), *layers, keras.layers.Dense(num_classes)])
+
+
+def trained_by_hand(config, network):
+    """Trains a plain Keras model, which returns logits or probabilities, in a loop."""
+    normalize = PixelNormalization(config.pixel_mean, config.pixel_std)
+    optimizer = keras.optimizers.SGD(config.learning_rate, momentum=0.9, nesterov=True)
+    for images, labels, _ in make_dataset(config, "train").take(STEPS):
+        with tf.GradientTape() as tape:
+            outputs = network(normalize(images), training=True)
+            loss = keras.losses.SparseCategoricalCrossentropy(
+                from_logits=network.layers[-1].activation is not keras.activations.softmax
+            )(labels, outputs)
+        optimizer.minimize(loss, network.trainable_variables, tape=tape)
+    return network.get_weights()
+
+
+def assert_close(found, expected):
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [functional, sequential, Subclassed])
+def test_weights_are_those_of_a_plain_training_loop(config, make):
+    model = build_model(config, model=make)
+    assert model.config.model == f"{__name__}:{make.__name__}"
+    plain = make(10, (8, 8, 3))
+    plain.build((None, 8, 8, 3))
+    plain.set_weights(network_of(model).get_weights())
+    before = model.get_weights()
+    model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
+    assert np.abs(model.get_weights()[0] - before[0]).max() > 1e-3
+    assert_close(model.get_weights(), trained_by_hand(config, plain))
+
+
+# --- Whole runs
+
+
+class Stop(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
+
+
+@pytest.fixture(scope="module")
+def run(config, tmp_path_factory):
+    """A finished run of a model given in Python, with keras.layers.Dropout and an average."""
+    directory = str(tmp_path_factory.mktemp("own") / "run")
+    config = config.replace(
+        ema_decay=0.5, optimizer="lars", eval_every="2 steps", model_dir=directory
+    )
+    with pytest.warns(UserWarning, match="lars is meant for"):
+        train(config, model=lambda *sizes: random(*sizes))
+    return config
+
+
+@pytest.fixture(scope="module")
+def ready(run):
+    """A model with the run's weights."""
+    model = random(10, (8, 8, 3))
+    train(run, model=model)
+    return model
+
+
+def weights(model_dir):
+    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
+    names = reader.get_variable_to_shape_map()
+    return {name: reader.get_tensor(name) for name in names if name.startswith("model/")}
+
+
+def test_resumed_to_the_bit(run, tmp_path):
+    """Also the random numbers of Keras layers, whose state Keras leaves out of checkpoints."""
+    config = run.replace(model_dir=str(tmp_path / "run"))
+    for callbacks in ([Stop()], []):
+        train(config, model=lambda *sizes: random(*sizes), callbacks=callbacks)
+    found, expected = weights(config.model_dir), weights(run.model_dir)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_a_model_gets_the_trained_weights(run, ready):
+    result = evaluate(run, model=random)
+    assert json.loads(pathlib.Path(run.model_dir, "summary.json").read_text())["top1"] == (
+        pytest.approx(result["top1"])
+    )
+    normalize = PixelNormalization(run.pixel_mean, run.pixel_std)
+    images, labels = map(
+        np.concatenate, zip(*((i, y) for i, y, _ in make_dataset(run, "validation")))
+    )
+    predicted = ready.predict(normalize(images), verbose=0).argmax(1)
+    assert len(labels) == 359
+    assert (predicted == labels).mean() == pytest.approx(result["top1"])
+
+
+def test_exported_predictions_are_the_models(run, ready, tmp_path):
+    served = tf.saved_model.load(export(run, tmp_path / "exported", model=ready))
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), "uint8")
+    outputs = served.signatures["pixels"](pixels=tf.constant(pixels))
+    normalized = PixelNormalization(run.pixel_mean, run.pixel_std)(pixels)
+    expected = tf.nn.softmax(ready(normalized)).numpy()
+    np.testing.assert_allclose(outputs["probabilities"], expected, rtol=1e-4, atol=1e-6)
+    assert outputs["features"].shape == (5, 8)
+
+
+def test_a_run_whose_model_has_no_name_needs_it_again(run):
+    recorded = Config.from_json(pathlib.Path(run.model_dir, "config.json").read_text())
+    assert recorded.model == "custom"
+    with pytest.raises(UserError, match="this run's model was given in Python"):
+        evaluate(recorded)
+
+
+def test_pixels_as_they_are(config, tmp_path):
+    config = config.replace(normalize_pixels=False, pixel_mean=(9.0, 9.0, 9.0))
+    model = build_model(config, model=Subclassed)
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), "uint8")
+    expected = network_of(model)(pixels.astype("float32"))
+    np.testing.assert_array_equal(model(pixels), expected)
+    # Exported without features, of which a subclassed model shows none.
+    signatures = tf.saved_model.load(export(model, tmp_path / "exported")).signatures
+    assert sorted(signatures) == ["pixels", "serving_default"]
+    outputs = signatures["pixels"](pixels=tf.constant(pixels))
+    assert list(outputs) == ["probabilities"]
+    np.testing.assert_allclose(outputs["probabilities"], tf.nn.softmax(expected), rtol=1e-4)
+
+
+# --- What a network must be
+
+
+@pytest.mark.parametrize("make", [functional, functional(10, (8, 8, 3))])
+def test_mixed_precision(config, make):
+    model = build_model(config.replace(precision="mixed_bfloat16"), model=make)
+    (convolution, *_) = (
+        layer for layer in model.submodules if isinstance(layer, keras.layers.Conv2D)
+    )
+    assert convolution.compute_dtype == "bfloat16"
+    assert convolution.kernel.dtype == tf.float32
+    pixels = np.zeros((2, 8, 8, 3), "uint8")
+    assert model(pixels).dtype == tf.float32
+    if make is not functional:
+        assert_close(network_of(model).get_weights(), make.get_weights())
+
+
+def keras3(num_classes, image_shape):
+    return type("Functional", (), {"__module__": "keras.src.models.functional"})()
+
+
+def fails(num_classes, image_shape):
+    raise KeyError("filters")
+
+
+def with_softmax(num_classes, image_shape):
+    flat = keras.layers.Flatten()
+    return keras.Sequential([flat, keras.layers.Dense(num_classes), keras.layers.Softmax()])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda num_classes: None, r"function of the number of classes and the shape.*too many"),
+        (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
+        (keras3, r"returned a keras\.src\S+Functional, a model of Keras 3: .*tf_keras"),
+        (lambda *_: 3, "returned a builtins.int, and not a tf_keras Model"),
+        (lambda n, shape: functional(9, shape), r"returns \(None, 9\), but .* \(None, 10\)"),
+        (with_softmax, "returns probabilities, but must return logits"),
+        (functional(10, (9, 9, 3)), r"cannot take images of shape \(8, 8, 3\): ValueError: "),
+        (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
+        ("resnet50", "model is 'resnet50', but it must be a function"),
+    ],
+)  # fmt: skip
+def test_refused(model, message):
+    with pytest.raises(UserError, match=message):
+        build_custom("custom", model, 10, (8, 8, 3))
+
+
+def test_integer_inputs_are_for_pixels(config):
+    def make(num_classes, image_shape):
+        images = keras.Input(image_shape, dtype="uint8")
+        x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(images))
+        return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+    with pytest.raises(UserError, match=r"takes uint8, but .* --nonorm"):
+        build_model(config, model=make)
+    assert build_model(config.replace(normalize_pixels=False), model=make)
+
+
+def test_names():
+    assert name_of(functional) == f"{__name__}:functional"
+    assert name_of(Subclassed.call) == f"{__name__}:Subclassed.call"
+    assert name_of(lambda *_: None) == name_of(functional(3, (8, 8, 3))) == "custom"
+
+
+MODULE = """
+import tf_keras as keras
+
+def build(num_classes, image_shape):
+    flat = keras.layers.Flatten()
+    return keras.Sequential([keras.Input(image_shape), flat, keras.layers.Dense(num_classes)])
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "message"),
+    [
+        (MODULE, "{}:build", ""),
+        (MODULE, "{}:biuld", "model {}:biuld: {} has no biuld; did you mean 'build'?"),
+        (MODULE, "no_{}:build", "model no_{}:build: there is no module no_{} in {here}"),
+        ("import no_such_module", "{}:build", "importing {} failed: ModuleNotFoundError: No"),
+        ("1 / 0", "{}:build", "failed: ZeroDivisionError: division by zero ({here}/{}.py, line 1)"),
+    ],
+)  # fmt: skip
+def test_modules_of_the_working_directory(text, name, message, tmp_path, monkeypatch, request):
+    module = f"module_{abs(hash(request.node.name))}"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name, message = (part.format(module, module, here=tmp_path) for part in (name, message))
+    if message:
+        with pytest.raises(UserError) as error:
+            build_custom(name, None, 10, (8, 8, 3))
+        assert message in str(error.value)
+    else:
+        assert build_custom(name, None, 10, (8, 8, 3)).output_shape == (None, 10)
+
+
+# --- The command line
+
+COMMANDS = """
+import json, os, sys
+from imagenet_fast import commands
+
+os.chdir(sys.argv[1])
+for arguments in json.loads(sys.argv[2]):
+    assert commands.run(arguments) == 0
+"""
+
+
+def test_commands_find_a_module_and_two_replicas_train_it(
+    config, run_python, tmp_path, monkeypatch
+):
+    """In the working directory, also when they evaluate and export, by config.json."""
+    (tmp_path / "my_module.py").write_text(MODULE)
+    (tmp_path / "recipe.flags").write_text("--model=resnet8\n--zero_gamma=false\n")
+    names = [name for name in config.differences(Config()) if name not in ("duration", "strategy")]
+    flags = [f"--{name}={option_text(getattr(config, name))}" for name in names]
+    of_run = "--model_dir=run"
+    finished = run_python(
+        [
+            *("-c", COMMANDS, tmp_path),
+            json.dumps(
+                [
+                    [
+                        *("train", "--flagfile=recipe.flags", "--model=my_module:build", *flags),
+                        *(f"--duration={STEPS} steps", "--strategy=mirrored", "--logical_cpus=2"),
+                        of_run,
+                    ],
+                    ["evaluate", of_run, "--json", "--strategy=one_device"],
+                    ["export", of_run, "--saved_model=exported"],
+                ]
+            ),
+        ]
+    )
+    assert "my_module:build on digits" in finished.stderr
+    assert "batch 32 = 2 x 16" in finished.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    result = json.loads(finished.stdout.splitlines()[1])
+    assert (summary["replicas"], summary["top1"]) == (2, pytest.approx(result["top1"]))
+    assert Config.from_json((tmp_path / "run" / "config.json").read_text()).model == (
+        "my_module:build"
+    )
+    assert (tmp_path / "exported" / "saved_model.pb").exists()
+    # The same weights as of one device and a plain loop.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    one = build_model(config.replace(model="my_module:build"))
+    plain = build_custom("my_module:build", None, 10, (8, 8, 3))
+    plain.set_weights(one.get_weights())
+    restore_weights(one, str(tmp_path / "run"))
+    assert_close(one.get_weights(), trained_by_hand(config, plain))
