@@ -78,35 +78,35 @@ def best_balance(
     With several stages on each device, it then moves blocks between neighbouring stages while that
     makes the simulated batch faster: a device with a fast and a slow stage is not slow.
 
-    Where the stages make forward and backward in turn and compute their activations once more, the
-    last one has less to do for each block: it does not.
+    If stages alternate between forward and backward passes and recompute activations, the last one
+    has less work per block: its backward pass follows at once, so it recomputes nothing.
 
     Args:
       costs: of the blocks.
       order: of the tasks of all stages.
       rematerialize: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       devices: their number; stage k is on device k % ``devices``. None: one for each stage.
-      slots: values that the optimizer keeps of each trained weight.
-      limit: bytes that each stage may have.
+      slots: optimizer slots per trainable value.
+      limit: bytes of memory of each stage.
 
     Raises:
       UserError: if there are fewer blocks than stages, or they do not fit.
     """
     holds = micro_batches_in_memory(order, rematerialize)
-    again = rematerialize != "never" and _in_turn(order)
+    recomputes = rematerialize != "never" and _alternates(order)
 
     @functools.cache
     def joined(first: int, end: int) -> BlockCost:
-        own = costs[end - 1]
-        return own if end - first == 1 else joined(first, end - 1).followed_by(own)
+        last = costs[end - 1]
+        return last if end - first == 1 else joined(first, end - 1).followed_by(last)
 
     def memory(stage: int, first: int, end: int) -> float:
         return stage_memory(joined(first, end), holds[stage], slots).total
 
     balance = partition(
-        [own.work + own.forward * again for own in costs],
+        [cost.work + cost.forward * recomputes for cost in costs],
         len(holds),
-        last_costs=[own.work for own in costs],
+        last_costs=[cost.work for cost in costs],
         memory=None if math.isinf(limit) else memory,
         limit=limit,
     )
@@ -145,7 +145,7 @@ def _moves(balance: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(moved)
 
 
-def _in_turn(order: Sequence[Task]) -> bool:
-    """Whether the first stage goes back before it has made all its forward passes."""
+def _alternates(order: Sequence[Task]) -> bool:
+    """Whether the first stage starts a backward pass before its last forward pass."""
     backward = [task.backward for task in order if not task.stage]
     return backward != sorted(backward)

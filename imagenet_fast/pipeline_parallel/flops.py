@@ -1,4 +1,4 @@
-"""How much the operations of a graph compute."""
+"""Floating-point operations of the operations of a graph."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-# By type: where among their inputs and the output, which is -1, are the image or its gradient, the
-# filter [..., in, out] or its gradient, and what has the positions at which the filter is applied.
+# By type: the indices, among the inputs and the output (-1), of the image or its gradient, of the
+# filter [..., in, out] or its gradient, and of the tensor with one position for each application.
 _CONVOLUTIONS = {
     "Conv2D": (0, 1, -1),
     "Conv2DBackpropInput": (-1, 1, 2),
@@ -22,10 +22,9 @@ _CONVOLUTIONS = {
 }
 _PRODUCTS = ("MatMul", "BatchMatMulV2", "BatchMatMulV3")
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
-# For each value: sums for the mean and the variance, and what is made of them; the gradients of
-# offset, scale and inputs.
-_OF_A_VALUE = {"FusedBatchNormV3": 7, "FusedBatchNormGradV3": 11}
-# These only move values, make them or look at their shape.
+# Operations per value: mean, variance and normalization; gradients of offset, scale and inputs.
+_PER_VALUE = {"FusedBatchNormV3": 7, "FusedBatchNormGradV3": 11}
+# They only move values, create them or read their shape.
 _FREE = {
     *("BroadcastTo", "Cast", "ConcatV2", "Const", "ExpandDims", "Fill", "GatherV2", "Identity"),
     *("IdentityN", "MirrorPad", "OnesLike", "Pack", "Pad", "PadV2", "Placeholder"),
@@ -36,30 +35,29 @@ _FREE = {
 
 
 def flops(operations: Iterable[tf.Operation], padding: bool = True) -> float:
-    """Returns the floating-point operations of some of TensorFlow's, of known shapes.
+    """Returns the floating-point operations of TensorFlow operations of known shapes.
 
-    Exact for convolutions and products of matrices, two for each multiplication and addition.
-    Pools count their windows, batch norm some operations a value; all else counts as one operation
-    for each of its greatest tensor's values. What is in functions that they call is not counted.
+    Exact for convolutions and matrix products, with two for each multiply-add. Pooling counts its
+    windows, batch norm a few operations per value; all others count one per value of their largest
+    tensor. Operations inside called functions are not counted.
 
     Args:
-      operations: which.
-      padding: whether multiplications by the zeros around images count, too. Papers count them:
-        a filter of 3 x 3 has nine at each position. XLA does not.
+      operations: of a graph.
+      padding: whether to count multiplications by padding zeros. Papers do: a 3x3 filter has nine
+        at each position. XLA does not.
     """
     return float(sum(_flops(operation, padding) for operation in operations))
 
 
 def is_matrix(operation: tf.Operation) -> bool:
-    """Returns whether it is a convolution or a product of matrices."""
+    """Whether an operation is a convolution or a matrix product."""
     return operation.type in _CONVOLUTIONS or operation.type in _PRODUCTS
 
 
 def rows(operation: tf.Operation) -> int:
-    """Returns with how many rows a matrix operation meets its weights, forward and backward.
+    """Returns the number of rows that a matrix operation multiplies by its weights.
 
-    A convolution applies its filter at so many positions of all images; a dense layer, to so many
-    images.
+    For a convolution, the filter's positions in all images; for a dense layer, the images.
     """
     if operation.type in _CONVOLUTIONS:
         tensors = [*operation.inputs, operation.outputs[0]]
@@ -75,10 +73,10 @@ def _flops(operation: tf.Operation, padding: bool) -> int:
         tensors = [*operation.inputs, operation.outputs[0]]
         image, weights, positions = (tensors[place].shape for place in _CONVOLUTIONS[kind])
         each = math.prod(weights) // weights[-1]
-        if kind.startswith("Depthwise"):  # its last dimension is of outputs for each input
+        if kind.startswith("Depthwise"):  # whose last dimension is outputs per input channel
             each //= weights[-2]
-        share = 1.0 if padding else _share_within(operation, image, weights, positions)
-        return round(2 * math.prod(positions) * each * share)
+        fraction = 1.0 if padding else _unpadded_fraction(operation, image, weights, positions)
+        return round(2 * math.prod(positions) * each * fraction)
     if kind in _PRODUCTS:
         flipped = operation.get_attr("transpose_a" if kind == "MatMul" else "adj_x")
         summed = operation.inputs[0].shape[-2 if flipped else -1]
@@ -89,10 +87,10 @@ def _flops(operation: tf.Operation, padding: bool) -> int:
     if kind in _POOLS:
         pooled = operation.inputs[-1] if kind.endswith("Grad") else operation.outputs[0]
         return _values(pooled) * math.prod(operation.get_attr("ksize"))
-    return values * _OF_A_VALUE.get(kind, 1)
+    return values * _PER_VALUE.get(kind, 1)
 
 
-def _share_within(
+def _unpadded_fraction(
     operation: tf.Operation,
     image: tf.TensorShape,
     weights: tf.TensorShape,
@@ -101,7 +99,7 @@ def _share_within(
     """Returns the fraction of a convolution's multiplications that are not with padding."""
     rank = len(weights) - 2
     first = 2 if operation.get_attr("data_format").startswith(b"NC") else 1
-    share = 1.0
+    fraction = 1.0
     for axis in range(rank):
         size, count = image[first + axis], positions[first + axis]
         stride = operation.get_attr("strides")[first + axis]
@@ -118,8 +116,8 @@ def _share_within(
             for position in range(count)
             for tap in range(taps)
         )
-        share *= within / (count * taps)
-    return share
+        fraction *= within / (count * taps)
+    return fraction
 
 
 def _values(tensor: tf.Tensor) -> int:

@@ -1,8 +1,8 @@
-"""Splitting a sequence of blocks into stages of a pipeline, one for each device.
+"""Partitions of a sequence of blocks into the stages of a pipeline.
 
-A pipeline is as fast as its slowest stage, so the largest cost of a stage is made as small as it
-can be: exactly, by dynamic programming. (The GPipe paper minimizes the variance of the costs,
-lingvo cuts at equal shares of the sum.)
+A pipeline is as fast as its slowest stage, so the partition minimizes the largest cost of a stage,
+exactly, by dynamic programming. (The GPipe paper minimizes the variance of the costs; Lingvo cuts
+at equal fractions of the sum.)
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ def partition(
     memory: Callable[[int, int, int], float] | None = None,
     limit: float = math.inf,
 ) -> list[int]:
-    """Returns how many blocks each stage gets.
+    """Returns the number of blocks of each stage.
 
-    The largest cost of a stage is as small as possible and, of partitions with the same one, so is
-    the sum of the squares of all. Takes time in proportion to stages times blocks squared.
+    It minimizes the largest cost of a stage and, among partitions with the same largest cost, the
+    sum of the squared costs. Its time is proportional to stages times blocks squared.
 
     Args:
-      costs: of each block, as its time forward and backward; not negative.
-      stages: how many there are to be, at most one for each block.
-      last_costs: of each block, if it is in the last stage; None: the same.
-      transfers: what it costs a stage to receive the outputs of each block but the last; None:
-        nothing.
-      memory: the bytes that a stage needs, from its number, that of its first block, and that of
-        the block after its last one; None: they do not count.
-      limit: bytes that each stage may have.
+      costs: cost of each block, such as the time of its forward and backward pass; not negative.
+      stages: number of stages, at most the number of blocks.
+      last_costs: cost of each block in the last stage; None: the same.
+      transfers: cost for a stage to receive the outputs of each block but the last; None: 0.
+      memory: returns the bytes that a stage needs, from its index and the indices of its first
+        block and of the block after its last; None: memory is not limited.
+      limit: bytes of memory of each stage.
 
     Returns:
       The number of blocks of each stage, each at least 1.
@@ -62,7 +61,7 @@ def partition(
     if not balance:
         least = _best(memory, stages, blocks)
         ends = list(itertools.accumulate(least))
-        needed = max(memory(k, end - own, end) for k, (own, end) in enumerate(zip(least, ends)))
+        needed = max(memory(k, end - n, end) for k, (n, end) in enumerate(zip(least, ends)))
         raise UserError(
             f"the {blocks} blocks do not fit into {stages} stages of {limit / 2**30:.4g} GiB each: "
             f"in each partition, one needs at least {needed / 2**30:.4g} GiB; use more devices, "
@@ -72,22 +71,23 @@ def partition(
 
 
 def _best(cost: Callable[[int, int, int], float], stages: int, blocks: int) -> list[int]:
-    """Returns the best partition, as :func:`partition` says; nothing if none has finite costs.
+    """Returns the partition of :func:`partition`; empty if none has finite costs.
 
     Args:
-      cost: of a stage, from its number, that of its first block, and that after its last one.
-      stages: how many there are to be.
-      blocks: how many there are.
+      cost: returns a stage's cost, from its index and the indices of its first block and of the
+        block after its last.
+      stages: number of stages.
+      blocks: number of blocks.
     """
     largest, _ = _least(cost, max, stages, blocks)
     if largest == math.inf:
         return []
 
-    # Not along with the largest cost: of the first blocks, a partition that is worse by that may be
-    # the better one where a later stage costs more.
+    # A second search: a partition of the first blocks with a larger cost may have the smaller sum
+    # of squares, where a later stage costs more anyway.
     def squared(stage: int, first: int, end: int) -> float:
-        own = cost(stage, first, end)
-        return own**2 if own <= largest else math.inf
+        value = cost(stage, first, end)
+        return value**2 if value <= largest else math.inf
 
     return _least(squared, operator.add, stages, blocks)[1]
 
@@ -98,16 +98,15 @@ def _least(
     stages: int,
     blocks: int,
 ) -> tuple[float, list[int]]:
-    """Returns the least that stages cost together, and the partition in which they do.
+    """Returns the smallest joint cost of all stages, and its partition.
 
     Args:
-      cost: of a stage, from its number, that of its first block, and that after its last one.
-      join: the cost of some stages and that of the next one; not less than before where either is
-        more.
-      stages: how many there are to be.
-      blocks: how many there are.
+      cost: as in :func:`_best`.
+      join: returns the joint cost of the stages so far and the next one; monotonic in both.
+      stages: number of stages.
+      blocks: number of blocks.
     """
-    # Of the first blocks in a number of stages: the least cost, and where the last stage begins.
+    # By the number of blocks in the stages so far: the smallest cost, and the last stage's start.
     best = [0.0, *[math.inf] * blocks]
     begins: list[list[int]] = []
     for stage in range(stages):
@@ -116,9 +115,9 @@ def _least(
             for first in range(stage, end):
                 if best[first] == math.inf:
                     continue
-                own = join(best[first], cost(stage, first, end))
-                if own < costs[end]:
-                    costs[end], starts[end] = own, first
+                value = join(best[first], cost(stage, first, end))
+                if value < costs[end]:
+                    costs[end], starts[end] = value, first
         best = costs
         begins.append(starts)
     ends = [blocks]
@@ -129,12 +128,12 @@ def _least(
 
 
 def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tuple[int, int]]:
-    """Returns the first block of each stage, and the one after its last.
+    """Returns the index of each stage's first block, and that of the block after its last.
 
     Args:
-      balance: how many blocks each stage gets; None: about as many each.
-      blocks: how many there are.
-      stages: the same.
+      balance: number of blocks of each stage; None: nearly equal numbers.
+      blocks: number of blocks.
+      stages: number of stages.
 
     Raises:
       UserError: if the blocks cannot be split like that.
@@ -151,12 +150,12 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
 
 
 def check_balance(balance: Sequence[int], blocks: int) -> None:
-    """Checks how many blocks each stage is to have.
+    """Checks the number of blocks of each stage.
 
     Raises:
-      UserError: if they are not all the blocks, or a stage has none.
+      UserError: if they do not add up to all blocks, or a stage has none.
     """
-    if any(own < 1 for own in balance):
+    if any(count < 1 for count in balance):
         raise UserError(f"balance {list(balance)} leaves a stage without blocks")
     if sum(balance) != blocks:
         raise UserError(
@@ -165,10 +164,10 @@ def check_balance(balance: Sequence[int], blocks: int) -> None:
 
 
 def check_stages(blocks: int, stages: int) -> None:
-    """Checks that there is a block for each stage.
+    """Checks the number of stages.
 
     Raises:
-      UserError: if there is not.
+      UserError: if it is not positive, or there are fewer blocks.
     """
     if not 1 <= stages <= blocks:
         raise UserError(

@@ -1,4 +1,4 @@
-"""The devices of a pipeline's stages: this process' own, or also those of others."""
+"""The devices of a pipeline's stages: this process' own, and those of stage servers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PROTOCOL = "grpc"
 def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
     """Returns the name of a device for each stage, in order.
 
-    First this process' GPUs or, without any, its CPU, of which a process may have several
-    (``tf.config.set_logical_device_configuration``); then each server's in turn.
+    First this process' GPUs or, without any, its CPUs
+    (``tf.config.set_logical_device_configuration``); then those of each server.
 
     Args:
-      stages: how many devices there must be.
-      servers: ``host:port`` of each :func:`start_stage_server`, which must be reached before
-        TensorFlow makes anything in this process.
-      on_cpus: to use this process' CPUs even if it has GPUs.
+      stages: number of stages.
+      servers: ``host:port`` of each :func:`start_stage_server`; to be called with them before
+        TensorFlow creates anything in this process.
+      on_cpus: whether to use this process' CPUs even if it has GPUs.
 
     Raises:
       UserError: if a server cannot be reached, or there are fewer devices than stages.
@@ -94,7 +94,7 @@ def _connect(servers: tuple[str, ...]) -> None:
 
 
 def _devices(job: str, task: int, kinds: Sequence[str] = ("GPU", "CPU")) -> list[str]:
-    """Returns a process' devices, of the first of some kinds that it has."""
+    """Returns a process' devices of the first of these kinds that it has."""
     for kind in kinds:
         names = [
             tf.DeviceSpec.from_string(device.name)

@@ -1,4 +1,4 @@
-"""What the blocks of a network cost, each on its own: counted, or measured on a device."""
+"""Costs of the blocks of a network: counted, or measured on a device."""
 
 from __future__ import annotations
 
@@ -30,24 +30,23 @@ _Blocks = Sequence[keras.layers.Layer]
 def estimate(
     blocks: _Blocks, inputs: Any, micro_batch_size: int, work: Work = flops
 ) -> list[BlockCost]:
-    """Counts what blocks cost, in FLOPs or otherwise, and in bytes.
+    """Counts the work of blocks, in FLOPs or otherwise, and their bytes.
 
-    Of equal blocks, one is looked at. It makes no weights: those that there are may be without
-    memory (``models.shape_only``), and of blocks without weights it looks at copies that are.
-    To be called outside of a strategy's scope.
+    Equal blocks are counted once. No weights are allocated: existing ones may have no memory
+    (``models.shape_only``), and of blocks without weights, copies of that kind are counted. To be
+    called outside of a strategy's scope.
 
     Args:
-      blocks: that follow each other, each of one argument, a tensor or tensors in a structure.
-      inputs: what describes the first one's, as ``tf.TensorSpec``, of any batch.
+      blocks: consecutive, each of one argument, a tensor or a structure of tensors.
+      inputs: specs of the first block's inputs, as ``tf.TensorSpec``, of any batch size.
       micro_batch_size: examples in a micro-batch.
-      work: what a pass costs whose operations it is given.
+      work: returns the work of a pass from its operations.
 
     Returns:
-      The costs of each, of which the first is the first of the pipeline: it needs no gradients of
-      its inputs.
+      The cost of each block. The first one needs no gradients of its inputs.
 
     Raises:
-      UserError: if a block does what cannot be done in a pipeline.
+      UserError: if a block does what a pipeline does not support.
       NotImplementedError: if a block has no ``get_config``, by which to copy it.
     """
     cost = functools.partial(_count, work=work)
@@ -59,28 +58,28 @@ def measure(
 ) -> list[BlockCost]:
     """Measures the seconds of blocks, and counts their bytes.
 
-    As :func:`estimate`, but each block is copied, by its configuration, to the device, with weights
-    of its own, which are freed before the next one.
+    Like :func:`estimate`, but each block is copied to the device, by its configuration and with new
+    weights, which are freed before the next block.
 
     Args:
-      blocks: as there.
-      inputs: as there.
+      blocks: as of :func:`estimate`.
+      inputs: as of :func:`estimate`.
       micro_batch_size: examples in a micro-batch.
-      device: which computes.
-      repeats: times that each pass is timed, of which the median counts.
+      device: on which to measure.
+      repeats: number of timings of each pass; their median counts.
 
     Returns:
-      The costs, forward and backward in seconds.
+      The costs, with seconds for the forward and backward passes.
 
     Raises:
-      UserError: as there.
-      NotImplementedError: as there.
+      UserError: as of :func:`estimate`.
+      NotImplementedError: as of :func:`estimate`.
     """
 
     def cost(block: keras.layers.Layer, specs: Any, first: bool) -> tuple[BlockCost, Any]:
         counted, outputs = _count(block, specs, first)
         forward, backward = _seconds(block, specs, first, device, repeats)
-        gc.collect()  # functions refer to themselves, and so to the weights
+        gc.collect()  # reference cycles of functions hold the weights
         return counted._replace(forward=forward, backward=backward), outputs
 
     return _each(blocks, inputs, micro_batch_size, f"timing on {device}", cost)
@@ -108,27 +107,27 @@ def _each(
             raise NotImplementedError(f"{block.name!r} has no get_config") from error
         if kind not in known:
             known[kind] = cost(block, specs, place == 0)
-        own, specs = known[kind]
-        costs.append(own._replace(name=block.name))
+        counted, specs = known[kind]
+        costs.append(counted._replace(name=block.name))
     return costs
 
 
 def _count(
     block: keras.layers.Layer, specs: Any, first: bool, work: Work = flops
 ) -> tuple[BlockCost, Any]:
-    """Returns the costs of a block, and what describes its outputs."""
+    """Returns the cost of a block, and the specs of its outputs."""
     if not block.built:
         with shape_only():
             block = _copy(block, specs)
     stage = Stage([block], "CPU:0")
     programs = Programs(stage, specs, (), None, first, recomputes=False)
     forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
-    other = [own for own in block.weights if not _is_in(own, stage.variables)]
+    other = [weight for weight in block.weights if not _is_in(weight, stage.variables)]
     cost = BlockCost(
         name=block.name,
         forward=work(forward),
         backward=work(backward),
-        parameters=sum(own.shape.num_elements() for own in stage.variables),
+        parameters=sum(variable.shape.num_elements() for variable in stage.variables),
         parameter_bytes=_bytes(stage.variables),
         other_bytes=_bytes(other),
         input_bytes=_bytes(specs),
@@ -141,7 +140,7 @@ def _count(
 
 
 def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
-    """Returns the operations forward, those backward, and the inputs and outputs they need."""
+    """Returns forward and backward operations, and the inputs and outputs the latter use."""
     found: list[Any] = []
 
     def both(inputs: Any) -> None:
@@ -150,16 +149,16 @@ def _passes(stage: Stage, specs: Any, first: bool) -> tuple[Sequence[Any], ...]:
             tape.watch(watched)
             outputs = stage(inputs, training=True)
         forward = len(tf.compat.v1.get_default_graph().get_operations())
-        own = tape.gradient(floats_of(outputs), [*stage.variables, *watched])
-        gradients = [tf.convert_to_tensor(gradient) for gradient in own if gradient is not None]
+        computed = tape.gradient(floats_of(outputs), [*stage.variables, *watched])
+        gradients = [tf.convert_to_tensor(own) for own in computed if own is not None]
         found.extend((forward, gradients, tf.nest.flatten(inputs), tf.nest.flatten(outputs)))
 
     graph = tf.function(both, autograph=False).get_concrete_function(specs).graph
     count, gradients, *ends = found
     forward = graph.get_operations()[:count]
     backward = operations_behind(gradients, forward)
-    used = {own.ref() for operation in backward for own in operation.inputs}
-    return forward, backward, *([own for own in end if own.ref() in used] for end in ends)
+    used = {tensor.ref() for operation in backward for tensor in operation.inputs}
+    return forward, backward, *([value for value in end if value.ref() in used] for end in ends)
 
 
 def _seconds(
@@ -191,10 +190,10 @@ def _seconds(
 
 
 def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
-    """Returns the same with weights of its own, on the device in scope."""
+    """Returns a copy with new weights, on the device in scope."""
     if getattr(block, "_is_graph_network", False):
         return keras.models.clone_model(block)  # whatever the classes of its layers
-    # Also with layers inside that Keras does not know, and Python lambdas.
+    # For inner layers that are not registered with Keras, and for Python lambdas.
     classes = {type(layer).__name__: type(layer) for layer in (block, *block.submodules)}
     with keras.saving.custom_object_scope(classes), SafeModeScope(safe_mode=False):
         try:
@@ -206,7 +205,7 @@ def _copy(block: keras.layers.Layer, specs: Any) -> keras.layers.Layer:
 
 
 def _median(call: Callable[[], object], repeats: int) -> float:
-    """Returns the seconds of a call, without the first, which may have to be traced."""
+    """Returns the median seconds of a call, without the first, which may be traced."""
     times = []
     for _ in range(1 + repeats):
         begin = time.perf_counter()
@@ -223,12 +222,12 @@ def _random(spec: tf.TensorSpec) -> tf.Tensor:
 
 
 def _bytes(values: Any) -> int:
-    """Returns the size of tensors, or of what describes them, in bytes; without unknown shapes.
+    """Returns the size of tensors or their specs in bytes, without those of unknown shape.
 
-    Networks have one of unknown shape: the small reserve space of cuDNN's batch norm.
+    Only the small reserve space of cuDNN's batch norm has an unknown shape.
     """
-    known = [own for own in tf.nest.flatten(values) if own.shape.is_fully_defined()]
-    return sum(own.shape.num_elements() * own.dtype.size for own in known)
+    known = [value for value in tf.nest.flatten(values) if value.shape.is_fully_defined()]
+    return sum(value.shape.num_elements() * value.dtype.size for value in known)
 
 
 def _is_in(variable: tf.Variable, others: Sequence[tf.Variable]) -> bool:

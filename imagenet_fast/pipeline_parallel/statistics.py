@@ -1,8 +1,7 @@
-"""Moving averages of batch norm over whole batches that are computed in micro-batches.
+"""Moving averages of batch norm, updated once per batch of several micro-batches.
 
-Each micro-batch is normalized by its own statistics, and computed twice where its activations are
-not kept. The moving averages move once a batch, by the statistics of all of it (Huang et al. 2018,
-section 2.2).
+Each micro-batch is normalized by its own statistics, possibly twice, because of recomputation. The
+moving averages are updated by the statistics of the whole batch (Huang et al. 2018, section 2.2).
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from imagenet_fast.layers import GhostBatchNormalization
 
 
 class Moments(NamedTuple):
-    """What micro-batches add up to, for one layer.
+    """Sums over micro-batches, for one layer.
 
-    The values are taken relative to the moving mean, which stays as it is until the batch ends:
-    E[x^2] - E[x]^2 would lose the variance to rounding where the mean is large.
+    They are relative to the moving mean, which does not change before the batch ends: E[x^2] -
+    E[x]^2 would lose the variance to rounding if the mean is large.
 
     Attributes:
-      count: values of a channel, float32.
-      offset: the sum of their distances from the moving mean, [channels].
-      square: the sum of the squares of these, [channels]; of ghost batch norm, the sum of its
-        variances, of which the moving average takes the mean.
+      count: values per channel, float32.
+      offset: sum of the values' differences from the moving mean, [channels].
+      square: sum of the squared differences, [channels]; for ghost batch norm the sum of its
+        variances, whose mean updates the moving average.
     """
 
     count: tf.Tensor
@@ -38,22 +37,22 @@ class Moments(NamedTuple):
 
 def batch_norms(layers: Sequence[keras.layers.Layer]) -> list[keras.layers.BatchNormalization]:
     """Returns all batch norms in some layers, each once, in a fixed order."""
-    found = dict.fromkeys(own for layer in layers for own in (layer, *layer.submodules))
-    return [own for own in found if isinstance(own, keras.layers.BatchNormalization)]
+    found = dict.fromkeys(inner for layer in layers for inner in (layer, *layer.submodules))
+    return [layer for layer in found if isinstance(layer, keras.layers.BatchNormalization)]
 
 
 @contextlib.contextmanager
 def observed(norms: Sequence[keras.layers.BatchNormalization]) -> Iterator[dict[int, Moments]]:
-    """Keeps batch norms from moving their averages, and notes what they would move them by.
+    """Collects the statistics of batch norms, without updating their moving averages.
 
     Args:
-      norms: called in training inside, each once.
+      norms: layers, each called once in training in this context.
 
     Yields:
-      The moments of each layer's inputs, by its place in ``norms``.
+      The moments of each layer's inputs, by its index in ``norms``.
 
     Raises:
-      UserError: inside, if one is called twice in training, or in a graph within this one.
+      UserError: in the context, if a layer is called twice in training, or in an inner graph.
     """
     moments: dict[int, Moments] = {}
     with contextlib.ExitStack() as stack:
@@ -63,7 +62,7 @@ def observed(norms: Sequence[keras.layers.BatchNormalization]) -> Iterator[dict[
 
 
 def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, Moments]) -> None:
-    """Moves the averages by what all micro-batches of a batch add up to."""
+    """Updates the moving averages by the moments of a whole batch."""
     for place, own in moments.items():
         norm = norms[place]
         offset = own.offset / own.count
@@ -71,7 +70,7 @@ def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, 
         if not isinstance(norm, GhostBatchNormalization):
             # Rounding may make the difference negative.
             variance = tf.maximum(variance - tf.square(offset), 0.0)
-            if norm.fused:  # as its kernel has it
+            if norm.fused:  # whose kernel applies Bessel's correction
                 variance *= own.count / tf.maximum(own.count - 1, 1.0)
         mean, average = norm.moving_mean, norm.moving_variance
         with tf.device(mean.device):
@@ -85,7 +84,7 @@ def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, 
 def _observed(
     norm: keras.layers.BatchNormalization, place: int, moments: dict[int, Moments]
 ) -> Iterator[None]:
-    """The same for one layer, by way of the two methods through which Keras moves the averages."""
+    """Like :func:`observed` for one layer; replaces both methods that update moving averages."""
     own: dict[str, tf.Tensor] = {}
     graph = tf.compat.v1.get_default_graph()
 
@@ -94,13 +93,13 @@ def _observed(
         if own:
             if place in moments:
                 raise UserError(
-                    f"batch norm {norm.name!r} is called twice in training, by which a pipeline "
-                    "cannot move its averages: give each call a layer of its own"
+                    f"batch norm {norm.name!r} is called twice in training, and a pipeline cannot "
+                    "update its moving averages by both: give each call a layer of its own"
                 )
             if tf.compat.v1.get_default_graph() is not graph:
                 raise UserError(
                     f"batch norm {norm.name!r} is called in a tf.function, tf.cond or loop inside "
-                    "a block, out of which a pipeline cannot take its statistics: call it outside"
+                    "a block, where a pipeline cannot read its statistics: call it outside"
                 )
             values = tf.cast(tf.size(inputs) // tf.size(own["mean"]), tf.float32)
             moments[place] = _moments(norm, values, own["mean"], own["variance"])
@@ -111,7 +110,7 @@ def _observed(
         name = "mean" if variable is norm.moving_mean else "variance"
         own[name] = tf.cast(value, tf.float32)
 
-    # With a momentum of 0, what it would assign is the statistics themselves.
+    # With a momentum of 0, the values to assign are the statistics themselves.
     changes = {
         "momentum": 0.0,
         "call": call,
@@ -119,7 +118,7 @@ def _observed(
         "_assign_moving_average": keep,
     }
     before = {name: norm.__dict__[name] for name in changes if name in norm.__dict__}
-    # Not as Keras would, which looks into what it is given.
+    # Not by setattr, because Keras would track the values.
     norm.__dict__.update(changes)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Functions that are cut out of a traced one."""
+"""Functions made of parts of a traced function's graph."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ def subgraph(
     effects: Sequence[tf.Operation] = (),
     values: Mapping[str, tf.Tensor] | None = None,
 ) -> Callable[..., Tensors]:
-    """Returns what computes some tensors of a function's graph from some others.
+    """Returns a function from some tensors of a function's graph to others.
 
     Args:
-      function: whose variables, and other captured tensors, stay those that they are.
-      feeds: in its graph; what comes before them is not computed.
-      fetches: in its graph.
-      terms: in its graph; to be added to sums of their shapes and dtypes.
-      effects: operations of its graph to be run besides, for what they do.
-      values: of tensors of its graph, by their names, which are not computed either; tensors of the
-        graph in which the result is called, or of one around it.
+      function: traced; its variables and other captured tensors are used as they are.
+      feeds: tensors of its graph whose values are given, so what they depend on is not computed.
+      fetches: tensors of its graph.
+      terms: tensors of its graph to add to totals of their shapes and dtypes.
+      effects: operations of its graph to run for their side effects.
+      values: values of further tensors of its graph, by name, instead of computing them; tensors
+        of the graph in which the result is called, or of an outer one.
 
     Returns:
-      A concrete function of the values of the feeds and of the sums so far, which returns the
-      values of the fetches and the new sums.
+      A concrete function from the values of the feeds and the totals so far to the values of the
+      fetches and the new totals.
     """
     graph = function.graph
     captured = graph.inputs[len(graph.inputs) - len(function.captured_inputs) :]
     values = values or {}
     known = {*(own.name for own in (*feeds, *captured)), *values}
     wanted = [own.name for own in (*fetches, *terms)]
-    # Reading a variable is an effect for TensorFlow, but the value may be given and unused.
+    # For TensorFlow, reading a variable is a side effect, even if its value is given or unused.
     acts = [own.name for own in effects if f"{own.name}:0" not in known]
     ends = [*(name for name in wanted if name not in known), *acts]
     definition, used = _needed(graph.as_graph_def(), ends, known)
 
     def program(*fed: tf.Tensor) -> Tensors:
         own_graph = tf.compat.v1.get_default_graph()
-        # TensorFlow deletes the functions that loops call, which are the function's, with it.
+        # TensorFlow deletes functions that loops in it call together with the function itself.
         own_graph.cut_from = function
         given = {**dict(zip((own.name for own in captured), function.captured_inputs)), **values}
         given = {name: own_graph.capture(given[name]) for name in given if name in used}
@@ -62,7 +62,7 @@ def subgraph(
         return [*results[: len(fetches)], *added]
 
     specs = [tf.TensorSpec(own.shape, own.dtype) for own in (*feeds, *terms)]
-    # Many calls of it are to be no longer to prepare than one.
+    # Not inlined, so that many calls take no longer to optimize than one.
     own = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
     return own.get_concrete_function(*specs)
 
@@ -70,11 +70,11 @@ def subgraph(
 def operations_behind(
     tensors: Iterable[tf.Tensor], known: Iterable[tf.Operation] = ()
 ) -> list[tf.Operation]:
-    """Returns the operations that tensors need, each once.
+    """Returns the operations that tensors depend on, each once.
 
     Args:
       tensors: of a graph.
-      known: operations that are not returned, nor those that only they need.
+      known: operations to leave out, together with those that only they depend on.
     """
     seen = set(known)
     needed: list[tf.Operation] = []
@@ -91,7 +91,7 @@ def operations_behind(
 def _needed(
     definition: tf.compat.v1.GraphDef, ends: Sequence[str], known: set[str]
 ) -> tuple[tf.compat.v1.GraphDef, set[str]]:
-    """Returns some tensors' and operations' nodes and those they need; what known they use."""
+    """Returns the nodes that tensors and operations need, and the known tensors that these use."""
     nodes = {node.name: node for node in definition.node}
     done = {own.partition(":")[0] for own in known}
     found: set[str] = set()
@@ -109,10 +109,10 @@ def _needed(
             found.add(name)
             waiting.extend(nodes[name].input)
     kept = tf.compat.v1.GraphDef(library=definition.library, versions=definition.versions)
-    # In the graph's own order.
+    # In the order of the graph.
     kept.node.extend(node for node in definition.node if node.name in found)
     for node in kept.node:
         node.input[:] = [own for own in node.input if own[0] != "^" or own[1:] in found]
-        # What it is to be colocated with may be left out; all is on one device.
+        # Nodes to colocate with may be missing here; all nodes are on one device.
         node.attr.pop("_class", None)
     return kept, used
