@@ -15,7 +15,7 @@ _PIPELINED = Beside("pipeline_stages")
 
 @dataclasses.dataclass(frozen=True)
 class PipelineOptions(ClusterOptions):
-    """How a network is cut into stages, and in which order these work."""
+    """The stages of a pipeline, their devices, and the order of their passes."""
 
     pipeline_servers: tuple[str, ...] = option(
         (),

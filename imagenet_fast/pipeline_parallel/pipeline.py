@@ -231,7 +231,7 @@ class Pipeline:
         canonical = functools.cache(full_device_name)
         for place, stage in enumerate(self.stages):
             built = [block for block in stage.blocks if block.built]
-            for variable in (own for block in built for own in block.variables):
+            for variable in itertools.chain.from_iterable(block.variables for block in built):
                 first = owners.setdefault(variable.ref(), place)
                 if first != place:
                     raise UserError(
@@ -266,7 +266,7 @@ class Pipeline:
         if self.schedule != "gpipe" or count == 1 or self.unroll:
             return False
         # The lists of values that loops in blocks, such as SimpleRNN's, keep for their gradients.
-        lists = any(own.dtype == tf.variant for each in programs for own in each.activations)
+        lists = any(value.dtype == tf.variant for each in programs for value in each.activations)
         if lists and self.rematerialize == "never":
             if self.unroll is None:
                 return False
@@ -354,9 +354,9 @@ def _check_block(block: Any) -> None:
         )
     needed = [
         name
-        for name, own in inspect.signature(block.call).parameters.items()
-        if own.default is own.empty
-        and own.kind in (own.POSITIONAL_ONLY, own.POSITIONAL_OR_KEYWORD)
+        for name, parameter in inspect.signature(block.call).parameters.items()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         and name != "training"
     ]
     if len(needed) != 1:

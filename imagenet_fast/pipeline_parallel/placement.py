@@ -86,8 +86,8 @@ def _connect(servers: tuple[str, ...]) -> None:
                 "pipeline_servers"
             )
     # The servers send each other, and this process, what one stage passes to the next.
-    own = f"{local_address(servers[0])}:{free_port()}"
-    spec = tf.train.ClusterSpec({_TRAINER: [own], _SERVERS: list(servers)})
+    here = f"{local_address(servers[0])}:{free_port()}"
+    spec = tf.train.ClusterSpec({_TRAINER: [here], _SERVERS: list(servers)})
     tf.config.experimental_connect_to_cluster(
         spec, job_name=_TRAINER, task_index=0, protocol=_PROTOCOL
     )
@@ -100,11 +100,11 @@ def _devices(job: str, task: int, kinds: Sequence[str] = ("GPU", "CPU")) -> list
             tf.DeviceSpec.from_string(device.name)
             for device in tf.config.list_logical_devices(kind)
         ]
-        own = [
+        matching = [
             name.replace(job=job, replica=0, task=task).to_string()
             for name in names
             if (name.job or job, name.task or 0) == (job, task)
         ]
-        if own:
-            return own
+        if matching:
+            return matching
     return []

@@ -224,7 +224,7 @@ class Programs:
     def gradients(self, totals: Totals) -> list[tf.Tensor | None]:
         """Returns the gradients of all variables; None: the loss does not depend on it."""
         values = iter(totals.gradients)
-        return [None if own is None else next(values) for own in self._variable_gradients]
+        return [None if gradient is None else next(values) for gradient in self._variable_gradients]
 
     def _run(
         self, name: str, fed: Tensors, totals: Sequence[tf.Tensor]
@@ -303,7 +303,9 @@ def _trace(
             [*stage.variables, *watched],
             output_gradients=[*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)],
         )
-        gradients = [None if own is None else tf.convert_to_tensor(own) for own in gradients]
+        gradients = [
+            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
+        ]
         for variable, gradient in zip(stage.variables, gradients):
             if gradient is not None:  # whose shape a recurrent layer does not know
                 gradient.set_shape(variable.shape)
@@ -331,8 +333,8 @@ def _trace(
     return _Traced(
         function,
         **traced,
-        forward_effects=[own for own in effects if own in forward],
-        backward_effects=[own for own in effects if own not in forward],
+        forward_effects=[effect for effect in effects if effect in forward],
+        backward_effects=[effect for effect in effects if effect not in forward],
     )
 
 
@@ -343,7 +345,7 @@ def read_variables(function: tf.types.experimental.ConcreteFunction) -> dict[str
     themselves one after another in a loop, even on different devices.
     """
     inner = function.graph.inputs[len(function.graph.inputs) - len(function.captured_inputs) :]
-    handles = dict(zip((own.name for own in inner), function.captured_inputs))
+    handles = dict(zip((tensor.name for tensor in inner), function.captured_inputs))
 
     @functools.cache
     def read(name: str, dtype: tf.DType) -> tf.Tensor:
@@ -409,7 +411,9 @@ def _activations(
 def _check(graph: tf.Graph, stage: Stage, recomputes: bool) -> None:
     """Refuses operations that cannot be moved or repeated, which would be dropped silently."""
     definition = graph.as_graph_def()
-    functions = {own.signature.name: own.node_def for own in definition.library.function}
+    functions = {
+        function.signature.name: function.node_def for function in definition.library.function
+    }
     names = " -> ".join(block.name for block in stage.blocks)
     for name, kind in _operations(definition.node, functions):
         where = f"{name} ({kind}), in the stage {names}"

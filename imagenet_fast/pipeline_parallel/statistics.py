@@ -63,15 +63,15 @@ def observed(norms: Sequence[keras.layers.BatchNormalization]) -> Iterator[dict[
 
 def commit(norms: Sequence[keras.layers.BatchNormalization], moments: dict[int, Moments]) -> None:
     """Updates the moving averages by the moments of a whole batch."""
-    for place, own in moments.items():
+    for place, sums in moments.items():
         norm = norms[place]
-        offset = own.offset / own.count
-        variance = own.square / own.count
+        offset = sums.offset / sums.count
+        variance = sums.square / sums.count
         if not isinstance(norm, GhostBatchNormalization):
             # Rounding may make the difference negative.
             variance = tf.maximum(variance - tf.square(offset), 0.0)
             if norm.fused:  # whose kernel applies Bessel's correction
-                variance *= own.count / tf.maximum(own.count - 1, 1.0)
+                variance *= sums.count / tf.maximum(sums.count - 1, 1.0)
         mean, average = norm.moving_mean, norm.moving_variance
         with tf.device(mean.device):
             mean.assign_add((1 - norm.momentum) * tf.cast(offset, mean.dtype))
@@ -85,12 +85,12 @@ def _observed(
     norm: keras.layers.BatchNormalization, place: int, moments: dict[int, Moments]
 ) -> Iterator[None]:
     """Like :func:`observed` for one layer; replaces both methods that update moving averages."""
-    own: dict[str, tf.Tensor] = {}
+    found: dict[str, tf.Tensor] = {}
     graph = tf.compat.v1.get_default_graph()
 
     def call(inputs: tf.Tensor, *args: Any, **kwargs: Any) -> tf.Tensor:
         outputs = type(norm).call(norm, inputs, *args, **kwargs)
-        if own:
+        if found:
             if place in moments:
                 raise UserError(
                     f"batch norm {norm.name!r} is called twice in training, and a pipeline cannot "
@@ -101,14 +101,14 @@ def _observed(
                     f"batch norm {norm.name!r} is called in a tf.function, tf.cond or loop inside "
                     "a block, where a pipeline cannot read its statistics: call it outside"
                 )
-            values = tf.cast(tf.size(inputs) // tf.size(own["mean"]), tf.float32)
-            moments[place] = _moments(norm, values, own["mean"], own["variance"])
-            own.clear()
+            values = tf.cast(tf.size(inputs) // tf.size(found["mean"]), tf.float32)
+            moments[place] = _moments(norm, values, found["mean"], found["variance"])
+            found.clear()
         return outputs
 
     def keep(variable: tf.Variable, value: tf.Tensor, *_: Any) -> None:
         name = "mean" if variable is norm.moving_mean else "variance"
-        own[name] = tf.cast(value, tf.float32)
+        found[name] = tf.cast(value, tf.float32)
 
     # With a momentum of 0, the values to assign are the statistics themselves.
     changes = {

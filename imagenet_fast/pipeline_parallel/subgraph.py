@@ -35,10 +35,10 @@ def subgraph(
     graph = function.graph
     captured = graph.inputs[len(graph.inputs) - len(function.captured_inputs) :]
     values = values or {}
-    known = {*(own.name for own in (*feeds, *captured)), *values}
-    wanted = [own.name for own in (*fetches, *terms)]
+    known = {*(tensor.name for tensor in (*feeds, *captured)), *values}
+    wanted = [tensor.name for tensor in (*fetches, *terms)]
     # For TensorFlow, reading a variable is a side effect, even if its value is given or unused.
-    acts = [own.name for own in effects if f"{own.name}:0" not in known]
+    acts = [effect.name for effect in effects if f"{effect.name}:0" not in known]
     ends = [*(name for name in wanted if name not in known), *acts]
     definition, used = _needed(graph.as_graph_def(), ends, known)
 
@@ -46,9 +46,12 @@ def subgraph(
         own_graph = tf.compat.v1.get_default_graph()
         # TensorFlow deletes functions that loops in it call together with the function itself.
         own_graph.cut_from = function
-        given = {**dict(zip((own.name for own in captured), function.captured_inputs)), **values}
+        given = {
+            **dict(zip((tensor.name for tensor in captured), function.captured_inputs)),
+            **values,
+        }
         given = {name: own_graph.capture(given[name]) for name in given if name in used}
-        given.update(zip((own.name for own in feeds), fed))
+        given.update(zip((tensor.name for tensor in feeds), fed))
         found = tf.graph_util.import_graph_def(
             definition,
             input_map={name: given[name] for name in used},
@@ -58,13 +61,13 @@ def subgraph(
         rest = iter(found)
         results = [tf.identity(given[name]) if name in known else next(rest) for name in wanted]
         sums = fed[len(feeds) :]
-        added = [total + own for total, own in zip(sums, results[len(fetches) :])]
+        added = [total + term for total, term in zip(sums, results[len(fetches) :])]
         return [*results[: len(fetches)], *added]
 
-    specs = [tf.TensorSpec(own.shape, own.dtype) for own in (*feeds, *terms)]
+    specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (*feeds, *terms)]
     # Not inlined, so that many calls take no longer to optimize than one.
-    own = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
-    return own.get_concrete_function(*specs)
+    traced = tf.function(program, autograph=False, experimental_attributes={"_noinline": True})
+    return traced.get_concrete_function(*specs)
 
 
 def operations_behind(
@@ -78,13 +81,13 @@ def operations_behind(
     """
     seen = set(known)
     needed: list[tf.Operation] = []
-    waiting = [own.op for own in tensors]
+    waiting = [tensor.op for tensor in tensors]
     while waiting:
         operation = waiting.pop()
         if operation not in seen:
             seen.add(operation)
             needed.append(operation)
-            waiting.extend(own.op for own in operation.inputs)
+            waiting.extend(tensor.op for tensor in operation.inputs)
     return needed
 
 
@@ -93,15 +96,15 @@ def _needed(
 ) -> tuple[tf.compat.v1.GraphDef, set[str]]:
     """Returns the nodes that tensors and operations need, and the known tensors that these use."""
     nodes = {node.name: node for node in definition.node}
-    done = {own.partition(":")[0] for own in known}
+    done = {name.partition(":")[0] for name in known}
     found: set[str] = set()
     used: set[str] = set()
     waiting = list(ends)
     while waiting:
-        own = waiting.pop()
-        name, _, place = own.lstrip("^").partition(":")
+        needed = waiting.pop()
+        name, _, place = needed.lstrip("^").partition(":")
         tensor = f"{name}:{place or 0}"
-        if own.startswith("^") and name in done:
+        if needed.startswith("^") and name in done:
             continue
         if tensor in known:
             used.add(tensor)
@@ -112,7 +115,7 @@ def _needed(
     # In the order of the graph.
     kept.node.extend(node for node in definition.node if node.name in found)
     for node in kept.node:
-        node.input[:] = [own for own in node.input if own[0] != "^" or own[1:] in found]
+        node.input[:] = [name for name in node.input if name[0] != "^" or name[1:] in found]
         # Nodes to colocate with may be missing here; all nodes are on one device.
         node.attr.pop("_class", None)
     return kept, used
