@@ -231,6 +231,23 @@ def follow_duration(
     return {**values, **changed}
 
 
+def keep_times(
+    values: Mapping[str, Any], sources: Mapping[str, str], run: Config
+) -> dict[str, Any]:
+    """Replaces a recipe's times, or the default ones, by those of a run that is to be extended.
+
+    Scaled to the new duration, they would change the learning rates of steps that are done.
+
+    Args:
+      values: of options.
+      sources: of :func:`in_order`.
+      run: the run's configuration so far.
+    """
+    kept = {name: getattr(run, name) for name in TIMES if sources.get(name) != ""}
+    ineffective = Config.without_effect({**values, **kept})
+    return {**values, **{name: kept[name] for name in kept if name not in ineffective}}
+
+
 def option_names() -> list[str]:
     """Returns the names of all options, group by group."""
     fields = dataclasses.fields(Config)

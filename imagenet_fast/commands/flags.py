@@ -21,6 +21,7 @@ from imagenet_fast.config import (
     durations,
     follow_duration,
     in_order,
+    keep_times,
     option_names,
     option_type,
     parse_option,
@@ -127,8 +128,13 @@ class CommandFlags:
     def __getitem__(self, name: str) -> Any:
         return self._flags[name].value
 
-    def changes(self) -> dict[str, Any]:
-        """Returns the given options of Config, with their values."""
+    def changes(self, run: Config | None = None) -> dict[str, Any]:
+        """Returns the given options of Config, with their values.
+
+        Args:
+          run: the run that the command resumes; None: none. With another duration, it keeps its
+            times.
+        """
         names = set(option_names()) - set(self.own_names())
         given = {
             name: self._flags[name].value
@@ -136,6 +142,8 @@ class CommandFlags:
             if name in names and self._flags[name].present
         }
         values = without_superseded(given, self._sources)
+        if run is not None and values.get("duration", Config().duration) != run.duration:
+            return keep_times(values, self._sources, run)
         return follow_duration(values, self._sources, self._durations)
 
     def own_names(self) -> list[str]:

@@ -38,6 +38,7 @@ _MAIN_OPTIONS = (
     "eval_every",
     "checkpoint_every",
     "stop_at_accuracy",
+    "early_stopping",
 )
 
 
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
         "empty: none",
     )
     flags.parse(arguments)
-    config = Config().replace(**flags.changes())
+    config = Config().replace(**flags.changes(_run_in(flags["model_dir"])))
     import_tensorflow()
     if flags["saved_model"]:
         # Before training, not at its end.
@@ -75,3 +76,14 @@ def main(arguments: list[str]) -> int:
             f"{summary['images_per_second']:.0f} images/s; {config.model_dir}/report.html"
         )
     return 0
+
+
+def _run_in(model_dir: str) -> Config | None:
+    """Returns the configuration of the run in ``model_dir``, if there is one that can be read.
+
+    Does not import TensorFlow; training explains the errors.
+    """
+    try:
+        return Config.from_json(to_path(model_dir, "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # of these, a UserError
+        return None

@@ -36,7 +36,9 @@ class ClusterOptions(SharedOptions):
         group="hardware",
         choices=("auto", "one_device", "mirrored", "multi_worker", "tpu"),
     )
-    tpu: str = option("", "name or address of a TPU; local: this machine's", group="hardware")
+    tpu: str = option(
+        "", "name or address of a TPU; local: this machine's", group="hardware", free=True
+    )
     gpus: str = option(
         "",
         "GPUs of each machine to use: their number, or ids as 0,2 or 2, (with a comma); 0: train "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import os
 import re
@@ -14,15 +15,21 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import check_no_pattern, write_file
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
+from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import numbered_labels
 from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
+from imagenet_fast.optimizers.options import ScheduleOptions
 
 CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
+# They may change if the run's steps so far would be the same; see schedule_change.
+SCHEDULE_OPTIONS = {field.name for field in dataclasses.fields(ScheduleOptions)} - {
+    field.name for field in dataclasses.fields(SharedOptions)
+}
 _CHECKPOINT = re.compile(r"ckpt-(\d+)")
 _CHECKPOINT_FILE = re.compile(r"ckpt-(\d+)\.(index|data-\d{5}-of-\d{5})")
 
@@ -78,6 +85,8 @@ def alone_in(model_dir: str) -> Iterator[None]:
 def check_model_dir(config: Config, labels: Sequence[str]) -> None:
     """Checks that ``model_dir`` holds no run or this configuration's; writes nothing.
 
+    The schedule of a run that has a checkpoint may differ.
+
     Args:
       config: gives ``model_dir`` and ``data_dir``.
       labels: the name of each class of the data.
@@ -96,7 +105,11 @@ def check_model_dir(config: Config, labels: Sequence[str]) -> None:
             )
         return
     earlier = read_config(config.model_dir)
-    names = config.differences(earlier, free=False)
+    names = [
+        name
+        for name in config.differences(earlier, free=False)
+        if name not in SCHEDULE_OPTIONS or not latest_checkpoint(directory / CHECKPOINTS)
+    ]
     if names:
         differences = "; ".join(
             f"{name} is {option_text(getattr(earlier, name))} there, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.base.option import BELOW_ONE, LASTS, POSITIVE, Check, option
+from imagenet_fast.base.option import BELOW_ONE, LASTS, NOT_NEGATIVE, POSITIVE, Check, option
 from imagenet_fast.base.shared_options import SharedOptions
 
 
@@ -23,6 +23,7 @@ class RunOptions(SharedOptions):
         "time between evaluations, as '1 epoch' or '500 steps'",
         group="run",
         check=LASTS,
+        free=True,
     )
     test_time_augmentation: str = option(
         "none",
@@ -31,12 +32,14 @@ class RunOptions(SharedOptions):
         "and left, and down and right",
         group="run",
         choices=("none", "flip", "flip_and_shift"),
+        free=True,
     )
     checkpoint_every: Duration = option(
         Duration(1, "epochs"),
         "time between checkpoints",
         group="run",
         check=LASTS,
+        free=True,
     )
     keep_checkpoints: int = option(
         2, "number of latest checkpoints to keep", group="run", check=POSITIVE, free=True
@@ -61,6 +64,15 @@ class RunOptions(SharedOptions):
         "validation top-1 accuracy, a fraction, at which the run ends; 0: train to the end",
         group="run",
         check=BELOW_ONE,
+        free=True,
+    )
+    early_stopping: int = option(
+        0,
+        "number of evaluations in a row without a higher validation top-1 accuracy after which the "
+        "run ends, as patience in Keras' EarlyStopping; its weights are the last ones; 0: train to "
+        "the end",
+        group="run",
+        check=NOT_NEGATIVE,
         free=True,
     )
     tensorboard: bool = option(

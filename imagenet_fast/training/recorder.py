@@ -15,6 +15,7 @@ from imagenet_fast.optimizers.slots import unwrapped
 from imagenet_fast.training import metric_sums
 from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.metrics_file import Row
 
 _BAD_IMAGES_NAMED = 3
@@ -67,7 +68,7 @@ class Recorder(TensorsCallback):
     ) -> None:
         super().__init__()
         self.step = step
-        self.validation: Row = {}
+        self.evaluations = Evaluations()
         self._clock = clock
         self._writers = writers
         self._steps_per_epoch = steps_per_epoch
@@ -125,8 +126,9 @@ class Recorder(TensorsCallback):
         """
         row = {name: float(value) for name, value in (logs or {}).items()}
         check_evaluated(row, self._evaluated_examples)
-        self.validation = {"kind": "validation", **self._where(), **row, **self._times()}
-        self._write(self.validation)
+        evaluation = {"kind": "validation", **self._where(), **row, **self._times()}
+        self.evaluations.add(evaluation)
+        self._write(evaluation)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Reads the last metrics and stops the clock."""

@@ -80,7 +80,7 @@ class Saver(TensorsCallback):
                 "step": step,
                 "train_examples": self._train_examples,
                 "clock": self._clock.state(),
-                "validation": self._recorder.validation,
+                **self._recorder.evaluations.state(),
             }
             self._checkpoints.save(step, state)
         self._saved = step

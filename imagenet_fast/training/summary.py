@@ -29,6 +29,7 @@ def make_summary(
     steps_per_epoch: int,
     devices: int,
     chief: bool,
+    stopped: str = "",
 ) -> dict[str, Any]:
     """Returns the results of a run.
 
@@ -41,17 +42,21 @@ def make_summary(
       steps_per_epoch: weight updates in an epoch.
       devices: number of devices.
       chief: whether this process is the chief; others have no results from files.
+      stopped: why the run ended before its last step; empty: it did not.
     """
     rows = read_rows(options.model_dir) if chief else []
     unreadable = bad_images.read_bad_images(options.model_dir) if chief else []
     training = [row for row in rows if row["kind"] == "train"]
     validation = [row for row in rows if row["kind"] == "validation"]
     last = validation[-1] if validation else {}
+    best = max(validation, key=lambda row: row.get("top1", 0.0), default={})  # the first of equal
     reached = next((row for row in validation if options.reaches_target(row.get("top1"))), {})
     return {
         "top1": last.get("top1"),
         "top5": last.get("top5"),
         "loss": last.get("loss"),
+        "best_top1": best.get("top1"),
+        "best_step": best.get("step"),
         "train_loss": training[-1].get("loss") if training else None,
         "images_evaluated": last.get("examples"),
         "images_skipped_in_training": sum(row.get("skipped", 0) for row in training),
@@ -60,6 +65,7 @@ def make_summary(
         "damaged_checkpoints": damaged_checkpoints(options.model_dir) if chief else [],
         "epochs": step / steps_per_epoch,
         "steps": step,
+        "stopped": stopped or None,
         "train_seconds": clock.train_seconds,
         "compile_seconds": clock.compile_seconds,
         "wall_seconds": clock.wall_seconds,

@@ -32,9 +32,10 @@ from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_model, with_model
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.clock import Clock
+from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.fusion_trials import load_fusion, save_fusion
-from imagenet_fast.training.metrics_file import JsonLines, Row
+from imagenet_fast.training.metrics_file import JsonLines
 from imagenet_fast.training.mlperf_log import MLPerfLog
 from imagenet_fast.training.model_dir import (
     CHECKPOINTS,
@@ -59,9 +60,10 @@ from imagenet_fast.training.report.saved_images import (
 from imagenet_fast.training.run_summary import batch_norm_images, run_summary
 from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps
+from imagenet_fast.training.schedule_change import change_of_schedule
 from imagenet_fast.training.segments import segments
 from imagenet_fast.training.stall_watch import StallWatch
-from imagenet_fast.training.stop_at_accuracy import StopAtAccuracy
+from imagenet_fast.training.stopping import StopTraining
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
 
@@ -142,7 +144,14 @@ class _Run:
                 "validation images",
                 stacklevel=2,
             )
+        if config.early_stopping and validation is None:
+            warnings.warn(
+                f"early_stopping={config.early_stopping} has no effect: {info.name} has no "
+                "validation images",
+                stacklevel=2,
+            )
         check_model_dir(config, info.labels)
+        self.schedule_change = change_of_schedule(config, self.steps_per_epoch)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
         self.clock = Clock()
         auto_fusion = config.fusion == "auto" and strategy.num_replicas_in_sync > 1
@@ -163,21 +172,22 @@ class _Run:
         return duration.steps(self.steps_per_epoch, self.config.batch_size)
 
     def train(self, callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, Any]:
-        step, validation = self._restore()
-        # A run that has reached its target stays finished.
-        reached = self.config.reaches_target(validation.get("top1"))
-        last_step = step if reached else self.total_steps
+        step, evaluations = self._restore()
+        # A run that ended early stays finished.
+        early = evaluations.reason_to_stop(self.config)
+        last_step = step if early else self.total_steps
         trains = step < last_step
         if self.chief:
-            line = self._summary_line(step) if trains else self._finished_line(step)
-            print(line, file=sys.stderr, flush=True)
+            if self.schedule_change:
+                _log(f"{self.config.model_dir} resumes {self.schedule_change}")
+            _log(self._summary_line(step) if trains else self._finished_line(step, early))
         rows = JsonLines(self.config.model_dir, step) if self.chief else None
         bar = None
         if self.chief and trains:
             bar = ProgressBar(step, self.total_steps, self._device_count())
         writers = [writer for writer in (rows, bar, self.board) if writer]
         recorder = self._recorder(writers, step)
-        recorder.validation = validation
+        recorder.evaluations = evaluations
         profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
         observers = [observer for observer in (profiler, mlperf_log) if observer]
         saver = Saver(
@@ -190,7 +200,7 @@ class _Run:
             train_examples=self.train_examples,
         )
         watch = StallWatch(self._shard_paths())
-        stopper = StopAtAccuracy(self.config, recorder)
+        stopper = StopTraining(self.config, recorder)
         if mlperf_log:
             mlperf_log.start()
         try:
@@ -203,7 +213,7 @@ class _Run:
                     [*callbacks, recorder, *observers, stopper, saver, watch],
                 )
             if mlperf_log:
-                reached = self.config.reaches_target(recorder.validation.get("top1"))
+                reached = self.config.reaches_target(recorder.evaluations.last.get("top1"))
                 finished = recorder.step == self.total_steps
                 mlperf_log.finish(reached if self.config.stop_at_accuracy else finished)
         finally:
@@ -212,7 +222,11 @@ class _Run:
             for observer in (rows, bar, *observers):
                 if observer:
                     observer.close()
-        return self._finish(recorder.step, trains)
+        early = recorder.evaluations.reason_to_stop(self.config)
+        stopped = early if recorder.step < self.total_steps else ""
+        if self.chief and trains and stopped:
+            _log(f"the run ends at step {recorder.step} of {self.total_steps}, {stopped}")
+        return self._finish(recorder.step, trains, stopped)
 
     def _fit(
         self,
@@ -262,8 +276,8 @@ class _Run:
             self.board.close()
         self.checkpoints.close()
 
-    def _restore(self) -> tuple[int, Row]:
-        """Returns the step from which the run resumes, and its last evaluation."""
+    def _restore(self) -> tuple[int, Evaluations]:
+        """Returns the step from which the run resumes, and its evaluations."""
         state = self.checkpoints.restore()
         check_consistent(
             self.strategy,
@@ -272,7 +286,7 @@ class _Run:
             f"--model_dir={self.config.model_dir} must be a directory that all workers share",
         )
         if state is None:
-            return 0, {}
+            return 0, Evaluations()
         # Another number of images changes the steps in an epoch, and so the learning rates.
         examples = state.get("train_examples", self.train_examples)
         if examples != self.train_examples:
@@ -283,7 +297,7 @@ class _Run:
                 f"--initial_weights={self.config.model_dir}"
             )
         self.clock.restore(state["clock"])
-        return state["step"], state["validation"]
+        return state["step"], Evaluations.from_state(state)
 
     def _run_devices(self) -> RunDevices:
         """Returns the devices that compute."""
@@ -348,14 +362,11 @@ class _Run:
             steps_per_epoch=self.steps_per_epoch,
         )
 
-    def _finished_line(self, step: int) -> str:
-        target = self.config.stop_at_accuracy
-        reached = (
-            f", where it reached stop_at_accuracy={target:g}" if step < self.total_steps else ""
-        )
+    def _finished_line(self, step: int, early: str) -> str:
+        reason = f", {early}" if step < self.total_steps else ""
         return (
             f"{self.config.model_dir} holds this run, finished at step {step} of "
-            f"{self.total_steps}{reached}: nothing is left to train"
+            f"{self.total_steps}{reason}: nothing is left to train"
         )
 
     def _before_training(self, step: int) -> None:
@@ -380,7 +391,7 @@ class _Run:
             if self.chief:
                 save_error_analysis(directory, analysis, self.info.labels, self.board)
 
-    def _finish(self, step: int, trained: bool) -> dict[str, Any]:
+    def _finish(self, step: int, trained: bool, stopped: str) -> dict[str, Any]:
         """Writes summary and report; a run that was already finished keeps its summary."""
         directory = self.config.model_dir
         summary = None if trained else read_summary(directory)
@@ -394,6 +405,7 @@ class _Run:
                 steps_per_epoch=self.steps_per_epoch,
                 devices=self._device_count(),
                 chief=self.chief,
+                stopped=stopped,
             )
         if self.chief:
             write_summary(directory, summary)
@@ -405,7 +417,11 @@ class _Run:
             write_report(self.config, summary, self.info.labels)
             unreadable = bad_images.describe(directory)
             if unreadable:
-                print(unreadable, file=sys.stderr, flush=True)
+                _log(unreadable)
         # Otherwise the other workers would report one that exits first as lost.
         wait_for_all(self.strategy)
         return summary
+
+
+def _log(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,5 +1,6 @@
 """The command line, up to where the work begins."""
 
+import importlib
 import io
 import pathlib
 import re
@@ -11,9 +12,10 @@ import pytest
 
 from imagenet_fast import commands
 from imagenet_fast.__main__ import main
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.files import write_file
 from imagenet_fast.commands.train import _MAIN_OPTIONS
-from imagenet_fast.config import option_names
+from imagenet_fast.config import Config, option_names
 
 
 def test_version_is_the_installed_one(capsys):
@@ -237,3 +239,21 @@ def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
     arguments = ["evaluate", f"--model_dir={tmp_path}", "--max_pixels=1000", "--split=test"]
     assert commands.run(arguments) == 2
     assert found == [(1000, "test")]
+
+
+def test_train_extends_the_run_in_its_model_dir(tmp_path, monkeypatch):
+    command, trained = importlib.import_module("imagenet_fast.commands.train"), []
+    monkeypatch.setattr(
+        "imagenet_fast.training.train.train", lambda config: trained.append(config) or sys.exit(0)
+    )
+    arguments = ["--flagfile=digits", f"--model_dir={tmp_path}", "--duration=24 epochs"]
+    (tmp_path / "config.json").write_text("damaged")
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    run = Config.from_flagfile("digits", model_dir=str(tmp_path))
+    (tmp_path / "config.json").write_text(run.to_json())
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    new, extended = trained
+    assert new.decay_at == (Duration(16, "epochs"), Duration(22, "epochs"))
+    assert extended == run.replace(duration="24 epochs")

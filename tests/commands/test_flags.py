@@ -266,3 +266,25 @@ def test_times_follow_a_duration_after_the_recipe(tmp_path, capsys):
         "decay_at": "2 epochs",
         "warmup": "1 epoch",
     }
+
+
+def test_a_run_that_is_extended_keeps_its_times(flags, capsys):
+    recipe = "--flagfile=digits"
+    flags.parse([recipe])
+    run = Config().replace(**flags.changes())
+    assert run.decay_at == (Duration(8, "epochs"), Duration(11, "epochs"))
+    flags.parse([recipe, "--duration=24 epochs"])
+    longer = Config().replace(**flags.changes(run))
+    assert longer == run.replace(duration="24 epochs")
+    assert capsys.readouterr().err == ""
+    # Given explicitly; and for a new run, or the same duration, scaled as always.
+    flags.parse([recipe, "--duration=24 epochs", "--decay_at=9 epochs"])
+    assert flags.changes(run)["decay_at"] == (Duration(9, "epochs"),)
+    flags.parse([recipe, "--duration=24 epochs", "--schedule=cosine"])
+    assert "decay_at" not in flags.changes(run)
+
+
+def test_a_run_of_the_same_duration_does_not_hide_other_times(flags):
+    flags.parse(["--flagfile=digits"])
+    run = Config().replace(**flags.changes()).replace(decay_at="5 epochs")
+    assert flags.changes(run)["decay_at"] == (Duration(8, "epochs"), Duration(11, "epochs"))

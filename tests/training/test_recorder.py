@@ -152,7 +152,7 @@ def test_rows_at_and_after_each_evaluation(model):
     for row in (rows[2], rows[5]):
         assert_row(row, validation, range(5))
         assert not row.keys() & {"learning_rate", "images_per_second"}
-    assert recorder.validation == rows[5]
+    assert recorder.evaluations.last == rows[5]
 
 
 def test_nothing_is_lost_at_the_end_of_an_epoch_without_evaluation(model):

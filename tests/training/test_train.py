@@ -345,8 +345,35 @@ def test_a_run_that_reached_its_target_stays_finished(stopped, capsys):
     assert_same_weights(weights_in(config.model_dir), weights)
 
 
+def test_early_stopping(config, tmp_path, capsys):
+    config = config.replace(
+        model_dir=str(tmp_path / "run"),
+        eval_every="2 steps",
+        early_stopping=2,
+        learning_rate=1e-6,
+        tensorboard=False,
+        examine=False,
+    )
+    summary = train(config)
+    top1s = [row["top1"] for row in read_rows(config.model_dir) if row["kind"] == "validation"]
+    best = int(np.argmax(top1s))
+    assert len(top1s) == best + 3 < 12
+    step, best_step = 2 * len(top1s), 2 * (best + 1)
+    reason = f"by early_stopping=2: the best top-1, {top1s[best]:.2%}, is that of step {best_step}"
+    assert summary["steps"] == step
+    assert summary["stopped"] == reason
+    assert summary["best_top1"] == top1s[best] >= summary["top1"] == top1s[-1]
+    assert summary["best_step"] == best_step
+    assert f"the run ends at step {step} of 25, {reason}\n" in capsys.readouterr().err
+    page = pathlib.Path(config.model_dir, "report.html").read_text()
+    assert "stopped early" in page
+    again = train(config)
+    assert f"finished at step {step} of 25, {reason}: nothing is" in capsys.readouterr().err
+    assert again == summary
+
+
 @pytest.mark.parametrize("examine", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path, examine):
+def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path, capsys, examine):
     class Watcher(keras.callbacks.Callback):
         def __init__(self, last):
             super().__init__()
@@ -359,9 +386,13 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
     whole = config.model_dir
     config = config.replace(model_dir=str(tmp_path / "run"), examine=examine, tensorboard=examine)
     first, second = Watcher(last=0), Watcher(last=None)
-    assert train(config, callbacks=[first])["steps"] == 10
+    # Extended and evaluated at the same times, when it resumes.
+    shorter = config.replace(duration="21 steps", checkpoint_every="9 steps")
+    assert train(shorter, callbacks=[first])["steps"] == 10
     assert not examine or load_error_analysis(config.model_dir).step == 10
     assert train(config, callbacks=[second])["steps"] == 25
+    change = "resumes from step 10 with duration='25 steps' instead of '21 steps'; learning rate"
+    assert change in capsys.readouterr().err
     if examine:
         assert load_error_analysis(config.model_dir).step == 25
         # The input images are those of the first process.
@@ -430,8 +461,12 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
         checkpoint_every="3 epochs",
         log_every="9 epochs",
         stop_at_accuracy=0.5,
+        early_stopping=2,
     )
-    with pytest.warns(UserWarning, match="stop_at_accuracy=0.5 has no effect: "):
+    with (
+        pytest.warns(UserWarning, match="early_stopping=2 has no effect: "),
+        pytest.warns(UserWarning, match="stop_at_accuracy=0.5 has no effect: "),
+    ):
         summary = train(config)
     assert summary["steps"] == 7
     assert load_error_analysis(str(tmp_path)) is None

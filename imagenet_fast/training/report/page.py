@@ -98,7 +98,7 @@ def _data_name(options: DataOptions) -> str:
 
 def _subtitle(summary: dict[str, Any], config: Config) -> str:
     parts = [
-        _epochs(summary, config.duration),
+        _epochs(summary, config.duration) + (", stopped early" if summary.get("stopped") else ""),
         formats.count(summary.get("steps"), "step"),
         f"batch {config.batch_size:,}",
         summary.get("runs_on") or formats.count(summary.get("replicas"), "replica"),
@@ -124,9 +124,13 @@ def _tiles(summary: dict[str, Any]) -> str:
     """Returns the main results."""
     if is_number(summary.get("top1")):
         images = formats.count(summary.get("images_evaluated"), "image")
+        best = summary.get("best_top1")
+        better = ""
+        if is_number(best) and best > summary["top1"]:
+            better = f"; best {formats.percent(best)} at step {summary.get('best_step')}"
         loss = f"validation loss {formats.number(summary.get('loss'))}"
         tiles = [
-            ("Top-1 accuracy", formats.percent(summary["top1"]), f"on {images}"),
+            ("Top-1 accuracy", formats.percent(summary["top1"]), f"on {images}{better}"),
             ("Top-5 accuracy", formats.percent(summary.get("top5")), loss),
         ]
     else:

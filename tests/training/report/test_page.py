@@ -230,7 +230,15 @@ def test_run_without_a_target_has_the_training_time():
 
 
 def test_run_that_ended_early_says_so():
-    assert "1.5 of 3 epochs" in render({**SUMMARY, "epochs": 1.5}, ROWS, CONFIG)
+    summary = {**SUMMARY, "epochs": 1.5}
+    page = render(summary, ROWS, CONFIG)
+    assert "1.5 of 3 epochs" in page
+    assert "stopped early" not in page
+    summary |= {"stopped": "by early_stopping=2", "best_top1": 0.92, "best_step": 100}
+    page = render(summary, ROWS, CONFIG)
+    assert "1.5 of 3 epochs, stopped early" in page
+    assert "on 10,000 images; best 92.00% at step 100" in page
+    assert "best" not in Page(render({**summary, "best_top1": 0.91234}, ROWS, CONFIG)).text
     assert "3 of 3 epochs" not in render(SUMMARY, ROWS, CONFIG)
 
 

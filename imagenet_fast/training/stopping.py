@@ -1,4 +1,4 @@
-"""Ends a run at its target accuracy."""
+"""Ends a run at its target accuracy, or when its accuracy no longer improves."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from imagenet_fast.training.options import RunOptions
 from imagenet_fast.training.recorder import Recorder
 
 
-class StopAtAccuracy(keras.callbacks.Callback):
-    """Stops training after an evaluation that reaches ``stop_at_accuracy``.
+class StopTraining(keras.callbacks.Callback):
+    """Stops training after an evaluation, by ``stop_at_accuracy`` or ``early_stopping``.
+
+    All workers have the same metrics, and so stop after the same evaluation.
 
     Args:
       options: of the run.
-      recorder: gives the last evaluation; called before this.
+      recorder: gives the evaluations; called before this.
     """
 
     def __init__(self, options: RunOptions, recorder: Recorder) -> None:
@@ -24,6 +26,6 @@ class StopAtAccuracy(keras.callbacks.Callback):
         self._recorder = recorder
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Checks the last evaluation."""
-        if self._options.reaches_target(self._recorder.validation.get("top1")):
+        """Checks the evaluations."""
+        if self._recorder.evaluations.reason_to_stop(self._options):
             self.model.stop_training = True

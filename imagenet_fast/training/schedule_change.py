@@ -1,0 +1,87 @@
+"""Schedule changes of a run that resumes, such as a longer duration."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
+from imagenet_fast.config import Config
+from imagenet_fast.training.model_dir import (
+    CHECKPOINTS,
+    SCHEDULE_OPTIONS,
+    checkpoint_steps,
+    directory_of,
+    read_config,
+)
+from imagenet_fast.training.schedule import build_schedule, total_steps
+
+
+def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
+    """Checks that the steps of the run in ``model_dir`` would be the same with another schedule.
+
+    The resumed run is then the run that would have started with that schedule.
+
+    Args:
+      config: gives ``model_dir`` and the schedule.
+      steps_per_epoch: weight updates in an epoch.
+
+    Returns:
+      The change, to complete "resumes ..."; empty: there is no run, or its schedule is the same.
+
+    Raises:
+      UserError: if they would not, or if the schedule leaves nothing to train.
+    """
+    steps = checkpoint_steps(directory_of(config.model_dir) / CHECKPOINTS)
+    if not steps:
+        return ""
+    step, earlier = steps[-1], read_config(config.model_dir)
+    names = [name for name in config.differences(earlier) if name in SCHEDULE_OPTIONS]
+    if not names:
+        return ""
+    directory, total = config.model_dir, total_steps(config, steps_per_epoch)
+    change = ", ".join(
+        f"{name}={option_text(getattr(config, name))!r} instead of "
+        f"{option_text(getattr(earlier, name))!r}"
+        for name in names
+    )
+    new_run = (
+        "to train further from its weights, start a new run: another --model_dir, "
+        f"--initial_weights={directory}"
+    )
+    if total < step:
+        raise UserError(
+            f"{directory} holds a run of {step} steps, more than the {total} of "
+            f"duration={str(config.duration)!r}; choose another --model_dir"
+        )
+    rates = _learning_rates(config, steps_per_epoch, total)
+    before = _learning_rates(earlier, steps_per_epoch, step)
+    different = np.flatnonzero(rates[:step] != before)
+    if len(different):
+        first = different[0]
+        raise UserError(
+            f"the run in {directory} cannot resume at step {step} with {change}: the learning rate "
+            f"of step {first + 1} would have been {rates[first]:.4g}, but was {before[first]:.4g}; "
+            f"{new_run}"
+        )
+    if config.lookahead_every and total != total_steps(earlier, steps_per_epoch):
+        raise UserError(
+            f"the run in {directory} cannot resume with {change}: the steps of lookahead depend on "
+            f"the duration; {new_run}"
+        )
+    left = rates[step:]
+    if len(left) and not left.any():
+        raise UserError(
+            f"the run in {directory} cannot resume with {change}: its schedule ends with a "
+            f"learning rate of 0; {new_run}"
+        )
+    lasting = f"; learning rate {left[0]:.4g}" if len(left) else ""
+    ending = f" to {left[-1]:.4g}" if len(left) and left[-1] != left[0] else ""
+    return f"from step {step} with {change}{lasting}{ending}"
+
+
+def _learning_rates(config: Config, steps_per_epoch: int, steps: int) -> np.ndarray:
+    """Returns the learning rates of the first steps, float32."""
+    schedule = build_schedule(config, steps_per_epoch)
+    return tf.vectorized_map(schedule, tf.range(steps, dtype=tf.int64)).numpy()
