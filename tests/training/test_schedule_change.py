@@ -13,8 +13,8 @@ DIGITS = {"warmup": "0 epochs", "batch_size": 32, "learning_rate_batch": 32}
 DECAYS = {**DIGITS, "duration": "12 epochs", "decay_at": "8 epochs,11 epochs"}
 COSINE = {**DIGITS, "duration": "12 epochs", "schedule": "cosine"}
 KNOTS = {
-    **DIGITS,
     "duration": "12 epochs",
+    "batch_size": 32,
     "schedule": "piecewise_linear",
     "knots_at": "0 epochs,3 epochs,12 epochs",
     "knots": (0.1, 1.0, 0.0),
