@@ -19,7 +19,7 @@ from imagenet_fast.base.option import option_text, parse, require_option
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.data.options import InputOptions
 from imagenet_fast.models.options import ModelOptions
-from imagenet_fast.optimizers.batch_tables import values_for_batch
+from imagenet_fast.optimizers.batch_tables import BATCH_TABLES, values_for_batch
 from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.scaled_times import TIMES, scale_times
 from imagenet_fast.pipeline_parallel.options import PipelineOptions
@@ -44,18 +44,26 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
     """
 
     def __post_init__(self) -> None:
+        # A configuration made from another one's values has the table's.
+        filled = self._batch_table_values()
+        for name, value in filled.items():
+            if self.convert(name, getattr(self, name)) == value:
+                object.__setattr__(self, name, getattr(type(self), name))
         super().__post_init__()
-        if self.batch_table:
-            self._fill_from_batch_table()
+        for name, value in filled.items():
+            object.__setattr__(self, name, value)
 
     def _check_together(self) -> None:
         super()._check_together()
         if self.xla and self.strategy == "tpu":
             raise UserError("xla is for GPUs and CPUs: a TPU always compiles")
 
-    def _fill_from_batch_table(self) -> None:
-        values = values_for_batch(self.batch_table, self.batch_size)
-        filled = {
+    def _batch_table_values(self) -> dict[str, Any]:
+        """Returns the options that ``batch_table`` sets."""
+        if self.batch_table not in BATCH_TABLES:
+            return {}
+        values = values_for_batch(self.batch_table, self.convert("batch_size", self.batch_size))
+        return {
             "learning_rate": values.learning_rate,
             "rate_scaling": "none",
             "warmup": Duration(values.warmup_epochs, "epochs"),
@@ -63,8 +71,6 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             "momentum": values.momentum,
             "weight_decay": values.weight_decay,
         }
-        for name, value in filled.items():
-            object.__setattr__(self, name, value)
 
     def on_one_device(self) -> Config:
         """Returns the configuration of the same network in float32 on one device, unsplit.
@@ -198,21 +204,22 @@ def durations(lines: Iterable[FlagfileLine]) -> dict[str, Duration]:
 def follow_duration(
     values: Mapping[str, Any], sources: Mapping[str, str], of_files: Mapping[str, Duration]
 ) -> dict[str, Any]:
-    """Scales a recipe's times, or the default ones, to a duration given after it.
+    """Scales a recipe's times to a duration given after it.
 
     After ``--flagfile=digits --duration='6 epochs'``, half of the recipe's duration, the learning
-    rate decays at half of its epochs. Times that are given after the recipe, too, stay.
+    rate decays at half of its epochs. Times that are given after the recipe, too, stay. Without a
+    flagfile that has a duration, nothing is scaled.
 
     Args:
       values: of options.
       sources: of :func:`in_order`.
       of_files: of :func:`durations`.
     """
-    if sources.get("duration") != "":
+    if sources.get("duration") != "" or not of_files:
         return dict(values)
     after = Config.convert("duration", values["duration"])
     default = Config()
-    latest = list(of_files.values())[-1] if of_files else default.duration
+    latest = list(of_files.values())[-1]
     scaled = {}
     for name in TIMES:
         if sources.get(name) != "":
@@ -225,7 +232,7 @@ def follow_duration(
         for name, times in scaled.items()
         if name not in ineffective and times != values.get(name, getattr(default, name))
     }
-    if changed and of_files:  # else only defaults changed
+    if changed:
         texts = " ".join(f"--{name}={option_text(times)!r}" for name, times in changed.items())
         warn_once(f"duration={after} instead of {latest} scales the schedule: {texts}")
     return {**values, **changed}

@@ -59,6 +59,7 @@ OTHER = {
     "shuffle_buffer": 1,
     "shard_by": "files",
     "cache": "encoded",
+    "index_cached_jpegs": True,
     "data_on_device": True,
     "cache_dir": "/local/disk",
     "data_threads": 3,
@@ -163,6 +164,7 @@ OTHER = {
 # augmentations, networks, optimizers and schedules.
 LEFT_OUT = {
     "trivial_augment",
+    "index_cached_jpegs",
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
     *("crop_min_area", "crop_attempts", "muon_momentum", "muon_head_rate_factor"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
@@ -630,10 +632,17 @@ def test_times_follow_a_duration_after_the_recipe(write, capsys):
 def test_default_times_follow_a_duration(write):
     recipe = write("cosine.flags", "--schedule=cosine\n--duration=30 epochs\n")
     assert str(Config.from_flagfile(recipe, duration="6 epochs").warmup) == "1 epoch"
-    empty = Config.from_flagfile(write("empty.flags", ""), duration="18 epochs")
-    assert empty == Config(
-        duration="18 epochs", warmup="1 epoch", decay_at="6epochs,12epochs,16epochs"
+
+
+def test_times_of_no_recipe_do_not_follow_a_duration(write, capsys):
+    """Without a duration of their own, they were given for the duration given with them."""
+    text = "--decay_at=5epochs,8epochs\n--warmup=1 epoch\n"
+    given = Config.from_flagfile(write("times.flags", text), duration="10 epochs")
+    assert given == Config(duration="10 epochs", warmup="1 epoch", decay_at="5epochs,8epochs")
+    assert Config.from_flagfile(write("empty.flags", ""), duration="18 epochs") == Config(
+        duration="18 epochs"
     )
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -724,7 +733,6 @@ def test_what_shapes_the_weights_is_not_free():
         "gpus",
         "input_servers",
         "resize_kernel",
-        "jpeg_index",
         "max_bad_images",
         "max_pixels",
         "model_dir",

@@ -74,13 +74,13 @@ def records_from_memory(
     Args:
       order: Batches of indices, from :func:`read_indices`, and identities.
       part: The part of the split to cache.
-      options: If JPEG indexes are used, JPEGs without one in their records are indexed, and a batch
-        has a third element, these indexes, string [batch], empty for other records.
+      options: With ``index_cached_jpegs``, JPEGs without an index in their records are indexed, and
+        a batch has a third element, these indexes, string [batch], empty for other records.
       threads: Number of threads that read.
     """
     states = _states(part)
     records = _records(part, states, threads)
-    if not uses_jpeg_index(options):
+    if not (options.index_cached_jpegs and uses_jpeg_index(options)):
         return order.map(lambda indices, identities: (tf.gather(records, indices), identities))
     indexes = _indexes(part, states, threads)
     return order.map(

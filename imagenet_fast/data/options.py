@@ -197,8 +197,8 @@ class DataOptions(SharedOptions):
     resize_kernel: str = option(
         "auto",
         "implementation of resizing, with equal pixels; native: this package's op, compiled at "
-        "first use by a C++ compiler; tensorflow: TensorFlow's slower ops; auto: native if "
-        "available",
+        "first use by a C++ compiler, which JPEG indexes need; tensorflow: TensorFlow's slower "
+        "ops; auto: native if available",
         group="data",
         choices=("auto", "native", "tensorflow"),
         free=True,
@@ -229,7 +229,6 @@ class DataOptions(SharedOptions):
         "by prepare; with resize_kernel=native; pixels at a crop's border then equal those of the "
         "whole image",
         group="data",
-        free=True,
     )
     eval_crop_fraction: float = option(
         0.875,
@@ -290,6 +289,13 @@ class DataOptions(SharedOptions):
         group="data",
         choices=("none", "encoded", "decoded"),
         free=True,
+    )
+    index_cached_jpegs: bool = option(
+        False,
+        "cache=encoded: index JPEGs whose records have no index, once, in memory; changes pixels "
+        "at crops' borders, see jpeg_index",
+        group="data",
+        beside=(Beside("cache", ("encoded",)), Beside("jpeg_index", (True,))),
     )
     data_on_device: bool = option(
         False,

@@ -87,8 +87,10 @@ def airbench(
     if size not in AIRBENCH_SIZES:
         raise UserError(f"airbench: there is no size {size}; the sizes are {AIRBENCH_SIZES}")
     published_width, multiples, convs, momentum = _PUBLISHED[size]
-    norm_options.setdefault("batch_norm_momentum", momentum)
-    norm_options.setdefault("batch_norm_epsilon", 1e-12)
+    if norm_options.get("batch_norm_momentum") is None:
+        norm_options["batch_norm_momentum"] = momentum
+    if norm_options.get("batch_norm_epsilon") is None:
+        norm_options["batch_norm_epsilon"] = 1e-12
     norm = batch_norm(**norm_arguments(**norm_options), scale=False)
 
     images = keras.Input(input_shape, name="images")

@@ -1,10 +1,13 @@
 """Optimizers and learning-rate schedules of the published recipes, for any tf_keras model.
 
-They are imported on first use, because ``options`` is read without TensorFlow.
+They are imported on first use, because ``options`` is read without TensorFlow; or, if Keras has
+been imported, at once, for Keras to find them by name when it loads a model.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
 from typing import TYPE_CHECKING
 
 from imagenet_fast.base.lazy import lazy_attributes
@@ -59,3 +62,12 @@ _MODULES = {
     "weight_average": ["WeightAverage"],
 }
 __getattr__ = lazy_attributes(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if "tf_keras" in sys.modules:
+    for _module in _MODULES:
+        importlib.import_module(f"{__name__}.{_module}")

@@ -42,10 +42,12 @@ class LARS(SGD):
       nesterov: whether to use Nesterov momentum.
       rate_in_momentum: whether the momentum buffer accumulates updates (MLPerf's scaled momentum)
         rather than gradients.
+      weight_decay_mask: as in ``SGD``.
+      rate_factors: as in ``SGD``.
       trust_mask: for each trainable variable in order, whether to scale its learning rate; None:
         all are scaled. The recipes scale weights only. ``variable_roles`` helps to make it.
       name: of the optimizer.
-      **kwargs: further options of ``SGD`` (``weight_decay_mask``, ``rate_factors``, ...).
+      **kwargs: Keras' options (``clipnorm``, ``use_ema``, ...).
 
     Raises:
       UserError: if ``momentum``, ``weight_decay`` or ``eeta`` is out of range.
@@ -60,13 +62,22 @@ class LARS(SGD):
         epsilon: float = 0.0,
         nesterov: bool = False,
         rate_in_momentum: bool = True,
-        *,
+        weight_decay_mask: Sequence[float] | None = None,
+        rate_factors: Sequence[float] | None = None,
         trust_mask: Sequence[bool] | None = None,
         name: str = "LARS",
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            learning_rate, momentum, nesterov, weight_decay, rate_in_momentum, name=name, **kwargs
+            learning_rate,
+            momentum,
+            nesterov,
+            weight_decay,
+            rate_in_momentum,
+            weight_decay_mask,
+            rate_factors,
+            name,
+            **kwargs,
         )
         if eeta <= 0:
             raise UserError(f"eeta is {eeta}, but must be positive")

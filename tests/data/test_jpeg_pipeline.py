@@ -130,14 +130,14 @@ def test_only_pixels_at_the_border_depend_on_the_index(indexed, plain, split):
     assert different
 
 
-def test_cached_records_are_indexed_once(indexed, plain, monkeypatch):
-    cached = batches(plain, cache="encoded")
+def test_cached_records_are_indexed_once_if_asked_to(indexed, plain, monkeypatch):
+    cached = batches(plain, cache="encoded", index_cached_jpegs=True)
     assert_same(cached, batches(indexed))
     # A second time, nothing is indexed.
     monkeypatch.setattr(cache, "index_jpegs", None)
-    assert_same(cached, batches(plain, cache="encoded"))
-    monkeypatch.undo()
-    assert_same(batches(plain, cache="encoded", jpeg_index=False), batches(plain))
+    assert_same(cached, batches(plain, cache="encoded", index_cached_jpegs=True))
+    # Without it, a cache changes nothing.
+    assert_same(batches(plain, cache="encoded"), batches(plain))
 
 
 def test_add_index_gives_the_bytes_of_prepare(indexed, plain):

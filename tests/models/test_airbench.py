@@ -61,6 +61,11 @@ def test_batch_norm_is_the_published_one(size, momentum):
     }
 
 
+def test_none_stands_for_the_published_batch_norm():
+    model = airbench(94, width=2, batch_norm_momentum=None, batch_norm_epsilon=None)
+    assert {(norm.momentum, norm.epsilon) for norm in norms_of(model)} == {(0.6, 1e-12)}
+
+
 def test_batch_norm_options():
     model = airbench(94, width=2, batch_norm_momentum=0.0, batch_norm_epsilon=0.5)
     assert {(norm.momentum, norm.epsilon) for norm in norms_of(model)} == {(0.0, 0.5)}

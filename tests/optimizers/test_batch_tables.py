@@ -1,5 +1,7 @@
 """Values by the batch: the recipes' own, those between them, and their way into a Config."""
 
+import dataclasses
+import json
 import pathlib
 
 import numpy as np
@@ -115,6 +117,12 @@ def test_config_takes_the_values():
     )
     # 1e-4 is the default of weight_decay.
     assert set(config.differences(Config())) == set(names) - {"weight_decay"}
+
+
+def test_a_config_can_be_made_from_anothers_values():
+    config = Config(batch_size=4096, batch_table="mlperf", optimizer="lars")
+    assert dataclasses.replace(config, seed=3) == config.replace(seed=3)
+    assert Config(**json.loads(config.to_json())) == config
 
 
 def test_a_table_replaces_a_recipes_values_but_not_those_given_with_it():

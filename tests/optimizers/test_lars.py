@@ -1,6 +1,7 @@
 """LARS against values of the published rule, NumPy, and what float16 would do to it."""
 
 import json
+import textwrap
 import warnings
 
 import numpy as np
@@ -402,6 +403,26 @@ def test_serialization(make):
     weights, gradients = problem("float32")
     for a, b in zip(train(again, weights, gradients), train(optimizer, weights, gradients)):
         np.testing.assert_array_equal(a, b)
+
+
+def test_loading_finds_all_optimizers_once_the_package_is_imported(run_python):
+    """Even those that the program has not used: .h5 files and SavedModels name only the class."""
+    code = """
+        import tf_keras as keras
+        import imagenet_fast.optimizers as optimizers
+
+        for name in ("SGD", "LARS", "Muon", "CosineDecay"):
+            assert keras.saving.get_registered_object(f"imagenet_fast>{name}"), name
+        assert {"LARS", "variable_roles"} <= set(dir(optimizers))
+    """
+    run_python(["-c", textwrap.dedent(code)])
+
+
+def test_positional_arguments():
+    optimizer = LARS(0.1, 0.8, 0.01, 0.002, 1e-5, True, False, [True, False], [1, 2], [False, True])
+    config = optimizer.get_config()
+    assert (config["weight_decay_mask"], config["rate_factors"]) == ([1, 0], [1, 2])
+    assert config["trust_mask"] == [False, True]
 
 
 def test_config_has_all_options():
