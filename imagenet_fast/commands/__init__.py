@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -69,7 +70,11 @@ def run(arguments: Sequence[str]) -> int:
         print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"imagenet-fast {name}: interrupted", file=sys.stderr)
+        resume = ""
+        if name == "train":
+            command = shlex.join(["imagenet-fast", *arguments])
+            resume = f"; resume from the last checkpoint with: {command}"
+        print(f"imagenet-fast {name}: interrupted{resume}", file=sys.stderr)
         return 130
 
 

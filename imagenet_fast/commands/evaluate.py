@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.commands.flags import CommandFlags
@@ -27,12 +28,21 @@ _OPTIONS = (
 )
 
 _SPLITS = ("validation", "test")
+# In the table on the terminal.
+_MAX_CLASSES = 30
+_NAME_WIDTH = 32
 
 
 def main(arguments: list[str]) -> int:
     """Evaluates the latest checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
     flags.define("split", "validation", "images to evaluate on: validation or test")
+    flags.define(
+        "per_class",
+        False,
+        "also print recall (the accuracy of a class), precision and F1 of the classes, lowest "
+        f"recall first; at most {_MAX_CLASSES}, but all in JSON",
+    )
     flags.define("json", False, "print JSON")
     flags.parse(arguments)
     if flags["split"] not in _SPLITS:
@@ -45,14 +55,14 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.training.evaluate import evaluate
-    from imagenet_fast.training.model_dir import read_config
+    from imagenet_fast.training.model_dir import read_config, read_labels
 
     # Evaluation does not use the first two, which may contradict flags; and it may run on another
     # machine than training did.
     here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
     here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
-    result = evaluate(config, flags["split"])
+    result = evaluate(config, flags["split"], per_class=flags["per_class"])
     if not is_chief(make_strategy(config)):
         return 0
     if flags["json"]:
@@ -60,9 +70,32 @@ def main(arguments: list[str]) -> int:
         return 0
     print(f"checkpoint  {result['checkpoint']}")
     print(f"top-1       {result['top1']:.2%}")
-    print(f"top-5       {result['top5']:.2%}")
+    if len(read_labels(config.model_dir)) > 5:  # otherwise it is 100%
+        print(f"top-5       {result['top5']:.2%}")
     print(f"loss        {result['loss']:.4f}")
     print(f"images      {result['examples']:.0f}")
     if result["skipped"]:
         print(f"unreadable  {result['skipped']:.0f}")
+    if flags["per_class"]:
+        print(f"\n{_table(result['classes'])}")
     return 0
+
+
+def _table(classes: list[dict[str, Any]]) -> str:
+    """Returns the metrics of the classes with the lowest recall, and the means over all."""
+    from imagenet_fast.training.report.class_metrics import ClassMetrics, mean_metrics, worst_first
+
+    metrics = [ClassMetrics(**row) for row in classes]
+    shown, mean = worst_first(metrics)[:_MAX_CLASSES], mean_metrics(metrics)
+    width = min(_NAME_WIDTH, max(len(row.name) for row in [*shown, mean]))
+    lines = [f"{'class':{width}}  {'recall':>8}  {'precision':>9}  {'F1':>8}  {'images':>8}"]
+    for row in [*shown, mean]:
+        name = row.name if len(row.name) <= width else f"{row.name[: width - 3]}..."
+        recall, precision, f1 = (
+            "-" if value is None else f"{value:.2%}"
+            for value in (row.recall, row.precision, row.f1)
+        )
+        lines.append(f"{name:{width}}  {recall:>8}  {precision:>9}  {f1:>8}  {row.images:>8}")
+    if len(metrics) > len(shown):
+        lines.insert(-1, f"... and {len(metrics) - len(shown)} more; --json has all")
+    return "\n".join(lines)

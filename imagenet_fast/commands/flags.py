@@ -30,6 +30,35 @@ from imagenet_fast.config import (
 )
 
 _HELP_WIDTH = 96
+# Names in other programs, and the flags that mean the same here.
+_OTHER_NAMES = {
+    "amp": "precision",
+    "arch": "model",
+    "bs": "batch_size",
+    "data": "data_dir",
+    "data_path": "data_dir",
+    "dataset": "data_dir",
+    "epochs": "duration='12 epochs'",
+    "fp16": "precision=mixed_float16",
+    "grad_accum_steps": "accumulation_steps",
+    "img_size": "image_size",
+    "log_interval": "log_every",
+    "lr": "learning_rate",
+    "max_steps": "duration='500 steps'",
+    "num_epochs": "duration='12 epochs'",
+    "num_gpus": "gpus",
+    "num_steps": "duration='500 steps'",
+    "num_workers": "data_threads",
+    "output_dir": "model_dir",
+    "patience": "early_stopping",
+    "pretrained": "initial_weights",
+    "resume": "model_dir",
+    "save_dir": "model_dir",
+    "train_steps": "duration='500 steps'",
+    "warmup_epochs": "warmup='5 epochs'",
+    "wd": "weight_decay",
+    "workers": "data_threads",
+}
 _DEFINE: dict[type, Callable[..., Any]] = {
     str: flags.DEFINE_string,
     int: flags.DEFINE_integer,
@@ -106,7 +135,7 @@ class CommandFlags:
             rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
         except flags.UnrecognizedFlagError as error:
             raise UserError(
-                f"there is no flag --{error.flagname}{nearest(error.flagname, list(self._flags))}"
+                f"there is no flag --{error.flagname}{self._hint(error.flagname)}"
             ) from None
         except flags.Error as error:
             raise UserError(str(error).removeprefix("flag ")) from None
@@ -116,6 +145,14 @@ class CommandFlags:
             if isinstance(self[name], float) and not math.isfinite(self[name]):
                 raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
+
+    def _hint(self, name: str) -> str:
+        """Returns a hint at the flags that an unknown name may mean."""
+        spelled = name.replace("-", "_")
+        other = spelled if spelled in self._flags else _OTHER_NAMES.get(spelled, "")
+        if other.partition("=")[0] in self._flags:
+            return f"; did you mean --{other}?"
+        return nearest(name, list(self._flags))
 
     def _with_new_name(self, argument: str) -> str:
         """Returns the argument with the new name of a renamed flag."""

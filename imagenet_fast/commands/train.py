@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
 from imagenet_fast.base.paths import to_path
@@ -68,6 +70,7 @@ def main(arguments: list[str]) -> int:
     summary = train(config)
     if is_chief(make_strategy(config)):
         if flags["saved_model"]:
+            print(f"exporting to {flags['saved_model']}", file=sys.stderr, flush=True)
             print(export(config, flags["saved_model"]))
         accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "
         print(

@@ -15,13 +15,19 @@ from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.failures import errors_explained
 from imagenet_fast.training.model_dir import check_labels
 from imagenet_fast.training.recorder import check_evaluated
+from imagenet_fast.training.report.class_metrics import class_metrics
+from imagenet_fast.training.report.error_analysis import analyze_errors
 
 # The default batch has at most this many images per device.
 _IMAGES_PER_DEVICE = 256
 
 
 def evaluate(
-    config: Config, split: str = "validation", *, model: CustomModel | None = None
+    config: Config,
+    split: str = "validation",
+    *,
+    model: CustomModel | None = None,
+    per_class: bool = False,
 ) -> dict[str, Any]:
     """Evaluates the latest checkpoint in ``model_dir`` on each image of a split once.
 
@@ -29,10 +35,12 @@ def evaluate(
       config: gives the run and the data.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
+      per_class: whether to predict each image once more, for the metrics of each class.
 
     Returns:
       ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
-      ``checkpoint``.
+      ``checkpoint``; with ``per_class`` also ``classes``, a dict for each class with its ``name``,
+      ``images``, ``recall`` (its accuracy), ``precision`` and ``f1``, None where undefined.
 
     Raises:
       UserError: if there is no usable checkpoint, no such split, the data has other classes or no
@@ -60,13 +68,17 @@ def evaluate(
             unlisted = unlisted.replace(data_on_device=False)
         classifier = build_for_evaluation(unlisted, model)
         checkpoint = restore_weights(classifier, config.model_dir)
-        result = classifier.evaluate(
+        metrics = classifier.evaluate(
             distributed_dataset(unlisted, split),
             steps=evaluation_steps(info, config, strategy, split),
             verbose=0,
             return_dict=True,
         )
-    result = {name: float(value) for name, value in result.items()}
+        result: dict[str, Any] = {name: float(value) for name, value in metrics.items()}
+        if per_class and result["examples"]:
+            analysis = analyze_errors(classifier, unlisted, info, step=0, split=split)
+            classes = class_metrics(analysis.confusion, info.labels)
+            result["classes"] = [row._asdict() for row in classes]
     check_evaluated(result, info.splits[split].examples)
     if not result["examples"]:
         raise UserError(

@@ -184,7 +184,13 @@ class _Run:
         rows = JsonLines(self.config.model_dir, step) if self.chief else None
         bar = None
         if self.chief and trains:
-            bar = ProgressBar(step, self.total_steps, self._device_count())
+            bar = ProgressBar(
+                step,
+                self.total_steps,
+                batch_size=self.config.batch_size,
+                devices=self._device_count(),
+                classes=self.info.num_classes,
+            )
         writers = [writer for writer in (rows, bar, self.board) if writer]
         recorder = self._recorder(writers, step)
         recorder.evaluations = evaluations
@@ -387,6 +393,9 @@ class _Run:
         missing = load_error_analysis(directory) is None
         # Other machines may not see the chief's latest files: the chief decides.
         if text_of_chief(self.strategy, str(missing)) == str(True):
+            if self.chief:
+                images = f"{self.validation_examples} validation images"
+                _log(f"analyzing errors: predicting {images} once more (--noexamine skips it)")
             analysis = analyze_errors(self.model, config, self.info, step)
             if self.chief:
                 save_error_analysis(directory, analysis, self.info.labels, self.board)
@@ -407,6 +416,7 @@ class _Run:
                 chief=self.chief,
                 stopped=stopped,
             )
+            summary["data"] = self.info.name
         if self.chief:
             write_summary(directory, summary)
         self._analyze_errors(step)

@@ -121,8 +121,15 @@ def test_interrupt(monkeypatch, capsys):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("imagenet_fast.commands.train.main", main)
-    assert commands.run(["train"]) == 130
-    assert capsys.readouterr().err == "imagenet-fast train: interrupted\n"
+    arguments = ["train", "--flagfile=digits", "--duration=3 epochs"]
+    assert commands.run(arguments) == 130
+    assert capsys.readouterr().err == (
+        "imagenet-fast train: interrupted; resume from the last checkpoint with: "
+        "imagenet-fast train --flagfile=digits '--duration=3 epochs'\n"
+    )
+    monkeypatch.setattr("imagenet_fast.commands.evaluate.main", main)
+    assert commands.run(["evaluate"]) == 130
+    assert capsys.readouterr().err == "imagenet-fast evaluate: interrupted\n"
 
 
 def test_arguments_and_status_are_passed_on(monkeypatch):
@@ -230,7 +237,7 @@ def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
 
     found = []
 
-    def note(config, split):
+    def note(config, split, per_class):
         found.append((config.max_pixels, split))
         raise UserError("seen")
 

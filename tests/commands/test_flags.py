@@ -8,7 +8,7 @@ import pytest
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
-from imagenet_fast.commands.flags import CommandFlags
+from imagenet_fast.commands.flags import _OTHER_NAMES, CommandFlags
 from imagenet_fast.config import Config, option_names
 
 
@@ -288,3 +288,31 @@ def test_a_run_of_the_same_duration_does_not_hide_other_times(flags):
     flags.parse(["--flagfile=digits"])
     run = Config().replace(**flags.changes()).replace(decay_at="5 epochs")
     assert flags.changes(run)["decay_at"] == (Duration(8, "epochs"), Duration(11, "epochs"))
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [
+        ("--lr=1", "there is no flag --lr; did you mean --learning_rate?"),
+        ("--learning-rate=1", "; did you mean --learning_rate?"),
+        ("--batch-size=64", "; did you mean --batch_size?"),
+        ("--early-stopping=3", "; did you mean --early_stopping?"),
+        ("--epochs=3", "; did you mean --duration='12 epochs'?"),
+        ("--wd=1", "; did you mean --weight_decay?"),
+        ("--batchsize=64", "; did you mean 'batch_size' or "),
+    ],
+)
+def test_names_of_other_programs_lead_to_the_flag(flags, given, hint):
+    with pytest.raises(UserError, match=re.escape(hint)):
+        flags.parse([given])
+
+
+def test_all_hints_are_flags(flags):
+    for flag in _OTHER_NAMES.values():
+        flags.parse([f"--{flag}".replace("'", "")] if "=" in flag else [])
+        assert flag.partition("=")[0] in option_names()
+
+
+def test_a_command_hints_at_its_own_flags_only():
+    with pytest.raises(UserError, match=r"there is no flag --lr$"):
+        CommandFlags("paint").parse(["--lr=1"])

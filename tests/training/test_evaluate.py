@@ -139,6 +139,29 @@ def test_command_prints_a_table(config, saved, expected, capfd):
     }
 
 
+def test_command_prints_the_metrics_of_each_class(config, saved, with_test, capfd, monkeypatch):
+    """The confusion matrix is compared with NumPy, its metrics with scikit-learn."""
+    arguments = ["evaluate", f"--model_dir={config.model_dir}", "--per_class"]
+    assert commands.run([*arguments, "--json", "--eval_batch_size=50"]) == 0
+    result = json.loads(capfd.readouterr().out)
+    classes = result["classes"]
+    assert [row["name"] for row in classes] == [str(digit) for digit in range(10)]
+    assert sum(row["images"] for row in classes) == 359
+    right = sum((row["recall"] or 0) * row["images"] for row in classes)
+    assert right / 359 == pytest.approx(result["top1"])
+    # Of another split, as a table of the worst.
+    monkeypatch.setattr("imagenet_fast.commands.evaluate._MAX_CLASSES", 4)
+    test = [f"--data_dir={with_test.data_dir}", "--split=test"]
+    assert commands.run([*arguments, *test]) == 0
+    lines = capfd.readouterr().out.split("\n\n")[1].splitlines()
+    assert lines[0].split() == ["class", "recall", "precision", "F1", "images"]
+    recalls = [float(line.split()[1].rstrip("%")) for line in lines[1:5]]
+    assert recalls == sorted(recalls)
+    assert lines[5] == "... and 6 more; --json has all"
+    assert lines[6].startswith("mean of the classes")
+    assert lines[6].split()[-1] == "20"
+
+
 @pytest.fixture(scope="module")
 def with_test(config, saved, tmp_path_factory):
     """The same run, with data of which 20 images are for a test."""

@@ -159,22 +159,26 @@ class Chart:
 LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate"),))
 
 
-def run_charts(summary: dict[str, Any], rows: list[Row]) -> list[str]:
+def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) -> list[str]:
     """Returns the charts of a run as HTML figures.
 
     Args:
       summary: the run's numbers, as in ``summary.json``.
       rows: the rows of ``metrics.jsonl``, in order.
+      has_top5: whether to show top-5 accuracy.
     """
     target, speed = summary.get("target_top1"), summary.get("images_per_second")
     has_speed = is_number(speed) and speed > 0
     # Rows of untimed steps, such as each process' first, have no speed.
     timed = [row for row in rows if row.get("images_per_second") != 0]
+    top5 = (
+        Curve("", "validation", "top5", "validation", dashed=True),
+        Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
+    )
     accuracy = Chart(
         "Accuracy",
         (
-            Curve("", "validation", "top5", "validation", dashed=True),
-            Curve("top-5", "train", "top5", "train", dashed=True, noisy=True),
+            *(top5 if has_top5 else ()),
             Curve("train", "train", "top1", "train", noisy=True),
             Curve("validation", "validation", "top1", "validation"),
         ),

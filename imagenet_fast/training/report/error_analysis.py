@@ -22,7 +22,7 @@ _MISTAKES = 24
 
 @dataclasses.dataclass(frozen=True)
 class ErrorAnalysis:
-    """A model's predictions on all readable validation images.
+    """A model's predictions on all readable images of a split.
 
     Attributes:
       step: weight updates of the model.
@@ -48,9 +48,13 @@ class ErrorAnalysis:
 
 
 def analyze_errors(
-    model: Classifier, options: InputOptions, info: DatasetInfo, step: int
+    model: Classifier,
+    options: InputOptions,
+    info: DatasetInfo,
+    step: int,
+    split: str = "validation",
 ) -> ErrorAnalysis:
-    """Predicts each validation image once more, on all replicas; all workers must call it.
+    """Predicts each image of a split once more, on all replicas; all workers must call it.
 
     It repeats the evaluation with the same batches, devices and averaged weights, and so has the
     same predictions. Each worker counts its images on the host; the counts are summed once, at the
@@ -59,8 +63,9 @@ def analyze_errors(
     Args:
       model: the trained model.
       options: give the data and how it is read.
-      info: of the data, which has validation images.
+      info: of the data, which has images of the split.
       step: weight updates of the model.
+      split: ``validation`` or ``test``.
 
     Returns:
       The analysis, the same in all workers.
@@ -73,7 +78,7 @@ def analyze_errors(
     skipped = np.zeros([], np.float32)
     worst = _WorstMistakes(options.image_size)
     with model.evaluated_weights():
-        for labels, answers, weights, *mistakes in _results(model, options, info):
+        for labels, answers, weights, *mistakes in _results(model, options, info, split):
             counted = weights > 0
             predicted.append(np.stack([labels[counted], answers[counted]], axis=1))
             skipped += np.sum(~counted & (labels >= 0))
@@ -81,7 +86,7 @@ def analyze_errors(
     pairs = rows_of_all_workers(strategy, np.concatenate(predicted))
     (skipped,) = sum_over_workers(strategy, skipped)
     check_evaluated(
-        {"examples": len(pairs), "skipped": float(skipped)}, info.splits["validation"].examples
+        {"examples": len(pairs), "skipped": float(skipped)}, info.splits[split].examples
     )
     pairs, counts = np.unique(pairs, axis=0, return_counts=True)
     images, facts = worst.of_all_workers(strategy)
@@ -99,13 +104,13 @@ def analyze_errors(
 
 
 def _results(
-    model: Classifier, options: InputOptions, info: DatasetInfo
+    model: Classifier, options: InputOptions, info: DatasetInfo, split: str
 ) -> Iterator[tuple[np.ndarray, ...]]:
     """Yields the results of :func:`_predict` for each step, of all of this worker's replicas."""
     strategy = model.distribute_strategy
 
     def replica_step(data: Any) -> tuple[tf.Tensor, ...]:
-        return _predict(model, *model.batch(data, "validation"))
+        return _predict(model, *model.batch(data, split))
 
     @tf.function(autograph=False)
     def take_step(batches: Iterator) -> tuple[tf.Tensor, ...]:
@@ -116,8 +121,8 @@ def _results(
                 tf.concat(strategy.experimental_local_results(part), 0) for part in results
             )
 
-    batches = iter(distributed_dataset(options, "validation"))
-    for _ in range(evaluation_steps(info, options, strategy)):
+    batches = iter(distributed_dataset(options, split))
+    for _ in range(evaluation_steps(info, options, strategy, split)):
         yield tuple(part.numpy() for part in take_step(batches))
 
 

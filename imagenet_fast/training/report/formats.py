@@ -38,9 +38,9 @@ def whole(value: Any) -> str:
     return f"{value:,.0f}" if is_number(value) else MISSING
 
 
-def count(value: Any, noun: str) -> str:
-    """Formats a number with a noun, in the plural unless it is 1."""
-    return f"{number(value)} {noun}{'' if value == 1 else 's'}"
+def count(value: Any, noun: str, plural: str = "") -> str:
+    """Formats a number with a noun, in the plural (by default with an s) unless it is 1."""
+    return f"{number(value)} {noun if value == 1 else plural or f'{noun}s'}"
 
 
 def seconds(value: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.config import Config, option_names
 from imagenet_fast.data.options import DataOptions
+from imagenet_fast.recipes.catalog import find_recipe, read_header
 from imagenet_fast.training.metrics_file import Row, read_rows
 from imagenet_fast.training.report import formats, page_images
 from imagenet_fast.training.report.charts import run_charts
@@ -23,6 +25,8 @@ from imagenet_fast.training.report.saved_images import load_error_analysis, load
 
 FILE = "report.html"
 
+# With at most this many classes, top-5 accuracy says nothing.
+_FEW_CLASSES = 5
 # With at most this many evaluations, their table is unfolded.
 _FEW_EVALUATIONS = 6
 
@@ -67,13 +71,15 @@ def render(
       inputs: training images as the model sees them.
       analysis: the model's error analysis.
     """
-    name = f"{config.model} on {_data_name(config)}"
+    name = f"{config.model} on {summary.get('data') or _data_name(config)}"
+    has_top5 = not 0 < len(labels) <= _FEW_CLASSES
     top1 = summary.get("top1")
     title = f"{formats.percent(top1)} top-1: {name}" if is_number(top1) else name
     body = [
         header(name, _subtitle(summary, config)),
-        _tiles(summary),
-        f'<div class="cards">{"".join(run_charts(summary, rows))}</div>',
+        _tiles(summary, has_top5),
+        _expected(summary),
+        f'<div class="cards">{"".join(run_charts(summary, rows, has_top5))}</div>',
         '<div class="cards">',
         section(
             "Time and images",
@@ -81,7 +87,7 @@ def render(
         ),
         section("Hardware and versions", table(_environment(summary))),
         "</div>",
-        _evaluations(rows),
+        _evaluations(rows, has_top5),
         _mistakes(analysis, labels),
         _inputs(inputs, labels),
         _bad_images(summary),
@@ -120,7 +126,26 @@ def _epochs(summary: dict[str, Any], planned: Duration) -> str:
     return str(Duration(float(f"{done:.4g}"), "epochs"))
 
 
-def _tiles(summary: dict[str, Any]) -> str:
+def _expected(summary: dict[str, Any]) -> str:
+    """Returns what the recipes in the command say about their result; empty: no recipes."""
+    try:
+        arguments = shlex.split(summary.get("command") or "")
+    except ValueError:  # not the command line of a shell
+        return ""
+    files = [text.partition("=")[2] for text in arguments if text.startswith("--flagfile=")]
+    lines = []
+    for recipe in filter(None, map(find_recipe, files)):
+        header = read_header(recipe)
+        lines += [
+            (f"{name} with {header.name}", text)
+            for name, text in (("Expected", header.expected), ("Measured", header.measured))
+            if text
+        ]
+    reached = ("Reached here", f"{formats.percent(summary.get('top1'))} top-1")
+    return section("Expected accuracy", table([reached, *lines])) if lines else ""
+
+
+def _tiles(summary: dict[str, Any], has_top5: bool) -> str:
     """Returns the main results."""
     if is_number(summary.get("top1")):
         images = formats.count(summary.get("images_evaluated"), "image")
@@ -133,6 +158,8 @@ def _tiles(summary: dict[str, Any]) -> str:
             ("Top-1 accuracy", formats.percent(summary["top1"]), f"on {images}{better}"),
             ("Top-5 accuracy", formats.percent(summary.get("top5")), loss),
         ]
+        if not has_top5:
+            tiles[1] = ("Validation loss", formats.number(summary.get("loss")), "cross-entropy")
     else:
         tiles = [
             (
@@ -211,26 +238,22 @@ def _time_bar(summary: dict[str, Any]) -> str:
     return f'<div class="bar">{bar}</div><p class="keys">{keys}</p>'
 
 
-def _evaluations(rows: list[Row]) -> str:
+def _evaluations(rows: list[Row], has_top5: bool) -> str:
     """Returns all evaluations, newest first, folded if they are many."""
     evaluations = [row for row in rows if row.get("kind") == "validation"]
     if not evaluations:
         return ""
-    head = "".join(
-        f"<th>{name}</th>" for name in ("Epoch", "Top-1", "Top-5", "Loss", "Training time")
-    )
+    columns = [
+        ("Epoch", formats.number, "epoch"),
+        ("Top-1", formats.percent, "top1"),
+        *([("Top-5", formats.percent, "top5")] if has_top5 else []),
+        ("Loss", formats.number, "loss"),
+        ("Training time", formats.seconds, "train_seconds"),
+    ]
+    head = "".join(f"<th>{name}</th>" for name, _, _ in columns)
     lines = "".join(
         "<tr>"
-        + "".join(
-            f"<td>{html.escape(text)}</td>"
-            for text in (
-                formats.number(row.get("epoch")),
-                formats.percent(row.get("top1")),
-                formats.percent(row.get("top5")),
-                formats.number(row.get("loss")),
-                formats.seconds(row.get("train_seconds")),
-            )
-        )
+        + "".join(f"<td>{html.escape(shown(row.get(key)))}</td>" for _, shown, key in columns)
         + "</tr>"
         for row in reversed(evaluations)
     )
@@ -244,7 +267,7 @@ def _evaluations(rows: list[Row]) -> str:
 
 
 def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
-    """Returns the confusion matrix, confused classes and worst mistakes."""
+    """Returns the confusion matrix, the classes' metrics and the worst mistakes."""
     if analysis is None:
         return ""
     parts = [
@@ -252,6 +275,7 @@ def _mistakes(analysis: ErrorAnalysis | None, labels: Sequence[str]) -> str:
         section("Confusion matrix", page_images.confusion_matrix(analysis, labels)),
         section("Most confused classes", page_images.confused_pairs(analysis, labels)),
         "</div>",
+        section("Classes", page_images.class_table(analysis, labels)),
     ]
     if len(analysis.images):
         content = page_images.worst_mistakes(analysis, labels)

@@ -10,6 +10,8 @@ import numpy as np
 from PIL import Image
 
 from imagenet_fast.base import html_page
+from imagenet_fast.training.report import formats
+from imagenet_fast.training.report.class_metrics import class_metrics, mean_metrics, worst_first
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.figures import (
     classes_in_a_cell,
@@ -20,6 +22,7 @@ from imagenet_fast.training.report.figures import (
 )
 from imagenet_fast.training.report.input_images import InputImages
 
+_CLASSES = 50
 # Images of at least this height are JPEGs in the page: PNGs would be ten times as large.
 _LEAST_JPEG = 64
 
@@ -67,6 +70,27 @@ def confused_pairs(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
     )
     heads = "<th>True class</th><th>Predicted as</th><th>Images</th>"
     return f'<table class="pairs"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+
+
+def class_table(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
+    """Returns a table of the classes' metrics, those of the lowest recall first, as HTML."""
+    metrics = class_metrics(analysis.confusion, labels)
+    shown = worst_first(metrics)[:_CLASSES]
+    lines = "".join(
+        f'<tr><th scope="row">{html.escape(row.name)}</th>'
+        + "".join(f"<td>{formats.percent(v)}</td>" for v in (row.recall, row.precision, row.f1))
+        + f"<td>{row.images:,}</td></tr>"
+        for row in [*shown, mean_metrics(metrics)]
+    )
+    names = ("Class", "Recall", "Precision", "F1", "Images")
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    which = formats.count(len(metrics), "class", "classes") + ", lowest recall first"
+    if len(shown) < len(metrics):
+        which = f"the {len(shown)} of {len(metrics):,} classes with the lowest recall"
+    return (
+        f'<p class="keys"><span>{which}; recall is the accuracy on a class</span></p>'
+        f'<table class="pairs"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
+    )
 
 
 def worst_mistakes(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:

@@ -317,6 +317,10 @@ def test_images_of_a_run_are_in_the_page():
         "Most confused classes",
         "tabby <tiger> & co 7 of 47",
         "<tiger> & co tabby 3 of 33",
+        "3 classes, lowest recall first",
+        "Class Recall Precision F1 Images tabby 85.11% 93.02% 88.89% 47 "
+        "<tiger> & co 90.91% 81.08% 85.71% 33 lynx 100.00% 100.00% 100.00% 20 "
+        "mean of the classes 92.01% 91.37% 91.53% 100",
         "Worst mistakes",
         "tabby (2%) predicted as <tiger> & co (90%)",
     ):
@@ -374,3 +378,28 @@ def test_a_thousand_classes_do_not_make_a_huge_page():
     assert text.count("2 of") == 15
     assert "a cell: 10 x 10 neighbouring classes" in text
     assert "a cell" not in render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
+
+
+def test_top5_of_few_classes_is_left_out():
+    few = Page(render(SUMMARY, ROWS, CONFIG, list("abcde"))).text
+    assert "op-5" not in few
+    assert "Validation loss 0.25" in few
+    assert "Top-5 accuracy" in Page(render(SUMMARY, ROWS, CONFIG, list("abcdef"))).text
+
+
+def test_name_of_the_data():
+    page = render({**SUMMARY, "data": "my birds"}, ROWS, CONFIG)
+    assert f"{CONFIG.model} on my birds</title>" in page
+
+
+@pytest.mark.parametrize("flagfile", ["digits", "flags/digits.flags"])
+def test_expected_accuracy_of_the_recipe(flagfile):
+    command = f"imagenet-fast train --flagfile={flagfile} --duration='3 epochs'"
+    text = Page(render({**SUMMARY, "command": command}, ROWS, CONFIG)).text
+    reached = "Expected accuracy Reached here 91.23% top-1 Expected with digits at least 97% top-1"
+    assert reached in text
+
+
+@pytest.mark.parametrize("command", ["train --flagfile=my.flags", "train 'unbalanced", None])
+def test_no_recipe_in_the_command(command):
+    assert "Expected accuracy" not in render({**SUMMARY, "command": command}, ROWS, CONFIG)
