@@ -30,7 +30,7 @@ fi
 
 step() { printf '\n== %s (%d s)\n' "$1" "$SECONDS"; }
 
-step "Installing into .venv"
+step "Installing into .venv, about 3 GB: several minutes, once"
 tools/install.sh .venv digits
 export PATH="$PWD/.venv/bin:$PATH" TF_CPP_MIN_LOG_LEVEL=2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
 from imagenet_fast.base.paths import to_path
@@ -72,9 +73,10 @@ def main(arguments: list[str]) -> int:
         if flags["saved_model"]:
             print(f"exporting to {flags['saved_model']}", file=sys.stderr, flush=True)
             print(export(config, flags["saved_model"]))
+        length = Duration(float(f"{summary['epochs']:.4g}"), "epochs")
         accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "
         print(
-            f"{accuracy}{summary['epochs']:.4g} epochs in {summary['train_seconds']:.1f} s of "
+            f"{accuracy}{length} in {summary['train_seconds']:.1f} s of "
             f"training ({summary['wall_seconds']:.1f} s in all), "
             f"{summary['images_per_second']:.0f} images/s; {config.model_dir}/report.html"
         )

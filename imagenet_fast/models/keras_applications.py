@@ -100,12 +100,17 @@ def _check_variant(model: keras.Model) -> None:
 
 
 def _their_name(name: str) -> str:
-    """Returns Keras applications' name of a layer of this package."""
+    """Returns Keras applications' name of a layer of this package.
+
+    Raises:
+        UserError: if it has no such layer.
+    """
     if name.startswith("stem_"):
         return name.replace("stem", "conv1")
     stage, block, rest = name.split("_", maxsplit=2)
     match = re.fullmatch(r"(?:projection_)?(conv|bn)(\d*)", rest)
-    assert match, name
+    if not match:
+        raise UserError(f"Keras applications has no weights for the layer {name}")
     kind, number = match.groups()
     # In Keras the stem is stage 1, and the projection number 0.
     return f"conv{int(stage[len('stage') :]) + 1}_{block}_{number or 0}_{kind}"

@@ -9,17 +9,11 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import BELOW_ONE, NOT_NEGATIVE, POSITIVE, Beside, Check, option
 from imagenet_fast.base.shared_options import SharedOptions
 
+_IMAGENET_RESNET_NAMES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+_CIFAR_RESNET_NAMES = ("resnet8", "resnet14", "resnet20", "resnet32", "resnet56")
 MODEL_NAMES: tuple[str, ...] = (
-    "resnet18",
-    "resnet34",
-    "resnet50",
-    "resnet101",
-    "resnet152",
-    "resnet8",
-    "resnet14",
-    "resnet20",
-    "resnet32",
-    "resnet56",
+    *_IMAGENET_RESNET_NAMES,
+    *_CIFAR_RESNET_NAMES,
     "alexnet_bn",
     "resnet9",
     "airbench94",
@@ -42,8 +36,8 @@ def is_custom(model: str) -> bool:
 # The options of all the package's networks; users' functions do not get them.
 _PACKAGED = Beside("model", MODEL_NAMES)
 # Models with options that others lack; a test compares with `models.option_names`.
-_IMAGENET_RESNETS = Beside("model", MODEL_NAMES[:5])
-_RESNETS = Beside("model", MODEL_NAMES[:10])
+_IMAGENET_RESNETS = Beside("model", _IMAGENET_RESNET_NAMES)
+_RESNETS = Beside("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
 _ALEXNET = Beside("model", ("alexnet_bn",))
 _RESNET9 = Beside("model", ("resnet9",))
 _AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))

@@ -22,6 +22,7 @@ from imagenet_fast.pipeline_parallel.pipeline import (
     Pipeline,
     positive,
     require_number,
+    require_tf_keras,
     without_batch_size,
 )
 from imagenet_fast.pipeline_parallel.placement import stage_devices
@@ -123,6 +124,7 @@ class GPipe(keras.Model):
         require_number("optimizer_slots", optimizer_slots, positive=False)
         if devices is not None and (isinstance(devices, str) or not devices):
             raise UserError(f"devices is {devices!r}, but must be a list, as ['GPU:0', 'GPU:1']")
+        require_tf_keras("blocks", blocks)
         schedule = canonical_schedule(schedule)
         devices = _devices(devices, num_stages, schedule)
         stages = len(devices) if num_stages is None else num_stages

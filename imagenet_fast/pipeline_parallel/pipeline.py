@@ -277,6 +277,19 @@ class Pipeline:
         return self.unroll is False or len(self.stages) * count > _MOST_UNROLLED
 
 
+def require_tf_keras(argument: str, value: Any) -> None:
+    """Refuses layers and models of the package ``keras``, which is not ``tf_keras``.
+
+    Raises:
+      UserError: if the value is one.
+    """
+    if any(base.__module__.startswith("keras.src.") for base in type(value).__mro__):
+        raise UserError(
+            f"{argument} {value!r} is of the package keras, as are those of tf.keras by default; "
+            "make it with tf_keras"
+        )
+
+
 def without_batch_size(inputs: Any) -> Any:
     """Returns the ``tf.TensorSpec`` of tensors, for any batch size."""
     return tf.nest.map_structure(
@@ -348,6 +361,7 @@ def _matches(wanted: tf.DeviceSpec, device: tf.DeviceSpec) -> bool:
 
 def _check_block(block: Any) -> None:
     if not isinstance(block, keras.layers.Layer):
+        require_tf_keras("block", block)
         raise UserError(
             f"{block!r} cannot be a block of a pipeline, which takes Keras layers and models; a "
             "function can be put into a keras.layers.Lambda"

@@ -41,7 +41,8 @@ def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = F
         raise UserError(
             f"a pipeline of {stages} stages needs as many devices, but there are {len(found)}: use "
             "fewer stages, start an `imagenet-fast stage-server` on other machines and name them "
-            "in pipeline_servers, or split the CPU with logical_cpus"
+            "in pipeline_servers, or split the CPU with logical_cpus (in Python: "
+            "tf.config.set_logical_device_configuration)"
         )
     return found[:stages]
 

@@ -217,6 +217,12 @@ def test_other_variants(make, message, source):
         load_keras_applications_weights(make(), source)
 
 
+def test_layers_that_keras_lacks(model, source, monkeypatch):
+    monkeypatch.setattr(model.get_layer("stage1_block1_conv1"), "_name", "stage1_block1_se_reduce")
+    with pytest.raises(UserError, match="no weights for the layer stage1_block1_se_reduce"):
+        load_keras_applications_weights(model, source)
+
+
 def test_another_network(model):
     source = keras.applications.MobileNetV2((96, 96, 3), weights=None, classes=CLASSES)
     with pytest.raises(UserError, match="weights are not of resnet50: the weights lack conv1_"):

@@ -16,35 +16,39 @@ from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.models.options import MODEL_NAMES, ModelOptions
 
-SMALL = [
-    ("resnet18", (32, 32, 3), {"stem": "small"}),
-    ("resnet20", (32, 32, 3), {}),
-    ("alexnet_bn", (64, 64, 3), {}),
-    ("resnet9", (32, 32, 3), {"width": 4}),
-    ("resnet9", (32, 32, 3), {"width": 4, "whitening": True, "activation": "celu"}),
-    ("airbench94", (32, 32, 3), {"width": 4}),
-    ("amoebanet_b", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
-    ("amoebanet_d", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
-]
+CELU = {"whitening": True, "activation": "celu"}
+SMALL = {
+    "resnet18": ("resnet18", (32, 32, 3), {"stem": "small"}),
+    "resnet20": ("resnet20", (32, 32, 3), {}),
+    "alexnet_bn": ("alexnet_bn", (64, 64, 3), {}),
+    "resnet9": ("resnet9", (32, 32, 3), {"width": 4}),
+    "resnet9, whitening": ("resnet9", (32, 32, 3), {"width": 4, **CELU}),
+    "airbench94": ("airbench94", (32, 32, 3), {"width": 4}),
+    "amoebanet_b": ("amoebanet_b", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
+    "amoebanet_d": ("amoebanet_d", (32, 32, 3), {"normal_cells": 3, "cell_filters": 8}),
+}
 # Those with layers and initializers of this package.
-OWN_LAYERS = (1, 4, 5)
+OWN_LAYERS = ("resnet20", "resnet9, whitening", "airbench94")
 
 
-def some_long(numbers):
-    """SMALL, of which all but some are left to the long run."""
-    marks = [() if number in numbers else pytest.mark.long for number in range(len(SMALL))]
-    return [pytest.param(*network, marks=mark) for network, mark in zip(SMALL, marks)]
+def some_long(keys):
+    """The arguments of all networks; all but some are left to the long run."""
+    return [
+        pytest.param(*network, marks=() if key in keys else pytest.mark.long, id=key)
+        for key, network in SMALL.items()
+    ]
 
 
 @functools.cache
-def _small(number):
-    name, shape, options = SMALL[number]
+def _small(key):
+    name, shape, options = SMALL[key]
     return models.build(name, 7, shape, **options)
 
 
 def small(name, shape, options):
     """One of each for the tests that do not change it."""
-    return _small(SMALL.index((name, shape, options)))
+    network = (name, shape, options)
+    return _small(next(key for key, other in SMALL.items() if other == network))
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +99,7 @@ def test_options_match_the_models_that_have_them():
         conditions = fields[name].metadata["beside"]
         while conditions and conditions[0].option != "model":  # celu_alpha's is on activation
             conditions = fields[conditions[0].option].metadata["beside"]
-        if conditions:
+        if conditions and conditions[0].values != MODEL_NAMES:  # all but users' own networks
             beside[name] = conditions[0].values
     has = {
         name: tuple(model for model in MODEL_NAMES if name in models.option_names(model))
@@ -138,9 +142,10 @@ def test_no_classes(name):
     ("policy", "name", "shape", "options"),
     [
         # Of AmoebaNets, test_amoebanet.py has the same of their cells.
-        pytest.param(policy, *network.values, marks=network.marks)
+        pytest.param(policy, *network.values, marks=network.marks, id=network.id)
         for policy, network in zip(
-            itertools.cycle(["mixed_bfloat16", "mixed_float16"]), some_long((2, *OWN_LAYERS))
+            itertools.cycle(["mixed_bfloat16", "mixed_float16"]),
+            some_long(("alexnet_bn", *OWN_LAYERS)),
         )
     ],
 )
@@ -164,7 +169,7 @@ def test_precision(policy, name, shape, options):
     assert set(compute_dtypes.values()) == {policy.replace("mixed_", "")}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, *OWN_LAYERS)))
+@pytest.mark.parametrize(("name", "shape", "options"), some_long(("resnet18", *OWN_LAYERS)))
 def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     model = small(name, shape, options)
     logits = model.get_layer("logits")
@@ -175,7 +180,9 @@ def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
     assert {(norm.momentum, norm.epsilon) for norm in norms} == {expected}
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, 2, *OWN_LAYERS, 7)))
+@pytest.mark.parametrize(
+    ("name", "shape", "options"), some_long(("resnet18", "alexnet_bn", *OWN_LAYERS, "amoebanet_d"))
+)
 def test_batch_norm_options_reach_every_layer(name, shape, options):
     model = models.build(
         name, 7, shape, batch_norm_momentum=0.75, batch_norm_epsilon=0.002, **options
@@ -212,26 +219,26 @@ def test_model_from_its_config(name, shape, options):
 
 
 @pytest.mark.parametrize(
-    "numbers",
-    [OWN_LAYERS, pytest.param(range(len(SMALL)), marks=pytest.mark.long)],
+    "keys",
+    [OWN_LAYERS, pytest.param(tuple(SMALL), marks=pytest.mark.long)],
     ids=["own_layers", "all"],
 )
-def test_load_in_a_new_process(numbers, tmp_path, run_python):
+def test_load_in_a_new_process(keys, tmp_path, run_python):
     image = np.random.default_rng(0).normal(size=(64, 64, 3)).astype("float32")
     np.save(tmp_path / "image.npy", image)
     expected = []
-    for number in numbers:
-        name, shape, options = SMALL[number]
-        model = small(name, shape, options)
-        model.save(tmp_path / f"{number}.keras")
+    for key in keys:
+        _, shape, _ = SMALL[key]
+        model = _small(key)
+        model.save(tmp_path / f"{key}.keras")
         expected.append(model(image[None, : shape[0], : shape[1]]).numpy())
     program = f"""
 import numpy as np
 from imagenet_fast import models
 image = np.load("image.npy")
 logits = []
-for number in {list(numbers)}:
-    model = models.load(f"{{number}}.keras")
+for key in {list(keys)}:
+    model = models.load(f"{{key}}.keras")
     height, width, _ = model.input_shape[1:]
     logits.append(model(image[None, :height, :width]).numpy())
 np.save("logits.npy", logits)
@@ -248,7 +255,9 @@ def test_no_model_in_a_file(tmp_path):
             models.load(tmp_path / name)
 
 
-@pytest.mark.parametrize(("name", "shape", "options"), some_long((0, 1, 7)))
+@pytest.mark.parametrize(
+    ("name", "shape", "options"), some_long(("resnet18", "resnet20", "amoebanet_d"))
+)
 def test_strided_1x1_convolutions_have_16_input_channels(name, shape, options):
     """With fewer, oneDNN corrupts the heap: tools/onednn_strided_conv.py."""
     convolutions = [

@@ -408,9 +408,17 @@ def test_one_statement_of_how_many_processes_a_tpu_slice_needs():
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_the_readme_lists_all_recipes(path):
-    row = f"| [{path.stem}](imagenet_fast/recipes/{path.name}) |"
-    assert (ROOT / "README.md").read_text().count(row) == 1
+def test_the_readme_has_all_recipes_with_their_batch_size_and_accuracy(path):
+    link = re.escape(f"| [{path.stem}](imagenet_fast/recipes/{path.name}) |")
+    ((network, expected),) = re.findall(
+        rf"^{link} (.+?) \| (.+?) \|", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    batches = [int(number) for number in re.findall(r"\b\d+\b", network)]
+    assert load(path.stem).batch_size in batches
+    header = path.read_text().split("\n\n")[0]
+    for accuracy in re.findall(r"([\d.]+)% top-1", expected):
+        error = f"{100 - float(accuracy):.2f}"
+        assert re.search(rf"\b({re.escape(accuracy)}|{re.escape(error)})\b", header)
 
 
 def test_all_publications_are_tested_here():
