@@ -29,6 +29,7 @@ TRAIN = (
     "--learning_rate_batch=32",
     "--warmup=0 steps",
     "--duration=2 epochs",
+    "--decay_at=1 epoch",
     "--strategy=one_device",
 )
 

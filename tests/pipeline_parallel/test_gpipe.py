@@ -350,8 +350,9 @@ def test_bad_options_beside_a_functional_model(options, message):
 
 
 def test_layers_and_models_of_another_keras_package_are_refused():
-    layers = [tf.keras.layers.Dense(3), tf.keras.layers.Dense(2)]
-    for blocks_ in (layers, tf.keras.Sequential([tf.keras.Input([4]), *layers])):
+    keras3 = pytest.importorskip("keras")
+    layers = [keras3.layers.Dense(3), keras3.layers.Dense(2)]
+    for blocks_ in (layers, keras3.Sequential([keras3.Input([4]), *layers])):
         with pytest.raises(UserError, match=r"is of the package keras.* make it with tf_keras"):
             GPipe(blocks_, DEVICES[:2])
 
