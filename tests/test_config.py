@@ -240,6 +240,24 @@ def test_help_names_each_choice(field):
         assert all(choices)
 
 
+def test_networks_of_the_user():
+    config = Config(model="my_package.module:Networks.build")
+    assert Config.from_json(config.to_json()) == config
+    assert Config(model="custom").model == "custom"
+    with pytest.raises(
+        UserError, match=r"'my_module\.build' does not exist.*may also be module:fun"
+    ):
+        Config(model="my_module.build")
+
+
+@pytest.mark.parametrize("name", ["initial_weights", "batch_norm_momentum", "zero_gamma"])
+def test_users_networks_do_not_get_the_options_of_the_packages(name):
+    changed = Config(model="resnet50", **{name: OTHER[name]})
+    assert getattr(changed.replace(model="mine:build"), name) == getattr(Config(), name)
+    with pytest.raises(UserError, match="my_module:build: leave it out"):
+        Config(model="my_module:build", **{name: OTHER[name]})
+
+
 def test_recipe_of_the_paper_is_the_default():
     """Goyal et al. 2017, for one server of 8 GPUs."""
     config = Config()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.base.errors import UserError, nearest, require_choice
+from imagenet_fast.base.errors import UserError, choices_hint, nearest
 
 _TYPE_TEXTS = {
     bool: "true or false",
@@ -289,9 +289,11 @@ def _check(field: dataclasses.Field, value: Any) -> None:
     choices, check = field.metadata["choices"], field.metadata["check"]
     if check and check.allows(value):
         return
-    if choices:
-        require_choice(field.name, value, choices)
-    elif check:
+    if choices and value not in choices:
+        also = f"; it may also {check.must}" if check else ""
+        hint = choices_hint(value, choices)
+        raise UserError(f"{field.name}={value!r} does not exist{hint}{also}")
+    if check and not choices:
         raise UserError(f"{field.name} is {option_text(value)}, but must {check.must}")
 
 

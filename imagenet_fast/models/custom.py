@@ -205,7 +205,8 @@ def _check_outputs(
 ) -> None:
     """Builds a network, and checks that it takes images and returns logits."""
     try:
-        network(keras.Input(image_shape))
+        if not network.built:
+            network(keras.Input(image_shape))
         traced = tf.function(lambda images: network(images, training=False), autograph=False)
         graph = traced.get_concrete_function(tf.TensorSpec((None, *image_shape))).graph
     except UserError:

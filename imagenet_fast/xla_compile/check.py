@@ -33,7 +33,7 @@ class Check(NamedTuple):
 
 
 def check_types(
-    step: LoweredStep, options: OptimizerOptions, batch: int, classes: int
+    step: LoweredStep, options: OptimizerOptions, batch: int, classes: int, custom: bool = False
 ) -> list[Check]:
     """Checks the shapes and types of a step.
 
@@ -42,6 +42,7 @@ def check_types(
       options: of the model.
       batch: images of a replica's micro-batch.
       classes: of the network.
+      custom: whether it is the user's own network, whose layers may compute in any precision.
     """
     module, compute = step.module, COMPUTE[options.precision]
     # Muon always multiplies matrices in bfloat16.
@@ -51,14 +52,16 @@ def check_types(
         _inputs(
             "convolutions",
             module.of("convolution"),
-            lambda instruction, dtype: dtype == compute or dtype in also,
+            lambda instruction, dtype: custom or dtype == compute or dtype in also,
             f"take other inputs than {compute}",
         ),
         _inputs(
             "matrix products",
             module.of("dot"),
             lambda instruction, dtype: (
-                dtype == ("f32" if _is_last_layer(instruction) else compute) or dtype in also
+                custom
+                or dtype == ("f32" if _is_last_layer(instruction) else compute)
+                or dtype in also
             ),
             f"take other inputs than {compute}, or f32 in the last layer",
         ),

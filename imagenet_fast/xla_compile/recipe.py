@@ -21,6 +21,7 @@ from imagenet_fast.distribute.virtual import (
     VirtualStrategy,
     VirtualTPUStrategy,
 )
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.training.build import build_model
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.xla_compile.check import Check, check_types
@@ -223,7 +224,9 @@ class _Recipe:
         """Checks and compiles a variant's step."""
         images, classes = config.batch_size // self.replicas, len(model.labels)
         checks = (
-            *check_types(step, config, images // config.accumulation_steps, classes),
+            *check_types(
+                step, config, images // config.accumulation_steps, classes, is_custom(config.model)
+            ),
             *check_all_reduces(step.module, config, model),
         )
         with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):

@@ -61,6 +61,13 @@ def test_another_precision_than_the_recipe_s(lowered):
     assert set(found) == {"convolutions"}
 
 
+def test_networks_of_the_user_may_compute_in_any_precision(lowered):
+    found = lowered()
+    config = found.config.replace(precision="mixed_bfloat16")
+    rows = check_types(found.step, config, config.batch_size // 8, 10, custom=True)
+    assert not [row.wrong for row in rows if row.wrong]
+
+
 def with_instruction(step, *instructions):
     module = step.module._replace(instructions=(*step.module.instructions, *instructions))
     return step._replace(module=module)
