@@ -19,7 +19,6 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
-from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import random_generators
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
@@ -52,7 +51,7 @@ class Checkpoints:
         self._model = model
         self._state = _State()
         parts: dict[str, Any] = {"state": self._state, **_shadow_weights(model)}
-        generators = random_generators(network_of(model))
+        generators = random_generators(model)
         if generators:
             parts["random_generators"] = generators
         self._checkpoint = tf.train.Checkpoint(model=model, **parts)
