@@ -66,6 +66,7 @@ from imagenet_fast.training.stall_watch import StallWatch
 from imagenet_fast.training.stopping import StopTraining
 from imagenet_fast.training.summary import make_summary, read_summary, write_summary
 from imagenet_fast.training.tensorboard import TensorBoard, tensorboard_folder
+from imagenet_fast.training.trackers import RowLogger
 
 
 def train(
@@ -89,7 +90,8 @@ def train(
         :func:`~imagenet_fast.training.build.build_model`. A Keras model gets the trained weights at
         the end, averaged ones if the run averages them.
       callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
-        that sets ``model.stop_training`` ends the run, which can be resumed.
+        that sets ``model.stop_training`` ends the run, which can be resumed. Those of
+        :mod:`imagenet_fast.training.trackers` get all rows of ``metrics.jsonl``.
 
     Returns:
       The summary, as in ``summary.json``; only the chief has evaluation results.
@@ -191,7 +193,8 @@ class _Run:
                 devices=self._device_count(),
                 classes=self.info.num_classes,
             )
-        writers = [writer for writer in (rows, bar, self.board) if writer]
+        loggers = [logger for logger in callbacks if isinstance(logger, RowLogger) and self.chief]
+        writers = [writer for writer in (rows, bar, self.board, *loggers) if writer]
         recorder = self._recorder(writers, step)
         recorder.evaluations = evaluations
         profiler, mlperf_log = self._profiler(recorder), self._mlperf_log(recorder, last_step)
@@ -225,7 +228,7 @@ class _Run:
         finally:
             watch.close()
             # Not the board, which gets the error analysis at the end.
-            for observer in (rows, bar, *observers):
+            for observer in (rows, bar, *observers, *loggers):
                 if observer:
                     observer.close()
         early = recorder.evaluations.reason_to_stop(self.config)

@@ -25,6 +25,7 @@ from imagenet_fast.distribute import consistency
 from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.mlperf_log import read_lines
 from imagenet_fast.training.report.saved_images import load_error_analysis, load_inputs
+from imagenet_fast.training.trackers import RowLogger
 
 ROOT = pathlib.Path(__file__).parents[2]
 OPTIONS = {
@@ -374,10 +375,16 @@ def test_early_stopping(config, tmp_path, capsys):
 
 @pytest.mark.parametrize("examine", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path, capsys, examine):
-    class Watcher(keras.callbacks.Callback):
+    class Watcher(RowLogger):
         def __init__(self, last):
             super().__init__()
-            self.seen, self.last = [], last
+            self.seen, self.rows, self.closed, self.last = [], [], False, last
+
+        def write(self, row):
+            self.rows.append(row)
+
+        def close(self):
+            self.closed = True
 
         def on_epoch_end(self, epoch, logs=None):
             self.seen.append((epoch, logs["val_top1"]))
@@ -400,6 +407,8 @@ def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path
         assert of_training == PICTURES[:1]
     rows = [row for row in read_rows(config.model_dir) if row["kind"] == "validation"]
     expected = [(epoch, pytest.approx(row["top1"])) for epoch, row in enumerate(rows)]
+    assert [*first.rows, *second.rows] == read_rows(config.model_dir)
+    assert first.closed and second.closed
     assert first.seen == expected[:1]
     assert second.seen == expected[1:]
     # Ended where a checkpoint was not due, and gone on with to the same weights.
