@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -40,9 +40,11 @@ class CompiledLoss:
         Raises:
           UserError: if the losses do not match the outputs, or one is not reduced to a scalar.
         """
-        given = tf.nest.flatten(self._container._user_losses)
+        losses = self._container._user_losses
+        given = [loss for loss in tf.nest.flatten(losses) if loss is not None]
         count = len(tf.nest.flatten(outputs))
-        if len(given) not in (1, count):
+        # In a dict, outputs may be left out.
+        if not isinstance(losses, Mapping) and len(tf.nest.flatten(losses)) not in (1, count):
             raise UserError(f"compile was given {len(given)} losses, but the outputs are {count}")
         for loss in given:
             if getattr(loss, "reduction", None) == _Reduction.NONE:
@@ -102,7 +104,12 @@ class CompiledLoss:
 
 
 def check_splits(
-    compiled: CompiledLoss, outputs: Any, labels: Any, weights: Any, micro_batches: int
+    compiled: CompiledLoss,
+    outputs: Any,
+    labels: Any,
+    weights: Any,
+    examples: Any,
+    micro_batches: int,
 ) -> tf.Operation:
     """Returns a check that micro-batches' losses have the gradients of the batch's loss.
 
@@ -114,6 +121,7 @@ def check_splits(
       outputs: of the whole batch.
       labels: of the whole batch, or None.
       weights: of the whole batch, or None.
+      examples: in the batch.
       micro_batches: their number.
     """
     targets = {"labels": labels, "weights": weights}
@@ -130,7 +138,7 @@ def check_splits(
                 masked(batch.inputs(number)),
                 aims.get("labels"),
                 aims.get("weights"),
-                batch.examples,
+                examples,
             )
             # 0 for a micro-batch that repeats an example.
             parts += part * tf.cast(tf.sign(batch.fraction(number)), part.dtype)
@@ -138,26 +146,27 @@ def check_splits(
     expected, summed = (
         tape.gradient(loss, floats, unconnected_gradients=zero) for loss in (whole, parts)
     )
-    difference, scale = _largest(map(tf.subtract, summed, expected)), _largest(expected)
-    half = any(output.dtype.size < 4 for output in floats)
+    # Of each output: the loss of one may be much larger than that of another.
+    difference = tf.stack([_largest(one - other) for one, other in zip(summed, expected)])
+    scale = tf.stack([_largest(gradient) for gradient in expected])
+    half = tf.constant([output.dtype.size < 4 for output in floats])
     # float16 has no numbers between 0 and 6e-8.
-    tolerance = 3e-2 * scale + 1e-6 if half else 1e-4 * scale
+    tolerance = tf.where(half, 3e-2 * scale + 1e-6, 1e-4 * scale)
     return tf.debugging.Assert(
-        tf.logical_not(difference > tolerance),
+        tf.logical_not(tf.reduce_any(difference > tolerance)),
         [
             "the loss is not a mean or a sum over the examples: the gradients of the losses of "
-            f"micro-batches are not those of the loss of the batch; {_HOW}. Largest difference, "
-            "and largest gradient of the outputs:",
+            f"micro-batches are not those of the loss of the batch; {_HOW}. For each output, the "
+            "largest difference and the largest gradient:",
             difference,
             scale,
         ],
     )
 
 
-def _largest(values: Iterable[tf.Tensor]) -> tf.Tensor:
-    """Returns the largest absolute value in some tensors, float32."""
-    maxima = [tf.reduce_max(tf.abs(tf.cast(value, tf.float32))) for value in values]
-    return tf.reduce_max(tf.stack(maxima))
+def _largest(value: tf.Tensor) -> tf.Tensor:
+    """Returns the largest absolute value in a tensor, float32."""
+    return tf.reduce_max(tf.abs(tf.cast(value, tf.float32)))
 
 
 def _ignores_a_class(loss: keras.losses.Loss) -> bool:

@@ -323,7 +323,12 @@ class GPipe(keras.Model):
             with tf.device(self._pipeline.stages[-1].device):
                 checks.append(
                     check_splits(
-                        compiled, step.outputs, labels, weights, self._pipeline.num_micro_batches
+                        compiled,
+                        step.outputs,
+                        labels,
+                        weights,
+                        examples,
+                        self._pipeline.num_micro_batches,
                     )
                 )
         gradients = step.gradients

@@ -401,6 +401,33 @@ def test_1f1b_refuses_what_does_not_split(name):
         np.testing.assert_array_equal(weight, other)
 
 
+def test_1f1b_refuses_if_one_of_several_losses_does_not_split():
+    """Also one whose gradient is much smaller than the other's."""
+    model = GPipe(classifier(TwoHeads()), DEVICES[:2], num_micro_batches=3, schedule="1f1b")
+    model.compile("sgd", {"label": contrastive, "size": "mse"})
+    labels = {"label": LABELS, "size": 1e6 + WEIGHTS[:, np.newaxis]}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not a mean or a sum over the exam"):
+        model.train_on_batch(IMAGES, labels)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_dict_of_losses_may_leave_outputs_out(schedule):
+    class ThreeHeads(TwoHeads):
+        def call(self, inputs):
+            return {**super().call(inputs), "same": inputs}
+
+    blocks = classifier(ThreeHeads())
+    loss = {"label": CROSS_ENTROPY(from_logits=True), "size": "mse"}
+    model = GPipe(blocks, DEVICES[:2], num_micro_batches=3, schedule=schedule)
+    keras.utils.set_random_seed(1)
+    plain_model = Chain(classifier(ThreeHeads()))
+    case = Case(None, IMAGES, LABEL_AND_SIZE, loss)
+    weights, expected, _ = step(plain_model, case)
+    _, gradients, _ = step(model, case, weights)
+    for gradient, other in zip(gradients, expected):
+        np.testing.assert_allclose(gradient, other, rtol=1e-5, atol=1e-5 * np.abs(other).max())
+
+
 def test_cases_that_are_refused_are_those_that_do_not_split():
     assert set(REFUSALS) == {name for name, case in CASES.items() if not case.splits}
 
