@@ -62,7 +62,7 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
         first = different[0]
         raise UserError(
             f"the run in {directory} cannot resume at step {step} with {change}: the learning rate "
-            f"of step {first + 1} would have been {rates[first]:.4g}, but was {before[first]:.4g}; "
+            f"of step {first + 1} would have been {rates[first]:.7g}, but was {before[first]:.7g}; "
             f"{new_run}"
         )
     if config.lookahead_every and total != total_steps(earlier, steps_per_epoch):

@@ -81,7 +81,12 @@ def test_changes_from_a_step_on(change, options, step, changes, expected):
             r"at step 353 with decay_at=.*: the learning rate of step 353 would have been 0.1, but "
             r"was 0.01; to train further .* --initial_weights=",
         ),
-        (COSINE, 528, {"duration": "20 epochs"}, "the learning rate of step 2 would have been 0.1"),
+        (
+            COSINE,
+            528,
+            {"duration": "20 epochs"},
+            "the learning rate of step 2 would have been 0.09999",
+        ),
         (KNOTS, 528, {"duration": "20 epochs"}, "its schedule ends with a learning rate of 0"),
         (DECAYS, 400, {"duration": "8 epochs"}, "a run of 400 steps, more than the 352 of "),
         (
