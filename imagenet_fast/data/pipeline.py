@@ -75,8 +75,9 @@ def make_dataset(
     their last batch may be smaller. Labels are class numbers, as for
     ``SparseCategoricalCrossentropy``; ``dataset.map`` can change them.
 
-    On several devices, or with ``data_on_device``, it is :func:`distributed_dataset`'s, which
-    models of :func:`~imagenet_fast.training.build.build_model` take.
+    On several devices, or with ``data_on_device``, it is that of
+    :func:`~imagenet_fast.data.pipeline.distributed_dataset`, for models of
+    :func:`imagenet_fast.build_model`.
 
     Args:
       config: Options of the data set and the input pipeline.
@@ -114,10 +115,10 @@ def distributed_dataset(
       config: Options of the data set and the input pipeline.
       split: ``train`` repeats forever; ``validation`` and ``test`` have each image once, padded to
         full batches, and the result's ``evaluation_steps`` is their number.
-      first_step: As for :func:`make_dataset`.
+      first_step: As for :func:`imagenet_fast.make_dataset`.
 
     Raises:
-      UserError: as :func:`make_dataset`.
+      UserError: as :func:`imagenet_fast.make_dataset`.
     """
     strategy = make_strategy(config)
     batches, steps = _batches(config, split, first_step, strategy)

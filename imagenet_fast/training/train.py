@@ -87,7 +87,7 @@ def train(
     Args:
       config: of the run.
       model: your own network instead of ``config.model``, as in
-        :func:`~imagenet_fast.training.build.build_model`. A Keras model gets the trained weights at
+        :func:`imagenet_fast.build_model`. A Keras model gets the trained weights at
         the end, averaged ones if the run averages them.
       callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
         that sets ``model.stop_training`` ends the run, which can be resumed. Those of
