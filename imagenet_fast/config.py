@@ -241,9 +241,9 @@ def follow_duration(
 def keep_times(
     values: Mapping[str, Any], sources: Mapping[str, str], run: Config
 ) -> dict[str, Any]:
-    """Replaces a recipe's times, or the default ones, by those of a run that is to be extended.
+    """Replaces a recipe's times, or the default ones, by those of a run that resumes.
 
-    Scaled to the new duration, they would change the learning rates of steps that are done.
+    Scaled to a new duration, they would change the learning rates of steps that are done.
 
     Args:
       values: of options.
@@ -252,7 +252,16 @@ def keep_times(
     """
     kept = {name: getattr(run, name) for name in TIMES if sources.get(name) != ""}
     ineffective = Config.without_effect({**values, **kept})
-    return {**values, **{name: kept[name] for name in kept if name not in ineffective}}
+    kept = {name: times for name, times in kept.items() if name not in ineffective}
+    default = Config()
+    changed = [
+        f"--{name}={option_text(times)!r}"
+        for name, times in kept.items()
+        if times != Config.convert(name, values.get(name, getattr(default, name)))
+    ]
+    if changed:
+        warn_once(f"the run in {run.model_dir} keeps its times: {' '.join(changed)}")
+    return {**values, **kept}
 
 
 def option_names() -> list[str]:

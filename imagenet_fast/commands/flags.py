@@ -169,8 +169,8 @@ class CommandFlags:
         """Returns the given options of Config, with their values.
 
         Args:
-          run: the run that the command resumes; None: none. With another duration, it keeps its
-            times.
+          run: the run that the command resumes; None: none. It keeps its times if the duration
+            is given outside of flagfiles, or is another.
         """
         names = set(option_names()) - set(self.own_names())
         given = {
@@ -179,7 +179,10 @@ class CommandFlags:
             if name in names and self._flags[name].present
         }
         values = without_superseded(given, self._sources)
-        if run is not None and values.get("duration", Config().duration) != run.duration:
+        if run is not None and (
+            self._sources.get("duration") == ""
+            or values.get("duration", Config().duration) != run.duration
+        ):
             return keep_times(values, self._sources, run)
         return follow_duration(values, self._sources, self._durations)
 

@@ -89,6 +89,7 @@ def _run_in(model_dir: str) -> Config | None:
     Does not import TensorFlow; training explains the errors.
     """
     try:
-        return Config.from_json(to_path(model_dir, "config.json").read_text(encoding="utf-8"))
+        text = to_path(model_dir, "config.json").read_text(encoding="utf-8")
+        return Config.from_json(text).replace(model_dir=model_dir)
     except (OSError, ValueError):  # of these, a UserError
         return None

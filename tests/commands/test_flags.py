@@ -276,6 +276,8 @@ def test_a_run_that_is_extended_keeps_its_times(flags, capsys):
     flags.parse([recipe, "--duration=24 epochs"])
     longer = Config().replace(**flags.changes(run))
     assert longer == run.replace(duration="24 epochs")
+    # Interrupted, it resumes by the same command.
+    assert Config().replace(**flags.changes(longer)) == longer
     assert capsys.readouterr().err == ""
     # Given explicitly; and for a new run, or the same duration, scaled as always.
     flags.parse([recipe, "--duration=24 epochs", "--decay_at=9 epochs"])
@@ -316,3 +318,13 @@ def test_all_hints_are_flags(flags):
 def test_a_command_hints_at_its_own_flags_only():
     with pytest.raises(UserError, match=r"there is no flag --lr$"):
         CommandFlags("paint").parse(["--lr=1"])
+
+
+def test_a_shortened_run_resumes_by_the_same_command(flags, capsys):
+    flags.parse(["--flagfile=digits", "--duration=6 epochs"])
+    run = Config().replace(model_dir="run", **flags.changes())
+    assert run.decay_at == (Duration(4, "epochs"), Duration(5.5, "epochs"))
+    capsys.readouterr()
+    assert Config().replace(model_dir="run", **flags.changes(run)) == run
+    notice = "the run in run keeps its times: --decay_at='4 epochs,5.5 epochs'\n"
+    assert capsys.readouterr().err == notice
