@@ -22,8 +22,8 @@ class Lookahead(ShadowWeights):
         fast = slow
 
     so the pull towards the slow weights grows during training. After the last step the model gets
-    the slow weights, even if ``every`` does not divide ``total_steps``. This includes the moving
-    averages of batch norm.
+    the slow weights, as in airbench: if ``every`` does not divide ``total_steps``, the steps after
+    the last multiple are discarded. This includes the moving averages of batch norm.
 
     Args:
       variables: of the model; those of integer dtypes are left out.
@@ -35,7 +35,8 @@ class Lookahead(ShadowWeights):
       averages: slow weights, in the order of the variables.
 
     Raises:
-      UserError: if ``decay``, ``every`` or ``total_steps`` is out of range.
+      UserError: if ``decay``, ``every`` or ``total_steps`` is out of range, or all steps would be
+        discarded.
     """
 
     def __init__(
@@ -43,6 +44,11 @@ class Lookahead(ShadowWeights):
     ) -> None:
         if total_steps < 1:
             raise UserError(f"total_steps is {total_steps}, but must be positive")
+        if every > total_steps:
+            raise UserError(
+                f"lookahead every {every} steps would discard all {total_steps} steps of the run, "
+                f"because no multiple of {every} is reached"
+            )
         super().__init__(variables, decay, every)
         self._total_steps = total_steps
 
