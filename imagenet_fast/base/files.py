@@ -18,14 +18,15 @@ from imagenet_fast.base.paths import Path, is_local, seconds_between_writes, to_
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file atomically: under a temporary name beside ``path``, then renamed."""
     temporary = temporary_beside(path)
-    with _named(path):
-        try:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-            temporary.replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    except BaseException as error:
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def temporary_beside(path: Path) -> Path:

@@ -17,6 +17,8 @@ from imagenet_fast.training.metrics_file import read_rows
 from imagenet_fast.training.options import RunOptions
 
 FILE = "summary.json"
+# What the last line of a run shows.
+_SHOWN = {"top1", "epochs", "train_seconds", "wall_seconds", "images_per_second"}
 
 
 def make_summary(
@@ -94,4 +96,5 @@ def read_summary(model_dir: str) -> dict[str, Any] | None:
         summary = json.loads(to_path(model_dir, FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return summary if isinstance(summary, dict) else None
+    whole = isinstance(summary, dict) and summary.keys() >= _SHOWN
+    return summary if whole else None

@@ -38,6 +38,13 @@ def test_writes_are_atomic(tmp_path, monkeypatch):
     assert set(tmp_path.iterdir()) == {path, others}
 
 
+def test_an_error_names_the_file(tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        write_file(tmp_path / "report.html", "text")
+    assert (caught.value.filename, caught.value.filename2) == (str(tmp_path / "report.html"), None)
+
+
 def test_bytes(tmp_path):
     write_file(tmp_path / "a", b"\x00\xff\n")
     assert (tmp_path / "a").read_bytes() == b"\x00\xff\n"
