@@ -260,7 +260,7 @@ def _serving(arguments: list[str]) -> None:
     import_tensorflow()
     from imagenet_fast.benchmarks.serving.compare import compare_serving
     from imagenet_fast.benchmarks.serving.report import make_report
-    from imagenet_fast.training.model_dir import read_config
+    from imagenet_fast.training.run_config import read_config
 
     config = read_config(flags["model_dir"])
     if flags["data_dir"]:

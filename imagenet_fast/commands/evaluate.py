@@ -6,8 +6,10 @@ import json
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.run_config import read_config
 
 _OPTIONS = (
     "model_dir",
@@ -51,11 +53,13 @@ def main(arguments: list[str]) -> int:
             f"{nearest(flags['split'], _SPLITS)}"
         )
 
+    if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
+        read_config(flags["model_dir"])
     import_tensorflow()
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.training.evaluate import evaluate
-    from imagenet_fast.training.model_dir import read_config, read_labels
+    from imagenet_fast.training.model_dir import read_labels
 
     # Evaluation does not use the first two, which may contradict flags; and it may run on another
     # machine than training did.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.run_config import read_config
 
 
 def main(arguments: list[str]) -> int:
@@ -22,10 +24,11 @@ def main(arguments: list[str]) -> int:
     if flags["top_k"] < 1:
         raise UserError(f"top_k is {flags['top_k']}, but must be positive")
 
+    if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
+        read_config(flags["model_dir"])
     import_tensorflow()
     from imagenet_fast.serving.convert import export_onnx, export_tflite
     from imagenet_fast.serving.export import export
-    from imagenet_fast.training.model_dir import read_config
 
     config = read_config(flags["model_dir"]).replace(**flags.changes())
     if flags["saved_model"]:

@@ -6,6 +6,7 @@ import json
 
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.serving.arguments import check_arguments
 
 
 def main(arguments: list[str]) -> int:
@@ -15,6 +16,7 @@ def main(arguments: list[str]) -> int:
     flags.define("json", False, "print one JSON object per line")
     files = flags.parse(arguments, positional="FILE")
 
+    check_arguments(flags["saved_model"], files)  # TensorFlow takes seconds to import.
     import_tensorflow()
     from imagenet_fast.serving.predict import predict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
@@ -140,7 +140,9 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.data.prepare import check_choices
 
     check_choices(flags["encoding"], flags["exif"])
-    import_tensorflow()
+    if not any(flags[name] for name in ("verify", "look", "add_index")):
+        _check_source(flags)
+    import_tensorflow()  # It takes seconds.
     if flags["verify"]:
         return _verify(directory)
     if flags["add_index"]:
@@ -195,18 +197,30 @@ def _warn_of_duplicates(found: FoundDuplicates) -> None:
     )
 
 
+def _check_source(flags: CommandFlags) -> None:
+    from imagenet_fast.data.sources import check_source
+
+    if not flags["source"]:
+        raise UserError("give --source: what kind of data to prepare")
+    path = ["path"] if flags["source_path"] else []
+    check_source(flags["source"], [*_source_options(flags), *path])
+
+
+def _source_options(flags: CommandFlags) -> dict[str, Any]:
+    """Returns the given options of the source."""
+    return {
+        name: flags[name]
+        for name, (default, _) in _SOURCE_OPTIONS.items()
+        if flags[name] != default
+    }
+
+
 def _prepare(flags: CommandFlags, directory: str) -> int:
     from imagenet_fast.data.data_page import FILE, write_page
     from imagenet_fast.data.prepare import prepare, target_directory
     from imagenet_fast.data.sources import open_source
 
-    if not flags["source"]:
-        raise UserError("give --source: what kind of data to prepare")
-    options = {
-        name: flags[name]
-        for name, (default, _) in _SOURCE_OPTIONS.items()
-        if flags[name] != default
-    }
+    options = _source_options(flags)
     target = target_directory(directory)  # Before reading the source, which may take minutes.
     if flags["source"] in ("folders", "huggingface") and flags["source_path"]:
         source_path = to_local_path(flags["source_path"], "source_path").resolve()

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
+from imagenet_fast.serving.arguments import check_arguments
 
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
@@ -26,16 +27,13 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
     Raises:
       UserError: if ``directory`` holds no such model, or there are no paths.
     """
-    if not paths:
-        raise UserError("no images: name JPEG or PNG files")
+    check_arguments(directory, paths)
     classify = _load(directory)
     for start in range(0, len(paths), batch_size):
         yield from _classify(classify, paths[start : start + batch_size])
 
 
 def _load(directory: str) -> Any:
-    if not directory:
-        raise UserError("no model: give --saved_model, a directory that `export` wrote")
     path = to_path(directory)
     if not path.exists():
         raise UserError(f"saved_model {directory} does not exist")

@@ -22,8 +22,9 @@ from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.models.custom import random_generators
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
-from imagenet_fast.training.model_dir import CHECKPOINTS, directory_of, latest_checkpoint
+from imagenet_fast.training.model_dir import CHECKPOINTS, latest_checkpoint
 from imagenet_fast.training.options import RunOptions
+from imagenet_fast.training.run_config import directory_of
 
 # Errors of a full disk or missing permissions.
 _UNWRITABLE = (

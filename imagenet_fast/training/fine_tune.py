@@ -18,7 +18,8 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.keras_applications import load_keras_applications_weights
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.model_dir import CONFIG_FILE, read_config, read_labels
+from imagenet_fast.training.model_dir import read_labels
+from imagenet_fast.training.run_config import CONFIG_FILE, read_config
 
 # Weights by layer name and weight name.
 Weights = Mapping[str, Mapping[str, np.ndarray]]

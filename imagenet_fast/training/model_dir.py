@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.files import check_no_pattern, write_file
+from imagenet_fast.base.files import write_file
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
@@ -22,8 +22,8 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, read_config
 
-CONFIG_FILE = "config.json"
 LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
 # They may change if the run's steps so far would be the same; see schedule_change.
@@ -152,21 +152,6 @@ def check_labels(options: DataOptions, labels: Sequence[str]) -> None:
     raise UserError(f"other classes: {options.data_dir} has {difference}")
 
 
-def read_config(model_dir: str) -> Config:
-    """Returns the configuration of the run in ``model_dir``.
-
-    Raises:
-      UserError: if there is none.
-    """
-    file = directory_of(model_dir) / CONFIG_FILE
-    try:
-        return Config.from_json(file.read_text(encoding="utf-8")).replace(model_dir=model_dir)
-    except OSError as error:
-        raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
-    except ValueError as error:  # a UserError, or bytes that are not UTF-8
-        raise UserError(f"{file}: {error}") from None
-
-
 def read_labels(model_dir: str) -> tuple[str, ...]:
     """Returns the name of each class of the run in ``model_dir``.
 
@@ -177,25 +162,16 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     try:
         *labels, end = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise UserError(f"{model_dir} holds no training run: {file}: {error.strerror}") from None
+        if not file.with_name(CONFIG_FILE).exists():
+            reason = f"{model_dir} holds no training run: {file}: {error.strerror}"
+        else:
+            reason = f"{file}, the names of the run's classes, cannot be read: {error.strerror}"
+        raise UserError(reason) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: {error}") from None
     if end or not labels:
         raise UserError(f"{file} is damaged: it must have one class per line")
     return tuple(labels)
-
-
-def directory_of(model_dir: str) -> Path:
-    """Returns the path of ``model_dir``.
-
-    Raises:
-      UserError: if it is empty, or TensorFlow would read it as a glob pattern.
-    """
-    if not model_dir:
-        raise UserError("no model: give --model_dir, the directory of a training run")
-    directory = to_path(model_dir)
-    check_no_pattern(directory)
-    return directory
 
 
 def latest_checkpoint(folder: Path) -> str | None:

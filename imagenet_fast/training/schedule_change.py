@@ -12,9 +12,8 @@ from imagenet_fast.training.model_dir import (
     CHECKPOINTS,
     SCHEDULE_OPTIONS,
     checkpoint_steps,
-    directory_of,
-    read_config,
 )
+from imagenet_fast.training.run_config import directory_of, read_config
 from imagenet_fast.training.schedule import build_schedule, total_steps
 
 

@@ -42,7 +42,6 @@ from imagenet_fast.training.model_dir import (
     alone_in,
     check_model_dir,
     claim_model_dir,
-    directory_of,
     latest_checkpoint,
 )
 from imagenet_fast.training.profiler import Profiler
@@ -57,6 +56,7 @@ from imagenet_fast.training.report.saved_images import (
     save_error_analysis,
     save_inputs,
 )
+from imagenet_fast.training.run_config import directory_of
 from imagenet_fast.training.run_summary import batch_norm_images, run_summary
 from imagenet_fast.training.saver import Saver
 from imagenet_fast.training.schedule import total_steps

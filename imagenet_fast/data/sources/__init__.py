@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from imagenet_fast.base.errors import UserError, nearest
@@ -19,7 +19,7 @@ from imagenet_fast.data.sources.imagenet import open_imagenet
 from imagenet_fast.data.sources.listed import open_list
 from imagenet_fast.data.sources.tfds import open_tfds
 
-__all__ = ["KINDS", "Item", "ListedFile", "Source", "open_source"]
+__all__ = ["KINDS", "Item", "ListedFile", "Source", "check_source", "open_source"]
 
 # A kind's options are its function's parameters; it requires a path if `path` has no default.
 KINDS: dict[str, Callable[..., Source]] = {
@@ -47,19 +47,32 @@ def open_source(kind: str, path: str | os.PathLike[str] | None = None, **options
       UserError: There is no such kind or option, the path is missing or not supported, or the
         source cannot be used.
     """
-    if kind not in KINDS:
-        raise UserError(f"no source {kind!r}; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")
     given = {name: value for name, value in options.items() if value is not None}
     if path is not None:
         given["path"] = to_local_path(path, "source_path")
+    check_source(kind, given)
+    return KINDS[kind](**given)
+
+
+def check_source(kind: str, given: Collection[str]) -> None:
+    """Checks the kind of a source and the names of its options, without reading it.
+
+    Args:
+      kind: A key of ``KINDS``.
+      given: The names of the given options, ``path`` among them.
+
+    Raises:
+      UserError: There is no such kind or option, or the path is missing.
+    """
+    if kind not in KINDS:
+        raise UserError(f"no source {kind!r}; choose from {', '.join(KINDS)}{nearest(kind, KINDS)}")
     parameters = inspect.signature(KINDS[kind]).parameters
-    unknown = sorted(given.keys() - parameters.keys())
+    unknown = sorted(set(given) - parameters.keys())
     if unknown:
         raise UserError(
             f"the source {kind!r} has no option {unknown[0]}; it has "
             f"{', '.join(parameters) or 'none'}{nearest(unknown[0], parameters)}"
         )
     needs_path = "path" in parameters and parameters["path"].default is inspect.Parameter.empty
-    if needs_path and path is None:
+    if needs_path and "path" not in given:
         raise UserError(f"the source {kind!r} needs a path")
-    return KINDS[kind](**given)
