@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from imagenet_fast.base.durations import Duration
@@ -100,7 +100,10 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             [*((line.name, line.source) for line in lines), *((n, "") for n in changes)]
         )
         values = without_superseded({**values, **changes}, sources)
-        return cls().replace(**follow_duration(values, sources, durations(lines)))
+        config = cls().replace(**follow_duration(values, sources, lines))
+        if warning := config.unused_warmup(changes):
+            warn_once(warning)
+        return config
 
     def to_json(self) -> str:
         """Returns all options as a JSON object, durations as text."""
@@ -150,11 +153,13 @@ class FlagfileLine(NamedTuple):
       name: the option's.
       text: its value.
       source: the path of the file.
+      parents: the paths of the files that include it, outermost first.
     """
 
     name: str
     text: str
     source: str
+    parents: tuple[str, ...] = ()
 
 
 def in_order(given: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -196,45 +201,61 @@ def without_superseded(values: Mapping[str, Any], sources: Mapping[str, str]) ->
     return {name: value for name, value in values.items() if not superseded(name)}
 
 
-def durations(lines: Iterable[FlagfileLine]) -> dict[str, Duration]:
-    """Returns the duration that each flagfile gives, in the order of the files."""
-    return {line.source: Duration.parse(line.text) for line in lines if line.name == "duration"}
-
-
 def follow_duration(
-    values: Mapping[str, Any], sources: Mapping[str, str], of_files: Mapping[str, Duration]
+    values: Mapping[str, Any], sources: Mapping[str, str], lines: Sequence[FlagfileLine]
 ) -> dict[str, Any]:
     """Scales a recipe's times to a duration given after it.
 
-    After ``--flagfile=digits --duration='6 epochs'``, half of the recipe's duration, the learning
-    rate decays at half of its epochs. Times that are given after the recipe, too, stay. Without a
-    flagfile that has a duration, nothing is scaled.
+    After ``--flagfile=digits --duration='6 epochs'``, on the command line or in a flagfile, half of
+    the recipe's duration, the learning rate decays at half of its epochs. Times that are given
+    beside the new duration stay. Without a recipe that has a duration, nothing is scaled.
 
     Args:
       values: of options.
       sources: of :func:`in_order`.
-      of_files: of :func:`durations`.
+      lines: of all flagfiles, in the order of giving.
     """
-    if sources.get("duration") != "" or not of_files:
+    given = [line for line in lines if line.name == "duration"]
+    if "duration" not in sources or not given:
         return dict(values)
     after = Config.convert("duration", values["duration"])
-    default = Config()
-    latest = list(of_files.values())[-1]
-    scaled = {}
+    of_files = {line.source: Duration.parse(line.text) for line in given}
+    parents = {line.source: line.parents for line in lines}
+    # Default times, and those of files without a duration, are for the innermost recipe.
+    outermost = [(*line.parents, line.source)[0] for line in given]
+    default = Duration.parse(given[outermost.index(outermost[-1])].text)
+    place, unset = sources["duration"], Config()
+    scaled, fixed = {}, []
     for name in TIMES:
-        if sources.get(name) != "":
-            times = Config.convert(name, values.get(name, getattr(default, name)))
-            before = of_files.get(sources.get(name, ""), latest)
+        source = sources.get(name)
+        if source == place or source == "":
+            continue
+        if place and source is not None and place not in parents[source]:
+            continue  # of another recipe
+        times = Config.convert(name, values.get(name, getattr(unset, name)))
+        before = default if source is None else of_files.get(source, default)
+        if before == after:
+            continue
+        try:
             scaled[name] = scale_times(times, before, after)
-    ineffective = Config.without_effect({**values, **scaled})
+        except UserError:
+            fixed.append(name)
+    ineffective = Config.without_effect({**values, **scaled, **dict.fromkeys(fixed, "1 step")})
     changed = {
         name: times
         for name, times in scaled.items()
-        if name not in ineffective and times != values.get(name, getattr(default, name))
+        if name not in ineffective and times != values.get(name, getattr(unset, name))
     }
     if changed:
         texts = " ".join(f"--{name}={option_text(times)!r}" for name, times in changed.items())
-        warn_once(f"duration={after} instead of {latest} scales the schedule: {texts}")
+        warn_once(f"duration={after} instead of {default} scales the schedule: {texts}")
+    for name in fixed:
+        if name not in ineffective:
+            text = option_text(values.get(name, getattr(unset, name)))
+            warn_once(
+                f"duration={after} instead of {default} does not scale {name}={text}, which is in "
+                f"another unit: give --{name}, too"
+            )
     return {**values, **changed}
 
 
@@ -262,6 +283,19 @@ def keep_times(
     if changed:
         warn_once(f"the run in {run.model_dir} keeps its times: {' '.join(changed)}")
     return {**values, **kept}
+
+
+def has_times(run: Config, values: Mapping[str, Any]) -> bool:
+    """Whether a run has the times that options give, with none scaled to its duration.
+
+    Earlier versions scaled fewer of them.
+
+    Args:
+      run: the run's configuration so far.
+      values: of options.
+    """
+    given = Config().replace(**values)
+    return all(getattr(given, name) == getattr(run, name) for name in TIMES)
 
 
 def option_names() -> list[str]:
@@ -295,7 +329,7 @@ def read_flagfile(path: str | os.PathLike[str]) -> Iterator[FlagfileLine]:
 
 
 def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLine]:
-    if path.resolve() in parents:
+    if path.resolve() in (parent.resolve() for parent in parents):
         raise UserError(f"flagfile {path} includes itself")
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -316,7 +350,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
         name, equals, text = flag.lstrip("-").partition("=")
         if name == "flagfile":
             nested = _flagfile(text, path.parent)
-            yield from _read_flagfile(nested, (*parents, path.resolve()))
+            yield from _read_flagfile(nested, (*parents, path))
             continue
         try:
             if not equals:
@@ -324,7 +358,7 @@ def _read_flagfile(path: Path, parents: tuple[Path, ...]) -> Iterator[FlagfileLi
             parse_option(name, text)
         except UserError as error:
             raise UserError(f"{path}, line {number}: {error}") from None
-        yield FlagfileLine(name, text, str(path))
+        yield FlagfileLine(name, text, str(path), tuple(map(str, parents)))
 
 
 def _flagfile(text: str, folder: Path | None = None) -> Path:

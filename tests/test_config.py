@@ -182,6 +182,7 @@ CHANGED = Config(
 
 
 TABLE = {"batch_table": "mlperf", "batch_size": 4096}
+ONE = {"strategy": "one_device"}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
 
 
@@ -406,7 +407,10 @@ def test_numbers_of_numpy():
         ({"label_smoothing": 1.0}, "label_smoothing is 1, but must be in [0, 1)"),
         ({"seed": -1}, "seed is -1, but must be in [0, 2**32)"),
         ({"seed": 2**32}, "seed is 4294967296, but must be in [0, 2**32)"),
-        ({"cache_dir": "gs://b/cache"}, "cache_dir is gs://b/cache, but must be on a disk of this"),
+        (
+            {"cache_dir": "gs://b/cache"},
+            "cache_dir is 'gs://b/cache', but must be on a disk of this",
+        ),
         ({"logical_cpus": -1}, "logical_cpus is -1, but must not be negative"),
         ({"pipeline_stages": 0}, "pipeline_stages is 0, but must be positive"),
         ({"pipeline_stages": 2, "pipeline_balance": (3, 4, 5)}, "pipeline_balance has 3 stages"),
@@ -535,9 +539,13 @@ def test_unknown_option_with_the_nearest():
         ({"rate_in_momentum": "yes", "optimizer": "adam"}, "but optimizer is adam"),
         (
             {"optimizer_epsilon": 1.0},
-            "optimizer_epsilon=1 is not for optimizer=sgd: leave it out; its default is 0",
+            "optimizer_epsilon=1 has no effect, because optimizer is sgd: leave it out; its "
+            "default is 0",
         ),
-        ({"optimizer_epsilon": 1.0, "optimizer": "muon"}, "is not for optimizer=muon"),
+        (
+            {"optimizer_epsilon": 1.0, "optimizer": "muon"},
+            "has no effect, because optimizer is muon",
+        ),
         ({"bias_rate_factor": 2.0, "optimizer": "tfa:LAMB"}, "but optimizer is tfa:LAMB"),
         ({"decay_at": "3 epochs", "schedule": "cosine"}, "decay_at=3 epochs is for schedule=step"),
         ({"decay_factor": 0.2, "schedule": "constant"}, "decay_factor=0.2 is for schedule=steps"),
@@ -558,7 +566,28 @@ def test_unknown_option_with_the_nearest():
         ),
         ({"celu_alpha": 0.3, "model": "resnet9"}, "is for activation=celu, but activation is relu"),
         ({"whitening_images": 5000}, "is for model=resnet9 or model=airbench94 or"),
-        ({"weight_decay_on": "all", "weight_decay": 0}, "=all is not for weight_decay=0: leave it"),
+        (
+            {"whitening_images": 5000, "model": "resnet9"},
+            "has no effect, because whitening is false",
+        ),
+        (
+            {"all_reduce_group": 4, "all_reduce": "flat"},
+            "is for all_reduce=hierarchical or all",
+        ),
+        ({"all_reduce_dtype": "float16", **ONE}, "has no effect, because strategy is one_device"),
+        ({"fusion_bytes": 0, **ONE}, "has no effect, because strategy is one_device"),
+        ({"fusion_segments": (20,), **ONE}, "has no effect, because strategy is one_device"),
+        (
+            {"shuffle_buffer": 5, "data_on_device": True, "train_crop": "pad"},
+            "shuffle_buffer=5 has no effect, because data_on_device is true",
+        ),
+        ({"decay_factor": 0.5, "decay_at": ()}, "has no effect, because decay_at is empty: leave"),
+        ({"warmup": "0 steps", "warmup_start": 0.1}, "has no effect, because warmup is 0 steps"),
+        ({"warmup": "0 epochs", "warmup_kind": "constant"}, "because warmup is 0 epochs"),
+        (
+            {"weight_decay_on": "all", "weight_decay": 0},
+            "weight_decay_on=all has no effect, because weight_decay is 0: leave it out",
+        ),
         ({"momentum": 0.8, **TABLE}, "momentum=0.8 has no effect, because batch_table is mlperf"),
         ({"weight_decay": 1e-5, **TABLE}, "weight_decay=1e-05 has no effect, because batch_table"),
         ({"learning_rate": 3.0, **TABLE}, "learning_rate=3 has no effect, because batch_table is"),
@@ -590,6 +619,39 @@ def test_without_effect(changes, message):
     with pytest.raises(UserError) as caught:
         Config(**changes)
     assert message in str(caught.value)
+
+
+def test_without_effect_has_exceptions():
+    Config(whitening_images=5000, model="resnet9", whitening=True)
+    Config(whitening_images=5000, model="airbench94")
+    Config(decay_factor=0.5, decay_every="2 epochs")
+    # Those of earlier versions' config.json return to their defaults.
+    assert Config.from_json('{"warmup": "0 epochs", "warmup_start": 0.1}') == Config(
+        warmup="0 epochs"
+    )
+
+
+def test_a_warmup_without_effect_is_reported(capsys):
+    assert not Config.from_flagfile("photos").unused_warmup([])
+    Config.from_flagfile("photos", warmup="1 epoch", warmup_kind="constant")
+    expected = "warmup and warmup_kind without effect: there is no warmup, because the scaled learn"
+    assert expected in capsys.readouterr().err
+    for changes in ({"batch_size": 64}, {"warmup_start": 0}, {"warmup": "0 epochs"}):
+        Config.from_flagfile("photos", **{"warmup": "1 epoch", **changes})
+    assert capsys.readouterr().err == ""
+
+
+def test_options_that_do_not_exist():
+    with pytest.raises(UserError, match="there is no option 'learning_ratee'; did you mean 'lear"):
+        Config(learning_ratee=0.1)
+
+
+@pytest.mark.parametrize("name", ["runs/a\nb", "runs/a\0b", "runs/\udcff"])
+def test_directories_that_no_message_can_name(name):
+    with pytest.raises(UserError, match="must be text without control characters") as caught:
+        Config(model_dir=name)
+    assert str(caught.value).isprintable()
+    assert Config(model_dir="runs/ü ñ 日\u3000本").model_dir.startswith("runs")
 
 
 def test_another_model_after_a_recipe_resets_its_options():
@@ -641,10 +703,42 @@ def test_times_follow_a_duration_after_the_recipe(write, capsys):
     given = Config.from_flagfile(recipe, duration="180 epochs", decay_at="100 epochs")
     assert (str(given.warmup), option_text(given.decay_at)) == ("10 epochs", "100 epochs")
     assert Config.from_flagfile(recipe, duration="90 epochs") == whole
-    assert Config.from_flagfile(recipe, duration="500 steps") == whole.replace(duration="500 steps")
-    # Files say what they mean.
-    top = write("top.flags", "--flagfile=recipe.flags\n--duration=18 epochs\n")
-    assert Config.from_flagfile(top) == whole.replace(duration="18 epochs")
+    # In another unit, the same fractions of the run.
+    assert Config.from_flagfile(recipe, duration="900 steps") == whole.replace(
+        duration="900 steps",
+        warmup="50 steps",
+        decay_at="300 steps,600 steps",
+        train_until="180 steps,360 steps",
+    )
+
+
+def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
+    recipe = write("recipe.flags", "--duration=90 epochs\n--decay_at=30 epochs,60 epochs\n")
+    text = "--flagfile=recipe.flags\n--duration=18 epochs\n"
+    short = Config.from_flagfile(recipe, duration="18 epochs")
+    assert short.warmup == Duration(1, "epochs")
+    top = write("top.flags", text)
+    assert Config.from_flagfile(top) == short
+    assert Config.from_flagfile(write("higher.flags", "--flagfile=top.flags\n")) == short
+    # Again scaled: the recipe's times from its duration, the file's own from the file's.
+    own = write("own.flags", f"{text}--decay_at=9 epochs\n")
+    assert Config.from_flagfile(own) == short.replace(decay_at="9 epochs")
+    assert Config.from_flagfile(top, duration="9 epochs") == Config.from_flagfile(
+        recipe, duration="9 epochs"
+    )
+    assert Config.from_flagfile(own, duration="9 epochs").decay_at == (Duration(4.5, "epochs"),)
+    # A recipe beside another one is not for its duration.
+    write("other.flags", "--duration=18 epochs\n")
+    both = write("both.flags", "--flagfile=recipe.flags\n--flagfile=other.flags\n")
+    assert Config.from_flagfile(both).decay_at == Config.from_flagfile(recipe).decay_at
+
+
+def test_times_in_a_third_unit_are_named(write, capsys):
+    text = "--duration=90 epochs\n--warmup=300 steps\n--schedule=cosine\n"
+    config = Config.from_flagfile(write("recipe.flags", text), duration="9000 examples")
+    assert str(config.warmup) == "300 steps"
+    expected = "does not scale warmup=300 steps, which is in another unit: give --warmup, too"
+    assert expected in capsys.readouterr().err
 
 
 def test_default_times_follow_a_duration(write):

@@ -8,7 +8,7 @@ import re
 
 from imagenet_fast.base.errors import UserError
 
-_UNITS = ("steps", "epochs", "examples")
+UNITS = ("steps", "epochs", "examples")
 _PATTERN = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([a-z]+)")
 
 
@@ -29,8 +29,8 @@ class Duration:
     unit: str
 
     def __post_init__(self) -> None:
-        if self.unit not in _UNITS:
-            raise UserError(f"unknown unit {self.unit!r}: choose from {', '.join(_UNITS)}")
+        if self.unit not in UNITS:
+            raise UserError(f"unknown unit {self.unit!r}: choose from {', '.join(UNITS)}")
         if not 0 <= self.amount < math.inf:
             raise UserError(
                 f"{self.amount} {self.unit} is not a duration: it must be finite and not negative"
@@ -45,15 +45,18 @@ class Duration:
         """
         match = _PATTERN.fullmatch(text.strip())
         unit = match and (match[2] if match[2].endswith("s") else match[2] + "s")
-        if not match or unit not in _UNITS:
+        if not match or unit not in UNITS:
             raise UserError(
-                f"{text!r} is not a duration: write a number and a unit ({', '.join(_UNITS)}), "
+                f"{text!r} is not a duration: write a number and a unit ({', '.join(UNITS)}), "
                 "as in '90 epochs' or '5000steps'"
             )
         try:
-            return cls(float(match[1]), unit)
+            amount = float(match[1])
         except ValueError:
             raise UserError(f"{text!r} is not a duration: {match[1]!r} is not a number") from None
+        if not amount < math.inf:
+            raise UserError(f"{text!r} is not a duration: {match[1]!r} is too large")
+        return cls(amount, unit)
 
     def steps(self, steps_per_epoch: int, batch_size: int) -> int:
         """Returns the number of weight updates, rounded to the nearest integer.

@@ -48,11 +48,13 @@ class Beside(NamedTuple):
       option: the other option's name.
       values: the values that meet the condition; empty: all but the other's default.
       unless: whether to invert the condition.
+      alternative: another condition that suffices; None: none.
     """
 
     option: str
     values: tuple[Any, ...] = ()
     unless: bool = False
+    alternative: Beside | None = None
 
     def holds(self, value: Any, default: Any) -> bool:
         """Whether the condition holds for the other option's value, given its default."""
@@ -120,8 +122,16 @@ class Options:
     Durations may be given as text (``"90 epochs"``).
 
     Raises:
-      UserError: if an option has an invalid value, or options contradict each other.
+      UserError: if an option does not exist, has an invalid value, or options contradict each
+        other.
     """
+
+    def __new__(cls: type[_Self], *args: Any, **options: Any) -> _Self:
+        """Checks the names, for which Python would raise a TypeError."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            require_option(name, names)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -139,11 +149,11 @@ class Options:
         """
         fields = {field.name: field for field in dataclasses.fields(self)}
         for name, beside in self.without_effect(vars(self)).items():
-            other = option_text(getattr(self, beside.option))
+            other = option_text(getattr(self, beside.option)) or "empty"
             choices = fields[beside.option].metadata["choices"] if beside.option in fields else ()
-            if not beside.values:
+            if not beside.values or beside.unless:
                 reason = f"has no effect, because {beside.option} is {other}"
-            elif beside.unless or beside.values == choices:
+            elif beside.values == choices:
                 reason = f"is not for {beside.option}={other}"
             else:
                 needed = " or ".join(f"{beside.option}={own}" for own in beside.values)
@@ -217,12 +227,17 @@ class Options:
             default = fields[name].default
             return default if unmet(name) else cls.convert(name, values.get(name, default))
 
+        def holds(beside: Beside) -> bool:
+            other = fields.get(beside.option)  # None: the option is in another group
+            return (
+                not other
+                or beside.holds(effective(beside.option), other.default)
+                or (beside.alternative is not None and holds(beside.alternative))
+            )
+
         def unmet(name: str) -> Beside | None:
-            for beside in fields[name].metadata["beside"]:
-                other = fields.get(beside.option)  # None: the option is in another group
-                if other and not beside.holds(effective(beside.option), other.default):
-                    return beside
-            return None
+            besides = fields[name].metadata["beside"]
+            return next((beside for beside in besides if not holds(beside)), None)
 
         given = {
             name: unmet(name)
@@ -294,7 +309,8 @@ def _check(field: dataclasses.Field, value: Any) -> None:
         hint = choices_hint(value, choices)
         raise UserError(f"{field.name}={value!r} does not exist{hint}{also}")
     if check and not choices:
-        raise UserError(f"{field.name} is {option_text(value)}, but must {check.must}")
+        text = repr(value) if isinstance(value, str) else option_text(value)
+        raise UserError(f"{field.name} is {text}, but must {check.must}")
 
 
 def _convert(name: str, kind: Any, value: Any) -> Any:

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import unicodedata
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import NOT_NEGATIVE, POSITIVE, Check, Options, option
+
+
+def _is_name(value: str) -> bool:
+    """Whether a path has neither control characters nor bytes that are not UTF-8."""
+    return not any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,6 +22,7 @@ class SharedOptions(Options):
         "",
         "directory for checkpoints, metrics and the report; a run found there is resumed",
         group="run",
+        check=Check(_is_name, "be text without control characters"),
         free=True,
     )
     batch_size: int = option(

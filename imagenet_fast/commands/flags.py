@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from absl import flags
 
-from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
@@ -18,8 +17,8 @@ from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
     FlagfileLine,
-    durations,
     follow_duration,
+    has_times,
     in_order,
     keep_times,
     option_names,
@@ -59,12 +58,6 @@ _OTHER_NAMES = {
     "wd": "weight_decay",
     "workers": "data_threads",
 }
-_DEFINE: dict[type, Callable[..., Any]] = {
-    str: flags.DEFINE_string,
-    int: flags.DEFINE_integer,
-    float: flags.DEFINE_float,
-    bool: flags.DEFINE_boolean,
-}
 
 
 class CommandFlags:
@@ -95,7 +88,7 @@ class CommandFlags:
         self._renamed: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
-        self._durations: dict[str, Duration] = {}
+        self._lines: list[FlagfileLine] = []
         fields = {field.name: field for field in dataclasses.fields(Config)}
         for name in options:
             field = fields[name]
@@ -114,7 +107,13 @@ class CommandFlags:
         self._groups.setdefault(self._command, []).append(name)
         if old_name:
             self._renamed[old_name] = name
-        _DEFINE[type(default)](name, default, text, flag_values=self._flags)
+        define: dict[type, Callable[..., Any]] = {
+            str: flags.DEFINE_string,
+            int: flags.DEFINE_integer,
+            float: flags.DEFINE_float,
+            bool: _define_boolean,
+        }
+        define[type(default)](name, default, text, flag_values=self._flags)
 
     def parse(self, arguments: Sequence[str], positional: str = "") -> list[str]:
         """Parses the arguments, including flagfiles, and returns the positional ones.
@@ -131,14 +130,18 @@ class CommandFlags:
             print(self._help(positional, full="--helpfull" in arguments))
             raise SystemExit(0)
         try:
-            expanded, self._sources, self._durations = _expand_flagfiles(arguments)
+            expanded, self._sources, self._lines = _expand_flagfiles(arguments)
             rest = self._flags([self._command, *map(self._with_new_name, expanded)])[1:]
+        except UserError:
+            raise
         except flags.UnrecognizedFlagError as error:
             raise UserError(
                 f"there is no flag --{error.flagname}{self._hint(error.flagname)}"
             ) from None
-        except flags.Error as error:
-            raise UserError(str(error).removeprefix("flag ")) from None
+        except (flags.Error, ValueError) as error:
+            # A value that Config refuses; otherwise absl's message, as for --noxla=true.
+            reason = error.__context__ if isinstance(error.__context__, UserError) else error
+            raise UserError(str(reason).removeprefix("flag ")) from None
         if rest and not positional:
             raise UserError(f"unexpected argument {rest[0]!r}: options are written --name=value")
         for name in self.own_names():
@@ -170,7 +173,7 @@ class CommandFlags:
 
         Args:
           run: the run that the command resumes; None: none. It keeps its times if the duration
-            is given outside of flagfiles, or is another.
+            is given outside of flagfiles or is another, or if they were not scaled to it.
         """
         names = set(option_names()) - set(self.own_names())
         given = {
@@ -184,7 +187,13 @@ class CommandFlags:
             or values.get("duration", Config().duration) != run.duration
         ):
             return keep_times(values, self._sources, run)
-        return follow_duration(values, self._sources, self._durations)
+        if run is not None and has_times(run, values):
+            return values
+        return follow_duration(values, self._sources, self._lines)
+
+    def given(self) -> list[str]:
+        """Returns the names of the flags whose values are from the command line, not a flagfile."""
+        return [name for name, source in self._sources.items() if not source]
 
     def own_names(self) -> list[str]:
         """Returns the names of the command's flags that are not options of Config."""
@@ -240,9 +249,29 @@ class _OptionParser(flags.ArgumentParser):
         return str(option_type(self._name))
 
 
+class _BooleanParser(flags.BooleanParser):
+    """Parses true, false, t, f, 1 and 0, as absl does."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def parse(self, argument: Any) -> bool:
+        try:
+            return super().parse(argument)
+        except ValueError:
+            reason = f"{self._name} is {argument!r}, but must be true or false"
+            raise UserError(reason) from None
+
+
 class _OptionSerializer(flags.ArgumentSerializer):
     def serialize(self, value: Any) -> str:
         return option_text(value)
+
+
+def _define_boolean(name: str, default: bool, text: str, flag_values: flags.FlagValues) -> None:
+    flags.DEFINE_boolean(name, default, text, flag_values=flag_values)
+    flag_values[name].parser = _BooleanParser(name)
 
 
 def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
@@ -250,7 +279,7 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
     if field.metadata["choices"] and ": " not in text:
         text = f"{text}: {', '.join(field.metadata['choices'])}"
     if option_type(field.name) is bool:
-        flags.DEFINE_boolean(field.name, default, text, flag_values=values)
+        _define_boolean(field.name, default, text, flag_values=values)
         return
     flags.DEFINE(
         _OptionParser(field.name),
@@ -264,28 +293,32 @@ def _define_option(field: dataclasses.Field, values: flags.FlagValues) -> None:
 
 def _expand_flagfiles(
     arguments: Sequence[str],
-) -> tuple[list[str], dict[str, str], dict[str, Duration]]:
+) -> tuple[list[str], dict[str, str], list[FlagfileLine]]:
     """Replaces flagfiles by their flags, so that later flags override them.
 
     Returns:
-      The arguments; where each flag was last given, from ``in_order``; and the duration that each
-      flagfile gives.
+      The arguments; where each flag was last given, from ``in_order``; and the flagfiles' lines.
     """
     expanded: list[str] = []
     given: list[tuple[str, str]] = []
     lines: list[FlagfileLine] = []
     for argument in arguments:
-        name, equals, path = argument.lstrip("-").partition("=")
+        name, _, path = argument.lstrip("-").partition("=")
         if name != "flagfile" or not argument.startswith("-"):
             expanded.append(argument)
             given.append((name if name in option_names() else name.removeprefix("no"), ""))
             continue
-        if not equals:
+        if not path:
             raise UserError(
                 "write --flagfile=RECIPE, a name or a file; `imagenet-fast recipes` lists them"
             )
         for line in read_flagfile(path):
+            if (line.name, "") in given:
+                warn_once(
+                    f"--flagfile={path} overrides the --{line.name} before it: flags go after "
+                    "--flagfile"
+                )
             lines.append(line)
             expanded.append(f"--{line.name}={line.text}")
             given.append((line.name, line.source))
-    return expanded, in_order(given), durations(lines)
+    return expanded, in_order(given), lines

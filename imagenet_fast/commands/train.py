@@ -7,6 +7,7 @@ import sys
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
@@ -56,12 +57,17 @@ def main(arguments: list[str]) -> int:
     )
     flags.parse(arguments)
     config = Config().replace(**flags.changes(_run_in(flags["model_dir"])))
-    import_tensorflow()
+    # TensorFlow takes seconds to import.
+    if not config.model_dir:
+        raise UserError("no directory for the results: give --model_dir")
     if flags["saved_model"]:
         # Before training, not at its end.
         if to_path(flags["saved_model"]).absolute() == to_path(config.model_dir).absolute():
             raise UserError("saved_model must be another directory than model_dir, the run's")
         new_path(flags["saved_model"], "leave out --saved_model")
+    if warning := config.unused_warmup(flags.given()):
+        warn_once(warning)
+    import_tensorflow()
 
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief

@@ -273,6 +273,7 @@ class DataOptions(SharedOptions):
         "number of training images in memory from which the next one is drawn at random",
         group="data",
         check=POSITIVE,
+        beside=Beside("data_on_device", unless=True),
     )
     shard_by: str = option(
         "auto",

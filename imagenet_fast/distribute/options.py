@@ -21,6 +21,8 @@ def _is_gpus(value: str) -> bool:
     return True
 
 
+# A single replica has nothing to reduce.
+_SEVERAL = Beside("strategy", ("one_device",), unless=True)
 _GPUS = Check(_is_gpus, "be a number of GPUs, or distinct ids as 0,2 (one: 2,)")
 
 
@@ -76,7 +78,7 @@ class ClusterOptions(SharedOptions):
         "bytes of gradients that are all-reduced at once; 0: all gradients",
         group="hardware",
         check=NOT_NEGATIVE,
-        beside=Beside("fusion_segments", unless=True),
+        beside=(Beside("fusion_segments", unless=True), _SEVERAL),
     )
     fusion_segments: tuple[int, ...] = option(
         (),
@@ -87,6 +89,7 @@ class ClusterOptions(SharedOptions):
             lambda value: all(a < b for a, b in zip((0, *value), value)),
             "be positive and increasing",
         ),
+        beside=_SEVERAL,
     )
     all_reduce: str = option(
         "auto",
@@ -102,12 +105,14 @@ class ClusterOptions(SharedOptions):
         "or about the square root of all",
         group="hardware",
         check=NOT_NEGATIVE,
+        beside=Beside("all_reduce", ("hierarchical", "torus_2d")),
     )
     all_reduce_dtype: str = option(
         "float32",
         "dtype in which replicas exchange gradients; weight updates are in float32",
         group="hardware",
         choices=ALL_REDUCE_DTYPES,
+        beside=_SEVERAL,
     )
     deterministic: bool = option(
         False,

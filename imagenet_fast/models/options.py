@@ -127,7 +127,7 @@ class ModelOptions(SharedOptions):
         "number of the first training images from which whitening filters are computed",
         group="model",
         check=POSITIVE,
-        beside=_FOR_CIFAR,
+        beside=(_FOR_CIFAR, Beside("whitening", alternative=_AIRBENCH)),
     )
     initial_weights: str = option(
         "",

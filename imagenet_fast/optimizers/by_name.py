@@ -154,7 +154,9 @@ def _class_named(name: str, module: ModuleType) -> Callable[..., keras.optimizer
         and key.lower() not in _EXCLUDED
     }
     if name.lower() not in classes:
-        hint = choices_hint(name.lower(), [*OPTIMIZERS, *sorted(classes), "tfa:NAME"])
+        hint = choices_hint(
+            name.lower(), [*OPTIMIZERS, *sorted({*classes} - {*OPTIMIZERS}), "tfa:NAME"]
+        )
         raise UserError(f"optimizer={name!r} does not exist{hint}")
     return classes[name.lower()]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
-from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.durations import UNITS, Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import (
     BELOW_ONE,
@@ -29,6 +30,7 @@ _NO_BATCH_TABLE = Beside("batch_table", unless=True)
 _STEPS = Beside("schedule", ("steps",))
 _KNOTS = Beside("schedule", ("piecewise_linear",))
 _WARMUP = Beside("schedule", ("constant", "steps", "polynomial", "cosine"))
+_SOME_WARMUP = Beside("warmup", tuple(Duration(0, unit) for unit in UNITS), unless=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,8 +148,8 @@ class OptimizerOptions(SharedOptions):
     )
     lookahead_every: int = option(
         0,
-        "steps between resets of the weights to lookahead's slow weights (Zhang et al. 2019); "
-        "0: no lookahead",
+        "steps between resets of the weights to lookahead's slow weights (Zhang et al. 2019); the "
+        "last steps of a run are discarded if it does not divide their number; 0: no lookahead",
         group="optimization",
         check=NOT_NEGATIVE,
     )
@@ -226,7 +228,7 @@ class ScheduleOptions(SharedOptions):
         "gradual: linear; constant: warmup_start until the warmup ends",
         group="learning rate",
         choices=("gradual", "constant"),
-        beside=_WARMUP,
+        beside=(_WARMUP, _SOME_WARMUP),
     )
     warmup_start: float = option(
         -1.0,
@@ -234,7 +236,7 @@ class ScheduleOptions(SharedOptions):
         "one is higher",
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
-        beside=(_WARMUP, _NO_BATCH_TABLE),
+        beside=(_WARMUP, _NO_BATCH_TABLE, _SOME_WARMUP),
     )
     schedule: str = option(
         "steps",
@@ -255,7 +257,7 @@ class ScheduleOptions(SharedOptions):
         "schedule=steps: factor of the learning rate at each of decay_at, or every decay_every",
         group="learning rate",
         check=FRACTION,
-        beside=_STEPS,
+        beside=(_STEPS, Beside("decay_at", ((),), unless=True)),
     )
     decay_every: Duration = option(
         Duration(0, "steps"),
@@ -312,6 +314,24 @@ class ScheduleOptions(SharedOptions):
         if self.warmup_start >= 0:
             return self.warmup_start
         return self.learning_rate if self.scaled_learning_rate > self.learning_rate else None
+
+    def unused_warmup(self, given: Collection[str]) -> str:
+        """Returns a warning if there is no warmup although some of its options are given.
+
+        Recipes have a warmup for larger batches, which smaller ones do not need.
+
+        Args:
+          given: names of the options that the user has given beside a recipe.
+        """
+        names = [name for name in ("warmup", "warmup_kind") if name in given]
+        has_warmup = self.warmup_first_rate is not None or not self.warmup.amount
+        if not names or has_warmup or self.schedule == "piecewise_linear":
+            return ""
+        return (
+            f"{' and '.join(names)} without effect: there is no warmup, because the scaled "
+            f"learning rate, {self.scaled_learning_rate:g}, is not above learning_rate; for a "
+            "warmup from 0 give warmup_start=0"
+        )
 
     def _check_together(self) -> None:
         super()._check_together()

@@ -10,6 +10,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.config import Config
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -38,7 +40,7 @@ from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.fusion_trials import choose_fusion
 from imagenet_fast.training.mix import Mixer
-from imagenet_fast.training.schedule import build_schedule, warn_of_late_decays
+from imagenet_fast.training.schedule import build_schedule, total_steps, warn_of_short_run
 from imagenet_fast.training.whitening import whiten
 
 # Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
@@ -79,7 +81,8 @@ def build_model(
     """
     config, info = with_model(config, model), read_info(config)
     build_schedule(config, steps_per_epoch(info, config))
-    warn_of_late_decays(config, steps_per_epoch(info, config))
+    warn_of_short_run(config, steps_per_epoch(info, config))
+    _warn_of_unused_sizes(config, steps_per_epoch(info, config))
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
@@ -130,6 +133,19 @@ def build_for_evaluation(config: Config, model: CustomModel | None = None) -> Cl
     classifier = _build_uncompiled(config, info, make_strategy(config), model)
     _load_validation_images(classifier, config, info)
     return classifier
+
+
+def _warn_of_unused_sizes(config: Config, steps_per_epoch: int) -> None:
+    """Warns if the run ends before it trains on images of all its sizes."""
+    total = total_steps(config, steps_per_epoch)
+    sizes = (*config.train_sizes, config.image_size)[1:]
+    starts = [at.steps(steps_per_epoch, config.batch_size) for at in config.train_until]
+    unused = [f"{size}" for size, start in zip(sizes, starts) if start >= total]
+    if unused:
+        warn_once(
+            f"the run ends before it trains on images of {' and '.join(unused)} pixels: "
+            f"train_until is {option_text(config.train_until)}, duration {config.duration}"
+        )
 
 
 def _check_loss_scaling(options: SharedOptions, strategy: tf.distribute.Strategy) -> None:

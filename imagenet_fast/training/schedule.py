@@ -87,11 +87,17 @@ def decay_boundaries(options: ScheduleOptions, steps_per_epoch: int) -> list[int
     return [round(number * every) for number in range(1, math.ceil(total / every))]
 
 
-def warn_of_late_decays(options: ScheduleOptions, steps_per_epoch: int) -> None:
-    """Warns once if the run ends before the learning rate has decayed as often as it should."""
+def warn_of_short_run(options: ScheduleOptions, steps_per_epoch: int) -> None:
+    """Warns of a warmup that takes most of the run, and of decays after its end."""
+    total = total_steps(options, steps_per_epoch)
+    warmup = warmup_steps(options, steps_per_epoch)
+    if warmup > total / 2:
+        warn_once(
+            f"the warmup takes {warmup / total:.0%} of the run: warmup is {options.warmup}, "
+            f"duration {options.duration}"
+        )
     if options.schedule != "steps":
         return
-    total = total_steps(options, steps_per_epoch)
     decays = decay_boundaries(options, steps_per_epoch)
     late = sum(step >= total for step in decays)
     if late:

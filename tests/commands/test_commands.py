@@ -116,6 +116,47 @@ def test_user_errors_are_one_line_with_status_2(capsys, arguments, message):
     assert message in err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--flagfile=digits"], "no directory for the results: give --model_dir"),
+        (["predict", "--saved_model=x"], "no images: name JPEG or PNG files"),
+        (["predict", "x.jpg"], "no model: give --saved_model"),
+        (["evaluate"], "no model: give --model_dir"),
+        (["evaluate", "--model_dir=none"], "none holds no training run: none/config.json: No such"),
+        (["export", "--onnx=x", "--model_dir=none"], "none holds no training run"),
+        (["prepare", "--data_dir=x"], "give --source"),
+        (["prepare", "--data_dir=x", "--source=digit"], "no source 'digit'; choose from cifar10"),
+        (["prepare", "--data_dir=x", "--source=folders"], "the source 'folders' needs a path"),
+    ],
+    ids=" ".join,
+)
+def test_errors_that_need_no_tensorflow_come_before_its_import(
+    monkeypatch, capsys, arguments, message
+):
+    command = importlib.import_module(f"imagenet_fast.commands.{arguments[0]}")
+    monkeypatch.setattr(command, "import_tensorflow", lambda: pytest.fail("imported"))
+    assert commands.run(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_train_warns_of_a_warmup_without_effect(monkeypatch, capsys):
+    command = importlib.import_module("imagenet_fast.commands.train")
+
+    def stop():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "import_tensorflow", stop)
+    commands.run(["train", "--flagfile=photos", "--model_dir=x"])
+    assert "warmup" not in capsys.readouterr().err
+    commands.run(["train", "--flagfile=photos", "--model_dir=x", "--warmup=3 epochs"])
+    expected = (
+        "warmup without effect: there is no warmup, because the scaled learning rate, 0.05, is not "
+        "above learning_rate; for a warmup from 0 give warmup_start=0\n"
+    )
+    assert expected in capsys.readouterr().err
+
+
 def test_interrupt(monkeypatch, capsys):
     def main(arguments):
         raise KeyboardInterrupt
@@ -233,7 +274,7 @@ def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):
 
 def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
     from imagenet_fast import Config, UserError
-    from imagenet_fast.training import evaluate, model_dir
+    from imagenet_fast.training import evaluate
 
     found = []
 
@@ -241,7 +282,7 @@ def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
         found.append((config.max_pixels, split))
         raise UserError("seen")
 
-    monkeypatch.setattr(model_dir, "read_config", lambda path: Config(model_dir=path))
+    (tmp_path / "config.json").write_text(Config().to_json())
     monkeypatch.setattr(evaluate, "evaluate", note)
     arguments = ["evaluate", f"--model_dir={tmp_path}", "--max_pixels=1000", "--split=test"]
     assert commands.run(arguments) == 2

@@ -112,8 +112,11 @@ def test_two_commands_do_not_share_flags():
         (["--batch_size=2.5"], "batch_size is '2.5', but must be a whole number"),
         (["--learning_rate=high"], "learning_rate is 'high', but must be a number"),
         (["--duration=90"], "'90' is not a duration"),
+        (["--duration=1e400 epochs"], "'1e400 epochs' is not a duration: '1e400' is too large"),
         (["--decay_at=3 epochs,6"], "'6' is not a duration"),
-        (["--xla=maybe"], "--xla=maybe"),
+        (["--xla=maybe"], "xla is 'maybe', but must be true or false"),
+        (["--gloss=yes"], "gloss is 'yes', but must be true or false"),
+        (["--noxla=true"], "--noxla=true does not take an argument"),
         (["--coats=two"], "--coats=two"),
         (["--gap=nan"], "gap is nan, but must be a finite number"),
         (["--gap=inf"], "gap is inf, but must be a finite number"),
@@ -121,6 +124,7 @@ def test_two_commands_do_not_share_flags():
         (["train"], "unexpected argument 'train': options are written --name=value"),
         (["--xla", "true"], "unexpected argument 'true'"),
         (["--flagfile"], "write --flagfile=RECIPE"),
+        (["--flagfile="], "write --flagfile=RECIPE"),
         (["--flagfile=none.flags"], "cannot read flagfile none.flags: No such file"),
     ],
 )
@@ -129,6 +133,20 @@ def test_rejected(flags, arguments, message):
         flags.parse(arguments)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_message_names_the_option_once(flags):
+    with pytest.raises(UserError, match=r"^duration: '12' is not a duration: write a number"):
+        flags.parse(["--duration=12"])
+
+
+def test_a_flagfile_after_a_flag_overrides_it_with_a_notice(flags, capsys):
+    flags.parse(["--duration=6 epochs", "--flagfile=digits"])
+    assert flags.changes()["duration"] == Duration(12, "epochs")
+    notice = "--flagfile=digits overrides the --duration before it: flags go after --flagfile\n"
+    assert capsys.readouterr().err == notice
+    flags.parse(["--flagfile=digits", "--batch_size=64"])
+    assert capsys.readouterr().err == ""
 
 
 def test_option_of_another_command_is_unknown():
@@ -328,3 +346,15 @@ def test_a_shortened_run_resumes_by_the_same_command(flags, capsys):
     assert Config().replace(model_dir="run", **flags.changes(run)) == run
     notice = "the run in run keeps its times: --decay_at='4 epochs,5.5 epochs'\n"
     assert capsys.readouterr().err == notice
+
+
+def test_a_run_with_unscaled_times_resumes(flags, tmp_path):
+    """Earlier versions did not scale the times of a recipe that a flagfile includes."""
+    path = tmp_path / "short.flags"
+    path.write_text("--flagfile=digits\n--duration=6 epochs\n")
+    flags.parse([f"--flagfile={path}"])
+    new = Config().replace(**flags.changes())
+    assert new.decay_at == (Duration(4, "epochs"), Duration(5.5, "epochs"))
+    old = new.replace(decay_at="8 epochs,11 epochs")
+    assert Config().replace(**flags.changes(old)) == old
+    assert Config().replace(**flags.changes(new)) == new

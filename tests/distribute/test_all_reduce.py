@@ -161,17 +161,17 @@ def test_a_tpu_sums_along_rows_and_columns_and_the_other_way_round():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"all_reduce_group": 2}, "all_reduce_group 2 is for all_reduce hierarchical or torus_2d"),
         ({"fusion_segments": (76,)}, "fusion_segments 76 is out of range: there are 23 gradients"),
     ],
 )
 def test_options_that_cannot_be_used_are_found_before_the_first_step(options, message):
     with pytest.raises(UserError, match=message):
-        build_model(Config(**SMALL_MODEL, **options))
+        build_model(Config(**{**SMALL_MODEL, "strategy": "auto", **options}))
 
 
 def test_options_reach_the_model():
-    model = build_model(Config(**SMALL_MODEL, fusion_bytes=5, all_reduce_dtype="bfloat16"))
+    options = {"strategy": "auto", "fusion_bytes": 5, "all_reduce_dtype": "bfloat16"}
+    model = build_model(Config(**{**SMALL_MODEL, **options}))
     assert model.all_reduce.algorithm == "builtin"
     assert model.all_reduce.fusion == Fusion(5)
     model.all_reduce = build_all_reduce(Config(fusion_segments=(1, 2)))

@@ -226,7 +226,7 @@ def test_make_strategy_loads_them_before_it_asks_for_gpus(monkeypatch):
     monkeypatch.setattr(strategy, "preload_libraries", lambda: calls.append("preload"))
     monkeypatch.setattr(strategy, "use_gpus", lambda *_: calls.append("use") or 0)
     # Options that no other test has: strategies are kept.
-    strategy.make_strategy(Config(strategy="one_device", fusion_bytes=12_345_678))
+    strategy.make_strategy(Config(fusion_bytes=12_345_678))
     assert calls == ["preload", "use"]
 
 

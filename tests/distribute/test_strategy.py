@@ -292,7 +292,7 @@ def test_a_port_that_another_program_uses(run_python, no_cluster):
 def test_malformed_cluster_stops_even_one_device(no_cluster, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", "{}")
     with pytest.raises(UserError, match="TF_CONFIG lacks 'cluster'"):
-        make_strategy(Config(strategy="one_device", fusion_bytes=1))
+        make_strategy(Config(strategy="one_device", batch_size=1))
 
 
 @pytest.mark.parametrize(

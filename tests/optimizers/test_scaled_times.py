@@ -1,6 +1,9 @@
 """Times that follow a run's duration."""
 
+import pytest
+
 from imagenet_fast.base.durations import Duration
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers.scaled_times import scale_times
 
 
@@ -14,8 +17,19 @@ def test_a_ratio():
     assert scale_times(epochs(1), epochs(3), epochs(1)) == epochs(0.33333)
 
 
-def test_other_units_stay():
-    steps = Duration(1565, "steps")
-    assert scale_times(steps, epochs(42), epochs(20)) == steps
-    assert scale_times(epochs(5), epochs(90), steps) == epochs(5)
+def test_other_units():
+    steps, examples = Duration(1000, "steps"), Duration(3e6, "examples")
+    # Of the same fraction of the run: by the durations' ratio, or in the new unit.
+    assert scale_times(steps, epochs(40), epochs(20)) == Duration(500, "steps")
+    assert scale_times(epochs(9), epochs(90), steps) == Duration(100, "steps")
+    assert scale_times((epochs(30), epochs(60)), epochs(90), examples) == (
+        Duration(1e6, "examples"),
+        Duration(2e6, "examples"),
+    )
+    with pytest.raises(UserError, match="1000 steps of 90 epochs is no known fraction of 3000000"):
+        scale_times(steps, epochs(90), examples)
+
+
+def test_nothing_to_scale():
     assert scale_times((), epochs(90), epochs(1)) == ()
+    assert scale_times(epochs(0), Duration(9, "steps"), epochs(1)) == epochs(0)

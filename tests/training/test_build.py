@@ -177,7 +177,7 @@ def test_needs_data():
     [
         ({"optimizer": "adm"}, "adm"),
         ({"optimizer": "adam", "momentum": 0.8}, "optimizer=adam has no momentum: leave it out"),
-        ({"fusion_segments": "1000"}, "1000"),
+        ({"strategy": "auto", "fusion_segments": "1000"}, "1000"),
         (
             {"whitening": False, "initial_weights": "nowhere"},
             "initial_weights: nowhere does not exist",

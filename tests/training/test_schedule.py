@@ -14,7 +14,7 @@ from imagenet_fast.training.schedule import (
     build_schedule,
     total_steps,
     warmup_steps,
-    warn_of_late_decays,
+    warn_of_short_run,
 )
 
 # ImageNet at the batch of 256 GPUs.
@@ -326,11 +326,23 @@ def test_no_warmup_is_never_too_long():
     build_schedule(Config(batch_size=256, duration="1 epochs"), steps_per_epoch=10)
 
 
+def test_a_warmup_of_most_of_the_run_is_reported(capsys):
+    options = ScheduleOptions(
+        duration="40 steps", warmup="1.1 epochs", batch_size=512, schedule="cosine"
+    )
+    warn_of_short_run(options, 20)
+    expected = "the warmup takes 55% of the run: warmup is 1.1 epochs, duration 40 steps"
+    assert expected in capsys.readouterr().err
+    warn_of_short_run(options.replace(warmup="1 epoch"), 20)
+    warn_of_short_run(options.replace(batch_size=256), 20)  # without warmup
+    assert not capsys.readouterr().err
+
+
 def test_decays_after_the_end_are_told(capsys):
     options = ScheduleOptions(duration="30 steps", decay_at="1 epoch,2 epochs", batch_size=32)
-    warn_of_late_decays(options, 20)
+    warn_of_short_run(options, 20)
     expected = "1 of 2 decays of the learning rate come after the end of the run: decay_at is "
     assert expected in capsys.readouterr().err
-    warn_of_late_decays(options.replace(duration="41 steps"), 20)
-    warn_of_late_decays(options.replace(schedule="constant"), 20)
+    warn_of_short_run(options.replace(duration="41 steps"), 20)
+    warn_of_short_run(options.replace(schedule="constant"), 20)
     assert not capsys.readouterr().err

@@ -571,18 +571,23 @@ def test_a_stopped_run_resumes_at_its_image_size(growing, tmp_path):
     assert_same_weights(weights_in(stopped.model_dir), weights_in(growing.model_dir))
 
 
-def test_progressive_resizing_needs_a_model_for_any_size(digits, tmp_path):
+def test_progressive_resizing_needs_a_model_for_any_size(digits, tmp_path, capsys):
     config = Config(
         data_dir=digits,
         model_dir=str(tmp_path / "run"),
         model="alexnet_bn",
         image_size=64,
         train_sizes=(32,),
-        train_until="1 epochs",
+        train_until="90 epochs",
         batch_size=32,
     )
     with pytest.raises(UserError, match="have no fixed size, which its dense layers need"):
         train(config)
+    expected = "the run ends before it trains on images of 64 pixels: train_until is 90 epochs, dur"
+    assert expected in capsys.readouterr().err
+    with pytest.raises(UserError):
+        train(config.replace(train_until="89 epochs"))
+    assert "the run ends before" not in capsys.readouterr().err
 
 
 # --- Several workers
