@@ -6,8 +6,8 @@ follows those that it depends on, as ``pipeline_parallel.schedules.tasks`` retur
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+import collections
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 Order = Sequence["tuple[int, int, bool]"]
@@ -204,10 +204,13 @@ def simulate_zero_bubble(
 ) -> Simulation:
     """Simulates ZB-H1 (Qi et al. 2023) with equal stages, one on each device.
 
-    The gradients of weights, which no other stage waits for, fill what would be idle time. Each
-    device starts the first that it can of a backward pass, a forward pass and a computation of
-    weight gradients, and stores no more micro-batches than the first stage of 1F1B. The paper's
-    bubble is ``(devices - 1) (forward + input_gradients - weight_gradients)``.
+    The gradients of weights, which no other stage waits for, fill what would be idle time. Forward
+    and backward passes alternate as in 1F1B; after each backward pass, device k computes weight
+    gradients only if more than k micro-batches wait for theirs. So each device stores at most as
+    many micro-batches as the first stage of 1F1B. With at least as many micro-batches as devices,
+    and weight gradients that take no longer than the other passes, which take equal time, the idle
+    time of a device is the paper's: ``(devices - 1) (forward + input_gradients -
+    weight_gradients)``.
 
     Args:
       devices: number of devices.
@@ -217,37 +220,47 @@ def simulate_zero_bubble(
       weight_gradients: seconds of a stage's weight gradients.
     """
     seconds = {"forward": forward, "backward": input_gradients, "weights": weight_gradients}
-    ended: dict[str, dict[tuple[int, int], float]] = {kind: {} for kind in seconds}
-    started = [dict.fromkeys(seconds, 0) for _ in range(devices)]
+    rows = [
+        collections.deque(_zero_bubble_row(devices - stage, stage, micro_batches))
+        for stage in range(devices)
+    ]
+    ended: dict[tuple[int, int, str], float] = {}
     free = [0.0] * devices
     intervals: list[Interval] = []
-    now = 0.0
-
-    def has_ended(kind: str, stage: int, number: int) -> bool:
-        return ended[kind].get((stage, number), math.inf) <= now
-
-    def next_kind(stage: int) -> str | None:
-        forwards, backwards, weights = (started[stage][kind] for kind in seconds)
-        last = stage == devices - 1
-        source = ("forward", stage) if last else ("backward", stage + 1)
-        if backwards < forwards and has_ended(*source, backwards):
-            return "backward"
-        ready = stage == 0 or has_ended("forward", stage - 1, forwards)
-        room = forwards - backwards < devices - stage and forwards - weights < devices
-        if forwards < micro_batches and ready and room:
-            return "forward"
-        return "weights" if weights < backwards else None
-
-    while min(own["weights"] for own in started) < micro_batches:
-        for stage in range(devices):
-            kind = next_kind(stage) if free[stage] <= now else None
-            if kind is not None:
-                number = started[stage][kind]
-                started[stage][kind] += 1
-                free[stage] = ended[kind][stage, number] = now + seconds[kind]
-                intervals.append(Interval(stage, number, kind, now, free[stage]))
-        now = min((time for time in free if time > now), default=now)
+    while any(rows):
+        for stage, row in enumerate(rows):
+            while row:
+                number, kind = row[0]
+                source = (stage + {"forward": -1, "backward": 1, "weights": 0}[kind], number, kind)
+                waits = kind != "weights" and 0 <= source[0] < devices
+                if waits and source not in ended:
+                    break
+                row.popleft()
+                begin = max(free[stage], ended[source]) if waits else free[stage]
+                free[stage] = ended[stage, number, kind] = begin + seconds[kind]
+                intervals.append(Interval(stage, number, kind, begin, free[stage]))
     return Simulation(devices, intervals)
+
+
+def _zero_bubble_row(ahead: int, delay: int, micro_batches: int) -> Iterator[tuple[int, str]]:
+    """Yields the micro-batch and the kind of each task of one device, in order.
+
+    Args:
+      ahead: forward passes before the first backward pass, at most.
+      delay: micro-batches that wait for their weight gradients while forward passes are left.
+      micro_batches: number of micro-batches.
+    """
+    ahead = min(ahead, micro_batches)
+    yield from ((number, "forward") for number in range(ahead))
+    for number in range(micro_batches):
+        yield number, "backward"
+        if number >= delay:
+            yield number - delay, "weights"
+        if ahead + number < micro_batches:
+            yield ahead + number, "forward"
+    yield from (
+        (number, "weights") for number in range(max(0, micro_batches - delay), micro_batches)
+    )
 
 
 def stored_micro_batches(order: Order, devices: int) -> list[float]:
