@@ -39,7 +39,7 @@ def nearest(name: str, names: Iterable[str], quote: Callable[[str], str] = repr)
       names: the valid names.
       quote: returns the text for a valid name.
     """
-    close = difflib.get_close_matches(name, list(dict.fromkeys(names)), n=3, cutoff=0.5)
+    close = difflib.get_close_matches(str(name), list(dict.fromkeys(names)), n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(map(quote, close))}?" if close else ""
 
 

@@ -137,9 +137,7 @@ def simulate(
 
     Each device runs its tasks in order, as soon as it is free and the task's inputs have arrived.
 
-    If activations are not kept, a backward task recomputes the forward pass when its gradient has
-    arrived. In the last stage, a forward pass that the backward pass follows at once runs only
-    then.
+    A backward task recomputes activations when its gradient has arrived.
 
     Args:
       order: the schedule.
@@ -154,6 +152,37 @@ def simulate(
     last = len(forward) - 1
     devices = devices or len(forward)
     transfer = transfer or [0.0] * last
+    free = [0.0] * devices
+    done: dict[tuple[int, int, bool], float] = {}
+    intervals: list[Interval] = []
+    for (stage, number, is_backward), kinds in zip(order, passes(order, rematerialize)):
+        if not kinds:
+            continue
+        time = free[stage % devices]
+        if is_backward and stage < last:
+            time = max(time, done[stage + 1, number, True] + transfer[stage])
+        elif stage and kinds[0] == "forward":
+            time = max(time, done[stage - 1, number, False] + transfer[stage - 1])
+        for kind in kinds:
+            end = time + (backward if kind == "backward" else forward)[stage]
+            intervals.append(Interval(stage, number, kind, time, end))
+            time = end
+        free[stage % devices] = done[stage, number, is_backward] = time
+    return Simulation(devices, intervals)
+
+
+def passes(order: Order, rematerialize: str) -> list[tuple[str, ...]]:
+    """Returns the kinds of passes that each task runs, in order, as in :class:`Interval`.
+
+    If activations are not stored, a backward task recomputes them first. In the last stage, a
+    forward pass that the backward pass follows at once is a part of the backward task, and nothing
+    is recomputed.
+
+    Args:
+      order: the schedule.
+      rematerialize: as of :func:`simulate`.
+    """
+    last = max(stage for stage, _, _ in order)
     count = _micro_batches(order)
     row = [(number, is_backward) for stage, number, is_backward in order if stage == last]
     at_once = {
@@ -161,29 +190,31 @@ def simulate(
         for (number, is_backward), following in zip(row, row[1:])
         if not is_backward and following == (number, True)
     }
-    free = [0.0] * devices
-    done: dict[tuple[int, int, bool], float] = {}
-    intervals: list[Interval] = []
-    for stage, number, is_backward in order:
-        kept = keeps_activations(rematerialize, number, count)
-        merged = stage == last and number in at_once
-        parts = [("backward", backward[stage])] if is_backward else []
-        if not is_backward and (kept or not merged):
-            parts = [("forward", forward[stage])]
-        elif is_backward and not kept:
-            parts.insert(0, ("forward" if merged else "recompute", forward[stage]))
-        if not parts:
-            continue
-        time = free[stage % devices]
-        if is_backward and stage < last:
-            time = max(time, done[stage + 1, number, True] + transfer[stage])
-        elif stage and parts[0][0] == "forward":
-            time = max(time, done[stage - 1, number, False] + transfer[stage - 1])
-        for kind, seconds in parts:
-            intervals.append(Interval(stage, number, kind, time, time + seconds))
-            time += seconds
-        free[stage % devices] = done[stage, number, is_backward] = time
-    return Simulation(devices, intervals)
+
+    def kinds(stage: int, number: int, is_backward: bool) -> tuple[str, ...]:
+        stored = keeps_activations(rematerialize, number, count)
+        merged = not stored and stage == last and number in at_once
+        if not is_backward:
+            return () if merged else ("forward",)
+        if stored:
+            return ("backward",)
+        return ("forward" if merged else "recompute", "backward")
+
+    return [kinds(*task) for task in order]
+
+
+def passes_of_stages(order: Order, rematerialize: str) -> list[tuple[int, int]]:
+    """Returns the forward passes, with recomputed ones, and the backward passes of each stage.
+
+    Args:
+      order: the schedule.
+      rematerialize: as of :func:`simulate`.
+    """
+    counts = [[0, 0] for _ in range(1 + max(stage for stage, _, _ in order))]
+    for (stage, _, _), kinds in zip(order, passes(order, rematerialize)):
+        for kind in kinds:
+            counts[stage][kind == "backward"] += 1
+    return [(forward, backward) for forward, backward in counts]
 
 
 def ideal_bubble(devices: int, micro_batches: int, stages_per_device: int = 1) -> float:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.cost_model.pipeline import (
     BlockCost,
     micro_batches_in_memory,
+    passes_of_stages,
     simulate,
     stage_memory,
 )
-from imagenet_fast.pipeline_parallel.partition import partition
+from imagenet_fast.pipeline_parallel.partition import partition_by
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
-_PASSES = ("forward", "backward")
+# Up to this number, all balances are simulated, in about a second.
+_MOST_TRIED = 2000
+# Of the local search, from random balances.
+_RESTARTS = 30
 
 
 def balance_for(
@@ -36,8 +42,9 @@ def balance_for(
     slots: float = 0.0,
     limit: float = math.inf,
     device: str = "",
+    given: Sequence[int] | None = None,
 ) -> list[int]:
-    """Returns the balance with the least work of the slowest stage among those that fit.
+    """Returns the balance of :func:`best_balance` for a network, or checks that a given one fits.
 
     Args:
       blocks: consecutive; see :func:`~imagenet_fast.pipeline_parallel.profile.estimate`.
@@ -51,6 +58,7 @@ def balance_for(
       slots: optimizer slots per trainable value.
       limit: bytes of memory of each device.
       device: on which to measure the blocks' seconds; empty: their FLOPs count.
+      given: the balance to check and return; None: choose one.
 
     Raises:
       UserError: if there are fewer blocks than stages, the stages do not fit, or a block does what
@@ -60,8 +68,16 @@ def balance_for(
     cost = functools.partial(measure, device=device) if device else estimate
     costs = cost(blocks, inputs, math.ceil(batch_size / micro_batches))
     order = tasks(schedule, stages, micro_batches, devices)
-    limit *= (devices or stages) / stages
-    return best_balance(costs, order, rematerialize, devices=devices, slots=slots, limit=limit)
+    if given is None:
+        return best_balance(costs, order, rematerialize, devices=devices, slots=slots, limit=limit)
+    memory = _Stages(costs, order, rematerialize, slots).device_memory(given, devices or stages)
+    if max(memory) > limit:
+        raise UserError(
+            f"balance {list(given)} does not fit into devices of {limit / 2**30:.4g} GiB: one "
+            f"needs {max(memory) / 2**30:.4g} GiB; use another balance, more devices, larger ones "
+            "or more micro-batches"
+        )
+    return list(given)
 
 
 def best_balance(
@@ -75,11 +91,9 @@ def best_balance(
 ) -> list[int]:
     """Returns the balance with the least work of the slowest stage among those that fit.
 
-    With several stages on each device, it then moves blocks between neighbouring stages while that
-    makes the simulated batch faster: a device with a fast and a slow stage is not slow.
-
-    If stages alternate between forward and backward passes and recompute activations, the last one
-    has less work per block: its backward pass follows at once, so it recomputes nothing.
+    A stage's work includes what it recomputes. With several stages on each device, where a device
+    with a fast and a slow stage is not slow, it is the balance with the fastest simulated batch; if
+    there are thousands of balances, the fastest that a local search finds.
 
     Args:
       costs: of the blocks.
@@ -87,52 +101,143 @@ def best_balance(
       rematerialize: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       devices: their number; stage k is on device k % ``devices``. None: one for each stage.
       slots: optimizer slots per trainable value.
-      limit: bytes of memory of each stage.
+      limit: bytes of memory of each device.
 
     Raises:
       UserError: if there are fewer blocks than stages, or they do not fit.
     """
-    holds = micro_batches_in_memory(order, rematerialize)
-    recomputes = rematerialize != "never" and _alternates(order)
+    stages = _Stages(costs, order, rematerialize, slots)
+    split = functools.partial(partition_by, blocks=len(costs), stages=stages.count)
+    if devices in (None, stages.count):
+        memory = None if math.isinf(limit) else stages.memory
+        return split(stages.work, memory=memory, limit=limit)
+    starts = [split(stages.work), split(stages.memory)]
+    return _fastest(stages, starts, devices, limit)
 
-    @functools.cache
-    def joined(first: int, end: int) -> BlockCost:
-        last = costs[end - 1]
-        return last if end - first == 1 else joined(first, end - 1).followed_by(last)
 
-    def memory(stage: int, first: int, end: int) -> float:
-        return stage_memory(joined(first, end), holds[stage], slots).total
+class _Stages:
+    """The work and memory of possible stages.
 
-    balance = partition(
-        [cost.work + cost.forward * recomputes for cost in costs],
-        len(holds),
-        last_costs=[cost.work for cost in costs],
-        memory=None if math.isinf(limit) else memory,
-        limit=limit,
-    )
-    if devices in (None, len(balance)):
-        return balance
+    Args:
+      costs: as of :func:`best_balance`.
+      order: as of ``best_balance``.
+      rematerialize: as of ``best_balance``.
+      slots: as of ``best_balance``.
 
-    @functools.cache
-    def seconds(balance: tuple[int, ...]) -> float:
-        ends = list(itertools.accumulate(balance))
-        places = [(end - count, end) for end, count in zip(ends, balance)]
-        if min(balance) < 1 or any(
-            memory(stage, *place) > limit for stage, place in enumerate(places)
-        ):
-            return math.inf
-        stages = [joined(*place) for place in places]
-        forward, backward = ([getattr(stage, name) for stage in stages] for name in _PASSES)
+    Attributes:
+      count: number of stages.
+    """
+
+    def __init__(
+        self, costs: Sequence[BlockCost], order: Sequence[Task], rematerialize: str, slots: float
+    ) -> None:
+        self._costs = costs
+        self._order = order
+        self._rematerialize = rematerialize
+        self._slots = slots
+        self._in_memory = micro_batches_in_memory(order, rematerialize)
+        self._passes = passes_of_stages(order, rematerialize)
+        self.count = len(self._passes)
+        self._cost = functools.cache(self._join)
+
+    def work(self, stage: int, first: int, end: int) -> float:
+        """Returns the work of a stage for a batch.
+
+        Args:
+          stage: its index.
+          first: index of its first block.
+          end: index of the block after its last.
+        """
+        forward, backward = self._passes[stage]
+        cost = self._cost(first, end)
+        return forward * cost.forward + backward * cost.backward
+
+    def memory(self, stage: int, first: int, end: int) -> float:
+        """Returns the bytes that a stage needs; see :meth:`work`."""
+        return stage_memory(self._cost(first, end), self._in_memory[stage], self._slots).total
+
+    def device_memory(self, balance: Sequence[int], devices: int) -> list[float]:
+        """Returns the bytes that each device needs."""
+        totals = [0.0] * devices
+        for stage, part in enumerate(_parts(balance)):
+            totals[stage % devices] += self.memory(stage, *part)
+        return totals
+
+    def seconds(self, balance: Sequence[int], devices: int) -> float:
+        """Returns the time of a batch."""
+        costs = [self._cost(*part) for part in _parts(balance)]
         return simulate(
-            order, forward, backward, rematerialize=rematerialize, devices=devices
+            self._order,
+            [cost.forward for cost in costs],
+            [cost.backward for cost in costs],
+            rematerialize=self._rematerialize,
+            devices=devices,
         ).seconds
 
-    best = tuple(balance)
-    while True:
-        faster = min(_moves(best), key=seconds)
-        if seconds(faster) >= seconds(best):
-            return list(best)
-        best = faster
+    def _join(self, first: int, end: int) -> BlockCost:
+        last = self._costs[end - 1]
+        return last if end - first == 1 else self._cost(first, end - 1).followed_by(last)
+
+
+def _parts(balance: Sequence[int]) -> list[tuple[int, int]]:
+    ends = list(itertools.accumulate(balance))
+    return [(end - count, end) for end, count in zip(ends, balance)]
+
+
+def _fastest(
+    stages: _Stages, starts: Sequence[Sequence[int]], devices: int, limit: float
+) -> list[int]:
+    """Returns the balance with the fastest simulated batch whose stages fit into the devices.
+
+    If there are many, those that a local search finds.
+
+    Args:
+      stages: their work and memory.
+      starts: balances to start the search with.
+      devices: their number.
+      limit: bytes of memory of each.
+
+    Raises:
+      UserError: if none fits.
+    """
+    blocks = sum(starts[0])
+
+    @functools.cache
+    def score(balance: tuple[int, ...]) -> tuple[float, float]:
+        """Returns the bytes beyond the limit and, if there are none, the time."""
+        if min(balance) < 1:
+            return math.inf, 0.0
+        beyond = sum(max(0.0, size - limit) for size in stages.device_memory(balance, devices))
+        return (beyond, 0.0) if beyond else (0.0, stages.seconds(balance, devices))
+
+    def improved(balance: tuple[int, ...]) -> tuple[int, ...]:
+        """Moves blocks between neighbouring stages while that helps."""
+        while score(best := min(_moves(balance), key=score)) < score(balance):
+            balance = best
+        return balance
+
+    if math.comb(blocks - 1, stages.count - 1) <= _MOST_TRIED:
+        every = itertools.combinations(range(1, blocks), stages.count - 1)
+        best = min((_between(blocks, cuts) for cuts in every), key=score)
+    else:
+        draw = random.Random(0)
+        some = (sorted(draw.sample(range(1, blocks), stages.count - 1)) for _ in range(_RESTARTS))
+        others = (_between(blocks, cuts) for cuts in some)
+        best = min(map(improved, itertools.chain(map(tuple, starts), others)), key=score)
+    if score(best)[0]:
+        needed = max(stages.device_memory(best, devices))
+        raise UserError(
+            f"the {blocks} blocks do not fit into {stages.count} stages on {devices} devices of "
+            f"{limit / 2**30:.4g} GiB each: in the best partition found, one needs "
+            f"{needed / 2**30:.4g} GiB; use more devices, larger ones, more micro-batches or "
+            "smaller blocks"
+        )
+    return list(best)
+
+
+def _between(blocks: int, cuts: Sequence[int]) -> tuple[int, ...]:
+    """Returns the balance with these cuts."""
+    return tuple(end - first for first, end in zip((0, *cuts), (*cuts, blocks)))
 
 
 def _moves(balance: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
@@ -143,9 +248,3 @@ def _moves(balance: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             moved[stage] += step
             moved[stage + 1] -= step
             yield tuple(moved)
-
-
-def _alternates(order: Sequence[Task]) -> bool:
-    """Whether the first stage starts a backward pass before its last forward pass."""
-    backward = [task.backward for task in order if not task.stage]
-    return backward != sorted(backward)

@@ -18,6 +18,7 @@ from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.losses import CompiledLoss, check_splits
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
+from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.pipeline import (
     Pipeline,
     positive,
@@ -71,7 +72,8 @@ class GPipe(keras.Model):
       costs: the work by which stages are balanced: ``flops``: floating-point operations;
         ``measured``: seconds of each block on the first device.
       device_memory_gb: GiB of each device for weights, gradients, optimizer slots and activations,
-        within which stages are balanced; None: no limit.
+        within which stages are balanced, and against which a given ``balance`` is checked, when the
+        shape of the inputs is known; None: no limit.
       optimizer_slots: values per weight for this: 1 for SGD with momentum, 2 for Adam.
       batch_size: examples in a batch, for ``measured`` and ``device_memory_gb``; None: that of the
         inputs, if their shape has it.
@@ -139,18 +141,24 @@ class GPipe(keras.Model):
             slots=optimizer_slots,
             limit=math.inf if device_memory_gb is None else device_memory_gb * 2**30,
             device=devices[0] if costs == "measured" else "",
+            given=balance,
         )
         inputs = None
         if callable(blocks) and not _is_unbuilt_sequential(blocks):
             of_stages = [devices[stage % len(devices)] for stage in range(stages)]
-            blocks, balance = _cut_functional(blocks, of_stages, balance, choose)
+            blocks, balance = _cut_functional(blocks, of_stages, choose)
             inputs = blocks[0].input
         self.blocks = _as_blocks(blocks)
+        # Of a functional model, the balance has been chosen. Where there is only one, costs are
+        # counted only to check a limit of memory.
+        only_one = balance is not None or stages in (1, len(self.blocks))
+        chooses = inputs is None and (device_memory_gb is not None or not only_one)
         self._pipeline = Pipeline(
             self.blocks,
             devices,
             num_stages=stages,
-            balance=functools.partial(choose, self.blocks) if balance is None else balance,
+            balance=balance,
+            choose_balance=functools.partial(choose, self.blocks) if chooses else None,
             num_micro_batches=num_micro_batches,
             rematerialize=rematerialize,
             schedule=schedule,
@@ -383,7 +391,6 @@ def _as_blocks(blocks: Any) -> list[keras.layers.Layer]:
 def _cut_functional(
     model: keras.Model | Callable[[], keras.Model],
     devices: Sequence[str],
-    balance: Sequence[int] | None,
     choose: Callable[[Sequence[keras.Model], Any], Sequence[int] | None],
 ) -> tuple[list[keras.Model], list[int]]:
     """Returns a functional model's blocks, with weights on the stages' devices, and the balance."""
@@ -392,9 +399,7 @@ def _cut_functional(
         check_functional(model)
         make, given = functools.partial(keras.models.clone_model, model), model
     network, blocks, balance = build_in_stages(
-        make,
-        devices,
-        (lambda blocks: choose(blocks, blocks[0].input)) if balance is None else balance,
+        make, devices, lambda blocks: choose(blocks, blocks[0].input)
     )
     if given is not None:
         network.set_weights(given.get_weights())
@@ -410,13 +415,18 @@ def _choose_balance(
     micro_batches: int,
     limit: float,
     device: str,
+    given: Sequence[int] | None,
     **options: Any,
-) -> list[int] | None:
-    """Returns the balance by cost; None: the cost of a block cannot be estimated.
+) -> Sequence[int] | None:
+    """Returns the balance by cost or the given one; None: no cost of a block can be estimated.
 
     Raises:
       UserError: if the batch size is needed and unknown, or the stages do not fit.
     """
+    if given is not None:
+        if math.isinf(limit):
+            return given
+        bounds(given, len(blocks), stages)
     batch_size = batch_size or tf.nest.flatten(inputs)[0].shape[0]
     if batch_size is None:
         if device or math.isfinite(limit):
@@ -434,12 +444,14 @@ def _choose_balance(
             batch_size=batch_size,
             micro_batches=min(micro_batches, batch_size),
             limit=limit,
-            device=device,
+            device=device if given is None else "",
+            given=given,
             **options,
         )
     except NotImplementedError as error:
+        unlimited = "" if math.isinf(limit) else "; device_memory_gb is not checked"
         warn_once(
             f"the work of a block cannot be estimated, because {error}: the stages of the pipeline "
-            "get about equally many blocks, unless GPipe is given a balance"
+            f"get about equally many blocks, unless GPipe is given a balance{unlimited}"
         )
-        return None
+        return given

@@ -9,19 +9,49 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from imagenet_fast.base.errors import UserError
+
+# From a stage's index and the indices of its first block and of the block after its last.
+OfStage = Callable[[int, int, int], float]
 
 
 def partition(
     costs: Sequence[float],
     stages: int,
     *,
-    last_costs: Sequence[float] | None = None,
-    transfers: Sequence[float] | None = None,
-    memory: Callable[[int, int, int], float] | None = None,
+    memory: OfStage | None = None,
+    limit: float = math.inf,
+) -> list[int]:
+    """Returns :func:`partition_by` the sum of the costs of each stage's blocks.
+
+    Args:
+      costs: cost of each block, such as the time of its forward and backward pass; not negative.
+      stages: as of ``partition_by``.
+      memory: as of ``partition_by``.
+      limit: as of ``partition_by``.
+
+    Raises:
+      UserError: as ``partition_by``.
+    """
+    before = [0.0, *itertools.accumulate(costs)]
+
+    def cost(stage: int, first: int, end: int) -> float:
+        return before[end] - before[first]
+
+    return partition_by(cost, len(costs), stages, memory=memory, limit=limit)
+
+
+def partition_by(
+    cost: OfStage,
+    blocks: int,
+    stages: int,
+    *,
+    memory: OfStage | None = None,
     limit: float = math.inf,
 ) -> list[int]:
     """Returns the number of blocks of each stage.
@@ -30,12 +60,10 @@ def partition(
     sum of the squared costs. Its time is proportional to stages times blocks squared.
 
     Args:
-      costs: cost of each block, such as the time of its forward and backward pass; not negative.
+      cost: returns the cost of a stage; not negative.
+      blocks: number of blocks.
       stages: number of stages, at most the number of blocks.
-      last_costs: cost of each block in the last stage; None: the same.
-      transfers: cost for a stage to receive the outputs of each block but the last; None: 0.
-      memory: returns the bytes that a stage needs, from its index and the indices of its first
-        block and of the block after its last; None: memory is not limited.
+      memory: returns the bytes that a stage needs; None: memory is not limited.
       limit: bytes of memory of each stage.
 
     Returns:
@@ -44,15 +72,7 @@ def partition(
     Raises:
       UserError: if there are fewer blocks than stages, or no partition keeps the limit.
     """
-    blocks = len(costs)
     check_stages(blocks, stages)
-    before = [0.0, *itertools.accumulate(costs)]
-    last_before = [0.0, *itertools.accumulate(costs if last_costs is None else last_costs)]
-
-    def cost(stage: int, first: int, end: int) -> float:
-        sums = last_before if stage == stages - 1 else before
-        return sums[end] - sums[first] + (transfers[first - 1] if transfers and first else 0.0)
-
     if memory is None:
         return _best(cost, stages, blocks)
     balance = _best(
@@ -70,12 +90,11 @@ def partition(
     return balance
 
 
-def _best(cost: Callable[[int, int, int], float], stages: int, blocks: int) -> list[int]:
-    """Returns the partition of :func:`partition`; empty if none has finite costs.
+def _best(cost: OfStage, stages: int, blocks: int) -> list[int]:
+    """Returns the partition of :func:`partition_by`; empty if none has finite costs.
 
     Args:
-      cost: returns a stage's cost, from its index and the indices of its first block and of the
-        block after its last.
+      cost: returns the cost of a stage.
       stages: number of stages.
       blocks: number of blocks.
     """
@@ -93,7 +112,7 @@ def _best(cost: Callable[[int, int, int], float], stages: int, blocks: int) -> l
 
 
 def _least(
-    cost: Callable[[int, int, int], float],
+    cost: OfStage,
     join: Callable[[float, float], float],
     stages: int,
     blocks: int,
@@ -140,13 +159,25 @@ def bounds(balance: Sequence[int] | None, blocks: int, stages: int) -> list[tupl
     """
     check_stages(blocks, stages)
     balance = partition([1.0] * blocks, stages) if balance is None else balance
+    if not _are_integers(balance):
+        raise UserError(
+            f"balance is {balance!r}, but must be a list of the number of blocks of each stage, "
+            "such as [2, 3]"
+        )
     if len(balance) != stages:
         raise UserError(
-            f"balance {list(balance)} has {len(balance)} stages, but there are {stages} devices"
+            f"balance {list(balance)} has {len(balance)} stages, but there are {stages}"
         )
     check_balance(balance, blocks)
     ends = list(itertools.accumulate(balance))
     return [(end - count, end) for end, count in zip(ends, balance)]
+
+
+def _are_integers(values: Any) -> bool:
+    """Whether these are several integers: in a list, a tuple or an array."""
+    return isinstance(values, Iterable) and all(
+        isinstance(value, numbers.Integral) and not isinstance(value, bool) for value in values
+    )
 
 
 def check_balance(balance: Sequence[int], blocks: int) -> None:
@@ -172,5 +203,5 @@ def check_stages(blocks: int, stages: int) -> None:
     if not 1 <= stages <= blocks:
         raise UserError(
             f"{blocks} blocks cannot be split into {stages} stages: use between 1 and {blocks} "
-            "devices, or cut the network into more blocks"
+            "stages, or cut the network into more blocks"
         )

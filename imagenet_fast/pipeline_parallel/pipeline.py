@@ -60,8 +60,11 @@ class Pipeline:
       blocks: as of :class:`~imagenet_fast.pipeline_parallel.model.GPipe`.
       devices: names of the devices, in order; stage k is on device k % len(devices).
       num_stages: number of stages; None: one for each device.
-      balance: number of blocks of each stage, or a function that returns it for the specs of a
-        batch's inputs, called when these are known; None: about equally many.
+      balance: number of blocks of each stage; None: that of ``choose_balance`` or, without one,
+        about equally many.
+      choose_balance: returns the number of blocks of each stage, or None, for the specs of a
+        batch's inputs. Called when these are known; if there is only one balance, or ``balance`` is
+        given, only for the errors that it raises. None: there is no such function.
       num_micro_batches: number of micro-batches of a batch.
       rematerialize: as of ``GPipe``.
       schedule: as of ``GPipe``.
@@ -88,7 +91,8 @@ class Pipeline:
         devices: Sequence[str],
         *,
         num_stages: int | None = None,
-        balance: Sequence[int] | Callable[[Any], Sequence[int] | None] | None = None,
+        balance: Sequence[int] | None = None,
+        choose_balance: Callable[[Any], Sequence[int] | None] | None = None,
         num_micro_batches: int = 1,
         rematerialize: str = "except_last",
         schedule: str = "gpipe",
@@ -112,11 +116,9 @@ class Pipeline:
         self.input_specs: Any = None
         self.stages: list[Stage] = []
         self._blocks, self._count = list(blocks), stages
-        self._choose_balance = balance if callable(balance) else None
-        if not callable(balance):
+        self._choose_balance = choose_balance
+        if balance is not None or choose_balance is None or stages in (1, len(blocks)):
             self._cut(balance)
-        elif stages in (1, len(blocks)):  # There is one balance only.
-            self._cut(None)
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -125,16 +127,22 @@ class Pipeline:
 
     @tf.autograph.experimental.do_not_convert
     def cut_for(self, inputs: Any) -> None:
-        """Makes the stages, if their balance depends on the inputs and is not chosen yet.
+        """Makes the stages, if their balance depends on the inputs, at the first call.
 
         Args:
           inputs: tensors or ``tf.TensorSpec`` of a batch, in any structure.
+
+        Raises:
+          UserError: if the stages do not fit into the devices' memory.
         """
-        if not self.stages:
-            assert self._choose_balance is not None
-            specs = tf.nest.map_structure(spec_of, inputs)
-            with tf.init_scope():
-                self._cut(self._choose_balance(specs))
+        if self._choose_balance is None:
+            return
+        specs = tf.nest.map_structure(spec_of, inputs)
+        with tf.init_scope():
+            balance = self._choose_balance(specs)
+            if not self.stages:
+                self._cut(balance)
+        self._choose_balance = None
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
         """Returns the last block's outputs, computed without micro-batches.

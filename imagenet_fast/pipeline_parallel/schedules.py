@@ -7,7 +7,8 @@
     device 0      F0 F1 F2 F3             B3 B2 B1 B0      -> time
 
 ``1f1b`` alternates one forward and one backward pass (Narayanan et al. 2019 and 2020,
-"PipeDream-flush"). It takes the same time, but stage k of K stores at most K - k micro-batches::
+"PipeDream-flush"). Without recomputation it takes the same time, but stage k of K stores at most
+K - k micro-batches::
 
     device 2            F0 B0 F1 B1 F2 B2 F3 B3
     device 1         F0 F1    B0 F2 B1 F3 B2    B3

@@ -74,27 +74,31 @@ class PipelinePlan:
     @functools.cached_property
     def memory(self) -> list[StageMemory]:
         """The memory of each stage."""
-        order = self._order(len(self.balance))
-        counts = micro_batches_in_memory(order, self.config.rematerialize)
+        counts = micro_batches_in_memory(self._order, self.config.rematerialize)
         return [stage_memory(*pair, self.slots) for pair in zip(self.stages, counts)]
 
     @property
     def device_memory(self) -> list[float]:
         """The bytes that each device needs."""
-        devices = self._devices(len(self.memory))
         return [
-            sum(memory.total for memory in self.memory[device::devices])
-            for device in range(devices)
+            sum(memory.total for memory in self.memory[device :: self._devices])
+            for device in range(self._devices)
         ]
 
     @functools.cached_property
     def simulation(self) -> Simulation:
         """The schedule of a batch."""
-        return self._simulate(self.stages)
+        return simulate(
+            self._order,
+            [cost.forward for cost in self.stages],
+            [cost.backward for cost in self.stages],
+            rematerialize=self.config.rematerialize,
+            devices=self._devices,
+        )
 
     @property
     def speed_up(self) -> float:
-        """The time of one such device with enough memory, divided by the pipeline's."""
+        """The time of one such device that stores all activations, divided by the pipeline's."""
         return self._alone / self.simulation.seconds
 
     def table(self) -> str:
@@ -121,7 +125,8 @@ class PipelinePlan:
             f"bubble      {self.simulation.bubble:.1%} of the devices' time; "
             f"{self._ideal_bubble:.1%} with equal stages and no recomputation",
             f"recomputed  {self.simulation.recomputed:.1%} of the devices' work",
-            f"speed-up    {self.speed_up:.2f} over one device, without communication",
+            f"time        {self._time()}; without communication",
+            f"speed-up    {self.speed_up:.2f} over one device that stores all activations",
         ]
         if math.isfinite(self.limit):
             lines.append(f"memory      {self._fit()}")
@@ -152,6 +157,7 @@ class PipelinePlan:
             "slots": self.slots,
             "balance": self.balance,
             "batch": self.simulation.seconds,
+            "batch_on_one_device": self._alone,
             "bubble": self.simulation.bubble,
             "ideal_bubble": self._ideal_bubble,
             "recomputed": self.simulation.recomputed,
@@ -179,32 +185,33 @@ class PipelinePlan:
 
     @property
     def _alone(self) -> float:
-        """The time of one device."""
-        whole = functools.reduce(BlockCost.followed_by, self.costs)
-        return self._simulate([whole]).seconds
+        """The time of one device for a batch, if it stores all activations."""
+        return self.config.accumulation_steps * sum(cost.work for cost in self.costs)
+
+    def _time(self) -> str:
+        """Returns the time of a batch, in seconds if the costs are."""
+        seconds = self.simulation.seconds
+        relative = f"{seconds / self._alone:.3f} of one device's"
+        if self.device:
+            return f"{seconds:.4g} s for a batch, {relative}"
+        return f"{relative} for a batch"
 
     @property
     def _ideal_bubble(self) -> float:
         config = self.config
-        devices = self._devices(len(self.balance))
-        return ideal_bubble(devices, config.accumulation_steps, config.pipeline_stages_per_device)
-
-    def _devices(self, stages: int) -> int:
-        return max(1, stages // self.config.pipeline_stages_per_device)
-
-    def _order(self, stages: int) -> list[Task]:
-        config = self.config
-        return tasks(
-            config.pipeline_schedule, stages, config.accumulation_steps, self._devices(stages)
+        return ideal_bubble(
+            self._devices, config.accumulation_steps, config.pipeline_stages_per_device
         )
 
-    def _simulate(self, stages: list[BlockCost]) -> Simulation:
-        return simulate(
-            self._order(len(stages)),
-            [cost.forward for cost in stages],
-            [cost.backward for cost in stages],
-            rematerialize=self.config.rematerialize,
-            devices=self._devices(len(stages)),
+    @property
+    def _devices(self) -> int:
+        return max(1, len(self.balance) // self.config.pipeline_stages_per_device)
+
+    @functools.cached_property
+    def _order(self) -> list[Task]:
+        config = self.config
+        return tasks(
+            config.pipeline_schedule, len(self.balance), config.accumulation_steps, self._devices
         )
 
     def _network(self) -> str:
@@ -294,6 +301,8 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
     with shape_only():
         model = build_classifier(config.replace(**alone), read_info(config).labels)
         blocks = cut(network_of(model))
+    balance = config.pipeline_balance
+    bounds(balance or None, len(blocks), stages)
     shape = (None, config.image_size, config.image_size, 3)
     inputs = tf.TensorSpec(shape, model.get_layer("normalize").compute_dtype)
     images = config.batch_size // config.accumulation_steps
@@ -301,7 +310,6 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
     cost = functools.partial(measure, device=device) if device else estimate
     block_costs = cost(blocks, inputs, images)
     slots = slots_of(config)
-    balance = config.pipeline_balance
     if not balance:
         each = config.pipeline_stages_per_device
         order = tasks(config.pipeline_schedule, stages, config.accumulation_steps, stages // each)
@@ -311,8 +319,7 @@ def plan_pipeline(config: Config, costs: str = "flops", limit: float = math.inf)
             config.rematerialize,
             devices=stages // each,
             slots=slots,
-            limit=limit / each,
+            limit=limit,
         )
         balance = tuple(best)
-    bounds(balance, len(block_costs), stages)
     return PipelinePlan(config, tuple(block_costs), device, balance, slots, limit)

@@ -133,6 +133,35 @@ def test_stages_fit_into_the_devices_memory(mib, expected):
         assert balance(model) == expected
 
 
+@pytest.mark.parametrize(
+    ("stages", "options", "message"),
+    [
+        (2, {"balance": [3, 2]}, r"balance \[3, 2\] does not fit into devices of 1e-05 GiB"),
+        (1, {}, "5 blocks do not fit into 1 stages"),
+        (5, {}, "5 blocks do not fit into 5 stages"),
+    ],
+)
+def test_the_only_balance_is_checked_against_the_limit(stages, options, message):
+    options = {"num_micro_batches": 2, "batch_size": 2, **options}
+    for limit in (1e-5, 1):
+        model = GPipe(blocks(), ["CPU:0"] * stages, device_memory_gb=limit, **options)
+        assert len(model.pipeline.stages) == stages
+        if limit == 1:
+            model.build_on(tf.TensorSpec([None, 8, 8, 3]))
+            continue
+        for _ in range(2):
+            with pytest.raises(UserError, match=message):
+                model.build_on(tf.TensorSpec([None, 8, 8, 3]))
+
+
+def test_a_given_balance_of_a_functional_model_is_checked_against_the_limit():
+    options = {"batch_size": 2, "device_memory_gb": 1e-6}
+    with pytest.raises(UserError, match=r"balance \[1, 3\] does not fit"):
+        GPipe(functional, DEVICES[:2], balance=[1, 3], **options)
+    with pytest.raises(UserError, match="is of 2 blocks"):
+        GPipe(functional, DEVICES[:2], balance=[1, 1], **options)
+
+
 @pytest.mark.parametrize("options", [{"costs": "measured"}, {"device_memory_gb": 1}])
 def test_memory_and_seconds_need_the_batch_size(options):
     model = GPipe(blocks(), DEVICES[:2], **options)

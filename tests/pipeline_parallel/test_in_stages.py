@@ -88,7 +88,7 @@ def test_the_balance_may_follow_from_blocks_that_take_no_memory():
     ("balance", "told"),
     [
         ([1, 1], r"balance \[1, 1\] is of 2 blocks, but there are 3"),
-        (lambda blocks: [3], r"balance \[3\] has 1 stages, but there are 2 devices"),
+        (lambda blocks: [3], r"balance \[3\] has 1 stages, but there are 2"),
     ],
 )
 def test_balances_that_are_none(balance, told):

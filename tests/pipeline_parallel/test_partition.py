@@ -1,5 +1,6 @@
 """The partition of blocks into stages, against trying all of them."""
 
+import functools
 import itertools
 import math
 import random
@@ -7,7 +8,12 @@ import random
 import pytest
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.pipeline_parallel.partition import bounds, check_balance, partition
+from imagenet_fast.pipeline_parallel.partition import (
+    bounds,
+    check_balance,
+    partition,
+    partition_by,
+)
 
 
 def stages_of(values, balance):
@@ -20,13 +26,8 @@ def all_balances(blocks, stages):
         yield [end - first for first, end in zip((0, *cuts), (*cuts, blocks))]
 
 
-def score(costs, balance, transfers=None, last_costs=None):
-    sums = [sum(own) for own in stages_of(costs, balance)]
-    if last_costs:
-        sums[-1] = sum(last_costs[-balance[-1] :])
-    if transfers:
-        for stage, end in enumerate(itertools.accumulate(balance[:-1]), start=1):
-            sums[stage] += transfers[end - 1]
+def score(costs, balance):
+    sums = [sum(stages_of(own, balance)[stage]) for stage, own in enumerate(costs)]
     return max(sums), sum(own**2 for own in sums)
 
 
@@ -35,9 +36,8 @@ def test_is_the_best_of_all(seed):
     draw = random.Random(seed)
     blocks = draw.randint(1, 9)
     stages = draw.randint(1, min(4, blocks))
-    costs = [draw.randint(0, 20) for _ in range(blocks)]
-    transfers = [draw.randint(0, 5) for _ in range(blocks - 1)] if seed % 2 else None
-    last_costs = [draw.randint(0, 15) for _ in range(blocks)] if seed % 5 < 2 else None
+    # Of each block in each stage.
+    costs = [[draw.randint(0, 20) for _ in range(blocks)] for _ in range(stages)]
     sizes = [draw.randint(1, 10) for _ in range(blocks)]
     limit = draw.randint(8, 40) if seed % 3 else math.inf
 
@@ -52,16 +52,15 @@ def test_is_the_best_of_all(seed):
         )
 
     possible = [own for own in all_balances(blocks, stages) if fits(own)]
-    arguments = {"transfers": transfers, "last_costs": last_costs}
-    arguments |= {"memory": memory, "limit": limit}
+    split = functools.partial(partition_by, lambda stage, first, end: sum(costs[stage][first:end]))
     if not possible:
         with pytest.raises(UserError, match="do not fit"):
-            partition(costs, stages, **arguments)
+            split(blocks, stages, memory=memory, limit=limit)
         return
-    found = partition(costs, stages, **arguments)
+    found = split(blocks, stages, memory=memory, limit=limit)
     assert found in possible
-    scores = [score(costs, own, transfers, last_costs) for own in possible]
-    assert score(costs, found, transfers, last_costs) == min(scores)
+    scores = [score(costs, own) for own in possible]
+    assert score(costs, found) == min(scores)
 
 
 def test_equal_blocks_are_dealt_out_evenly():
@@ -78,8 +77,8 @@ def test_of_equally_slow_ones_the_most_even_though_it_begins_worse():
     """5, 3 and 9, before the 9 that cannot be helped, in place of 8, 8 and 1."""
     assert partition([5, 3, 8, 1, 9], 4) == [1, 1, 2, 1]
     for costs in itertools.product((1, 3, 5, 8, 9), repeat=5):
-        found = score(costs, partition(costs, 4))
-        assert found == min(score(costs, own) for own in all_balances(5, 4))
+        found = score([costs] * 4, partition(costs, 4))
+        assert found == min(score([costs] * 4, own) for own in all_balances(5, 4))
 
 
 def test_a_limit_moves_the_cut():
@@ -104,10 +103,6 @@ def test_what_would_be_needed_is_told():
     with pytest.raises(UserError, match=r"2 stages of 3\.5 GiB .* needs at least 4 GiB"):
         partition([1, 1, 1], 2, memory=memory, limit=3.5 * 2**30)
     assert partition([1, 1, 1], 2, memory=memory, limit=4 * 2**30) == [2, 1]
-
-
-def test_the_last_stage_may_have_less_to_do_for_a_block():
-    assert partition([4.0] * 14, 2, last_costs=[3.0] * 14) == [6, 8]
 
 
 def test_hundreds_of_blocks():
@@ -155,11 +150,13 @@ def test_bounds_of_what_cannot_be_dealt_out_evenly():
 @pytest.mark.parametrize(
     ("balance", "stages", "told"),
     [
-        (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 devices"),
+        (None, 6, "5 blocks cannot be split into 6 stages: use between 1 and 5 stages"),
         (None, 0, "5 blocks cannot be split into 0 stages"),
         ([2, 2], 2, r"balance \[2, 2\] is of 4 blocks, but there are 5"),
-        ([5], 2, r"balance \[5\] has 1 stages, but there are 2 devices"),
+        ([5], 2, r"balance \[5\] has 1 stages, but there are 2"),
         ([5, 0], 2, r"balance \[5, 0\] leaves a stage without blocks"),
+        ([2.5, 2.5], 2, r"balance is \[2.5, 2.5\], but must be a list .* such as \[2, 3\]"),
+        ("23", 2, "balance is '23', but must be a list"),
     ],
 )
 def test_no_bounds(balance, stages, told):

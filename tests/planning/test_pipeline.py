@@ -1,7 +1,9 @@
 """Plans of pipelines, against the network's counts and the simulation."""
 
 import csv
+import dataclasses
 import io
+import itertools
 import json
 import math
 import re
@@ -111,6 +113,43 @@ def test_table():
     assert row == ["2", "1", "block2", "1,048,576", "25.0%", "4.00", "32.00", "32.00", "68.00"]
     (row,) = (line.split() for line in lines if line.strip().startswith("all"))
     assert row == ["all", "4", "4,194,304", "100.0%", "16.00", "128.00", "128.00", "272.00"]
+
+
+@pytest.mark.parametrize("rematerialize", ["always", "never"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_the_speed_up_is_over_a_device_that_stores_all_activations(schedule, rematerialize):
+    own = made_up(pipeline_schedule=schedule, rematerialize=rematerialize)
+    ratio = 32 * 4 * 3e12 / own.simulation.seconds
+    assert own.speed_up == pytest.approx(ratio)
+    assert f"time        {1 / ratio:.3f} of one device's for a batch; without" in own.table()
+    seconds = dataclasses.replace(own, device="GPU:0").table()
+    assert f"time        {own.simulation.seconds:.4g} s for a batch, {1 / ratio:.3f} of" in seconds
+
+
+def test_a_limit_is_of_each_device():
+    """Of the sum of its stages, for which the balance is chosen as for a given one."""
+    options = {"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_device": 2}
+    config = CONFIG.replace(pipeline_stages=4, **options)
+    free = plan_pipeline(config)
+    cuts = itertools.combinations(range(1, len(free.costs)), 3)
+    balances = [(i, j - i, k - j, len(free.costs) - k) for i, j, k in cuts]
+    least = min(max(dataclasses.replace(free, balance=own).device_memory) for own in balances)
+    less = plan_pipeline(config, limit=least)
+    assert max(less.device_memory) == least
+    assert "DOES NOT FIT" not in less.table()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pipeline_stages": 99}, "11 blocks cannot be split into 99 stages"),
+        ({"pipeline_balance": (3, 2, 1)}, "is of 6 blocks, but there are 11"),
+    ],
+)
+def test_stages_are_checked_before_costs_are_counted(monkeypatch, changes, message):
+    monkeypatch.setattr("imagenet_fast.planning.pipeline.estimate", None)
+    with pytest.raises(UserError, match=message):
+        plan_pipeline(CONFIG.replace(**changes))
 
 
 def test_interleaved_stages():
