@@ -65,6 +65,9 @@ def main(arguments: list[str]) -> int:
     # machine than training did.
     here = {"loss_scale": 0.0, "xla": False, "strategy": "auto"}
     here |= {"tpu": "", "gpus": "", "logical_cpus": 0}
+    if "pipeline_stages" in flags.changes():  # One on each device.
+        here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
+        here |= {"pipeline_balance": ()}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
     result = evaluate(config, flags["split"], per_class=flags["per_class"])
     if not is_chief(make_strategy(config)):

@@ -15,20 +15,19 @@ _SERVERS, _TRAINER = "stage", "trainer"
 _PROTOCOL = "grpc"
 
 
-def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
-    """Returns the name of a device for each stage, in order.
+def available_devices(servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
+    """Returns the names of the devices for a pipeline's stages, in order.
 
     First this process' GPUs or, without any, its CPUs
     (``tf.config.set_logical_device_configuration``); then those of each server.
 
     Args:
-      stages: number of stages.
       servers: ``host:port`` of each :func:`start_stage_server`; to be called with them before
         TensorFlow creates anything in this process.
       on_cpus: whether to use this process' CPUs even if it has GPUs.
 
     Raises:
-      UserError: if a server cannot be reached, or there are fewer devices than stages.
+      UserError: if a server cannot be reached.
     """
     if servers:
         _connect(tuple(servers))
@@ -37,14 +36,29 @@ def stage_devices(stages: int, servers: Sequence[str] = (), *, on_cpus: bool = F
     found = _devices(here.job, here.task, ("CPU",) if on_cpus else ("GPU", "CPU"))
     for task in range(len(servers)):
         found += _devices(_SERVERS, task)
-    if len(found) < stages:
+    return found
+
+
+def stage_devices(count: int, servers: Sequence[str] = (), *, on_cpus: bool = False) -> list[str]:
+    """Returns the first devices of :func:`available_devices`.
+
+    Args:
+      count: number of devices.
+      servers: as of ``available_devices``.
+      on_cpus: as of ``available_devices``.
+
+    Raises:
+      UserError: if a server cannot be reached, or there are fewer devices.
+    """
+    found = available_devices(servers, on_cpus=on_cpus)
+    if len(found) < count:
         raise UserError(
-            f"a pipeline of {stages} stages needs as many devices, but there are {len(found)}: use "
-            "fewer stages, start an `imagenet-fast stage-server` on other machines and name them "
-            "in pipeline_servers, or split the CPU with logical_cpus (in Python: "
+            f"the pipeline needs {count} devices, but there are {len(found)}: use fewer stages, "
+            "start an `imagenet-fast stage-server` on other machines and name them in "
+            "pipeline_servers, or split the CPU with logical_cpus (in Python: "
             "tf.config.set_logical_device_configuration)"
         )
-    return found[:stages]
+    return found[:count]
 
 
 def full_device_name(device: str) -> str:

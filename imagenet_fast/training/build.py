@@ -34,7 +34,7 @@ from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
-from imagenet_fast.training.build_network import build_network
+from imagenet_fast.training.build_network import build_network, with_stages_for_devices
 from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
@@ -126,11 +126,14 @@ def with_model(config: Config, model: CustomModel | None) -> Config:
 def build_for_evaluation(config: Config, model: CustomModel | None = None) -> Classifier:
     """Returns the same model without an optimizer, whose schedule would need to fit the data.
 
+    A pipeline for more devices than there are has fewer stages.
+
     Raises:
       UserError: as :func:`build_model`.
     """
     config, info = with_model(config, model), read_info(config)
-    classifier = _build_uncompiled(config, info, make_strategy(config), model)
+    strategy = make_strategy(config)
+    classifier = _build_uncompiled(with_stages_for_devices(config), info, strategy, model)
     _load_validation_images(classifier, config, info)
     return classifier
 

@@ -10,6 +10,7 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size, ghost_batch_size
 from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
@@ -21,7 +22,7 @@ from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
-from imagenet_fast.pipeline_parallel.placement import stage_devices
+from imagenet_fast.pipeline_parallel.placement import available_devices, stage_devices
 
 
 def build_network(
@@ -74,6 +75,34 @@ def build_network(
         schedule=config.pipeline_schedule,
     )
     return network, pipeline
+
+
+def with_stages_for_devices(config: Config) -> Config:
+    """Returns the configuration of an evaluation, whose pipeline fits the devices that there are.
+
+    With fewer devices than the run was trained on, each has one stage, and one device has the whole
+    network. To be called after the strategy is made.
+
+    Raises:
+      UserError: if a stage server cannot be reached.
+    """
+    stages = config.pipeline_stages
+    if stages == 1:
+        return config
+    needed = stages // config.pipeline_stages_per_device
+    count = len(available_devices(config.pipeline_servers, on_cpus=bool(config.logical_cpus)))
+    if count >= needed:
+        return config
+    warn_once(
+        f"pipeline_stages={stages} needs {needed} devices, but there "
+        + (f"are {count}, which get a stage each" if count > 1 else "is one, which gets all layers")
+    )
+    return config.replace(
+        pipeline_stages=count,
+        pipeline_schedule="gpipe",
+        pipeline_stages_per_device=1,
+        pipeline_balance=(),
+    )
 
 
 def _maker(

@@ -25,7 +25,7 @@ def test_devices_of_this_process():
 
 def test_more_stages_than_devices():
     count = len(tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU"))
-    with pytest.raises(UserError, match=f"needs as many devices, but there are {count}"):
+    with pytest.raises(UserError, match=f"needs {count + 1} devices, but there are {count}"):
         stage_devices(count + 1)
 
 

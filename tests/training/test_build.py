@@ -13,6 +13,7 @@ from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.optimizers import SGD
 from imagenet_fast.training import build
 from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.build_network import with_stages_for_devices
 from imagenet_fast.training.schedule import build_schedule
 
 RECIPES = pathlib.Path(__file__).parents[2] / "imagenet_fast" / "recipes"
@@ -306,3 +307,22 @@ def test_mixed_float16_with_a_pipeline():
     options = {"pipeline_stages": 2, "accumulation_steps": 2, "strategy": "auto"}
     with pytest.raises(UserError, match="precision=mixed_float16 is not for pipelines"):
         build_model(SMALL.replace(precision="mixed_float16", **options))
+
+
+def test_evaluation_has_a_stage_on_each_device(monkeypatch, capsys):
+    """Of a run that had more devices, with two stages on each."""
+    devices = "imagenet_fast.training.build_network.available_devices"
+    config = SMALL.replace(
+        accumulation_steps=4,
+        pipeline_stages=8,
+        pipeline_schedule="interleaved_1f1b",
+        pipeline_stages_per_device=2,
+        pipeline_balance=(1, 1, 1, 1, 1, 1, 1, 4),
+    )
+    monkeypatch.setattr(devices, lambda *_, **__: ["CPU:0"] * 4)
+    assert with_stages_for_devices(config) == config
+    monkeypatch.setattr(devices, lambda *_, **__: ["CPU:0"] * 3)
+    fewer = SMALL.replace(accumulation_steps=4, pipeline_stages=3)
+    assert with_stages_for_devices(config) == fewer
+    told = "pipeline_stages=8 needs 4 devices, but there are 3, which get a stage each"
+    assert told in capsys.readouterr().err

@@ -224,18 +224,34 @@ def test_devices_that_do_not_divide_the_training_batch(
     assert {name: told[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
-def test_another_machine_than_in_training(config, saved, expected, tmp_path, capfd):
-    """Whose TPU is not here; and no device takes a batch that was for many."""
-    pod = config.replace(
-        model_dir=str(tmp_path), strategy="tpu", tpu="a-pod", batch_size=1024, logical_cpus=2
-    )
+_PIPELINE = {
+    **{"strategy": "auto", "accumulation_steps": 4, "logical_cpus": 2},
+    **{"pipeline_stages": 4, "pipeline_balance": (1, 3, 3, 4)},
+    **{"pipeline_schedule": "interleaved_1f1b", "pipeline_stages_per_device": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "flags"),
+    [
+        ({"strategy": "tpu", "tpu": "a-pod", "logical_cpus": 2}, []),
+        (_PIPELINE, ["--pipeline_stages=3"]),
+    ],
+    ids=["tpu", "pipeline"],
+)
+def test_another_machine_than_in_training(config, saved, expected, tmp_path, capfd, changes, flags):
+    """Whose TPU or stages' devices are not here; and no device takes a batch for many."""
+    pod = config.replace(model_dir=str(tmp_path), batch_size=1024, **changes)
     claim_model_dir(config.replace(model_dir=str(tmp_path)), saved.labels)
     (tmp_path / "config.json").write_text(pod.to_json())
     Checkpoints(saved, pod).save(7, {"step": 7})
-    assert commands.run(["evaluate", f"--model_dir={tmp_path}", "--json"]) == 0
-    printed = json.loads(capfd.readouterr().out)
+    assert commands.run(["evaluate", f"--model_dir={tmp_path}", "--json", *flags]) == 0
+    out, err = capfd.readouterr()
+    printed = json.loads(out)
     assert printed["top1"] == pytest.approx(expected["top1"])
     assert printed["examples"] == 359
+    warned = "pipeline_stages=3 needs 3 devices, but there is one, which gets all layers"
+    assert err.count(warned) == ("pipeline_stages" in changes)
 
 
 @pytest.mark.parametrize(

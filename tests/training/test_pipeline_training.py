@@ -120,8 +120,7 @@ def test_killed_stage_server(digits, tmp_path):
 
 def test_evaluated_and_exported_without_a_pipeline(run, capsys, tmp_path):
     of_four = f"--model_dir={run('four')}"
-    alone = ("--pipeline_stages=1", "--logical_cpus=0", "--strategy=one_device")
-    assert commands.run(["evaluate", of_four, *alone]) == 0
+    assert commands.run(["evaluate", of_four]) == 0
     row = (run("four") / "metrics.jsonl").read_text().splitlines()[-1]
     assert f"top-1       {json.loads(row)['top1']:.2%}" in capsys.readouterr().out
     assert commands.run(["export", of_four, f"--saved_model={tmp_path}/x"]) == 0
@@ -132,7 +131,7 @@ def test_evaluated_and_exported_without_a_pipeline(run, capsys, tmp_path):
     [
         (["--pipeline_stages=2", "--xla"], "pipeline_stages does not work with xla"),
         (["--pipeline_stages=2", "--strategy=mirrored"], "does not work with strategy=mirrored"),
-        (["--pipeline_stages=99"], "a pipeline of 99 stages needs as many devices"),
+        (["--pipeline_stages=99"], "the pipeline needs 99 devices, but there are"),
     ],
 )
 def test_bad_options(digits, tmp_path, capsys, flags, message):
