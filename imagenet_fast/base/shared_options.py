@@ -33,7 +33,8 @@ class SharedOptions(Options):
     )
     accumulation_steps: int = option(
         1,
-        "micro-batches into which each replica's batch is split, to save memory",
+        "micro-batches of consecutive images into which each replica's batch is split, to save "
+        "memory; batch norm, mixup and CutMix see one micro-batch at a time",
         group="optimization",
         check=POSITIVE,
     )

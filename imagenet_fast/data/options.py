@@ -172,16 +172,17 @@ class DataOptions(SharedOptions):
     )
     mixup_alpha: float = option(
         0.0,
-        "mixup: blend each training image and its label with another's, with a weight drawn from "
-        "Beta(alpha, alpha) (0.2 in the paper for ImageNet); 0: none",
+        "mixup: blend each training image and its label with another's of the same micro-batch of "
+        "a replica, with a weight drawn from Beta(alpha, alpha) (0.2 in the paper for ImageNet); "
+        "0: none",
         group="data",
         check=NOT_NEGATIVE,
     )
     cutmix_alpha: float = option(
         0.0,
-        "CutMix: paste a box of another training image, of an area drawn from Beta(alpha, alpha), "
-        "and blend the labels by area (1 in the paper); with mixup_alpha, each is used for half "
-        "of the images; 0: none",
+        "CutMix: paste a box of another training image, as mixup's, of an area drawn from "
+        "Beta(alpha, alpha), and blend the labels by area (1 in the paper); with mixup_alpha, each "
+        "is used for half of the images; 0: none",
         group="data",
         check=NOT_NEGATIVE,
     )

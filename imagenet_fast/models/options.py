@@ -186,7 +186,8 @@ class ModelOptions(SharedOptions):
     batch_norm_batch_size: int = option(
         0,
         "images per set of batch-norm statistics, of several neighbouring replicas or of parts of "
-        "a replica's batch (ghost batch norm); 0: a replica's batch",
+        "a replica's batch (ghost batch norm; image n is in part n modulo their number); 0: a "
+        "replica's batch",
         group="model",
         check=NOT_NEGATIVE,
         beside=_PACKAGED,

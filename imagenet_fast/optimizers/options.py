@@ -141,7 +141,8 @@ class OptimizerOptions(SharedOptions):
     )
     ema_every: int = option(
         1,
-        "steps between updates of the EMA, each with ema_decay ** ema_every; counted in each epoch",
+        "steps between updates of the EMA, each with ema_decay ** ema_every; the first update is "
+        "after the first step of each epoch",
         group="optimization",
         check=POSITIVE,
         beside=Beside("ema_decay"),
@@ -163,7 +164,7 @@ class OptimizerOptions(SharedOptions):
     )
     label_smoothing: float = option(
         0.0,
-        "probability distributed evenly over all classes",
+        "probability distributed evenly over all classes, in the loss of training and validation",
         group="optimization",
         check=BELOW_ONE,
     )
