@@ -133,6 +133,7 @@ def test_random_images_are_data_of_the_recipe(tmp_path):
 # --- All together
 
 
+@pytest.mark.long
 def test_all_variants_are_timed(monkeypatch):
     models = {}
 

@@ -274,7 +274,7 @@ def test_the_format_is_that_of_the_header_file():
     [
         pytest.param("train", {}, marks=pytest.mark.long),
         ("train", {"jpeg_scaling": True, "image_size": 24}),
-        ("validation", {}),
+        pytest.param("validation", {}, marks=pytest.mark.long),  # test_jpeg_pipeline.py has it, too
     ],
 )
 def test_batches_with_and_without_an_index(split, options):

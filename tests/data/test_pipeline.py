@@ -184,7 +184,7 @@ def test_resumed_stream_continues_the_uninterrupted_one(
     assert_same(take(dataset, 4), [part[first_step : first_step + 4] for part in uninterrupted])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.long), 5])
 def test_stream_does_not_depend_on_threads_nor_on_tensorflows_seed(
     numbered, uninterrupted, host_datasets, threads
 ):
@@ -347,7 +347,7 @@ def test_hosts_of_a_tpu_slice_need_no_python(numbered, tmp_path, host_datasets, 
 @pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
 def test_batches_on_a_tpu_slice_are_the_same(numbered, host_datasets, capsys, split):
     pipeline.warn_once.cache_clear()
-    config = augmented(numbered, batch_size=12)
+    config = plain(numbered, batch_size=12, train_crop="random_resized")
     pairs = zip(
         host_datasets(config, split, hosts=2, first_step=3),
         host_datasets(config, split, hosts=2, first_step=3, kind=TpuSlice),

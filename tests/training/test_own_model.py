@@ -92,7 +92,9 @@ def assert_close(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [functional, sequential, Subclassed])
+@pytest.mark.parametrize(
+    "make", [pytest.param(functional, marks=pytest.mark.long), sequential, Subclassed]
+)
 def test_weights_are_those_of_a_plain_training_loop(config, make):
     model = build_model(config, model=make)
     assert model.config.model == f"{__name__}:{make.__name__}"

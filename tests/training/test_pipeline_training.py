@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = (
     *("--model=resnet8", "--image_size=16", "--batch_size=66", "--accumulation_steps=3"),
-    *("--duration=16 steps", "--log_every=1 step", "--checkpoint_every=4 steps", "--ema_decay=0.8"),
+    *("--duration=12 steps", "--log_every=1 step", "--checkpoint_every=4 steps", "--ema_decay=0.8"),
     *("--warmup=0 steps", "--mixup_alpha=0.2", "--notensorboard", "--noexamine"),
 )
 STAGES = {
@@ -59,7 +59,7 @@ def run(digits, tmp_path_factory, run_python_session):
 @pytest.mark.parametrize("name", [pytest.param("two", marks=pytest.mark.long), "four"])
 def test_losses_are_those_without_a_pipeline(run, name):
     own, other = losses(run(name)), losses(run("none"))
-    assert len(own) == 16
+    assert len(own) == 12
     np.testing.assert_allclose(own, other, rtol=1e-5)
 
 
