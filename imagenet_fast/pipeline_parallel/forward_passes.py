@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_outputs
 from imagenet_fast.pipeline_parallel.programs import Tensors, read_variables, spec_of, sum_of
 from imagenet_fast.pipeline_parallel.stage import Stage, WithMasks, masked, with_masks
 from imagenet_fast.pipeline_parallel.subgraph import subgraph
@@ -42,6 +42,7 @@ def forward_passes(stages: Sequence[Stage], inputs: Any, count: int) -> Forward:
         with tf.device(stage.device):
             programs.append(_Program(stage, specs))
         specs = programs[-1].outputs
+    check_outputs(specs)
     last = stages[-1].device
     # A batch whose size is known when the graph runs may have fewer examples.
     iterations = tf.minimum(batch.count, batch.examples)
@@ -79,7 +80,7 @@ def forward_passes(stages: Sequence[Stage], inputs: Any, count: int) -> Forward:
         parallel_iterations=len(stages) + 1,
     )
     with tf.device(last):
-        joined = [batch.joined(row.concat()) for row in rows]
+        joined = [batch.joined(row.concat(), iterations) for row in rows]
     return Forward(masked(tf.nest.pack_sequence_as(specs, joined)), tf.add_n(penalties))
 
 

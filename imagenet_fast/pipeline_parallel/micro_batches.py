@@ -6,6 +6,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
+
+_NOT_ROWS = (
+    "the first dimension of an output is not the batch, so a pipeline cannot join the outputs of "
+    "micro-batches: return [batch, n, ...] instead of [batch * n, ...], and reshape in the loss"
+)
+_CANNOT_SPLIT = "a pipeline cannot split into micro-batches"
+
 
 class MicroBatches:
     """A batch split into micro-batches; the first ones may have one example more.
@@ -25,6 +33,8 @@ class MicroBatches:
     """
 
     def __init__(self, inputs: Any, targets: Any, count: int) -> None:
+        check_batch("inputs", inputs)
+        check_batch("labels and sample weights", targets)
         first = tf.nest.flatten(inputs)[0]
         self._static = first.shape[0] is not None
         self.examples = first.shape[0] if self._static else tf.shape(first)[0]
@@ -83,10 +93,26 @@ class MicroBatches:
         begin, end = self._bounds(number)
         return tf.where(end > begin, rows, tf.zeros_like(rows))
 
-    def joined(self, rows: tf.Tensor) -> tf.Tensor:
-        """Returns the batch from the rows of all micro-batches, without repeated examples."""
-        if not self._static:
-            rows = rows[: self.examples]
+    def joined(self, rows: tf.Tensor, count: int | tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the batch from the rows of its micro-batches, without repeated examples.
+
+        Args:
+          rows: of one output.
+          count: number of micro-batches; None: all.
+
+        Raises:
+          UserError: if there is not one row for each example. If their number is only known when
+            the graph runs, it raises an ``InvalidArgumentError`` instead.
+        """
+        found = rows.shape[0]
+        if self._static and found is not None and found != self.examples:
+            raise UserError(f"{_NOT_ROWS}: {found} rows for {self.examples} examples")
+        if found is None or not self._static:
+            expected = tf.maximum(self.examples, self.count if count is None else count)
+            found = tf.shape(rows)[0]
+            about = [_NOT_ROWS, "rows and examples:", found, self.examples]
+            with tf.control_dependencies([tf.debugging.Assert(found == expected, about)]):
+                rows = rows[: self.examples]
         rows.set_shape([self.examples if self._static else None, *rows.shape[1:]])
         return rows
 
@@ -96,3 +122,39 @@ class MicroBatches:
         least = min if isinstance(number, int) and self._static else tf.minimum
         begin, end = (at * size + least(at, larger) for at in (number, number + 1))
         return begin, end
+
+
+def check_batch(kind: str, batch: Any) -> None:
+    """Checks that tensors, or their specs, can be split into micro-batches.
+
+    Args:
+      kind: of tensors, for messages.
+      batch: in any structure.
+
+    Raises:
+      UserError: if one is ragged or sparse, has no known rank, or no dimensions.
+    """
+    for value in tf.nest.flatten(batch):
+        spec = getattr(value, "type_spec", value)  # of a Keras input
+        if isinstance(spec, (tf.RaggedTensor, tf.RaggedTensorSpec)):
+            raise UserError(f"{_CANNOT_SPLIT} ragged {kind}: pad them with to_tensor()")
+        if isinstance(spec, (tf.SparseTensor, tf.SparseTensorSpec)):
+            raise UserError(f"{_CANNOT_SPLIT} sparse {kind}: use tf.sparse.to_dense")
+        rank = tf.TensorShape(getattr(spec, "shape", [])).rank
+        if rank is None:
+            raise UserError(
+                f"{_CANNOT_SPLIT} {kind} of unknown shape: use tf.ensure_shape in the data set, "
+                "such as tf.ensure_shape(images, [None, 224, 224, 3])"
+            )
+        if not rank:
+            raise UserError(f"{_CANNOT_SPLIT} {kind} without dimensions, such as {value}")
+
+
+def check_outputs(outputs: Any) -> None:
+    """Checks that tensors, or their specs, can be joined.
+
+    Raises:
+      UserError: if one is a scalar.
+    """
+    if any(output.shape.rank == 0 for output in tf.nest.flatten(outputs)):
+        raise UserError(f"{_NOT_ROWS}: it is a scalar")

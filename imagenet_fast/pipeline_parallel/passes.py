@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.cost_model.pipeline import keeps_activations
-from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_outputs
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs, Tensors, Totals, floats_of
 from imagenet_fast.pipeline_parallel.stage import Stage, masked
 
@@ -63,6 +64,8 @@ class Passes:
       last: index of the last stage.
       loss: as given.
       outputs: of the whole batch, ``WithMasks``, after ``finish_forward``.
+      reached: whether the loss of the whole batch depends on each of the floating-point outputs,
+        after ``finish_forward``; empty without such a loss.
       state: of each stage.
     """
 
@@ -87,6 +90,7 @@ class Passes:
         self._targets_of_batch = targets
         self._scale = scale
         self._rematerialize = rematerialize
+        self.reached: list[bool] = []
         self._upstream: Tensors = []
         self.state: list[State] = []
         for stage, own in zip(stages, programs):
@@ -164,6 +168,7 @@ class Passes:
     def finish_forward(self, outputs: Sequence[Any]) -> None:
         """Joins the outputs of micro-batches, in their order, and computes a loss of the batch."""
         done, totals = self.state[self.last]
+        check_outputs(outputs[0])
         with tf.device(self.stages[self.last].device):
             rows = tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
             self.outputs = tf.nest.map_structure(self.batch.joined, rows)
@@ -173,9 +178,17 @@ class Passes:
             with tf.GradientTape() as tape:
                 tape.watch(floats)
                 loss = self.loss(masked(self.outputs), self._targets_of_batch)
-            self._upstream = tape.gradient(
-                loss, floats, unconnected_gradients=tf.UnconnectedGradients.ZERO
+            variables = tape.watched_variables()
+            gradients, direct = tape.gradient(loss, [floats, variables])
+            check_loss(
+                [value for value, gradient in zip(variables, direct) if gradient is not None],
+                self.stages,
             )
+            self.reached = [gradient is not None for gradient in gradients]
+            self._upstream = [
+                tf.zeros_like(value) if gradient is None else gradient
+                for value, gradient in zip(floats, gradients)
+            ]
             total = totals.loss + tf.cast(loss, tf.float32)
             self.state[self.last] = State(done, totals._replace(loss=total))
 
@@ -206,6 +219,25 @@ class Passes:
         self.state[place] = State(done, totals)
         for other in range(place % self.devices, len(self.stages), self.devices):
             self.state[other] = self.state[other]._replace(done=done)
+
+
+def check_loss(variables: Sequence[tf.Variable], stages: Sequence[Stage]) -> None:
+    """Checks that a loss depends on the weights by the outputs only.
+
+    Args:
+      variables: for which the loss has gradients of its own.
+      stages: of the pipeline.
+
+    Raises:
+      UserError: if one is trained in a stage.
+    """
+    trained = {variable.ref() for stage in stages for variable in stage.variables}
+    for variable in variables:
+        if variable.ref() in trained:
+            raise UserError(
+                f"the loss reads the weight {variable.name}, and a pipeline computes its gradient "
+                "by the outputs only: give the layer a regularizer, or call add_loss in its call"
+            )
 
 
 def _after(waits: Tensors, values: Any) -> Any:

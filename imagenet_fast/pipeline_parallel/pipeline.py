@@ -18,10 +18,10 @@ from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.forward_passes import Forward, forward_passes
 from imagenet_fast.pipeline_parallel.looped import looped
-from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch
 from imagenet_fast.pipeline_parallel.options import REMATERIALIZE
 from imagenet_fast.pipeline_parallel.partition import bounds, check_stages
-from imagenet_fast.pipeline_parallel.passes import Passes
+from imagenet_fast.pipeline_parallel.passes import Passes, check_loss
 from imagenet_fast.pipeline_parallel.placement import full_device_name
 from imagenet_fast.pipeline_parallel.programs import Loss, Programs, spec_of
 from imagenet_fast.pipeline_parallel.schedules import canonical_schedule
@@ -133,8 +133,10 @@ class Pipeline:
           inputs: tensors or ``tf.TensorSpec`` of a batch, in any structure.
 
         Raises:
-          UserError: if the stages do not fit into the devices' memory.
+          UserError: if the stages do not fit into the devices' memory, or a pipeline cannot split
+            the inputs.
         """
+        check_batch("inputs", inputs)
         if self._choose_balance is None:
             return
         specs = tf.nest.map_structure(spec_of, inputs)
@@ -206,10 +208,14 @@ class Pipeline:
             looped(passes, keep=self.rematerialize == "never")
         else:
             unrolled(passes, self.schedule)
-        gradients, penalties = [], []
-        for stage, programs, (_, totals) in zip(self.stages, passes.programs, passes.state):
+        gradients: list[tf.Tensor | None] = []
+        penalties, reached = [], passes.reached
+        for stage, programs, (_, totals) in reversed(
+            list(zip(self.stages, passes.programs, passes.state))
+        ):
             commit(stage.norms, programs.moments(totals))
-            gradients += programs.gradients(totals)
+            of_stage, reached = programs.gradients(totals, reached)
+            gradients = of_stage + gradients
             penalties.append(totals.penalty)
         for layer in {layer for stage in self.stages for layer in stage.layers}:
             if isinstance(layer, Dropout):
@@ -268,7 +274,26 @@ class Pipeline:
                 programs = Programs(stage, inputs, aims, own_loss, place == 0, recomputes)
             made.append(programs)
             inputs = programs.outputs
+        self._check_reads(made)
         return made
+
+    def _check_reads(self, programs: Sequence[Programs]) -> None:
+        """Refuses variables that are read where their gradient would be lost."""
+        owners = {
+            variable.ref(): place
+            for place, stage in enumerate(self.stages)
+            for variable in stage.variables
+        }
+        check_loss(programs[-1].variables_in_loss, self.stages)
+        for place, each in enumerate(programs):
+            for variable in each.variables_read:
+                owner = owners.get(variable.ref(), place)
+                if owner != place:
+                    raise UserError(
+                        f"{variable.name} of stage {owner} is read by a block of stage {place}, "
+                        "where a pipeline would lose its gradient: put both blocks into one "
+                        "stage, or give each a weight of its own"
+                    )
 
     def _has_loops(self, count: int, programs: Sequence[Programs]) -> bool:
         if self.schedule != "gpipe" or count == 1 or self.unroll:

@@ -30,6 +30,9 @@ Tensors = list[tf.Tensor]
 # From the outputs and the targets to the loss, a scalar.
 Loss = Callable[[Any, Any], tf.Tensor]
 
+# The name and type of an operation, and of those in functions that it calls, by its name.
+_Operations = dict[str, list[tuple[str, str]]]
+
 # Beginnings of operation types.
 _PYTHON = re.compile("(Eager)?PyFunc")
 _RANDOM = re.compile(
@@ -97,6 +100,8 @@ class Programs:
     Attributes:
       outputs: specs of the outputs, ``WithMasks``.
       activations: specs of the activations that a backward pass needs.
+      variables_read: trainable variables that the blocks read.
+      variables_in_loss: trainable variables that the loss reads and has gradients for.
 
     Raises:
       UserError: if a block does what cannot be repeated, or not be run on another device.
@@ -112,12 +117,14 @@ class Programs:
         recomputes: bool = True,
     ) -> None:
         self._traced = traced = _trace(stage, with_masks(inputs), targets, loss, first)
-        _check(traced.function.graph, stage, recomputes)
+        _check(traced.operations, stage, recomputes)
         self._variables = stage.variables
         self._has_loss = loss is not None
         self._weights = read_variables(traced.function)
         self.outputs = tf.nest.map_structure(spec_of, traced.outputs)
         self.activations = [spec_of(value) for value in traced.activations]
+        self.variables_read = traced.variables_read
+        self.variables_in_loss = traced.variables_in_loss
 
         count = len(self._variables)
         self._variable_gradients = traced.gradients[:count]
@@ -221,10 +228,34 @@ class Programs:
             for place in self._traced.moments
         }
 
-    def gradients(self, totals: Totals) -> list[tf.Tensor | None]:
-        """Returns the gradients of all variables; None: the loss does not depend on it."""
+    def gradients(
+        self, totals: Totals, reached: Sequence[bool]
+    ) -> tuple[list[tf.Tensor | None], list[bool]]:
+        """Returns the gradients of the variables, and which inputs the loss depends on.
+
+        A gradient that no loss reaches is None, as ``tape.gradient`` of the whole network returns
+        it, and not 0: weight decay changes variables whose gradient is 0.
+
+        Args:
+          totals: of all micro-batches.
+          reached: whether the loss depends on each of the floating-point outputs; empty with a
+            loss.
+
+        Returns:
+          The gradients of all variables; for each of the floating-point inputs, whether the loss
+          depends on it; none for the first stage.
+        """
         values = iter(totals.gradients)
-        return [None if gradient is None else next(values) for gradient in self._variable_gradients]
+        gradients = [
+            None if gradient is None else next(values) for gradient in self._variable_gradients
+        ]
+        # The loss and the penalty of this stage come after the outputs.
+        seeds = [*reached, *([True] if self._has_loss else []), True]
+        depends = [any(seeds[place] for place in sources) for sources in self._traced.sources]
+        count = len(gradients)
+        return [gradient if used else None for gradient, used in zip(gradients, depends)], depends[
+            count:
+        ]
 
     def _run(
         self, name: str, fed: Tensors, totals: Sequence[tf.Tensor]
@@ -258,7 +289,12 @@ class _Traced(NamedTuple):
       penalty: regularization and ``add_loss``.
       loss: 0 without one.
       gradients: of the variables and, but in the first stage, of the floating-point inputs.
+      sources: for each gradient, what it depends on: the indices of ``upstream``, then of the
+        loss, if there is one, then of the penalty; none without a gradient.
       activations: tensors of the forward pass that the backward pass needs.
+      operations: name and type of each operation by its name, with those in functions it calls.
+      variables_read: as of ``Programs``.
+      variables_in_loss: as of ``Programs``.
       forward_effects: operations of the forward pass with side effects, such as a check or a print.
       backward_effects: those of the backward pass.
     """
@@ -271,7 +307,11 @@ class _Traced(NamedTuple):
     penalty: tf.Tensor
     loss: tf.Tensor
     gradients: list[tf.Tensor | None]
+    sources: list[set[int]]
     activations: Tensors
+    operations: _Operations
+    variables_read: list[tf.Variable]
+    variables_in_loss: list[tf.Variable]
     forward_effects: list[tf.Operation]
     backward_effects: list[tf.Operation]
 
@@ -291,17 +331,20 @@ def _trace(
             tape.watch(watched)
             with micro_batch(number):
                 outputs = with_masks(stage(masked(given), training=True))
-            losses = []
+            variables_read = list(tape.watched_variables())
+            losses, variables_in_loss = [], []
             if loss is not None:
-                losses.append(tf.cast(loss(masked(outputs), aims), tf.float32) * counts)
+                with tf.GradientTape() as tape_of_loss:
+                    value = loss(masked(outputs), aims)
+                variables_in_loss = variables_behind(value, tape_of_loss)
+                losses.append(tf.cast(value, tf.float32) * counts)
             penalty = fraction * sum_of(stage.losses)
         forward = graph.get_operations()
         ends = losses or floats_of(outputs)
         upstream = [tf.compat.v1.placeholder(end.dtype, end.shape) for end in ends if not losses]
+        seeds = [*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)]
         gradients = tape.gradient(
-            [*ends, penalty],
-            [*stage.variables, *watched],
-            output_gradients=[*(upstream or map(tf.ones_like, ends)), tf.constant(1.0)],
+            [*ends, penalty], [*stage.variables, *watched], output_gradients=seeds
         )
         gradients = [
             None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
@@ -311,7 +354,8 @@ def _trace(
                 gradient.set_shape(variable.shape)
         backward = graph.get_operations()[len(forward) :]
         traced.update(
-            forward=set(forward),
+            forward=forward,
+            backward=backward,
             fed=[number, fraction, *flat],
             upstream=upstream,
             outputs=outputs,
@@ -322,19 +366,25 @@ def _trace(
             penalty=penalty,
             loss=sum_of(losses),
             gradients=gradients,
-            activations=_activations(forward, backward, flat),
+            sources=_sources(gradients, seeds, backward),
+            variables_read=variables_read,
+            variables_in_loss=variables_in_loss,
         )
 
     specs = [spec_of(value) for value in tf.nest.flatten((inputs, targets))]
     function = tf.function(whole).get_concrete_function(
         tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.float32), *specs
     )
-    forward, effects = traced.pop("forward"), function.graph.control_outputs
+    forward, backward = traced.pop("forward"), traced.pop("backward")
+    operations = _operations_of(function.graph)
+    first_pass, effects = set(forward), function.graph.control_outputs
     return _Traced(
         function,
         **traced,
-        forward_effects=[effect for effect in effects if effect in forward],
-        backward_effects=[effect for effect in effects if effect not in forward],
+        activations=_activations(forward, backward, traced["fed"][2:], operations),
+        operations=operations,
+        forward_effects=[effect for effect in effects if effect in first_pass],
+        backward_effects=[effect for effect in effects if effect not in first_pass],
     )
 
 
@@ -374,8 +424,19 @@ def _split(values: Sequence[tf.Tensor], *counts: int) -> list[Tensors]:
 
 
 def floats_of(values: Any) -> list[Any]:
-    """Returns the floating-point tensors in a structure: those that have gradients."""
-    return [value for value in tf.nest.flatten(values) if value.dtype.is_floating]
+    """Returns the floating-point and complex tensors in a structure: those with gradients."""
+    return [
+        value
+        for value in tf.nest.flatten(values)
+        if value.dtype.is_floating or value.dtype.is_complex
+    ]
+
+
+def variables_behind(loss: tf.Tensor, tape: tf.GradientTape) -> list[tf.Variable]:
+    """Returns the trainable variables that a loss on a tape has a gradient for."""
+    watched = tape.watched_variables()
+    gradients = tape.gradient(loss, watched) if watched else ()
+    return [value for value, gradient in zip(watched, gradients) if gradient is not None]
 
 
 def spec_of(value: Any) -> tf.TensorSpec:
@@ -383,8 +444,29 @@ def spec_of(value: Any) -> tf.TensorSpec:
     return tf.TensorSpec(value.shape, value.dtype)
 
 
+def _sources(
+    gradients: Sequence[tf.Tensor | None], seeds: Tensors, backward: Sequence[tf.Operation]
+) -> list[set[int]]:
+    """Returns the indices of the seeds that each gradient depends on; none without a gradient.
+
+    All of them for a gradient that depends on none, such as a constant.
+    """
+    behind = {seed.op.name: {place} for place, seed in enumerate(seeds)}
+    for operation in backward:  # in the order of the graph
+        for value in operation.inputs:
+            behind.setdefault(operation.name, set()).update(behind.get(value.op.name, ()))
+    everything = set(range(len(seeds)))
+    return [
+        set() if gradient is None else behind.get(gradient.op.name) or everything
+        for gradient in gradients
+    ]
+
+
 def _activations(
-    forward: Sequence[tf.Operation], backward: Sequence[tf.Operation], fed: Sequence[tf.Tensor]
+    forward: Sequence[tf.Operation],
+    backward: Sequence[tf.Operation],
+    fed: Sequence[tf.Tensor],
+    operations: _Operations,
 ) -> Tensors:
     """Returns the tensors of the forward pass that the backward pass needs.
 
@@ -394,9 +476,8 @@ def _activations(
     given = {value.ref() for value in fed}
     of_inputs = {value.op.name for value in fed}
     for operation in forward:
-        if _RANDOM.match(operation.type) or any(
-            value.op.name in of_inputs for value in operation.inputs
-        ):
+        draws = any(_RANDOM.match(kind) for _, kind in operations[operation.name])
+        if draws or any(value.op.name in of_inputs for value in operation.inputs):
             of_inputs.add(operation.name)
     computed = {operation.name for operation in forward} & of_inputs
     needed = {
@@ -408,14 +489,10 @@ def _activations(
     return list(needed.values())
 
 
-def _check(graph: tf.Graph, stage: Stage, recomputes: bool) -> None:
+def _check(operations: _Operations, stage: Stage, recomputes: bool) -> None:
     """Refuses operations that cannot be moved or repeated, which would be dropped silently."""
-    definition = graph.as_graph_def()
-    functions = {
-        function.signature.name: function.node_def for function in definition.library.function
-    }
     names = " -> ".join(block.name for block in stage.blocks)
-    for name, kind in _operations(definition.node, functions):
+    for name, kind in itertools.chain.from_iterable(operations.values()):
         where = f"{name} ({kind}), in the stage {names}"
         if _PYTHON.match(kind):
             raise UserError(
@@ -433,6 +510,14 @@ def _check(graph: tf.Graph, stage: Stage, recomputes: bool) -> None:
                 f"{where}, changes a variable, which a pipeline allows for batch norm only: "
                 "compute the value from the inputs, or change the variable in a callback"
             )
+
+
+def _operations_of(graph: tf.Graph) -> _Operations:
+    definition = graph.as_graph_def()
+    functions = {
+        function.signature.name: function.node_def for function in definition.library.function
+    }
+    return {node.name: list(_operations([node], functions)) for node in definition.node}
 
 
 def _operations(

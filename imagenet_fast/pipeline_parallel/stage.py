@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.statistics import batch_norms
 
 
@@ -41,6 +42,7 @@ class Stage:
         # A layer that several blocks share counts once in it.
         self._container = keras.layers.Layer()
         self._container.blocks = self.blocks
+        self._losses_of_call: list[tf.Tensor] = []
 
     @property
     def variables(self) -> list[tf.Variable]:
@@ -60,13 +62,36 @@ class Stage:
     @property
     def losses(self) -> list[tf.Tensor]:
         """Regularization and ``add_loss`` of the most recent call."""
-        return self._container.losses
+        regularizers = [
+            regularizer
+            for layer in self._container._flatten_layers()
+            for regularizer in layer._callable_losses
+        ]
+        values = [*self._losses_of_call, *(regularizer() for regularizer in regularizers)]
+        return [value for value in values if value is not None]
 
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:
-        """Returns the outputs of the last block; to be called in the device's scope."""
+        """Returns the outputs of the last block; to be called in the device's scope.
+
+        Raises:
+          UserError: if they are not tensors.
+        """
+        losses: dict[int, tf.Tensor] = {}
         for block in self.blocks:
             # Keras also passes it to the layers inside a block whose call has no such argument.
             inputs = block(inputs, training=training)
+            # Now, because the next call of the same layer deletes them.
+            for layer in block._flatten_layers():
+                for loss in layer._eager_losses or layer._losses:
+                    losses[id(loss)] = loss
+        self._losses_of_call = list(losses.values())
+        for value in tf.nest.flatten(inputs):
+            if not tf.is_tensor(value) or isinstance(value, (tf.RaggedTensor, tf.SparseTensor)):
+                raise UserError(
+                    f"block {self.blocks[-1].name!r} returns a value of type "
+                    f"{type(value).__name__}, but stages pass on only tensors, neither ragged nor "
+                    "sparse, in any structure"
+                )
         return inputs
 
 

@@ -7,6 +7,7 @@ moving averages are updated by the statistics of the whole batch (Huang et al. 2
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -101,7 +102,8 @@ def _observed(
                     f"batch norm {norm.name!r} is called in a tf.function, tf.cond or loop inside "
                     "a block, where a pipeline cannot read its statistics: call it outside"
                 )
-            values = tf.cast(tf.size(inputs) // tf.size(found["mean"]), tf.float32)
+            mask = inspect.signature(type(norm).call).bind(norm, inputs, *args, **kwargs)
+            values = _count(norm, inputs, mask.arguments.get("mask"), found["mean"])
             moments[place] = _moments(norm, values, found["mean"], found["variance"])
             found.clear()
         return outputs
@@ -126,6 +128,17 @@ def _observed(
         for name in changes:
             del norm.__dict__[name]
         norm.__dict__.update(before)
+
+
+def _count(
+    norm: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any, mean: tf.Tensor
+) -> tf.Tensor:
+    """Returns the number of values per channel, float32, that the statistics are of."""
+    # Keras' fused batch norm ignores masks.
+    if mask is None or norm.fused:
+        return tf.cast(tf.size(inputs) // tf.size(mean), tf.float32)
+    weights = tf.broadcast_to(tf.cast(mask, tf.float32)[..., tf.newaxis], tf.shape(inputs))
+    return tf.reduce_sum(weights) / tf.cast(tf.size(mean), tf.float32)
 
 
 def _moments(

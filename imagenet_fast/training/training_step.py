@@ -343,6 +343,7 @@ class TrainingStep(ReplicatedModel):
             for variable, gradient in zip(pipeline.variables, step.gradients)
         }
         gradients = [by_variable[variable.ref()] for variable in self.trainable_variables]
+        self._check_gradients(gradients)
         losses = self._image_losses(step.outputs, labels, *mixed)
         return gradients, batch_sums(step.outputs, losses, labels, weights)
 

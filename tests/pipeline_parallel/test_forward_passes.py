@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import Dropout
 from imagenet_fast.pipeline_parallel.model import GPipe
 
@@ -116,6 +117,27 @@ def test_they_are_those_of_the_plain_model(case, batch_size):
             evaluated(pipeline),
             evaluated(model),
         )
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (tf.ragged.constant([[[1.0]], []], ragged_rank=1), "ragged inputs: pad them"),
+        (tf.sparse.from_dense([[0.0, 1.0]]), "sparse inputs: use tf.sparse.to_dense"),
+    ],
+)
+def test_inputs_that_cannot_be_split(inputs, message):
+    for use in (GPipe.__call__, GPipe.predict):
+        with pytest.raises(UserError, match=message):
+            use(GPipe([layers.Dense(2)] * 2, DEVICES[:2], balance=[1, 1]), inputs)
+
+
+def test_a_row_for_each_position():
+    """As [batch * positions, classes], of which predict would return the first ones."""
+    blocks = [layers.Dense(3), layers.Lambda(lambda x: tf.reshape(x, [-1, 3]))]
+    model = GPipe(blocks, DEVICES[:2], num_micro_batches=2, balance=[1, 1])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"rows and examples:. .20. .4"):
+        model.predict(np.zeros([4, 5, 2]), verbose=0)
 
 
 def test_batches_of_known_size(case):

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
-from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.pipeline_parallel.micro_batches import MicroBatches, check_batch, check_outputs
 
 SIZES = [(1, 1), (6, 1), (6, 3), (7, 3), (13, 8), (8, 8)]
 FEW = [(6, 3), (7, 3)]
@@ -111,3 +113,42 @@ def test_fewer_examples_than_micro_batches_where_the_size_is_not_known():
     np.testing.assert_array_equal(np.concatenate(gradients), [*rows(3), [0, 0]])
     np.testing.assert_allclose(fractions, [1 / 3] * 3 + [0])
     np.testing.assert_array_equal(joined, rows(3))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_outputs_whose_first_dimension_is_not_the_batch(known):
+    @tf.function(input_signature=[tf.TensorSpec([5 if known else None, 2])])
+    def join(values):
+        batch = MicroBatches(values, (), 2)
+        parts = [tf.reshape(batch.inputs(number), [-1, 1]) for number in range(2)]
+        return batch.joined(tf.concat(parts, axis=0))
+
+    kind = UserError if known else tf.errors.InvalidArgumentError
+    with pytest.raises(
+        kind, match=r"the first dimension of an output is not the batch.*\b10\b.*\b5\b"
+    ):
+        join(rows(5))
+
+
+def test_scalar_outputs():
+    check_outputs({"a": tf.TensorSpec([None])})
+    with pytest.raises(UserError, match=r"the first dimension of an output.*it is a scalar"):
+        check_outputs((tf.TensorSpec([None]), tf.TensorSpec([])))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (tf.ragged.constant([[1.0], []]), "ragged images: pad them with to_tensor"),
+        (tf.RaggedTensorSpec([None, None]), "ragged images"),
+        (tf.sparse.from_dense([[0.0, 1.0]]), "sparse images: use tf.sparse.to_dense"),
+        (tf.SparseTensorSpec([None, 2]), "sparse images"),
+        (tf.TensorSpec(None), "images of unknown shape: use tf.ensure_shape"),
+        (tf.constant(3), "images without dimensions"),
+        (None, "images without dimensions, such as None"),
+    ],
+)
+def test_batches_that_cannot_be_split(value, message):
+    check_batch("images", (tf.zeros([2]), keras.Input([None])))
+    with pytest.raises(UserError, match=f"cannot split into micro-batches {message}"):
+        check_batch("images", {"a": tf.zeros([2]), "b": value})

@@ -163,6 +163,62 @@ def test_a_weight_without_part_in_the_loss_has_no_gradient():
     assert_close(step.gradients, [own for own in taped(pipeline)[1] if own is not None], rtol=1e-4)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("balance", [[1, 2], [2, 1]])
+def test_weights_before_an_output_that_passes_no_gradients_have_none(schedule, balance):
+    """Wherever the stages end: weight decay would change weights whose gradient is 0."""
+    blocks = [layers.Dense(2), layers.Lambda(tf.stop_gradient), layers.Dense(2)]
+    pipeline = Pipeline(
+        blocks, DEVICES[:2], balance=balance, num_micro_batches=2, schedule=schedule
+    )
+    step, missing = compute(pipeline)
+    assert missing == [True, True, False, False]
+    assert_close(step.gradients, taped(pipeline)[1][2:], rtol=1e-4)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_loss_that_reads_weights(schedule, place):
+    pipeline = Pipeline([layers.Dense(3), layers.Dense(2)], DEVICES[:2], schedule=schedule)
+    pipeline(VALUES)
+    weight, alone = pipeline.stages[place].variables[0], tf.Variable(2.0)
+
+    @tf.function
+    def step(*read):
+        def loss(outputs, targets):
+            return squares(outputs, targets) + tf.add_n([tf.reduce_sum(own) for own in read])
+
+        return pipeline.compute(tf.constant(VALUES), tf.constant(AIMS), loss).loss
+
+    with pytest.raises(UserError, match=f"the loss reads the weight {weight.name}, and a pipeline"):
+        step(alone, weight)
+    # Keras does not train other variables either.
+    assert step(alone).shape == []
+
+
+class Tied(layers.Layer):
+    """Reads the weights of a layer that Keras does not find in it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.kernel = lambda: layer.kernel
+
+    def call(self, inputs):
+        return tf.matmul(inputs, self.kernel(), transpose_b=True)
+
+
+def test_a_weight_that_a_block_of_another_stage_reads():
+    def pipeline(balance):
+        first = layers.Dense(4, name="first")
+        return Pipeline([first, Tied(first), layers.Dense(2)], DEVICES[:2], balance=balance)
+
+    with pytest.raises(UserError, match="first/kernel:0 of stage 0 is read by a block of stage 1"):
+        compute(pipeline([1, 2]))
+    tied = pipeline([2, 1])
+    step, _ = compute(tied)
+    assert_close(step.gradients, taped(tied)[1], rtol=1e-4)
+
+
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_layer_that_several_blocks_of_a_stage_share_is_trained_once(stages):
     shared = layers.Dense(4, "tanh", kernel_regularizer="l2")

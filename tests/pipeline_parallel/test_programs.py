@@ -70,7 +70,8 @@ def taken(stage, inputs, *, keep, targets=(), loss=None, first=False, upstream=(
                 assert (activations is not None) == keep
             found, back, sums = programs.backward(*own, upstream, activations, sums)
             assert (found is None) == (outputs is not None)
-        gradients = [0.0 if own is None else own for own in programs.gradients(sums)]
+        found_gradients, _ = programs.gradients(sums, [True] * len(upstream))
+        gradients = [0.0 if own is None else own for own in found_gradients]
         outputs = outputs if found is None else found
         return outputs.values, back, gradients, sums
 
@@ -323,8 +324,9 @@ def test_what_has_no_gradient(keep):
         sums = programs.zeros()
         _, kept, sums = programs.forward(NUMBER, SHARE, inputs, (), sums, keep=keep)
         _, back, sums = programs.backward(NUMBER, SHARE, inputs, (), [upstream], kept, sums)
-        step.missing = [own is None for own in programs.gradients(sums)]
-        return back, programs.gradients(sums)[-1]
+        gradients, step.reached = programs.gradients(sums, [True])
+        step.missing = [own is None for own in gradients]
+        return back, gradients[-1]
 
     stage(inputs)
     back, bias = step()
@@ -333,6 +335,50 @@ def test_what_has_no_gradient(keep):
     assert_close(bias, np.sum(upstream, axis=0))
     # The stage before needs one all the same.
     assert_close(back, [np.zeros((4, 3))])
+    assert step.reached == [False]
+
+
+class Heads(layers.Layer):
+    """Two outputs that depend on weights of their own, and a penalty on the second's."""
+
+    def build(self, input_shape):
+        self.first = layers.Dense(2, use_bias=False)
+        self.second = layers.Dense(2, kernel_regularizer="l2")
+
+    def call(self, inputs):
+        return self.first(inputs["a"]), self.second(inputs["b"])
+
+
+def test_gradients_that_no_output_passes_on_are_none():
+    stage, inputs = Stage([Heads()], "/CPU:0"), {"a": draw(4, 3), "b": draw(4, 3)}
+    stage(inputs)
+    found = {}
+
+    @tf.function(autograph=False)
+    def step():
+        programs = Programs(stage, tf.nest.map_structure(spec_of, inputs), (), None, first=False)
+        for reached in ((True, True), (True, False), (False, True), (False, False)):
+            gradients, depends = programs.gradients(programs.zeros(), reached)
+            found[reached] = [own is not None for own in gradients], depends
+
+    step()
+    # The first kernel; the second kernel, which is regularized, and its bias.
+    assert found == {
+        (True, True): ([True, True, True], [True, True]),
+        (True, False): ([True, True, False], [True, False]),
+        (False, True): ([False, True, True], [False, True]),
+        (False, False): ([False, True, False], [False, False]),
+    }
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_complex_numbers_between_stages(keep):
+    """Both ends of a stage, whose gradients Keras' tape computes, too."""
+    square = layers.Lambda(lambda x: tf.square(tf.signal.fft(x)))
+    stage, inputs = Stage([square], "/CPU:0"), tf.complex(draw(4, 3), draw(4, 3, seed=1))
+    upstream = [tf.complex(draw(4, 3, seed=2), draw(4, 3, seed=3))]
+    found = taken(stage, inputs, keep=keep, upstream=upstream)
+    assert_close(found[:3], expected(stage, inputs, upstream=upstream)[:3])
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -452,6 +498,41 @@ def test_refusals(name, how):
     told = f"{block.name}/.*, in the stage innocent -> {block.name}, {told}"
     with pytest.raises(UserError, match=told):
         taken(stage, draw(4, 3), keep=False, upstream=[draw(4, 3)])
+
+
+@pytest.mark.parametrize("how", ["outright", "function", "branch"])
+def test_random_numbers_are_stored_wherever_they_are_drawn(how):
+    """Of x * (mask * w) with w = 1: its gradient is the sum of the outputs, if x is 1."""
+
+    class Mask(layers.Layer):
+        def build(self, input_shape):
+            self.scale = self.add_weight("scale", shape=[50], initializer="ones")
+
+        def call(self, inputs):
+            def draws():
+                return tf.random.uniform([50]) - 0.5
+
+            if how == "function":
+                draws = tf.function(draws)
+            if how == "branch":
+                drawn = tf.cond(tf.reduce_sum(self.scale) > 0, draws, lambda: tf.ones([50]))
+            else:
+                drawn = draws()
+            return inputs * (drawn * self.scale)
+
+    stage, inputs = Stage([Mask()], "/CPU:0"), tf.ones([1, 50])
+    stage(inputs)
+
+    @tf.function(autograph=False)
+    def step():
+        programs = Programs(stage, spec_of(inputs), (), None, first=True, recomputes=False)
+        sums = programs.zeros()
+        outputs, kept, sums = programs.forward(NUMBER, SHARE, inputs, (), sums, keep=True)
+        _, _, sums = programs.backward(NUMBER, SHARE, inputs, (), [inputs], kept, sums)
+        return outputs.values, programs.gradients(sums, [True])[0]
+
+    outputs, (gradient,) = step()
+    assert_close(gradient, outputs[0])
 
 
 def test_stateless_random_numbers_may_be_drawn():

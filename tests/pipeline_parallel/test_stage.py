@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.pipeline_parallel.stage import Stage
 
 layers = keras.layers
@@ -84,3 +85,28 @@ def test_losses_are_those_of_the_last_call():
     stage(2 * VALUES)
     (twice,) = stage.losses
     np.testing.assert_allclose(twice, 4 * once, rtol=1e-5)
+
+
+def test_losses_of_each_call_of_a_layer_count():
+    """As in a Keras model; the regularization of its weights counts once."""
+    shared = layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1")
+    blocks = [shared, layers.ReLU(), shared, keras.Sequential([shared])]
+    inputs = keras.Input([4])
+    outputs = inputs
+    for block in blocks:
+        outputs = block(outputs)
+    model = keras.Model(inputs, outputs)
+    model(VALUES)
+    expected = np.sum(model.losses)
+    stage = Stage(blocks, "/CPU:0")
+    stage(VALUES)
+    assert len(stage.losses) == 3 + 1
+    np.testing.assert_allclose(np.sum(stage.losses), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("value", [3, None, tf.ragged.constant([[1.0]])])
+def test_outputs_that_are_no_tensors(value):
+    blocks = [layers.Dense(4), layers.Lambda(lambda x: (x, value), name="guilty")]
+    kind = type(value).__name__
+    with pytest.raises(UserError, match=f"block 'guilty' returns a value of type {kind}, but"):
+        Stage(blocks, "/CPU:0")(VALUES)

@@ -53,6 +53,19 @@ def check(norm, parts, ddof, axes):
     return totals
 
 
+def test_masked_positions_do_not_count():
+    """Keras' batch norm computes its statistics from the others."""
+    norm, values, lengths = BatchNorm(momentum=MOMENTUM), draw(4, 5, 3), [5, 4, 1, 1]
+    norm.build(values.shape)
+    mask = np.arange(5) < np.array(lengths)[:, None]
+    masks = iter(np.split(mask, 2))
+    take([norm], lambda part: norm(part, training=True, mask=next(masks)), np.split(values, 2))
+    mean, variance = averages(norm)
+    assert not norm.fused
+    np.testing.assert_allclose(mean, moved(values[mask].mean(0), 0.0), rtol=1e-5)
+    np.testing.assert_allclose(variance, moved(values[mask].var(0), 1.0), rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [BatchNorm, GroupedBatchNormalization])
 @pytest.mark.parametrize("sizes", [[6], [3, 3], [3, 2, 1], [1] * 6])
 def test_images(kind, sizes):
