@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tf_keras as keras
@@ -23,10 +23,10 @@ from imagenet_fast.pipeline_parallel.partition import partition_by
 from imagenet_fast.pipeline_parallel.profile import estimate, measure
 from imagenet_fast.pipeline_parallel.schedules import Task, tasks
 
-# Up to this number, all balances are simulated, in about a second.
-_MOST_TRIED = 2000
-# Of the local search, from random balances.
-_RESTARTS = 30
+# Tasks that the search for the fastest balance may simulate, in a few seconds.
+_MOST_TASKS = 1_000_000
+# Random balances that it may start from.
+_RESTARTS = 100
 
 
 def balance_for(
@@ -93,7 +93,7 @@ def best_balance(
 
     A stage's work includes what it recomputes. With several stages on each device, where a device
     with a fast and a slow stage is not slow, it is the balance with the fastest simulated batch; if
-    there are thousands of balances, the fastest that a local search finds.
+    there are too many balances to try all, the fastest that a local search finds.
 
     Args:
       costs: of the blocks.
@@ -126,6 +126,7 @@ class _Stages:
 
     Attributes:
       count: number of stages.
+      tasks: number of tasks of all stages in a batch.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class _Stages:
         self._slots = slots
         self._in_memory = micro_batches_in_memory(order, rematerialize)
         self._passes = passes_of_stages(order, rematerialize)
-        self.count = len(self._passes)
+        self.count, self.tasks = len(self._passes), len(order)
         self._cost = functools.cache(self._join)
 
     def work(self, stage: int, first: int, end: int) -> float:
@@ -189,11 +190,11 @@ def _fastest(
 ) -> list[int]:
     """Returns the balance with the fastest simulated batch whose stages fit into the devices.
 
-    If there are many, those that a local search finds.
+    It tries all balances or, if these are too many, those of local searches.
 
     Args:
       stages: their work and memory.
-      starts: balances to start the search with.
+      starts: balances to start a search from; others are random.
       devices: their number.
       limit: bytes of memory of each.
 
@@ -201,6 +202,7 @@ def _fastest(
       UserError: if none fits.
     """
     blocks = sum(starts[0])
+    seconds = functools.cache(lambda balance: stages.seconds(balance, devices))
 
     @functools.cache
     def score(balance: tuple[int, ...]) -> tuple[float, float]:
@@ -208,22 +210,20 @@ def _fastest(
         if min(balance) < 1:
             return math.inf, 0.0
         beyond = sum(max(0.0, size - limit) for size in stages.device_memory(balance, devices))
-        return (beyond, 0.0) if beyond else (0.0, stages.seconds(balance, devices))
+        return (beyond, 0.0) if beyond else (0.0, seconds(balance))
 
-    def improved(balance: tuple[int, ...]) -> tuple[int, ...]:
-        """Moves blocks between neighbouring stages while that helps."""
-        while score(best := min(_moves(balance), key=score)) < score(balance):
-            balance = best
-        return balance
-
-    if math.comb(blocks - 1, stages.count - 1) <= _MOST_TRIED:
+    if math.comb(blocks - 1, stages.count - 1) * stages.tasks <= _MOST_TASKS:
         every = itertools.combinations(range(1, blocks), stages.count - 1)
         best = min((_between(blocks, cuts) for cuts in every), key=score)
     else:
         draw = random.Random(0)
         some = (sorted(draw.sample(range(1, blocks), stages.count - 1)) for _ in range(_RESTARTS))
         others = (_between(blocks, cuts) for cuts in some)
-        best = min(map(improved, itertools.chain(map(tuple, starts), others)), key=score)
+        best = tuple(starts[0])
+        for start in itertools.chain(map(tuple, starts), others):
+            best = min(best, _improved(start, score), key=score)
+            if seconds.cache_info().misses * stages.tasks > _MOST_TASKS:
+                break
     if score(best)[0]:
         needed = max(stages.device_memory(best, devices))
         raise UserError(
@@ -233,6 +233,15 @@ def _fastest(
             "smaller blocks"
         )
     return list(best)
+
+
+def _improved(
+    balance: tuple[int, ...], score: Callable[[tuple[int, ...]], tuple[float, float]]
+) -> tuple[int, ...]:
+    """Moves blocks between neighbouring stages while that lowers the score."""
+    while score(best := min(_moves(balance), key=score)) < score(balance):
+        balance = best
+    return balance
 
 
 def _between(blocks: int, cuts: Sequence[int]) -> tuple[int, ...]:
