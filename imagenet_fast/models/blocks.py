@@ -29,11 +29,32 @@ def cut(model: keras.Model) -> list[keras.Model]:
     """
     check_functional(model)
     blocks = []
-    inputs = model.inputs
-    for name, outputs in _ends(model):
-        blocks.append(keras.Model(inputs, outputs, name=name))  # Keras unpacks lists of one
+    inputs = model.input  # a dict of one, if the model was given one
+    ends = _ends(model)
+    for place, (name, outputs) in enumerate(ends, start=1):
+        outputs = model.output if place == len(ends) else outputs
+        block = keras.Model(inputs, outputs, name=name)  # Keras unpacks lists of one
+        block._trainable = model._trainable
+        blocks.append(block)
         inputs = outputs
     return blocks
+
+
+def clone(model: keras.Model) -> keras.Model:
+    """Returns a functional model with layers and weights of its own, and the same ones trainable.
+
+    Keras' ``clone_model`` does not keep ``trainable`` of the layers of nested models.
+    """
+    copy = keras.models.clone_model(model)
+    _copy_trainable(model, copy)
+    return copy
+
+
+def _copy_trainable(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    copy._trainable = layer._trainable  # Setting ``trainable`` would set that of inner layers, too.
+    inner = (own._flatten_layers(recursive=False, include_self=False) for own in (layer, copy))
+    for pair in zip(*inner):
+        _copy_trainable(*pair)
 
 
 def check_functional(model: Any) -> None:

@@ -41,7 +41,7 @@ def shape_only() -> Iterator[list[tf.Variable]]:
 def _empty(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
     """Makes a variable without a value or, if it is small, of zeros."""
     shape, dtype = options.get("shape"), options.get("dtype")
-    if shape is not None:  # an initializer may be slow
+    if shape is not None and tf.TensorShape(shape).is_fully_defined():  # an initializer may be slow
         options["initial_value"] = lambda: tf.zeros(shape, dtype)
     variable = make(**options)
     if (variable.shape.num_elements() or 0) <= _SMALL:

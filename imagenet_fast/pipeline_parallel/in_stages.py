@@ -79,4 +79,5 @@ def _places(
         for (begin, end), device in zip(parts, devices)
         for block in blocks[begin:end]
         for variable in block.variables
+        if isinstance(variable, tf.Variable)  # not the vocabulary of a lookup layer
     }

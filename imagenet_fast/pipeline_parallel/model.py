@@ -12,7 +12,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.models.blocks import check_functional
+from imagenet_fast.models.blocks import check_functional, clone
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
@@ -113,7 +113,7 @@ class GPipe(keras.Model):
         unroll: bool | None = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(name=name)
+        super().__init__(name=name, autocast=False)  # as keras.Sequential
         require_choice("costs", costs, ("flops", "measured"))
         # Before a functional model is cut, which uses them.
         require_choice("rematerialize", rematerialize, REMATERIALIZE)
@@ -210,10 +210,15 @@ class GPipe(keras.Model):
         self.build_on(keras.saving.deserialize_keras_object(config["inputs"]))
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the blocks and all options but devices and balance, for saving."""
+        """Returns the blocks and all options but devices and balance, for saving.
+
+        ``blocks`` has each block once, and ``order`` the index of each in turn.
+        """
+        blocks = list(dict.fromkeys(self.blocks))
         return {
             "name": self.name,
-            "blocks": [keras.saving.serialize_keras_object(block) for block in self.blocks],
+            "blocks": [keras.saving.serialize_keras_object(block) for block in blocks],
+            "order": [blocks.index(block) for block in self.blocks],
             "num_micro_batches": self._pipeline.num_micro_batches,
             "rematerialize": self._pipeline.rematerialize,
             "schedule": self._pipeline.schedule,
@@ -227,7 +232,10 @@ class GPipe(keras.Model):
             keras.saving.deserialize_keras_object(block, custom_objects)
             for block in config["blocks"]
         ]
-        options = {**config, "blocks": blocks, "devices": default_devices()[:1]}
+        options = {**config, "devices": default_devices()[:1]}
+        # Earlier versions saved a shared block several times, and no order.
+        order = options.pop("order", range(len(blocks)))
+        options["blocks"] = [blocks[place] for place in order]
         if options["schedule"] == "interleaved_1f1b":  # of several stages on a device
             options["schedule"] = "1f1b"
         return cls(**options)
@@ -397,7 +405,7 @@ def _cut_functional(
     make, given = model, None
     if isinstance(model, keras.layers.Layer):
         check_functional(model)
-        make, given = functools.partial(keras.models.clone_model, model), model
+        make, given = functools.partial(clone, model), model
     network, blocks, balance = build_in_stages(
         make, devices, lambda blocks: choose(blocks, blocks[0].input)
     )

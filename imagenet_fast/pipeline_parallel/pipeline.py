@@ -246,6 +246,8 @@ class Pipeline:
         for place, stage in enumerate(self.stages):
             built = [block for block in stage.blocks if block.built]
             for variable in itertools.chain.from_iterable(block.variables for block in built):
+                if not isinstance(variable, tf.Variable):  # the vocabulary of a lookup layer
+                    continue
                 first = owners.setdefault(variable.ref(), place)
                 if first != place:
                     raise UserError(

@@ -122,7 +122,9 @@ def _count(
     stage = Stage([block], "CPU:0")
     programs = Programs(stage, specs, (), None, first, recomputes=False)
     forward, backward, needed_inputs, needed_outputs = _passes(stage, specs, first)
-    other = [weight for weight in block.weights if not _is_in(weight, stage.variables)]
+    # Vocabularies of lookup layers count as weights in Keras, but are no variables.
+    variables = [weight for weight in block.weights if isinstance(weight, tf.Variable)]
+    other = [variable for variable in variables if not _is_in(variable, stage.variables)]
     cost = BlockCost(
         name=block.name,
         forward=work(forward),

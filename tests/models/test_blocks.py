@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.models.blocks import cut
+from imagenet_fast.models.blocks import clone, cut
 from imagenet_fast.models.shape_only import shape_only
 
 layers = keras.layers
@@ -315,3 +315,40 @@ def with_a_loss_of_its_own():
 def test_models_that_cannot_be_cut(make, told):
     with pytest.raises(UserError, match=told):
         cut(make())
+
+
+def test_names_of_inputs_and_outputs_are_kept():
+    inputs = {"image": keras.Input([4])}
+    model = keras.Model(inputs, {"logits": layers.Dense(2)(layers.Dense(3)(inputs["image"]))})
+    values = {"image": np.ones([1, 4], "float32")}
+    expected = model(values)
+    for block in cut(model):
+        values = block(values)
+    assert values.keys() == {"logits"}
+    np.testing.assert_array_equal(values["logits"], expected["logits"])
+
+
+def nested():
+    """A model in a model, and its two layers."""
+    inner = keras.Sequential([keras.Input([4]), layers.Dense(4), layers.BatchNormalization()])
+    inputs = keras.Input([4])
+    return keras.Model(inputs, layers.Dense(2)(inner(inputs))), *inner.layers
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_a_clone_trains_the_same_layers(outer):
+    model, dense, norm = nested()
+    model.get_layer(index=1).trainable = outer
+    dense.trainable, norm.trainable = not outer, outer
+    copy = clone(model)
+    assert len(copy.trainable_variables) == len(model.trainable_variables) == (4 if outer else 2)
+    flags = [[own.trainable for own in one._flatten_layers()] for one in (model, copy)]
+    assert flags[0] == flags[1]
+
+
+def test_blocks_of_a_frozen_model_are_frozen():
+    model, dense, _ = nested()
+    model.trainable = False
+    dense.trainable = True
+    assert model.trainable_variables == []
+    assert [block.trainable_variables for block in cut(model)] == [[], []]

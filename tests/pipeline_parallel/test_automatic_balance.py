@@ -100,6 +100,27 @@ def test_no_number_of_micro_batches_makes_it_slow(monkeypatch, batch_size):
     assert counts == [(6, 6) if batch_size else (64 * 32, 64)]
 
 
+def lookup():
+    words = keras.Input([4], dtype="int64")
+    layer = layers.IntegerLookup()
+    layer.adapt(np.array([[5, 7, 9, 11]]))
+    return words, layers.Dense(2)(layers.Flatten()(layers.Embedding(6, 2)(layer(words))))
+
+
+def bins():
+    values = keras.Input([4])
+    layer = layers.Discretization(num_bins=3)
+    layer.adapt(np.arange(40.0).reshape(10, 4))
+    return values, layers.Dense(2)(tf.cast(layer(values), tf.float32))
+
+
+@pytest.mark.parametrize("make", [lookup, bins])
+def test_layers_that_were_adapted_to_data(make):
+    model, values = keras.Model(*make()), np.array([[5, 7, 9, 30], [11, 5, 1, 2]])
+    pipeline = GPipe(model, DEVICES[:2])
+    np.testing.assert_allclose(pipeline(values), model(values), rtol=1e-6)
+
+
 def test_a_functional_model_with_a_given_balance():
     assert balance(GPipe(functional, DEVICES[:2], balance=[1, 3])) == [1, 3]
 

@@ -453,3 +453,38 @@ def test_a_model_checkpoint(tmp_path):
     model.fit(IMAGES, LABELS, batch_size=25, verbose=0, callbacks=[callback])
     loaded = keras.models.load_model(tmp_path / "best.keras")
     np.testing.assert_allclose(loaded(IMAGES), model(IMAGES), rtol=1e-5)
+
+
+def test_a_block_that_occurs_twice_is_saved_once(tmp_path):
+    keras.utils.set_random_seed(1)
+    shared, values = keras.layers.Dense(3, "tanh"), IMAGES[0, 0]
+    model = GPipe([shared, keras.layers.ReLU(), shared, keras.layers.Dense(2)], DEVICES[:1])
+    expected = model(values)
+    model.save(tmp_path / "model.keras")
+    for copy in (
+        keras.models.clone_model(model),
+        keras.models.load_model(tmp_path / "model.keras"),
+    ):
+        copy.build_on(values)
+        assert copy.blocks[0] is copy.blocks[2]
+        assert len(copy.weights) == len(model.weights) == 4
+        copy.set_weights(model.get_weights())
+        np.testing.assert_allclose(copy(values), expected, rtol=1e-6)
+
+
+def test_configurations_without_an_order_of_blocks():
+    """Those of earlier versions."""
+    config = GPipe([keras.layers.Dense(3), keras.layers.ReLU()], DEVICES[:1]).get_config()
+    assert config.pop("order") == [0, 1]
+    assert [type(block).__name__ for block in GPipe.from_config(config).blocks] == ["Dense", "ReLU"]
+
+
+def test_inputs_are_not_rounded_before_the_first_block():
+    """As in keras.Sequential: each layer casts its inputs itself."""
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        first = keras.layers.Lambda(lambda x: x - 1000, dtype="float32")
+        model = GPipe([first, keras.layers.Activation("linear", dtype="float32")], DEVICES[:2])
+        np.testing.assert_array_equal(model(tf.constant([[1001.0]])), [[1.0]])
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
