@@ -280,7 +280,8 @@ def test_pipeline_for_data_of_one_s_own(capsys, digits):
     assert run(["plan", "--pipeline", "--model=resnet8", f"--data_dir={digits}", *arguments]) == 0
     text = capsys.readouterr().out
     assert "75,290 parameters" in text  # for 10 classes
-    assert "speed-up    1.00" in text  # of one stage
+    # One stage, which computes one of two forward passes twice.
+    assert "speed-up    0.86" in text
 
 
 @pytest.mark.slow
