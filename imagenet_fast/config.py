@@ -225,6 +225,7 @@ def follow_duration(
     outermost = [(*line.parents, line.source)[0] for line in given]
     default = Duration.parse(given[outermost.index(outermost[-1])].text)
     place, unset = sources["duration"], Config()
+    replaced = next((line.text for line in reversed(given) if line.source != place), "")
     scaled, fixed = {}, []
     for name in TIMES:
         source = sources.get(name)
@@ -248,12 +249,12 @@ def follow_duration(
     }
     if changed:
         texts = " ".join(f"--{name}={option_text(times)!r}" for name, times in changed.items())
-        warn_once(f"duration={after} instead of {default} scales the schedule: {texts}")
+        warn_once(f"duration={after} instead of {replaced} scales the schedule: {texts}")
     for name in fixed:
         if name not in ineffective:
             text = option_text(values.get(name, getattr(unset, name)))
             warn_once(
-                f"duration={after} instead of {default} does not scale {name}={text}, which is in "
+                f"duration={after} instead of {replaced} does not scale {name}={text}, which is in "
                 f"another unit: give --{name}, too"
             )
     return {**values, **changed}

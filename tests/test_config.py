@@ -644,6 +644,10 @@ def test_a_warmup_without_effect_is_reported(capsys):
 def test_options_that_do_not_exist():
     with pytest.raises(UserError, match="there is no option 'learning_ratee'; did you mean 'lear"):
         Config(learning_ratee=0.1)
+    with pytest.raises(UserError, match=r"there is no option 'lr'; did you mean learning_rate\?"):
+        Config(lr=0.1)
+    with pytest.raises(UserError, match="did you mean duration='12 epochs'"):
+        Config().replace(epochs=3)
 
 
 @pytest.mark.parametrize("name", ["runs/a\nb", "runs/a\0b", "runs/\udcff"])
@@ -726,7 +730,9 @@ def test_times_follow_a_duration_beside_an_included_recipe(write, capsys):
     assert Config.from_flagfile(top, duration="9 epochs") == Config.from_flagfile(
         recipe, duration="9 epochs"
     )
+    capsys.readouterr()
     assert Config.from_flagfile(own, duration="9 epochs").decay_at == (Duration(4.5, "epochs"),)
+    assert "duration=9 epochs instead of 18 epochs scales" in capsys.readouterr().err
     # A recipe beside another one is not for its duration.
     write("other.flags", "--duration=18 epochs\n")
     both = write("both.flags", "--flagfile=recipe.flags\n--flagfile=other.flags\n")

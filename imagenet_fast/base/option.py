@@ -26,6 +26,35 @@ _TYPE_TEXTS = {
     Duration: "a duration, as '90 epochs'",
 }
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
+# Names in other programs, and the options that mean the same here.
+OTHER_NAMES = {
+    "amp": "precision",
+    "arch": "model",
+    "bs": "batch_size",
+    "data": "data_dir",
+    "data_path": "data_dir",
+    "dataset": "data_dir",
+    "epochs": "duration='12 epochs'",
+    "fp16": "precision=mixed_float16",
+    "grad_accum_steps": "accumulation_steps",
+    "img_size": "image_size",
+    "log_interval": "log_every",
+    "lr": "learning_rate",
+    "max_steps": "duration='500 steps'",
+    "num_epochs": "duration='12 epochs'",
+    "num_gpus": "gpus",
+    "num_steps": "duration='500 steps'",
+    "num_workers": "data_threads",
+    "output_dir": "model_dir",
+    "patience": "early_stopping",
+    "pretrained": "initial_weights",
+    "resume": "model_dir",
+    "save_dir": "model_dir",
+    "train_steps": "duration='500 steps'",
+    "warmup_epochs": "warmup='5 epochs'",
+    "wd": "weight_decay",
+    "workers": "data_threads",
+}
 _Self = TypeVar("_Self", bound="Options")
 
 
@@ -251,11 +280,14 @@ def require_option(name: str, names: typing.Iterable[str]) -> None:
     """Checks that an option exists.
 
     Raises:
-      UserError: if it does not, with the closest names.
+      UserError: if it does not, with its name here if other programs have it, or the closest names.
     """
     names = list(names)
     if name not in names:
-        raise UserError(f"there is no option {name!r}{nearest(name, names)}")
+        other = OTHER_NAMES.get(name, "")
+        known = other.partition("=")[0] in names
+        hint = f"; did you mean {other}?" if known else nearest(name, names)
+        raise UserError(f"there is no option {name!r}{hint}")
 
 
 def option_text(value: Any) -> str:

@@ -12,7 +12,7 @@ from absl import flags
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.base.notices import warn_once
-from imagenet_fast.base.option import option_text
+from imagenet_fast.base.option import OTHER_NAMES, option_text
 from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
@@ -29,35 +29,6 @@ from imagenet_fast.config import (
 )
 
 _HELP_WIDTH = 96
-# Names in other programs, and the flags that mean the same here.
-_OTHER_NAMES = {
-    "amp": "precision",
-    "arch": "model",
-    "bs": "batch_size",
-    "data": "data_dir",
-    "data_path": "data_dir",
-    "dataset": "data_dir",
-    "epochs": "duration='12 epochs'",
-    "fp16": "precision=mixed_float16",
-    "grad_accum_steps": "accumulation_steps",
-    "img_size": "image_size",
-    "log_interval": "log_every",
-    "lr": "learning_rate",
-    "max_steps": "duration='500 steps'",
-    "num_epochs": "duration='12 epochs'",
-    "num_gpus": "gpus",
-    "num_steps": "duration='500 steps'",
-    "num_workers": "data_threads",
-    "output_dir": "model_dir",
-    "patience": "early_stopping",
-    "pretrained": "initial_weights",
-    "resume": "model_dir",
-    "save_dir": "model_dir",
-    "train_steps": "duration='500 steps'",
-    "warmup_epochs": "warmup='5 epochs'",
-    "wd": "weight_decay",
-    "workers": "data_threads",
-}
 
 
 class CommandFlags:
@@ -152,7 +123,7 @@ class CommandFlags:
     def _hint(self, name: str) -> str:
         """Returns a hint at the flags that an unknown name may mean."""
         spelled = name.replace("-", "_")
-        other = spelled if spelled in self._flags else _OTHER_NAMES.get(spelled, "")
+        other = spelled if spelled in self._flags else OTHER_NAMES.get(spelled, "")
         if other.partition("=")[0] in self._flags:
             return f"; did you mean --{other}?"
         return nearest(name, list(self._flags))

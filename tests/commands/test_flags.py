@@ -7,8 +7,8 @@ import pytest
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.base.option import option_text
-from imagenet_fast.commands.flags import _OTHER_NAMES, CommandFlags
+from imagenet_fast.base.option import OTHER_NAMES, option_text
+from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
 
 
@@ -328,7 +328,7 @@ def test_names_of_other_programs_lead_to_the_flag(flags, given, hint):
 
 
 def test_all_hints_are_flags(flags):
-    for flag in _OTHER_NAMES.values():
+    for flag in OTHER_NAMES.values():
         flags.parse([f"--{flag}".replace("'", "")] if "=" in flag else [])
         assert flag.partition("=")[0] in option_names()
 
