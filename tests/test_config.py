@@ -707,6 +707,9 @@ def test_times_follow_a_duration_after_the_recipe(write, capsys):
     given = Config.from_flagfile(recipe, duration="180 epochs", decay_at="100 epochs")
     assert (str(given.warmup), option_text(given.decay_at)) == ("10 epochs", "100 epochs")
     assert Config.from_flagfile(recipe, duration="90 epochs") == whole
+    # Not rounded: 17936338 examples.
+    pod = "google_tpu_pod_32k"
+    assert Config.from_flagfile(pod, duration="3558 steps") == Config.from_flagfile(pod)
     # In another unit, the same fractions of the run.
     assert Config.from_flagfile(recipe, duration="900 steps") == whole.replace(
         duration="900 steps",

@@ -145,7 +145,7 @@ def test_a_flagfile_after_a_flag_overrides_it_with_a_notice(flags, capsys):
     assert flags.changes()["duration"] == Duration(12, "epochs")
     notice = "--flagfile=digits overrides the --duration before it: flags go after --flagfile\n"
     assert capsys.readouterr().err == notice
-    flags.parse(["--flagfile=digits", "--batch_size=64"])
+    flags.parse(["--flagfile=photos", "--flagfile=digits", "--batch_size=64"])
     assert capsys.readouterr().err == ""
 
 

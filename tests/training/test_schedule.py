@@ -328,10 +328,10 @@ def test_no_warmup_is_never_too_long():
 
 def test_a_warmup_of_most_of_the_run_is_reported(capsys):
     options = ScheduleOptions(
-        duration="40 steps", warmup="1.1 epochs", batch_size=512, schedule="cosine"
+        duration="40 steps", warmup="1.05 epochs", batch_size=512, schedule="cosine"
     )
     warn_of_short_run(options, 20)
-    expected = "the warmup takes 55% of the run: warmup is 1.1 epochs, duration 40 steps"
+    expected = "the warmup takes 52% of the run: warmup is 1.05 epochs, duration 40 steps"
     assert expected in capsys.readouterr().err
     warn_of_short_run(options.replace(warmup="1 epoch"), 20)
     warn_of_short_run(options.replace(batch_size=256), 20)  # without warmup
