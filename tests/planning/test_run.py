@@ -14,7 +14,7 @@ from imagenet_fast.cost_model.reliability import Conditions
 from imagenet_fast.planning.run import CompiledMemory, Hardware, comparison, plan_run
 
 POD = Hardware("tpu-v3", 1024)
-CONFIG = SMALL.replace(batch_size=64)
+CONFIG = SMALL.replace(batch_size=64, strategy="auto")
 
 
 @pytest.fixture(scope="module")
