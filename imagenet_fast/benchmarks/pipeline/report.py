@@ -89,16 +89,21 @@ def _schedules(results: Sequence[StepTimes]) -> list[str]:
     rows = [[*_TIME_HEAD, "to simulated", "bubble", *_SCHEDULE_HEAD]]
     for result in results:
         case, simulation = result.case, result.simulated
-        work = simulation.seconds * (1 - simulation.bubble)
         rows.append(
             [
                 *_time_cells(result),
                 f"{result.time.median / simulation.seconds:.3f}",
-                f"{1 - work / result.time.median:.1%}",
+                f"{_bubble(result):.1%}",
                 *_estimated(theory[case.schedule, case.devices, case.micro_batches]),
             ]
         )
     return aligned(rows, left=())
+
+
+def _bubble(result: StepTimes) -> float:
+    """Returns the measured fraction of the devices' time in which they are idle."""
+    work = result.simulated.seconds * (1 - result.simulated.bubble)
+    return 1 - work / result.time.median
 
 
 def _estimated(result: ScheduleEstimate) -> list[str]:
@@ -279,6 +284,21 @@ def _draw_emulated(axes: Axes, results: Sequence[StepTimes]) -> None:
     )
 
 
+def _draw_schedules(axes: Axes, results: Sequence[StepTimes]) -> None:
+    groups = list(dict.fromkeys((r.case.devices, r.case.micro_batches) for r in results))
+    for color, schedule in enumerate(dict.fromkeys(result.case.schedule for result in results)):
+        shown = [result for result in results if result.case.schedule == schedule]
+        places = [
+            groups.index((result.case.devices, result.case.micro_batches)) + 0.2 * (color - 1)
+            for result in shown
+        ]
+        axes.bar(places, [_bubble(result) for result in shown], width=0.18, label=schedule)
+        axes.plot(places, [result.simulated.bubble for result in shown], "k_", markersize=7)
+    axes.set_xticks(range(len(groups)), [f"{devices} / {count}" for devices, count in groups])
+    axes.set_xlabel("devices / micro-batches")
+    _set_title(axes, "bubble, measured on emulated devices\nblack lines: simulated")
+
+
 def _draw_overlap(axes: Axes, results: Sequence[StepTimes]) -> None:
     for color, kept in enumerate(dict.fromkeys(result.case.rematerialize for result in results)):
         first, *others = [
@@ -351,6 +371,7 @@ def _set_title(axes: Axes, title: str) -> None:
 
 _PANELS: dict[str, Callable[[Axes, Sequence[Any]], None]] = {
     "emulated": _draw_emulated,
+    "schedules": _draw_schedules,
     "overlap": _draw_overlap,
     "memory": _draw_memory,
     "graphs": _draw_graphs,

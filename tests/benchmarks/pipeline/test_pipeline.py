@@ -204,6 +204,16 @@ def test_files(parts, tmp_path):
     assert "seconds to trace" in svg
 
 
+def test_measured_bubbles_are_drawn():
+    """A step of 1/0.9 of the simulated time: a tenth of the work is idle time."""
+    cases = [Case(64, 2, 8, "never", "1f1b"), Case(64, 4, 8, "never", "interleaved_1f1b")]
+    times = [StepTimes(case, (simulated(case).seconds / 0.9,), simulated(case)) for case in cases]
+    report = make_report({"schedules": times})
+    assert "black lines: simulated" in report.svg()
+    # Of 1f1b, 1/9 simulated: 1 - 8/9 * 0.9.
+    assert "20.0%" in report.text
+
+
 def test_one_part_alone(parts):
     for name, results in parts.items():
         text = make_report({name: results}).text
