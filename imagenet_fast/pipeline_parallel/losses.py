@@ -166,7 +166,7 @@ def check_splits(
 
 def _largest(value: tf.Tensor) -> tf.Tensor:
     """Returns the largest absolute value in a tensor, float32."""
-    return tf.reduce_max(tf.abs(tf.cast(value, tf.float32)))
+    return tf.reduce_max(tf.cast(tf.abs(value), tf.float32))
 
 
 def _ignores_a_class(loss: keras.losses.Loss) -> bool:

@@ -328,6 +328,7 @@ class GPipe(keras.Model):
 
         scale = self.optimizer.loss_scale if scaled else 1.0
         self.build_on(inputs)
+        self._check_weights()
         step = self._pipeline.compute(inputs, targets, loss, scale)
         if self.compiled_loss._user_losses is None and not any(
             stage.losses for stage in self._pipeline.stages
@@ -356,6 +357,16 @@ class GPipe(keras.Model):
         # For the progress bar.
         self.compiled_loss(labels, step.outputs, weights, regularization_losses=[penalty])
         return self.compute_metrics(inputs, labels, step.outputs, weights)
+
+    def _check_weights(self) -> None:
+        """Refuses trainable weights of no block, which no stage would train."""
+        trained = {variable.ref() for variable in self._pipeline.variables}
+        for variable in self.trainable_variables:
+            if variable.ref() not in trained:
+                raise UserError(
+                    f"{variable.name} belongs to the model but to no block, and a pipeline trains "
+                    "the weights of its blocks only: make it a weight of a layer in a block"
+                )
 
     def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Evaluates a batch, in micro-batches."""

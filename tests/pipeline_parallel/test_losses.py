@@ -432,6 +432,14 @@ def test_cases_that_are_refused_are_those_that_do_not_split():
     assert set(REFUSALS) == {name for name, case in CASES.items() if not case.splits}
 
 
+def test_weights_of_no_block_are_refused():
+    model = GPipe(classifier(), DEVICES[:2])
+    model.temperature = tf.Variable(1.0, name="temperature")
+    model.compile("sgd", CROSS_ENTROPY(from_logits=True))
+    with pytest.raises(UserError, match="temperature:0 belongs to the model but to no block"):
+        model.train_on_batch(IMAGES, LABELS)
+
+
 def test_losses_of_no_block_are_refused():
     model = GPipe(classifier(), DEVICES[:2])
     with pytest.raises(UserError, match="call add_loss in the call of a layer in a block"):
