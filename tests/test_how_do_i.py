@@ -109,7 +109,7 @@ def test_all_answers(tmp_path, monkeypatch, run_python):
             expanded = [path for argument in arguments for path in _expanded(argument)]
             finished = run_python(["-c", here + PROGRAM, *expanded], check=False)
             assert finished.returncode == 0, (heading, finished.stderr)
-    for name in ("digits", "early", "cpu", "cosine", "batch64"):
+    for name in ("digits", "early", "cpu", "cosine", "batch64", "mine"):
         assert "top1" in json.loads((tmp_path / "runs" / name / "summary.json").read_text())
 
 

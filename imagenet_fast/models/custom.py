@@ -75,6 +75,16 @@ def build_custom(
     return network
 
 
+def use_restored_statistics(network: keras.Model) -> None:
+    """Makes ``keras.layers.Normalization`` use the mean and variance that its weights have.
+
+    Keras reads these weights only when such a layer is built, adapted or loaded from a file.
+    """
+    for layer in network.submodules:
+        if isinstance(layer, keras.layers.Normalization):
+            layer.finalize_state()
+
+
 def random_generators(network: keras.Model) -> list[tf.random.Generator]:
     """Returns the generators of a network's Keras layers, such as ``keras.layers.Dropout``.
 
@@ -154,6 +164,12 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
             else ", and not a tf_keras Model"
         )
         raise UserError(f"{described} returned a {kind.__module__}.{kind.__qualname__}{hint}")
+    created_here = tf.distribute.get_strategy().extended.variable_created_in_scope
+    if network.built and not all(map(created_here, network.variables)):
+        raise UserError(
+            f"{described} returned a model that was made before it was called: make the model in "
+            "the function, and load weights there"
+        )
     return network
 
 
@@ -188,6 +204,7 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
         if not network.built:
             network.build((None, *image_shape))
         assign_everywhere(network.weights, model.get_weights())
+        use_restored_statistics(network)
     return network
 
 
@@ -208,7 +225,8 @@ def _check_outputs(
         if not network.built:
             network(keras.Input(image_shape))
         traced = tf.function(lambda images: network(images, training=False), autograph=False)
-        graph = traced.get_concrete_function(tf.TensorSpec((None, *image_shape))).graph
+        concrete = traced.get_concrete_function(tf.TensorSpec((None, *image_shape)))
+        graph = concrete.graph
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -216,10 +234,12 @@ def _check_outputs(
             f"{described} cannot take images of shape {image_shape}: {_reason(error)}"
         ) from error
     shapes = [tuple(output.shape) for output in graph.outputs]
-    if shapes != [(None, num_classes)]:
+    structure = concrete.structured_outputs
+    if shapes != [(None, num_classes)] or not tf.is_tensor(structure):
+        kind = "" if tf.is_tensor(structure) else f"a {type(structure).__name__} of "
         raise UserError(
-            f"{described} returns {', '.join(map(str, shapes))}, but must return a logit for each "
-            f"of the {num_classes} classes, {(None, num_classes)}"
+            f"{described} returns {kind}{', '.join(map(str, shapes))}, but must return a logit for "
+            f"each of the {num_classes} classes, {(None, num_classes)}"
         )
     operation = graph.outputs[0].op
     while operation.type in _PASS_ON:

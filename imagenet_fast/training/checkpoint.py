@@ -19,7 +19,7 @@ from imagenet_fast.base.paths import is_local, to_path
 from imagenet_fast.distribute.exchange import text_of_chief
 from imagenet_fast.distribute.one_call import restored_everywhere
 from imagenet_fast.distribute.workers import worker_place
-from imagenet_fast.models.custom import random_generators
+from imagenet_fast.models.custom import random_generators, use_restored_statistics
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
 from imagenet_fast.training.model_dir import CHECKPOINTS, latest_checkpoint
@@ -120,6 +120,7 @@ class Checkpoints:
             status.assert_existing_objects_matched()
         except _UNREADABLE as error:
             raise _unreadable(latest, error) from error
+        use_restored_statistics(self._model)
         return self._state.value
 
     def _latest(self) -> str | None:
@@ -170,6 +171,7 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
         status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
         raise _unreadable(latest, error) from error
+    use_restored_statistics(model)
     return latest
 
 

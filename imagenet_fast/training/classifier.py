@@ -12,7 +12,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.one_call import assign_everywhere
-from imagenet_fast.models.custom import CustomModel
+from imagenet_fast.models.custom import CustomModel, use_restored_statistics
 from imagenet_fast.training.training_step import TrainingStep
 
 
@@ -162,6 +162,7 @@ class Classifier(TrainingStep):
         if len(weights) != len(variables):
             raise UserError(f"{len(weights)} arrays for the model's {len(variables)} weights")
         assign_everywhere(variables, weights)
+        use_restored_statistics(self)
         self.restart_shadow_weights()
 
     def get_config(self) -> dict[str, Any]:

@@ -176,6 +176,43 @@ def test_exported_predictions_are_the_models(run, ready, tmp_path):
     assert outputs["features"].shape == (5, 8)
 
 
+def adapted(num_classes, image_shape):
+    norm = keras.layers.Normalization()
+    network = keras.Sequential(
+        [keras.Input(image_shape), norm, keras.layers.Flatten(), keras.layers.Dense(num_classes)]
+    )
+    norm.adapt(np.random.default_rng(0).normal(3, 9, (32, *image_shape)))
+    return network
+
+
+def test_adapted_statistics_are_those_of_the_weights(config):
+    """Which Keras' Normalization reads only when it is built, adapted or loaded from a file."""
+    given = adapted(10, (8, 8, 3))
+    images = np.random.default_rng(1).integers(0, 256, (4, 8, 8, 3), "uint8")
+    floats = images.astype("float32")
+    model = build_model(config.replace(normalize_pixels=False), model=given)
+    np.testing.assert_allclose(model(images, training=False), given(floats), rtol=1e-4, atol=1e-4)
+    # Other ones, as from a checkpoint.
+    weights = [np.full_like(weight, 2) for weight in model.get_weights()]
+    model.set_weights(weights)
+    given.set_weights(weights)
+    given.layers[0].finalize_state()
+    np.testing.assert_allclose(model(images, training=False), given(floats), rtol=1e-4, atol=1e-3)
+
+
+def test_functions_make_their_model_and_return_one_tensor(config):
+    made = functional(10, (8, 8, 3))
+    with pytest.raises(UserError, match="a model that was made before it was called"):
+        build_model(config, model=lambda num_classes, image_shape: made)
+
+    def named(num_classes, image_shape):
+        images = keras.Input(image_shape)
+        return keras.Model(images, {"out": keras.layers.Dense(10)(keras.layers.Flatten()(images))})
+
+    with pytest.raises(UserError, match=r"returns a dict of \(None, 10\), but must return a logit"):
+        build_model(config, model=named)
+
+
 def test_a_run_whose_model_has_no_name_needs_it_again(run):
     recorded = Config.from_json(pathlib.Path(run.model_dir, "config.json").read_text())
     assert recorded.model == "custom"
