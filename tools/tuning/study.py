@@ -24,6 +24,8 @@ COARSE, FINE = "coarse", "fine"
 # The states of an outcome.
 COMPLETE, PRUNED, DIVERGED, FAILED = "complete", "pruned", "diverged", "failed"
 _BEST_FRACTION = 0.25
+# They do not change the weights of a run, but what is measured of it.
+_EVALUATION = {"eval_every", "test_time_augmentation"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,8 +115,9 @@ class Study:
         differences += [
             f"{name} is {option_text(getattr(config, name))} there, "
             f"{option_text(getattr(plan.config, name))} here"
-            for name in config.differences(plan.config, free=False)
-            if name not in [searched.option for searched in plan.space]
+            for name in config.differences(plan.config)
+            if name in {*config.differences(plan.config, free=False), *_EVALUATION}
+            and name not in [searched.option for searched in plan.space]
         ]
         if differences:
             raise UserError(

@@ -10,6 +10,8 @@ from imagenet_fast.config import Config
 PLAIN = "plain"
 # The default number of runs of each setting.
 SEEDS = 3
+# They do not change the weights of a run, but its times and what is measured of it.
+_EVALUATION = {"checkpoint_every", "eval_every", "test_time_augmentation"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +39,9 @@ class Setting:
 
         Equal settings of several experiments have the same fingerprint, and are trained once.
         """
-        options = {
-            name: str(getattr(self.config, name))
-            for name in sorted(self.config.differences(Config(), free=False))
-        }
+        changed = {*self.config.differences(Config(), free=False)}
+        changed |= _EVALUATION & {*self.config.differences(Config())}
+        options = {name: str(getattr(self.config, name)) for name in sorted(changed)}
         return hashlib.sha256(f"{self.kind} {options}".encode()).hexdigest()[:12]
 
 
