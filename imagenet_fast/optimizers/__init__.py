@@ -68,6 +68,6 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-if "tf_keras" in sys.modules:
+if sys.modules.get("tf_keras"):
     for _module in _MODULES:
         importlib.import_module(f"{__name__}.{_module}")
