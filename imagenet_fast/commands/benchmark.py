@@ -126,6 +126,24 @@ def _decode(arguments: list[str]) -> None:
     _print_and_write(report, flags, (*options, *counts), name)
 
 
+def _crop_area(arguments: list[str]) -> None:
+    flags = CommandFlags("benchmark crop_area")
+    flags.define("data_dir", "", "directory of TFRecord shards written by `prepare`")
+    flags.define("image_size", 224, "height and width of the resized crops, in pixels")
+    _define_samples(flags, repeats=7, warmup=1)
+    flags.define("images", 300, "images in a sample")
+    flags.parse(arguments)
+    counts = _counts(flags, "images", "repeats", "warmup")
+    options = {name: flags[name] for name in ("data_dir", "image_size")}
+    config = Config(**options, batch_size=1)
+
+    import_tensorflow()
+    from imagenet_fast.benchmarks.crop_area import compare_crop_areas, make_report
+
+    result = compare_crop_areas(config, **counts)
+    _print_and_write(make_report(result), flags, (*options, *counts), "crop_area")
+
+
 def _all_reduce(arguments: list[str]) -> None:
     flags = CommandFlags("benchmark all_reduce")
     flags.define("sizes", "16384,26214400", "bytes of single tensors, separated by commas")
@@ -202,15 +220,16 @@ def _all_reduce(arguments: list[str]) -> None:
 
 def _input(arguments: list[str]) -> None:
     options = ["data_dir", "num_classes", "label_offset", "image_size", "train_crop"]
-    options += ["resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "shuffle_buffer"]
-    options += ["data_threads", "cache"]
+    options += ["resize_method", "jpeg_dct", "jpeg_upsampling", "jpeg_scaling", "jpeg_index"]
+    options += ["shuffle_buffer", "data_threads", "cache"]
     flags = CommandFlags("benchmark input", options)
     flags.define("batch_size", 64, "images in a batch")
     flags.define(
         "compare",
         "peers,bounds,stages,ablation",
         "comparisons, separated by commas; peers: other pipelines; bounds: decoding alone; stages: "
-        "up to each stage; ablation: without optimizations; cached: decoded images in memory",
+        "up to each stage; ablation: without optimizations; cached: decoded images in memory; "
+        "index and evaluation: with and without JPEG indexes",
     )
     for name, text in (
         ("model_garden", "Model Garden, to time its reader, too"),
@@ -352,6 +371,7 @@ BENCHMARKS = {
         _decode,
         "JPEG decoding with each option, and the difference of pixels from Pillow's",
     ),
+    "crop_area": (_crop_area, "JPEG decoding with and without an index, by the area of the crop"),
     "all_reduce": (
         _all_reduce,
         "all-reduces over workers by each algorithm; start it on all workers",
@@ -370,7 +390,7 @@ _PIPELINE_PARTS = {
     "memory_limit": "a network that exceeds the memory limit of one process, on four",
     "graphs": "size of the graph and time to build it, by micro-batches",
 }
-_INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached")
+_INPUT_PARTS = ("peers", "bounds", "stages", "ablation", "cached", "index", "evaluation")
 
 
 def _help() -> str:

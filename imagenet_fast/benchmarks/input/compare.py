@@ -123,6 +123,29 @@ class InputBenchmark:
         }
         return self._compare(f"Decoded images in memory, train_crop={crop}", [], calls)
 
+    def index(self) -> Comparison:
+        """Compares training with and without JPEG indexes."""
+        calls = {
+            name: self._from_iterator(distributed_dataset(options, "train"))
+            for name, options in self._with_and_without_index()
+        }
+        return self._compare("Training, with and without JPEG indexes", [], calls)
+
+    def evaluation(self) -> Comparison:
+        """Compares evaluation with and without JPEG indexes, by passes over the validation data."""
+        calls, images = {}, 0
+        for name, options in self._with_and_without_index():
+            dataset = distributed_dataset(options, "validation")
+            images = dataset.evaluation_steps * options.batch_size
+            calls[name] = _a_pass(dataset)
+        title = "Evaluation, with and without JPEG indexes"
+        note = "A sample is a pass over the validation data, padded to full batches."
+        times = time_interleaved(list(calls.values()), **self._counts)
+        return Comparison(title, (note,), tuple(calls), times, images)
+
+    def _with_and_without_index(self) -> list[tuple[str, Config]]:
+        return [("with", self._steady), ("without", self._steady.replace(jpeg_index=False))]
+
     @property
     def _images(self) -> int:
         return self._batches * self._config.batch_size
@@ -157,3 +180,14 @@ class InputBenchmark:
             return time.perf_counter() - start, time.process_time() - cpu_start
 
         return sample
+
+
+def _a_pass(dataset: Iterable) -> TimedCall:
+    def sample() -> tuple[float, float]:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        for _ in dataset:
+            pass
+        tf.test.experimental.sync_devices()
+        return time.perf_counter() - start, time.process_time() - cpu_start
+
+    return sample

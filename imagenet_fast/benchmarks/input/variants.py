@@ -25,6 +25,7 @@ OPTIMIZATIONS = {
     "threads": "a batch per thread; without: one thread",
     "batched": "parses examples and draws crops for a whole batch; without: one by one",
     "native": "resizes with this package's op; without: with TensorFlow's",
+    "index": "decodes only the blocks around the crop, by JPEG indexes; only with fused and native",
 }
 # The optimizations of each variant, by its name: all, all but one, one, and none.
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -33,7 +34,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         f"all but {name}": tuple(other for other in OPTIMIZATIONS if other != name)
         for name in OPTIMIZATIONS
     },
-    **{f"{name} alone": (name,) for name in OPTIMIZATIONS},
+    **{f"{name} alone": (name,) for name in OPTIMIZATIONS if name != "index"},
     "none": (),
 }
 
@@ -50,7 +51,7 @@ def make_variant(options: InputOptions, enabled: Collection[str]) -> tf.data.Dat
     """
     options = options.replace(
         # Without "fused", the whole image is decoded.
-        jpeg_index=options.jpeg_index and "fused" in enabled,
+        jpeg_index=options.jpeg_index and {"index", "fused"} <= set(enabled),
         cache="encoded" if "cache" in enabled else "none",
         data_threads=options.data_threads if "threads" in enabled else 1,
         resize_kernel="native" if "native" in enabled else "tensorflow",

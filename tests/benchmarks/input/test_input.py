@@ -208,6 +208,7 @@ def test_bounds(config, stage_datasets):
     [
         ("bounds", ("imagenet_fast", "fused decode and crop alone", "whole decode alone")),
         pytest.param("cached", ("cache=decoded", "cache=none"), marks=pytest.mark.long),
+        pytest.param("index", ("with", "without"), marks=pytest.mark.long),
     ],
 )
 def test_parts(config, part, names):
@@ -216,6 +217,28 @@ def test_parts(config, part, names):
     assert comparison.names == names
     assert comparison.images == 16
     assert all(len(times.seconds) == 2 for times in comparison.times)
+
+
+def test_evaluation_is_timed_by_whole_passes(config):
+    comparison = InputBenchmark(config, {}, images=16, warmup=1, repeats=2).evaluation()
+    assert comparison.names == ("with", "without")
+    assert comparison.images == 16 * -(-359 // 16)
+    assert all(min(times.seconds) > 0 for times in comparison.times)
+
+
+def test_indexes_are_an_optimization_of_fused_decoding(config, monkeypatch):
+    class EnoughError(Exception):
+        pass
+
+    def records(info, options):
+        raise EnoughError(options.jpeg_index)
+
+    name = "imagenet_fast.benchmarks.input.variants.training_records"
+    monkeypatch.setattr(name, records)
+    for enabled in (("fused", "native", "index"), ("native", "index"), ("fused", "native")):
+        with pytest.raises(EnoughError) as used:
+            make_variant(config, enabled)
+        assert used.value.args == ({"fused", "index"} <= set(enabled),)
 
 
 def test_a_sample_takes_whole_batches_of_a_new_iterator(config, monkeypatch):
