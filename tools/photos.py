@@ -9,7 +9,8 @@ Each image is a random crop of a photograph, resized to about 500x375 pixels, th
 in ImageNet, a quarter of them in portrait format, with a JPEG quality of 90 to 95. The package's
 photographs have soft backgrounds, so a file has 35 kB on average, and ImageNet's 108 (138 GB in
 1,281,167 files): the same number of pixels to decode, but fewer bytes to read and fewer
-coefficients. --quality=100 gives the file size of ImageNet's.
+coefficients. --quality=100 gives the file size of ImageNet's. --tiles=3 makes images of about 2
+megapixels, of 3 x 3 such crops of a photograph each; --tiles=8 of about 12.
 
 An image's class is its photograph. These are not real labels: crops of a photograph look alike and
 overlap, even between training and validation, so accuracy on these images is meaningless.
@@ -40,6 +41,9 @@ _ASPECT = (4 / 3, 3 / 2)
 _PORTRAIT = 0.25
 _QUALITY = (90, 95)
 
+# Left, top, right and bottom, in pixels.
+Box = tuple[float, float, float, float]
+
 
 class PhotosError(Exception):
     """The images cannot be made; the message says why and what to do."""
@@ -55,9 +59,22 @@ class Crop:
       quality: of the JPEG, 1 to 100.
     """
 
-    box: tuple[float, float, float, float]
+    box: Box
     size: tuple[int, int]
     quality: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """How images are made and stored.
+
+    Attributes:
+      quality: lowest and highest JPEG quality.
+      tiles: crops in a row and in a column of an image.
+    """
+
+    quality: tuple[int, int] = _QUALITY
+    tiles: int = 1
 
 
 def choose_crop(
@@ -74,13 +91,36 @@ def choose_crop(
     size = (round(long_side), round(long_side / random.uniform(*_ASPECT)))
     if random.random() < _PORTRAIT:
         size = size[::-1]
+    box = _choose_box(photo_size, size, random)
+    return Crop(box, size, int(random.integers(quality[0], quality[1] + 1)))
+
+
+def _choose_box(
+    photo_size: tuple[int, int], size: tuple[int, int], random: np.random.Generator
+) -> Box:
     # From a crop at the photograph's resolution to the largest one.
     scale = random.uniform(1, min(photo_size[0] / size[0], photo_size[1] / size[1]))
     width, height = size[0] * scale, size[1] * scale
     left = random.uniform(0, photo_size[0] - width)
     top = random.uniform(0, photo_size[1] - height)
-    drawn = int(random.integers(quality[0], quality[1] + 1))
-    return Crop((left, top, left + width, top + height), size, drawn)
+    return left, top, left + width, top + height
+
+
+def make_image(
+    photo: Image.Image, random: np.random.Generator, form: Format
+) -> tuple[Image.Image, int]:
+    """Makes an image of crops of a photograph; returns it and its JPEG quality."""
+    crop = choose_crop(photo.size, random, form.quality)
+    width, height = crop.size
+    image = Image.new("RGB", (form.tiles * width, form.tiles * height))
+    box = crop.box
+    for tile in range(form.tiles**2):
+        if tile:
+            box = _choose_box(photo.size, crop.size, random)
+        row, column = divmod(tile, form.tiles)
+        resized = photo.resize(crop.size, Image.Resampling.LANCZOS, box)
+        image.paste(resized, (column * width, row * height))
+    return image, crop.quality
 
 
 def find_photos(source: pathlib.Path) -> list[pathlib.Path]:
@@ -122,7 +162,7 @@ def make_images(
     output: pathlib.Path,
     images: dict[str, int],
     seed: int = 0,
-    quality: tuple[int, int] = _QUALITY,
+    form: Format = Format(),
 ) -> None:
     """Writes ``SPLIT/CLASS/*.jpg``, one class for each photograph, of equal sizes.
 
@@ -131,7 +171,7 @@ def make_images(
       output: the folder to write; it must not exist, and gets its name when it is complete.
       images: number of images in each split.
       seed: of the crops.
-      quality: lowest and highest JPEG quality.
+      form: the images' number of crops and their JPEG quality.
 
     Raises:
       PhotosError: if ``output`` exists or cannot be written, there are no photographs, or a split
@@ -151,7 +191,7 @@ def make_images(
     try:
         with tqdm(total=sum(images.values()), unit=" images", dynamic_ncols=True) as bar:
             for number, photo in enumerate(photos):
-                for _ in _cut(photo, number, len(photos), temporary, images, seed, quality):
+                for _ in _cut(photo, number, len(photos), temporary, images, seed, form):
                     bar.update()
         temporary.rename(output)
     except OSError as error:
@@ -165,7 +205,7 @@ def _cut(
     output: pathlib.Path,
     images: dict[str, int],
     seed: int,
-    quality: tuple[int, int],
+    form: Format,
 ) -> Iterator[None]:
     """Crops one photograph's images: every ``photos``-th one, from ``number`` on."""
     try:
@@ -176,11 +216,10 @@ def _cut(
 
     def write(split: str, index: int) -> None:
         random = np.random.default_rng([seed, SPLITS.index(split), index])
-        crop = choose_crop(photo.size, random, quality)
-        image = photo.resize(crop.size, Image.Resampling.LANCZOS, crop.box)
+        image, quality = make_image(photo, random, form)
         # The number distinguishes photographs of the same name.
         name = pathlib.Path(split, f"{number:02d}_{path.stem}", f"{index:06d}.jpg")
-        image.save(output / name, quality=crop.quality)
+        image.save(output / name, quality=quality)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         pending = []
@@ -217,10 +256,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         metavar="Q[,Q]",
         help="JPEG quality, 1 to 100, or the lowest and the highest (default: 90,95)",
     )
+    parser.add_argument(
+        "--tiles",
+        type=int,
+        default=1,
+        help="crops in a row and in a column of an image (default: %(default)d)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)d)")
     options = parser.parse_args(arguments)
     if options.seed < 0:
         parser.error(f"--seed is {options.seed}, but must not be negative")
+    if options.tiles < 1:
+        parser.error(f"--tiles is {options.tiles}, but must be positive")
     return options
 
 
@@ -238,7 +285,8 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     images = {split: getattr(options, f"{split}_images") for split in SPLITS}
     try:
-        make_images(options.source, options.output_dir, images, options.seed, options.quality)
+        form = Format(options.quality, options.tiles)
+        make_images(options.source, options.output_dir, images, options.seed, form)
     except PhotosError as error:
         print(f"photos.py: error: {error}", file=sys.stderr)
         return 2

@@ -96,6 +96,22 @@ def test_all_images_are_different(tmp_path):
     assert len(set(contents(tmp_path / "out").values())) == sum(IMAGES.values())
 
 
+def test_large_images_are_tiles_of_different_crops():
+    noise = np.random.default_rng(0).integers(0, 256, (700, 800, 3), np.uint8)
+    photo = Image.fromarray(noise)
+    small, quality = photos.make_image(photo, np.random.default_rng(1), photos.Format())
+    large, _ = photos.make_image(photo, np.random.default_rng(1), photos.Format(tiles=2))
+    width, height = small.size
+    assert large.size == (2 * width, 2 * height) and 90 <= quality <= 95
+    tiles = [
+        np.asarray(large.crop((x, y, x + width, y + height)))
+        for y in (0, height)
+        for x in (0, width)
+    ]
+    np.testing.assert_array_equal(tiles[0], small)
+    assert len({tile.tobytes() for tile in tiles}) == 4
+
+
 def test_photographs_that_are_too_small_are_left_out(tmp_path, source, capsys):
     Image.new("RGB", (2000, 599)).save(source / "flat.jpg")
     photos.make_images(source, tmp_path / "out", IMAGES)
@@ -147,6 +163,7 @@ def test_the_command(tmp_path, source):
     assert "photos.py: error:" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert run("--seed=-1").returncode == 2
+    assert run("--tiles=0").returncode == 2
 
 
 def test_quality_is_one_or_a_range():
