@@ -9,7 +9,6 @@ from PIL import Image
 from imagenet_fast import Config, UserError
 from imagenet_fast.benchmarks import crop_area
 from imagenet_fast.benchmarks.timing import Times
-from imagenet_fast.commands.benchmark import main
 from imagenet_fast.data import records
 from imagenet_fast.data.examples import encode_example
 from imagenet_fast.data.resize_op import with_resize_kernel
@@ -77,11 +76,12 @@ def test_the_report_compares_cpu_times():
     assert report.svg().count("whole image") >= 1
 
 
-def test_the_command_needs_enough_jpegs_with_an_index(data, tmp_path):
-    flags = [f"--data_dir={data}", "--image_size=8", "--repeats=1", "--warmup=1"]
+def test_only_jpegs_with_an_index_count(data, tmp_path):
+    config = Config(data_dir=data, num_classes=1, image_size=8)
     with pytest.raises(UserError, match="has 2 training JPEGs that can have an index, not 3"):
-        main(["crop_area", *flags, "--images=3"])
-    main(["crop_area", *flags, "--images=1", f"--output_dir={tmp_path}"])
+        crop_area.compare_crop_areas(config, 3, warmup=1, repeats=1)
+    result = crop_area.compare_crop_areas(config, 1, warmup=1, repeats=1)
+    crop_area.make_report(result).write({}, str(tmp_path), "crop_area")
     values = json.loads((tmp_path / "crop_area.json").read_text())
     assert list(values["areas"]) == [str(area) for area in crop_area.AREAS]
     assert values["images"] == 1 and values["index_bytes"] > 0
