@@ -22,6 +22,8 @@ from imagenet_fast.training.report.formats import is_number
 _MAX_POINTS = 300
 # Curves with at most this many points show each of them, without smoothing.
 _FEW_POINTS = 24
+# A change between two points is a jump if it is this many times as steep as those around it.
+_JUMP = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Curve:
       color: its color's name in ``COLORS`` and in the style sheet.
       dashed: whether to draw it with dashes.
       noisy: whether to draw a running mean above the points.
+      jumps: whether to draw jumps between flat parts as steps.
     """
 
     label: str
@@ -43,6 +46,7 @@ class Curve:
     color: str
     dashed: bool = False
     noisy: bool = False
+    jumps: bool = False
 
     def points(self, rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
         """Returns the epochs and the values of all finite points, both float64 [points]."""
@@ -156,7 +160,7 @@ class Chart:
         )
 
 
-LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate"),))
+LEARNING_RATE = Chart("Learning rate", (Curve("", "train", "learning_rate", "rate", jumps=True),))
 
 
 def run_charts(summary: dict[str, Any], rows: list[Row], has_top5: bool = True) -> list[str]:
@@ -217,12 +221,32 @@ def _draw(axes: Axes, curve: Curve, epochs: np.ndarray, values: np.ndarray) -> N
         "zorder": 3,
     }
     if few or not curve.noisy:
-        axes.plot(epochs, values, lw=1.7, marker="o" if few else "", ms=3.6, **style)
+        jumps = _jumps(epochs, values) if curve.jumps else np.zeros(0, int)
+        # Right after the point before: recipes let the learning rate decay after an evaluation.
+        points = np.arange(len(values))
+        line = points + np.searchsorted(jumps, points)  # where they are in the line
+        epochs = np.insert(epochs, jumps + 1, epochs[jumps])
+        values = np.insert(values, jumps + 1, values[jumps + 1])
+        marker = "o" if few else ""
+        axes.plot(epochs, values, lw=1.7, marker=marker, ms=3.6, markevery=line.tolist(), **style)
         return
     epochs, values = _windows(epochs), _windows(values)
     if not curve.dashed:
         axes.plot(epochs, values, lw=0.9, alpha=0.35, **style)
     axes.plot(epochs, _running_mean(values, len(values) // 40 + 1), lw=1.7, **style)
+
+
+def _jumps(epochs: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Returns the indices of the points before jumps, int [jumps].
+
+    A jump is a change between two points with flat parts before and, unless it is the last one,
+    behind it. A change at the beginning is taken for a warmup.
+    """
+    slopes = np.abs(np.diff(values)) / np.maximum(np.diff(epochs), 1e-9)
+    if len(slopes) < 2:
+        return np.zeros(0, int)
+    around = np.maximum(slopes[:-1], np.append(slopes[2:], 0))
+    return 1 + np.flatnonzero(slopes[1:] > _JUMP * around)
 
 
 def _windows(values: np.ndarray) -> np.ndarray:

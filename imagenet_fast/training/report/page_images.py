@@ -29,11 +29,10 @@ _LEAST_JPEG = 64
 STYLE = """
 .confusion { max-width: 520px; margin: 0 auto; }
 .pairs td, .pairs thead th { text-align: right; padding: 6px 0 6px 12px; }
-.pairs td:nth-child(2), .pairs th:nth-child(2), .pairs thead th:first-child { text-align: left; }
+.pairs .name, .pairs thead th:first-child { text-align: left; }
 .pairs thead th:first-child { padding-left: 0; }
 .pairs td:last-child { white-space: nowrap; }
 .pairs th, .pairs thead th { width: auto; color: var(--muted); }
-.pairs td:nth-child(2) { color: inherit; }
 .pairs tbody tr:first-child > * { border-top: 1px solid var(--grid); }
 """
 
@@ -65,10 +64,11 @@ def confused_pairs(analysis: ErrorAnalysis, labels: Sequence[str]) -> str:
         return "<p>No image was mispredicted.</p>"
     lines = "".join(
         f'<tr><th scope="row">{html.escape(pair.label)}</th>'
-        f"<td>{html.escape(pair.prediction)}</td><td>{pair.images:,} of {pair.of:,}</td></tr>"
+        f'<td class="name">{html.escape(pair.prediction)}</td>'
+        f"<td>{pair.images:,} of {pair.of:,}</td></tr>"
         for pair in pairs
     )
-    heads = "<th>True class</th><th>Predicted as</th><th>Images</th>"
+    heads = '<th>True class</th><th class="name">Predicted as</th><th>Images</th>'
     return f'<table class="pairs"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 
 

@@ -94,6 +94,30 @@ def test_picture_shows_the_curve():
     np.testing.assert_allclose(heights, np.interp(epochs, [0, 10, 100], [0, 1, 0]), atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("rates", "jumps"),
+    [
+        # A warmup, a decay after some steps, and one right before the end.
+        ([0.1, 0.5, 1, 1, 1, 0.1, 0.1, 0.1, 0.01], [4, 7]),
+        ([0.1, 0.1, 1.0, 1.0], [1]),  # a constant warmup
+        ([0.1, 1.0, 1.0], []),
+        (np.cos(np.linspace(0, np.pi / 2, 9)), []),
+        (np.interp(np.arange(9), [0, 2, 8], [0, 1, 0]), []),
+        ([0.1], []),
+    ],
+)
+def test_jumps_are_drawn_as_steps(rates, jumps):
+    figure = LEARNING_RATE._figure(LEARNING_RATE._drawn(rows(rates)))
+    (line,) = figure.axes[0].lines
+    epochs, values = line.get_data()
+    points = [(epoch, rate) for epoch, rate in enumerate(rates)]
+    steps = [(jump, rates[jump + 1]) for jump in jumps]
+    assert sorted(zip(epochs, values)) == sorted([*points, *steps])
+    assert list(epochs) == sorted(epochs)
+    # Only what was measured is marked.
+    assert [(epochs[i], values[i]) for i in line.get_markevery()] == points
+
+
 def test_same_picture_whatever_the_users_settings():
     expected = LEARNING_RATE.picture(rows([0.1, 0.3, 0.2]), "title")
     with matplotlib.rc_context({"axes.linewidth": 5, "font.size": 30}):
