@@ -10,9 +10,9 @@ def weights_of(model):
     return [weight.numpy() for weight in model.weights]
 
 
-def weights_in(model_dir):
+def weights_in(model_dir, folder="checkpoints"):
     """All variables of the latest checkpoint."""
-    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, "checkpoints")))
+    reader = tf.train.load_checkpoint(str(pathlib.Path(model_dir, folder)))
     return {
         name: reader.get_tensor(name)
         for name in reader.get_variable_to_shape_map()

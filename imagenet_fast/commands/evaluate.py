@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.errors import UserError, nearest, require_choice
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
 from imagenet_fast.training.run_config import read_config
 
 _OPTIONS = (
@@ -36,8 +37,9 @@ _NAME_WIDTH = 32
 
 
 def main(arguments: list[str]) -> int:
-    """Evaluates the latest checkpoint of a run and prints a table or JSON."""
+    """Evaluates a checkpoint of a run and prints a table or JSON."""
     flags = CommandFlags("evaluate", _OPTIONS, of_run=True)
+    flags.define("checkpoint", "last", CHECKPOINT_HELP)
     flags.define("split", "validation", "images to evaluate on: validation or test")
     flags.define(
         "per_class",
@@ -52,6 +54,7 @@ def main(arguments: list[str]) -> int:
             f"split is {flags['split']!r}, but must be validation or test"
             f"{nearest(flags['split'], _SPLITS)}"
         )
+    require_choice("checkpoint", flags["checkpoint"], CHECKPOINT_CHOICES)
 
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
         read_config(flags["model_dir"])
@@ -69,7 +72,9 @@ def main(arguments: list[str]) -> int:
         here |= {"pipeline_schedule": "gpipe", "pipeline_stages_per_device": 1}
         here |= {"pipeline_balance": ()}
     config = read_config(flags["model_dir"]).replace(**{**here, **flags.changes()})
-    result = evaluate(config, flags["split"], per_class=flags["per_class"])
+    result = evaluate(
+        config, flags["split"], per_class=flags["per_class"], checkpoint=flags["checkpoint"]
+    )
     if not is_chief(make_strategy(config)):
         return 0
     if flags["json"]:

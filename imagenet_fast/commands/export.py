@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.distribute.quiet import import_tensorflow
+from imagenet_fast.training.options import CHECKPOINT_CHOICES, CHECKPOINT_HELP
 from imagenet_fast.training.run_config import read_config
 
 
 def main(arguments: list[str]) -> int:
-    """Exports the latest checkpoint of a run, and prints the paths of the files."""
+    """Exports a checkpoint of a run, and prints the paths of the files."""
     flags = CommandFlags("export", ("model_dir", "eval_crop_fraction", "max_pixels"), of_run=True)
     flags.define("saved_model", "", "new directory for a SavedModel that takes encoded images")
     flags.define("onnx", "", "new ONNX file, for preprocessed images")
     flags.define("tflite", "", "new TFLite file, for preprocessed images")
+    flags.define("checkpoint", "last", CHECKPOINT_HELP)
     flags.define("top_k", 5, "classes in a prediction of the SavedModel")
     flags.parse(arguments)
     if not any(flags[name] for name in ("saved_model", "onnx", "tflite")):
@@ -23,6 +25,8 @@ def main(arguments: list[str]) -> int:
         )
     if flags["top_k"] < 1:
         raise UserError(f"top_k is {flags['top_k']}, but must be positive")
+    checkpoint = flags["checkpoint"]
+    require_choice("checkpoint", checkpoint, CHECKPOINT_CHOICES)
 
     if is_local(flags["model_dir"]):  # TensorFlow, which reads buckets, takes seconds to import.
         read_config(flags["model_dir"])
@@ -32,9 +36,9 @@ def main(arguments: list[str]) -> int:
 
     config = read_config(flags["model_dir"]).replace(**flags.changes())
     if flags["saved_model"]:
-        print(export(config, flags["saved_model"], flags["top_k"]))
+        print(export(config, flags["saved_model"], flags["top_k"], checkpoint=checkpoint))
     if flags["onnx"]:
-        print(export_onnx(config, flags["onnx"]))
+        print(export_onnx(config, flags["onnx"], checkpoint=checkpoint))
     if flags["tflite"]:
-        print(export_tflite(config, flags["tflite"]))
+        print(export_tflite(config, flags["tflite"], checkpoint=checkpoint))
     return 0

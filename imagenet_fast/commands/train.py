@@ -52,8 +52,8 @@ def main(arguments: list[str]) -> int:
     flags.define(
         "saved_model",
         "",
-        "new directory to which the trained model is exported, as by `imagenet-fast export`; "
-        "empty: none",
+        "new directory to which the trained model is exported, as by `imagenet-fast export`, with "
+        "keep_best that of the best evaluation; empty: none",
     )
     flags.parse(arguments)
     config = Config().replace(**flags.changes(_run_in(flags["model_dir"])))
@@ -72,13 +72,17 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.serving.export import export
+    from imagenet_fast.training.model_dir import checkpoint_of, has_best
     from imagenet_fast.training.train import train
 
     summary = train(config)
     if is_chief(make_strategy(config)):
         if flags["saved_model"]:
-            print(f"exporting to {flags['saved_model']}", file=sys.stderr, flush=True)
-            print(export(config, flags["saved_model"]))
+            best = config.keep_best and has_best(config.model_dir)
+            which = "best" if best else "last"
+            path = checkpoint_of(config.model_dir, which)
+            print(f"exporting {path} to {flags['saved_model']}", file=sys.stderr, flush=True)
+            print(export(config, flags["saved_model"], checkpoint=which))
         length = Duration(float(f"{summary['epochs']:.4g}"), "epochs")
         accuracy = "" if summary["top1"] is None else f"top-1 {summary['top1']:.2%}, "
         print(

@@ -46,15 +46,21 @@ def clone(model: keras.Model) -> keras.Model:
     Keras' ``clone_model`` does not keep ``trainable`` of the layers of nested models.
     """
     copy = keras.models.clone_model(model)
-    _copy_trainable(model, copy)
+    copy_trainable(model, copy)
     return copy
 
 
-def _copy_trainable(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+def copy_trainable(layer: keras.layers.Layer, copy: keras.layers.Layer) -> None:
+    """Gives a copy of a layer or model, and all layers inside, the original's ``trainable``.
+
+    Args:
+        layer: the original.
+        copy: with the same layers inside; built, if those are made when it is built.
+    """
     copy._trainable = layer._trainable  # Setting ``trainable`` would set that of inner layers, too.
     inner = (own._flatten_layers(recursive=False, include_self=False) for own in (layer, copy))
     for pair in zip(*inner):
-        _copy_trainable(*pair)
+        copy_trainable(*pair)
 
 
 def check_functional(model: Any) -> None:

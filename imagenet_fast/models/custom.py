@@ -17,6 +17,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
 from imagenet_fast.distribute.one_call import assign_everywhere
+from imagenet_fast.models.blocks import copy_trainable
 from imagenet_fast.models.options import CUSTOM
 
 # (height, width, channels) of one image; None: any.
@@ -200,9 +201,11 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
             f"model {model.name} cannot be copied ({first_line(error)}): give a function that "
             "makes it instead"
         ) from error
+    if model.built and not network.built:
+        network.build((None, *image_shape))
+    # First: a layer's weights come in the order of trainable and other ones.
+    copy_trainable(model, network)
     if model.built:
-        if not network.built:
-            network.build((None, *image_shape))
         assign_everywhere(network.weights, model.get_weights())
         use_restored_statistics(network)
     return network

@@ -34,6 +34,7 @@ def export_onnx(
     path: str | os.PathLike[str],
     *,
     model: CustomModel | None = None,
+    checkpoint: str = "last",
 ) -> str:
     """Writes an ONNX file.
 
@@ -45,6 +46,7 @@ def export_onnx(
         ``build_model``.
       path: the file to write; it must not exist.
       model: the network that was given to ``train``, if it was no function of a module.
+      checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
 
     Returns:
       ``path``.
@@ -59,7 +61,7 @@ def export_onnx(
     except ImportError as error:
         raise UserError(f"ONNX files need tf2onnx ({error}): {how_to_install('serving')}") from None
     path = new_path(path, _ADVICE)
-    with serving_module(source, model=model) as module:
+    with serving_module(source, model=model, checkpoint=checkpoint) as module:
         proto, _ = tf2onnx.convert.from_function(
             module.classify_pixels, input_signature=module.classify_pixels.input_signature
         )
@@ -75,6 +77,7 @@ def export_tflite(
     path: str | os.PathLike[str],
     *,
     model: CustomModel | None = None,
+    checkpoint: str = "last",
 ) -> str:
     """Writes a TFLite file with float32 weights.
 
@@ -86,6 +89,7 @@ def export_tflite(
         ``build_model``.
       path: the file to write; it must not exist.
       model: the network that was given to ``train``, if it was no function of a module.
+      checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
 
     Returns:
       ``path``.
@@ -94,7 +98,7 @@ def export_tflite(
       UserError: if there is no checkpoint, or ``path`` exists or cannot be written.
     """
     path = new_path(path, _ADVICE)
-    with serving_module(source, model=model) as module:
+    with serving_module(source, model=model, checkpoint=checkpoint) as module:
         function = module.classify_pixels.get_concrete_function()
         converter = tf.lite.TFLiteConverter.from_concrete_functions([function], module)
         content = io.BytesIO(converter.convert())

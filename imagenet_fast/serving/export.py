@@ -23,6 +23,7 @@ def export(
     top_k: int = 5,
     *,
     model: CustomModel | None = None,
+    checkpoint: str = "last",
 ) -> str:
     """Writes a SavedModel that prepares images as evaluation does.
 
@@ -52,6 +53,7 @@ def export(
       directory: where to write; it must not exist.
       top_k: predicted classes per image; all, if there are fewer.
       model: the network that was given to ``train``, if it was no function of a module.
+      checkpoint: of the configuration's run: ``last``, or ``best`` with ``keep_best``.
 
     Returns:
       ``directory``.
@@ -63,7 +65,7 @@ def export(
     # Written under another name and renamed, so that a server never loads half a model (except in a
     # bucket, where renaming a folder is not atomic).
     temporary = temporary_beside(directory)
-    with serving_module(source, top_k, model) as module:
+    with serving_module(source, top_k, model, checkpoint) as module:
         try:
             _save(module, temporary)
             temporary.replace(directory)

@@ -30,7 +30,10 @@ _IMAGES = (tf.TensorSpec([None], tf.string, name="images"),)
 
 @contextlib.contextmanager
 def serving_module(
-    source: Config | Classifier, top_k: int = 5, model: CustomModel | None = None
+    source: Config | Classifier,
+    top_k: int = 5,
+    model: CustomModel | None = None,
+    checkpoint: str = "last",
 ) -> Iterator[ServingModule]:
     """Makes the module that is exported of a trained model; it computes in float32.
 
@@ -39,6 +42,7 @@ def serving_module(
         ``build_model``.
       top_k: predicted classes per encoded image; all, if there are fewer.
       model: the network that was given to ``train``, if it was no function of a module.
+      checkpoint: of the configuration's run: ``last`` or ``best``.
 
     Yields:
       The module. Until the end it has the moving averages of the weights, if the model keeps them.
@@ -55,7 +59,7 @@ def serving_module(
     classifier = build_classifier(config, labels, custom)
     averaged: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(source, Config):
-        restore_weights(classifier, config.model_dir)
+        restore_weights(classifier, config.model_dir, checkpoint)
         averaged = classifier.averaged_weights()
     else:
         with source.evaluated_weights():

@@ -87,6 +87,11 @@ def build_model(
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
     classifier = _build_uncompiled(config, info, strategy, model)
+    if not classifier.trainable_variables:
+        raise UserError(
+            f"model {classifier.name} has nothing to train: all its layers have trainable = False, "
+            "or are in a model or layer that has"
+        )
     if config.initial_weights and not restored:
         print(load_initial_weights(classifier, build_classifier), file=sys.stderr, flush=True)
     with classifier.distribute_strategy.scope():

@@ -22,9 +22,8 @@ from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.models.custom import random_generators, use_restored_statistics
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.damaged_checkpoints import damage_of, whole_checkpoint
-from imagenet_fast.training.model_dir import CHECKPOINTS, latest_checkpoint
+from imagenet_fast.training.model_dir import BEST, CHECKPOINTS, checkpoint_of, latest_checkpoint
 from imagenet_fast.training.options import RunOptions
-from imagenet_fast.training.run_config import directory_of
 
 # Errors of a full disk or missing permissions.
 _UNWRITABLE = (
@@ -34,14 +33,17 @@ _UNWRITABLE = (
     tf.errors.UnknownError,
 )
 _UNREADABLE = (AssertionError, ValueError, IndexError, tf.errors.OpError)
+# Advice on a damaged checkpoint.
+_RESUMES = "the run's `train` command sets it aside and resumes from the one before it"
 
 
 class Checkpoints:
     """Saves and restores a run: weights, optimizer, loss scale, random states, step, clock.
 
-    A checkpoint gets its name when it is complete; the latest ones are kept. All workers call
-    :meth:`save` together, since batch-norm statistics are averaged over all; only the chief's file
-    is kept. All workers restore from it, so all must be able to read ``model_dir``.
+    A checkpoint gets its name when it is complete; the latest ones are kept, and that of the best
+    evaluation. All workers call :meth:`save` together, since batch-norm statistics are averaged
+    over all; only the chief's file is kept. All workers restore from it, so all must be able to
+    read ``model_dir``.
 
     Args:
       model: compiled and made in its strategy's scope.
@@ -66,11 +68,15 @@ class Checkpoints:
     @functools.cached_property
     def _manager(self) -> tf.train.CheckpointManager:
         # Made after restoring, which may set checkpoints aside.
-        return tf.train.CheckpointManager(
-            self._checkpoint,
-            str(self._temporary or self._folder),
-            max_to_keep=self._options.keep_checkpoints,
-        )
+        return self._manager_in(CHECKPOINTS, self._options.keep_checkpoints)
+
+    @functools.cached_property
+    def _best_manager(self) -> tf.train.CheckpointManager:
+        return self._manager_in(BEST, 1)
+
+    def _manager_in(self, folder: str, keep: int) -> tf.train.CheckpointManager:
+        path = to_path(self._temporary or self._options.model_dir, folder)
+        return tf.train.CheckpointManager(self._checkpoint, str(path), max_to_keep=keep)
 
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Writes a checkpoint.
@@ -84,15 +90,32 @@ class Checkpoints:
         """
         self._state.value = state
         with self._model.averaged_batch_norm_statistics():
-            self._write(step)
+            self._write(self._manager, step)
 
-    def _write(self, step: int) -> None:
+    def save_best(self, step: int, state: dict[str, Any]) -> None:
+        """Writes the checkpoint of the best evaluation, in place of the one before.
+
+        To be called right after the evaluation, which has averaged the batch-norm statistics.
+        Changes no weights, so that a run takes the same steps without it.
+
+        Args:
+          step: weight updates so far.
+          state: as in :meth:`save`.
+
+        Raises:
+          UserError: if it cannot be written, as to a full disk.
+        """
+        self._state.value = state
+        with self._model.batch_norm_statistics_of_first_replica():
+            self._write(self._best_manager, step)
+
+    def _write(self, manager: tf.train.CheckpointManager, step: int) -> None:
         try:
-            self._manager.save(checkpoint_number=step, options=_options())
+            manager.save(checkpoint_number=step, options=_options())
         except (OSError, *_UNWRITABLE) as error:
-            if not is_local(self._manager.directory):
+            if not is_local(manager.directory):
                 raise  # errors_explained explains the errors of buckets
-            folder = pathlib.Path(self._manager.directory)
+            folder = pathlib.Path(manager.directory)
             shutil.rmtree(folder / f"ckpt-{step}_temp", ignore_errors=True)
             # TensorFlow's reason follows the names of a temporary file and an operation.
             reason = first_line(error).rpartition("; ")[2][-200:]
@@ -119,7 +142,7 @@ class Checkpoints:
                 status = self._checkpoint.restore(latest, options=_options())
             status.assert_existing_objects_matched()
         except _UNREADABLE as error:
-            raise _unreadable(latest, error) from error
+            raise _unreadable(latest, error, _RESUMES) from error
         use_restored_statistics(self._model)
         return self._state.value
 
@@ -148,10 +171,15 @@ class Checkpoints:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
 
-def restore_weights(model: Classifier, model_dir: str) -> str:
-    """Restores the weights of the latest checkpoint in ``model_dir``, whatever its precision.
+def restore_weights(model: Classifier, model_dir: str, which: str = "last") -> str:
+    """Restores the weights of a checkpoint in ``model_dir``, whatever its precision.
 
     Restores their moving average too, if the model keeps one.
+
+    Args:
+      model: gets the weights.
+      model_dir: the run's directory.
+      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
 
     Returns:
       The checkpoint's path.
@@ -159,20 +187,19 @@ def restore_weights(model: Classifier, model_dir: str) -> str:
     Raises:
       UserError: if there is none, or it is another model's, or damaged.
     """
-    latest = latest_checkpoint(directory_of(model_dir) / CHECKPOINTS)
-    if latest is None:
-        raise UserError(f"{model_dir} holds no checkpoint: train there first")
+    path = checkpoint_of(model_dir, which)
     # Without the optimizer, which depends on the precision.
     network = keras.Model(model.inputs, model.outputs)
     try:
         checkpoint = tf.train.Checkpoint(model=network, **_shadow_weights(model))
         with restored_everywhere(checkpoint):
-            status = checkpoint.restore(latest, options=_options())
+            status = checkpoint.restore(path, options=_options())
         status.expect_partial().assert_existing_objects_matched()
     except _UNREADABLE as error:
-        raise _unreadable(latest, error) from error
+        advice = _RESUMES if which == "last" else "--checkpoint=last is that of the last step"
+        raise _unreadable(path, error, advice) from error
     use_restored_statistics(model)
-    return latest
+    return path
 
 
 def _options() -> tf.train.CheckpointOptions:
@@ -187,13 +214,10 @@ def _shadow_weights(model: Classifier) -> dict[str, Any]:
     return {name: shadow.averages for name, shadow in shadows.items() if shadow is not None}
 
 
-def _unreadable(path: str, error: Exception) -> UserError:
+def _unreadable(path: str, error: Exception, advice: str) -> UserError:
     damage = damage_of(path)
     if damage is not None:
-        return UserError(
-            f"checkpoint {path} is damaged ({damage}); the run's `train` command sets it aside and "
-            "resumes from the one before it"
-        )
+        return UserError(f"checkpoint {path} is damaged ({damage}); {advice}")
     return UserError(
         f"checkpoint {path} is another model's ({first_line(error)[:200]}); choose another "
         "--model_dir"

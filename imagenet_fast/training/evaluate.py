@@ -28,14 +28,17 @@ def evaluate(
     *,
     model: CustomModel | None = None,
     per_class: bool = False,
+    checkpoint: str = "last",
 ) -> dict[str, Any]:
-    """Evaluates the latest checkpoint in ``model_dir`` on each image of a split once.
+    """Evaluates a checkpoint in ``model_dir`` on each image of a split once.
 
     Args:
       config: gives the run and the data.
       split: ``validation`` or ``test``.
       model: the network that was given to ``train``, if it was no function of a module.
       per_class: whether to predict each image once more, for the metrics of each class.
+      checkpoint: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy, of
+        a run with ``keep_best``.
 
     Returns:
       ``top1`` and ``top5`` (fractions), ``loss``, ``examples``, ``skipped`` (unreadable images) and
@@ -67,7 +70,7 @@ def evaluate(
             # Devices hold training and validation images only.
             unlisted = unlisted.replace(data_on_device=False)
         classifier = build_for_evaluation(unlisted, model)
-        checkpoint = restore_weights(classifier, config.model_dir)
+        path = restore_weights(classifier, config.model_dir, checkpoint)
         metrics = classifier.evaluate(
             distributed_dataset(unlisted, split),
             steps=evaluation_steps(info, config, strategy, split),
@@ -86,4 +89,4 @@ def evaluate(
             "`imagenet-fast prepare --verify` checks the data, and max_pixels is "
             f"{config.max_pixels}"
         )
-    return {**result, "checkpoint": checkpoint}
+    return {**result, "checkpoint": path}

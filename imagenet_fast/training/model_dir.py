@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
@@ -22,10 +22,12 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.options import CHECKPOINT_CHOICES
 from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, read_config
 
 LABELS_FILE = "labels.txt"
 CHECKPOINTS = "checkpoints"  # a folder
+BEST = "best"  # a folder with one checkpoint, by keep_best
 # They may change if the run's steps so far would be the same; see schedule_change.
 SCHEDULE_OPTIONS = {field.name for field in dataclasses.fields(ScheduleOptions)} - {
     field.name for field in dataclasses.fields(SharedOptions)
@@ -174,13 +176,41 @@ def read_labels(model_dir: str) -> tuple[str, ...]:
     return tuple(labels)
 
 
+def checkpoint_of(model_dir: str, which: str = "last") -> str:
+    """Returns the path of a run's checkpoint, without a suffix; it may be damaged or lack a file.
+
+    Args:
+      model_dir: the run's directory.
+      which: ``last``, or ``best``: that of the evaluation with the highest top-1 accuracy.
+
+    Raises:
+      UserError: if there is none.
+    """
+    require_choice("checkpoint", which, CHECKPOINT_CHOICES)
+    folder = CHECKPOINTS if which == "last" else BEST
+    path = latest_checkpoint(directory_of(model_dir) / folder)
+    if path is None and which == "last":
+        raise UserError(f"{model_dir} holds no checkpoint: train there first")
+    if path is None:
+        raise UserError(
+            f"{model_dir} holds no checkpoint of its best evaluation: only runs with --keep_best "
+            "have one; --checkpoint=last is that of the last step"
+        )
+    return path
+
+
+def has_best(model_dir: str) -> bool:
+    """Returns whether a run has kept the checkpoint of its best evaluation."""
+    return latest_checkpoint(directory_of(model_dir) / BEST) is not None
+
+
 def latest_checkpoint(folder: Path) -> str | None:
     """Returns the path of the newest checkpoint, without a suffix; None: there is none.
 
     It may be damaged or lack a file.
 
     Args:
-      folder: ``CHECKPOINTS`` of a ``model_dir``.
+      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
     """
     steps = checkpoint_steps(folder)
     return str(folder / f"ckpt-{steps[-1]}") if steps else None
@@ -193,7 +223,7 @@ def checkpoint_steps(folder: Path) -> list[int]:
     record, those newer than every checkpoint with an index.
 
     Args:
-      folder: ``CHECKPOINTS`` of a ``model_dir``.
+      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
     """
     if not folder.is_dir():
         return []
@@ -211,7 +241,7 @@ def recorded_step(folder: Path) -> int | None:
     """Returns the step of the checkpoint that TensorFlow recorded as the latest; None: no record.
 
     Args:
-      folder: ``CHECKPOINTS`` of a ``model_dir``.
+      folder: ``CHECKPOINTS`` or ``BEST`` of a ``model_dir``.
     """
     try:
         state = tf.train.get_checkpoint_state(str(folder))

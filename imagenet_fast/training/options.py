@@ -8,6 +8,13 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.option import BELOW_ONE, LASTS, NOT_NEGATIVE, POSITIVE, Check, option
 from imagenet_fast.base.shared_options import SharedOptions
 
+# The checkpoints of a run that can be evaluated and exported.
+CHECKPOINT_CHOICES = ("last", "best")
+CHECKPOINT_HELP = (
+    "checkpoint of the run: last, or best, that of the evaluation with the highest top-1 accuracy, "
+    "of a run with --keep_best"
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class RunOptions(SharedOptions):
@@ -69,10 +76,18 @@ class RunOptions(SharedOptions):
     early_stopping: int = option(
         0,
         "number of evaluations in a row without a higher validation top-1 accuracy after which the "
-        "run ends, as patience in Keras' EarlyStopping; its weights are the last ones; 0: train to "
-        "the end",
+        "run ends, as patience in Keras' EarlyStopping; its weights are the last ones, see "
+        "keep_best; 0: train to the end",
         group="run",
         check=NOT_NEGATIVE,
+        free=True,
+    )
+    keep_best: bool = option(
+        False,
+        "also keep the weights of the evaluation with the highest top-1 accuracy, in "
+        "model_dir/best: `train` then exports them, and `evaluate` and `export` take them with "
+        "--checkpoint=best",
+        group="run",
         free=True,
     )
     tensorboard: bool = option(

@@ -58,8 +58,12 @@ class ReplicatedModel(keras.Model):
     def averaged_batch_norm_statistics(self) -> Iterator[None]:
         """Averages the statistics; inside, reading one reads the first replica's, not a mean."""
         self.average_batch_norm_statistics()
-        with read_from_first_replica(self._statistics()):
+        with self.batch_norm_statistics_of_first_replica():
             yield
+
+    def batch_norm_statistics_of_first_replica(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, reading a batch-norm statistic reads the first replica's, not a mean."""
+        return read_from_first_replica(self._statistics())
 
     def averaged_weights(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the model has its averaged weights, if it keeps an average."""

@@ -17,7 +17,7 @@ Log = Union[JsonLines, TensorBoard, MLPerfLog]
 
 
 class Saver(TensorsCallback):
-    """Saves a checkpoint when one is due, after an evaluation of the same step.
+    """Saves a checkpoint when one is due, and of the best evaluation, after that of the same step.
 
     Args:
       checkpoints: writes them.
@@ -27,6 +27,7 @@ class Saver(TensorsCallback):
       every: steps between two checkpoints.
       total_steps: steps of the run; the last one is always saved.
       train_examples: training images, saved in the checkpoint.
+      keep_best: whether to save a checkpoint of the best evaluation, too.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Saver(TensorsCallback):
         every: int,
         total_steps: int,
         train_examples: int,
+        keep_best: bool,
     ) -> None:
         super().__init__()
         self._checkpoints = checkpoints
@@ -48,6 +50,7 @@ class Saver(TensorsCallback):
         self._every = every
         self._total_steps = total_steps
         self._train_examples = train_examples
+        self._keep_best = keep_best
         self._saved = recorder.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -57,6 +60,10 @@ class Saver(TensorsCallback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves after an evaluation."""
+        step = self._recorder.step
+        if self._keep_best and self._recorder.evaluations.best.get("step") == step:
+            with self._clock.paused():
+                self._checkpoints.save_best(step, self._state())
         self._save_if_due()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -76,11 +83,13 @@ class Saver(TensorsCallback):
         with self._clock.paused():
             for log in self._logs:
                 log.flush()
-            state = {
-                "step": step,
-                "train_examples": self._train_examples,
-                "clock": self._clock.state(),
-                **self._recorder.evaluations.state(),
-            }
-            self._checkpoints.save(step, state)
+            self._checkpoints.save(step, self._state())
         self._saved = step
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self._recorder.step,
+            "train_examples": self._train_examples,
+            "clock": self._clock.state(),
+            **self._recorder.evaluations.state(),
+        }

@@ -13,6 +13,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
 from imagenet_fast.data import bad_images
 from imagenet_fast.data.info import DatasetInfo, read_info
@@ -30,7 +31,7 @@ from imagenet_fast.distribute.workers import is_chief, worker_place
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_model, with_model
-from imagenet_fast.training.checkpoint import Checkpoints
+from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.clock import Clock
 from imagenet_fast.training.evaluations import Evaluations
 from imagenet_fast.training.failures import errors_explained
@@ -42,6 +43,7 @@ from imagenet_fast.training.model_dir import (
     alone_in,
     check_model_dir,
     claim_model_dir,
+    has_best,
     latest_checkpoint,
 )
 from imagenet_fast.training.profiler import Profiler
@@ -80,7 +82,8 @@ def train(
     A run there is resumed from its last checkpoint and ends with the same weights as an
     uninterrupted run. ``model_dir`` gets ``config.json``, ``labels.txt``, ``metrics.jsonl``,
     ``summary.json``, ``report.html``, ``checkpoints/`` and ``tensorboard/``; ``input_images.npz``
-    and ``examination.npz`` unless ``examine`` is off; ``mlperf.log`` with ``mlperf_log``;
+    and ``examination.npz`` unless ``examine`` is off; ``best/`` with ``keep_best``; ``mlperf.log``
+    with ``mlperf_log``;
     ``fusion.json`` with ``fusion=auto``; ``bad_images.jsonl`` if images were unreadable, and
     ``damaged_checkpoints.jsonl`` if checkpoints were set aside.
 
@@ -88,7 +91,8 @@ def train(
       config: of the run.
       model: your own network instead of ``config.model``, as in
         :func:`imagenet_fast.build_model`. A Keras model gets the trained weights at
-        the end, averaged ones if the run averages them.
+        the end, averaged ones if the run averages them, and those of the best evaluation with
+        ``keep_best``.
       callbacks: called before the run's own. Their epochs last from one evaluation to the next; one
         that sets ``model.stop_training`` ends the run, which can be resumed. Those of
         :mod:`imagenet_fast.training.trackers` get all rows of ``metrics.jsonl``.
@@ -140,18 +144,13 @@ class _Run:
                 f"profile_steps goes to step {config.profile_steps[-1]}, but the run has "
                 f"{self.total_steps} steps"
             )
-        if config.stop_at_accuracy and validation is None:
-            warnings.warn(
-                f"stop_at_accuracy={config.stop_at_accuracy:g} has no effect: {info.name} has no "
-                "validation images",
-                stacklevel=2,
-            )
-        if config.early_stopping and validation is None:
-            warnings.warn(
-                f"early_stopping={config.early_stopping} has no effect: {info.name} has no "
-                "validation images",
-                stacklevel=2,
-            )
+        for name in ("stop_at_accuracy", "early_stopping", "keep_best"):
+            if validation is None and (value := getattr(config, name)):
+                warnings.warn(
+                    f"{name}={option_text(value)} has no effect: {info.name} has no validation "
+                    "images",
+                    stacklevel=2,
+                )
         check_model_dir(config, info.labels)
         self.schedule_change = change_of_schedule(config, self.steps_per_epoch)
         self.eval_every = max(1, min(self._steps(config.eval_every), self.total_steps))
@@ -207,6 +206,7 @@ class _Run:
             every=max(1, self._steps(self.config.checkpoint_every)),
             total_steps=self.total_steps,
             train_examples=self.train_examples,
+            keep_best=self.config.keep_best,
         )
         watch = StallWatch(self._shard_paths())
         stopper = StopTraining(self.config, recorder)
@@ -272,7 +272,9 @@ class _Run:
                 break
 
     def copy_weights_to(self, model: keras.Model) -> None:
-        """Gives the user's model the weights that evaluation uses."""
+        """Gives the user's model the weights that evaluation uses, the best ones with keep_best."""
+        if self.config.keep_best and has_best(self.config.model_dir):
+            restore_weights(self.model, self.config.model_dir, "best")
         with self.model.evaluated_weights():
             weights = network_of(self.model).get_weights()
         if not model.built:

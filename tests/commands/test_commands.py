@@ -84,6 +84,14 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
         ),
         (["export"], "give --saved_model"),
         (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
+        (
+            ["export", "--saved_model=x", "--checkpoint=first"],
+            "checkpoint='first' does not exist; choose from last, best",
+        ),
+        (
+            ["evaluate", "--checkpoint=bets"],
+            "checkpoint='bets' does not exist; did you mean 'best'",
+        ),
         (["prepare"], "give --data_dir"),
         (["prepare", "--data_dir=x", "--seed=-1"], "seed is -1, but must be in [0, 2**32)"),
         (["prepare", "--data_dir=x", "--seed=4294967296"], "seed is 4294967296, but must be in ["),

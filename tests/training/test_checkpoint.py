@@ -150,6 +150,7 @@ def test_other_workers_keep_no_files(config, saved, monkeypatch):
     assert_equal(variables_of(worker), variables_of(saved))
     before = set(pathlib.Path(config.model_dir).rglob("*"))
     checkpoints.save(3, {"step": 3})
+    checkpoints.save_best(3, {"step": 3})
     own = pathlib.Path(checkpoints._manager.directory)
     assert (own / "ckpt-3.index").exists()
     checkpoints.close()
@@ -182,6 +183,44 @@ def test_no_weights(tmp_path):
 def test_no_weights_in_a_path_that_is_a_glob_pattern(tmp_path):
     with pytest.raises(UserError, match="TensorFlow cannot read files from paths"):
         restore_weights(make_model(), f"{tmp_path}/lr[0.1]")
+
+
+# --- The best evaluation
+
+
+def test_the_best_weights_are_kept_beside_the_last_ones(config, saved):
+    best = saved.get_weights()
+    checkpoints = Checkpoints(saved, config)
+    checkpoints.save_best(1, {"step": 1})
+    checkpoints.save_best(2, {"step": 2})
+    take_steps(saved)
+    checkpoints.save(3, {"step": 3})
+    folder = pathlib.Path(config.model_dir, "best")
+    assert [path.stem for path in folder.glob("*.index")] == ["ckpt-2"]
+    model = make_model(seed=1)
+    assert restore_weights(model, config.model_dir, "best") == str(folder / "ckpt-2")
+    assert_equal(model.get_weights(), best)
+    # Runs resume from the last one, and replace the best one of an earlier process.
+    again = Checkpoints(model, config)
+    assert again.restore() == {"step": 3}
+    assert_equal(variables_of(model), variables_of(saved))
+    again.save_best(4, {"step": 4})
+    assert [path.stem for path in folder.glob("*.index")] == ["ckpt-4"]
+
+
+def test_no_best_weights(config, saved):
+    with pytest.raises(UserError, match=r"no checkpoint of its best evaluation: .* --keep_best"):
+        restore_weights(saved, config.model_dir, "best")
+    with pytest.raises(UserError, match="checkpoint='bets' does not exist; did you mean 'best'"):
+        restore_weights(saved, config.model_dir, "bets")
+
+
+def test_damaged_best_weights(config, saved):
+    Checkpoints(saved, config).save_best(2, {})
+    (data,) = pathlib.Path(config.model_dir, "best").glob("*.data-*")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"best/ckpt-2 is damaged .*; --checkpoint=last is"):
+        restore_weights(saved, config.model_dir, "best")
 
 
 # --- What is in the way

@@ -107,6 +107,35 @@ def test_weights_are_those_of_a_plain_training_loop(config, make):
     assert_close(model.get_weights(), trained_by_hand(config, plain))
 
 
+class Pair(keras.layers.Layer):
+    """Two layers, whose weights would fit each other."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.first, self.second = keras.layers.Dense(6), keras.layers.Dense(6)
+
+    def call(self, features):
+        return self.second(self.first(features))
+
+
+def test_a_copy_trains_what_the_model_trains(config):
+    """Keras' clone_model would also train the frozen layers inside of others."""
+    shape = (8, 8, 3)
+    flat, dense = keras.layers.Flatten(), keras.layers.Dense(6)
+    backbone, pair = keras.Sequential([keras.Input(shape), flat, dense]), Pair()
+    given = keras.Sequential([keras.Input(shape), backbone, pair, keras.layers.Dense(10)])
+    backbone.trainable = False
+    dense.trainable = True  # without effect in a frozen model
+    pair.first.trainable = False
+    model = build_model(config, model=given)
+    assert len(model.trainable_variables) == len(given.trainable_variables) == 4
+    model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=STEPS, verbose=0)
+    before = given.get_weights()
+    expected = trained_by_hand(config, given)
+    assert sum(not np.array_equal(*pair) for pair in zip(before, expected)) == 4
+    assert_close(network_of(model).get_weights(), expected)
+
+
 # --- Whole runs
 
 
@@ -164,6 +193,26 @@ def test_a_model_gets_the_trained_weights(run, ready):
     predicted = ready.predict(normalize(images), verbose=0).argmax(1)
     assert len(labels) == 359
     assert (predicted == labels).mean() == pytest.approx(result["top1"])
+
+
+def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path):
+    """Here those of the first evaluation: then the model gets worse, with a huge learning rate."""
+    config = config.replace(
+        keep_best=True,
+        eval_every="2 steps",
+        schedule="piecewise_linear",
+        knots_at=("0 steps", "2 steps", "3 steps"),
+        knots=(1.0, 1.0, 1e5),
+        model_dir=str(tmp_path / "run"),
+    )
+    model = sequential(10, (8, 8, 3))
+    model.build((None, 8, 8, 3))
+    summary = train(config, model=model)
+    assert (summary["best_step"], summary["steps"]) == (2, STEPS)
+    best = build_model(config, model=sequential)
+    assert restore_weights(best, config.model_dir, "best").endswith("/best/ckpt-2")
+    for found, expected in zip(model.get_weights(), best.get_weights(), strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_exported_predictions_are_the_models(run, ready, tmp_path):
@@ -281,6 +330,14 @@ def with_softmax(num_classes, image_shape):
 def test_refused(model, message):
     with pytest.raises(UserError, match=message):
         build_custom("custom", model, 10, (8, 8, 3))
+
+
+def test_a_model_that_has_nothing_to_train(config):
+    given = functional(10, (8, 8, 3))
+    given.trainable = False
+    given.layers[1].trainable = True  # in a frozen model
+    with pytest.raises(UserError, match="has nothing to train: all its layers have trainable = F"):
+        build_model(config, model=given)
 
 
 def test_integer_inputs_are_for_pixels(config):

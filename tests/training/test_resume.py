@@ -28,6 +28,7 @@ OPTIONS = {
     "duration": f"{STEPS} steps",
     "eval_every": "15 steps",
     "checkpoint_every": "4 steps",
+    "keep_best": True,
     "log_every": "1 step",
     "warmup": "0 steps",
     "decay_at": "30 steps",
@@ -108,11 +109,12 @@ def test_a_run_killed_repeatedly_ends_with_the_same_bits(digits, tmp_path, worke
         run_until_killed(arguments, tmp_path / "killed.log", killed, step)
     run_to_the_end(arguments, tmp_path / "killed.log")
 
-    expected, found = weights_in(whole), weights_in(killed)
-    assert expected.keys() == found.keys()
-    assert any("optimizer/_variables" in name for name in expected)
-    for name, value in expected.items():
-        np.testing.assert_array_equal(value, found[name], err_msg=name)
+    for folder in ("checkpoints", "best"):
+        expected, found = (weights_in(run, folder) for run in (whole, killed))
+        assert expected.keys() == found.keys()
+        assert any("optimizer/_variables" in name for name in expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(value, found[name], err_msg=name)
 
     # Nothing is told twice, and what is told is the same.
     rows = [

@@ -19,7 +19,7 @@ import tf_keras as keras
 from forking import load_launcher
 from model_weights import weights_in
 
-from imagenet_fast import Config, UserError, train
+from imagenet_fast import Config, UserError, evaluate, train
 from imagenet_fast.data.info import read_info
 from imagenet_fast.distribute import consistency
 from imagenet_fast.training.metrics_file import read_rows
@@ -351,6 +351,7 @@ def test_early_stopping(config, tmp_path, capsys):
         model_dir=str(tmp_path / "run"),
         eval_every="2 steps",
         early_stopping=2,
+        keep_best=True,
         learning_rate=1e-6,
         tensorboard=False,
         examine=False,
@@ -371,6 +372,9 @@ def test_early_stopping(config, tmp_path, capsys):
     again = train(config)
     assert f"finished at step {step} of 25, {reason}: nothing is" in capsys.readouterr().err
     assert again == summary
+    result = evaluate(config, checkpoint="best")
+    assert result["checkpoint"] == f"{config.model_dir}/best/ckpt-{best_step}"
+    assert result["top1"] == pytest.approx(top1s[best])
 
 
 @pytest.mark.parametrize("examine", [False, pytest.param(True, marks=pytest.mark.long)])
@@ -471,10 +475,12 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
         log_every="9 epochs",
         stop_at_accuracy=0.5,
         early_stopping=2,
+        keep_best=True,
     )
     with (
         pytest.warns(UserWarning, match="early_stopping=2 has no effect: "),
         pytest.warns(UserWarning, match="stop_at_accuracy=0.5 has no effect: "),
+        pytest.warns(UserWarning, match="keep_best=true has no effect: "),
     ):
         summary = train(config)
     assert summary["steps"] == 7
