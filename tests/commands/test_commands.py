@@ -286,15 +286,16 @@ def test_evaluate_takes_a_limit_of_pixels(tmp_path, monkeypatch):
 
     found = []
 
-    def note(config, split, per_class):
-        found.append((config.max_pixels, split))
+    def note(config, split, per_class, checkpoint):
+        found.append((config.max_pixels, split, checkpoint))
         raise UserError("seen")
 
     (tmp_path / "config.json").write_text(Config().to_json())
     monkeypatch.setattr(evaluate, "evaluate", note)
     arguments = ["evaluate", f"--model_dir={tmp_path}", "--max_pixels=1000", "--split=test"]
+    arguments.append("--checkpoint=best")
     assert commands.run(arguments) == 2
-    assert found == [(1000, "test")]
+    assert found == [(1000, "test", "best")]
 
 
 def test_train_extends_the_run_in_its_model_dir(tmp_path, monkeypatch):
