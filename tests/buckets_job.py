@@ -1,6 +1,6 @@
 """What is tried with buckets, in a process of its own, whose TensorFlow talks to the fake.
 
-Argument: the path of a JSON object for ``use``.
+Argument: the path of a JSON object for ``use``, or for ``die`` if it has ``killed_at``.
 """
 
 import contextlib
@@ -23,10 +23,7 @@ from imagenet_fast.serving.predict import predict
 
 
 def use(job):
-    """Trains, with local folders and with buckets, and then uses what has become of the latter.
-
-    At last another run ends at a step, and with it the process, without a word.
-    """
+    """Trains, with local folders and with buckets, and then uses what has become of the latter."""
     for name in ("local", "bucket"):
         train(Config(**job[name]))
     config = Config(**job["bucket"])
@@ -36,6 +33,10 @@ def use(job):
     found["predicted"] = list(predict(job["exported"], job["images"]))
     found["errors"] = use_paths(job)
     pathlib.Path(job["out"]).write_text(json.dumps(found))
+
+
+def die(job):
+    """Trains, and ends at a step, and with it the process, without a word."""
 
     class Kill(keras.callbacks.Callback):
         steps = 0
@@ -123,4 +124,5 @@ def use_folder(folder):
 
 
 if __name__ == "__main__":
-    use(json.loads(pathlib.Path(sys.argv[1]).read_text()))
+    job = json.loads(pathlib.Path(sys.argv[1]).read_text())
+    (die if "killed_at" in job else use)(job)

@@ -95,17 +95,14 @@ def used(damaged, gcs, run_python_session, tmp_path_factory):
         "look": "gs://data/look",
         "images": [*images, "gs://data/images/none.jpg"],
         "out": str(folder / "found.json"),
-        "killed": KILLED,
-        "killed_at": KILLED_AT,
         "folder": "gs://data/a/folder",
         "commands": [with_places(command, places) for command, _ in REFUSALS.values()],
     }
     (folder / "job.json").write_text(json.dumps(job))
     # TensorFlow reads the environment of buckets when it is imported.
     finished = run_python_session(
-        [JOB, folder / "job.json"], environment=gcs.environment, check=False, fresh=True
+        [JOB, folder / "job.json"], environment=gcs.environment, fresh=True
     )
-    assert finished.returncode == 9, finished.stderr[-8000:]
     found = json.loads((folder / "found.json").read_text())
     assert not (folder / "refused").exists()
     return folder / "run", {**found, "images": images, "stderr": finished.stderr}
@@ -214,10 +211,15 @@ def resume(gcs, run_python_session):
 
 
 @pytest.fixture(scope="module")
-def resumed(used, gcs, resume, tmp_path_factory):
+def resumed(used, gcs, run_python_session, resume, tmp_path_factory):
     """The folder of the run when it was killed, and what was printed when it resumed."""
-    killed = fetch(gcs, "killed", tmp_path_factory.mktemp("killed"))
-    return killed, resume()
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "job.json").write_text(json.dumps({"killed": KILLED, "killed_at": KILLED_AT}))
+    finished = run_python_session(
+        [JOB, folder / "job.json"], environment=gcs.environment, check=False, fresh=True
+    )
+    assert finished.returncode == 9, finished.stderr[-8000:]
+    return fetch(gcs, "killed", folder / "run"), resume()
 
 
 # In the default run, training/test_train.py kills a run on disk.

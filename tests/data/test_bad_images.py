@@ -314,7 +314,7 @@ def test_pipeline_lists_unreadable_images(data, tmp_path, split):
         strategy="one_device",
     )
     # Two epochs of training, of four steps each; some of them are done again.
-    for first_step, steps in ((0, 6), (2, 6)) if split == "train" else ((0, 5), (0, 5)):
+    for first_step, steps in ((0, 6), (2, 6)) if split == "train" else ((0, 5),):
         take(distributed_dataset(config, split, first_step), steps)
     found = read_bad_images(config.model_dir)
     assert {line.get("file", line.get("shard")): line["kind"] for line in found} == {
@@ -363,7 +363,8 @@ def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
 
 def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = Config(data_dir=data[0], image_size=8, batch_size=15, strategy="one_device")
+    options = {"image_size": 8, "train_crop": "none", "batch_size": 15, "strategy": "one_device"}
+    config = Config(data_dir=data[0], **options)
     weights = [batch[2] for batch in take(distributed_dataset(config, "train"), 4)]
     assert np.sum(weights) < 60
     assert list(tmp_path.rglob("bad_images*")) == []

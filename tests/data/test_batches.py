@@ -18,9 +18,11 @@ CLASSES = 61
 INFO = DatasetInfo("numbers", tuple(map(str, range(CLASSES))), 0, {})
 # What makes the most of an image's identity.
 RANDOM = Config(image_size=8, color_jitter=0.4, lighting=0.1)
+# Without colours, which take long to trace.
+CROPPED = Config(image_size=8)
 PLAIN = Config(image_size=8, train_crop="none", flip=False)
-# As random, but all of the image is decoded: a crop may lie in the decodable part of half a JPEG.
-SHIFTED = RANDOM.replace(train_crop="pad")
+# As cropped, but all of the image is decoded: a crop may lie in the decodable part of half a JPEG.
+SHIFTED = CROPPED.replace(train_crop="pad")
 
 
 def read(dataset, optimized=True):
@@ -52,7 +54,7 @@ def evaluate(examples, config=PLAIN, batch_size=8, threads=2, optimized=True, in
 @pytest.fixture(scope="module")
 def trained(train, numbered_examples):
     """What training sees of the numbered examples."""
-    return train(numbered_examples, RANDOM)
+    return train(numbered_examples, CROPPED)
 
 
 def with_size(example, height, width):
@@ -93,8 +95,8 @@ def test_training_images_depend_on_records_and_identities(
 def test_batches_are_as_documented(numbered_examples, identities):
     order = tf.data.Dataset.from_tensor_slices((numbered_examples, identities(CLASSES)))
     for batches, size in (
-        (training_batches(order.batch(4, drop_remainder=True), INFO, RANDOM, 2), 4),
-        (evaluation_batches(order.map(lambda r, _: r).batch(4), INFO, RANDOM, 2), None),
+        (training_batches(order.batch(4, drop_remainder=True), INFO, PLAIN, 2), 4),
+        (evaluation_batches(order.map(lambda r, _: r).batch(4), INFO, PLAIN, 2), None),
     ):
         assert batches.element_spec == (
             tf.TensorSpec([size, 8, 8, 3], tf.uint8),
@@ -104,7 +106,10 @@ def test_batches_are_as_documented(numbered_examples, identities):
         assert next(iter(batches))[0].shape == (4, 8, 8, 3)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 100])
+@pytest.mark.parametrize(
+    "batch_size",
+    [pytest.param(1, marks=pytest.mark.long), 8, pytest.param(100, marks=pytest.mark.long)],
+)
 def test_evaluation_sees_the_centre(numbered_examples, evaluated, batch_size):
     images, labels, weights = evaluate(numbered_examples, batch_size=batch_size)
     np.testing.assert_array_equal(images, evaluated)
@@ -117,7 +122,7 @@ def test_evaluation_is_deterministic(numbered_examples, evaluated):
 
 
 def test_images_do_not_depend_on_threads_and_batches(train, trained, numbered_examples):
-    assert_same(train(numbered_examples, RANDOM, batch_size=5, threads=7), trained)
+    assert_same(train(numbered_examples, CROPPED, batch_size=5, threads=7), trained)
 
 
 def test_evaluation_reads_what_serving_reads(numbered_example):
@@ -167,7 +172,7 @@ TOO_LARGE = (1200, 1000)
 @pytest.mark.parametrize(
     ("sizes", "each"),
     [
-        ([MISSING], 1),
+        pytest.param([MISSING], 1, marks=pytest.mark.long),
         pytest.param(NOT_TOLD, 1, marks=pytest.mark.long),
         (NOT_TOLD, 3),
         pytest.param([TOO_LARGE], 4, marks=pytest.mark.long),
@@ -179,18 +184,20 @@ def test_sizes_missing_in_records_are_read_from_images(
     examples = list(numbered_examples)
     for number, size in zip(range(0, CLASSES, each), itertools.cycle(sizes)):
         examples[number] = with_size(examples[number], *size)
-    assert_same(train(examples, RANDOM), trained)
+    assert_same(train(examples, CROPPED), trained)
 
 
 def test_crops_are_drawn_from_the_sizes_in_the_records(train, trained, numbered_examples):
     # Else headers would be read for nothing. All boxes of smaller images lie in larger ones.
     examples = [with_size(example, 6, 5) for example in numbered_examples]
-    images, _, weights = train(examples, RANDOM)
+    images, _, weights = train(examples, CROPPED)
     assert (weights == 1).all()
     assert (images != trained[0]).any(axis=(1, 2, 3)).mean() > 0.9
 
 
-@pytest.mark.parametrize("sizes", [NOT_TOLD, [(6, 5), TOO_LARGE]])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param(NOT_TOLD, marks=pytest.mark.long), [(6, 5), TOO_LARGE, *NOT_TOLD]]
+)
 def test_evaluation_ignores_sizes_in_records(numbered_examples, evaluated, sizes):
     sizes = itertools.cycle(sizes)
     examples = [with_size(example, *size) for example, size in zip(numbered_examples, sizes)]
@@ -247,13 +254,13 @@ def test_unreadable_images_keep_their_places_in_training(
 
 def test_unreadable_images_change_no_crop_of_their_batch(train, trained, bad_examples):
     examples, bad = bad_examples
-    images, labels, weights = train(examples, RANDOM)
+    images, labels, weights = train(examples, CROPPED)
     good = ~np.isin(np.arange(CLASSES), bad)
     assert_same((images[good], labels[good], weights[good]), [part[good] for part in trained])
 
 
 def test_batches_of_unreadable_images_only(train):
-    images, labels, weights = train([b""] * 5, RANDOM, batch_size=2)
+    images, labels, weights = train([b""] * 5, CROPPED, batch_size=2)
     assert images.shape == (5, 8, 8, 3)
     assert not images.any() and not labels.any() and not weights.any()
 

@@ -13,6 +13,8 @@ from imagenet_fast.data.order import SplitPart
 from imagenet_fast.data.pipeline import distributed_dataset
 
 SHARDS = (23, 9, 17, 8, 4)
+# As in evaluation.
+UNCHANGED = {"train_crop": "none", "flip": False}
 IMAGES = sum(SHARDS)
 
 
@@ -41,48 +43,61 @@ def assert_same(one, other):
         np.testing.assert_array_equal(batch[0][seen], other_batch[0][seen])
 
 
+def assert_evaluated(batches, evaluated):
+    """Of unchanged images: those of their numbers."""
+    for images, labels, weights in batches:
+        assert weights.any()
+        np.testing.assert_array_equal(images[weights == 1], evaluated[labels[weights == 1]])
+
+
 @pytest.mark.parametrize(
-    ("kind", "options"),
+    ("kind", "options", "first_step"),
     [
-        ("encoded", {"color_jitter": 0.4}),
-        pytest.param("encoded", {"train_crop": "pad"}, marks=pytest.mark.long),
-        ("decoded", {"train_crop": "pad", "color_jitter": 0.4}),
-        pytest.param("decoded", {"train_crop": "none", "flip": False}, marks=pytest.mark.long),
+        ("encoded", {}, 5),
+        ("decoded", {"train_crop": "pad"}, 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (
+                ("encoded", {"color_jitter": 0.4}, 0),
+                ("encoded", {"train_crop": "pad"}, 0),
+                ("decoded", {"train_crop": "pad", "color_jitter": 0.4}, 5),
+                ("decoded", {"train_crop": "none", "flip": False}, 5),
+            )
+        ),
     ],
 )
-def test_batches_are_those_without_a_cache(numbered, capsys, kind, options):
-    """From the first one on, and from one in the middle of an epoch."""
+def test_batches_are_those_without_a_cache(numbered, capsys, kind, options, first_step):
+    """From the first one on, or from one in the middle of an epoch."""
     plain = batches(12, data_dir=numbered, **options)
     assert sum((weights == 0).sum() for _, _, weights in plain) > 1
     noun = {"encoded": "records", "decoded": "images"}[kind]
-    for first_step in (0, 5):
-        own = {"data_dir": numbered, "cache": kind, "first_step": first_step}
-        assert_same(plain[first_step:], batches(12 - first_step, **own, **options))
-        assert f"cache: reading {IMAGES} train {noun}" in capsys.readouterr().err
-        cache._records.cache_clear()
-        cache._images_of.cache_clear()
+    own = {"data_dir": numbered, "cache": kind, "first_step": first_step}
+    assert_same(plain[first_step:], batches(12 - first_step, **own, **options))
+    assert f"cache: reading {IMAGES} train {noun}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [pytest.param("encoded", marks=pytest.mark.long), "decoded"])
-def test_shards_without_records(tmp_path, write_data, numbered_examples, kind):
+def test_shards_without_records(tmp_path, write_data, numbered_examples, evaluated, kind):
     shards = [[], numbered_examples[:9], [], numbered_examples[9:]]
     data = write_data(tmp_path / "data", labels=IMAGES, train=shards)
-    options = {"data_dir": data, "train_crop": "none"}
-    assert_same(batches(8, **options), batches(8, cache=kind, **options))
+    epoch = batches(7, cache=kind, data_dir=data, **UNCHANGED)
+    assert_evaluated(epoch, evaluated)
+    assert len({*np.concatenate([labels for _, labels, _ in epoch])}) == 7 * 8
 
 
 @pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
-def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, kind):
-    options = {"data_dir": str(tmp_path / "data"), "train_crop": "none"}
-    found = []
-    for examples in (numbered_examples[:16], numbered_examples[16:32]):
-        write_data(tmp_path / "data", labels=IMAGES, train=[examples])
-        found.append(batches(2, cache=kind, **options))
-        assert_same(batches(2, **options), found[-1])
-    assert not np.array_equal(found[0][0][1], found[1][0][1])
+def test_rewritten_data_is_read_again(tmp_path, write_data, numbered_examples, evaluated, kind):
+    for first in (0, 16):
+        examples = numbered_examples[first : first + 16]
+        data = write_data(tmp_path / "data", labels=IMAGES, train=[examples])
+        epoch = batches(2, cache=kind, data_dir=data, **UNCHANGED)
+        assert_evaluated(epoch, evaluated)
+        labels = np.concatenate([labels for _, labels, _ in epoch])
+        assert sorted(labels) == list(range(first, first + 16))
 
 
-@pytest.mark.parametrize("kind", ["encoded", "decoded"])
+# The next test has decoded images.
+@pytest.mark.parametrize("kind", ["encoded", pytest.param("decoded", marks=pytest.mark.long)])
 def test_nothing_is_read_after_the_first_time(numbered, capsys, kind):
     options = {"data_dir": numbered, "train_crop": "none", "cache": kind}
     first = batches(3, **options)
@@ -132,17 +147,17 @@ def test_random_crops_of_decoded_images_are_refused():
         Config(cache="decoded", train_crop="inception")
 
 
-def test_shards_are_copied_once(numbered, tmp_path, monkeypatch):
+def test_shards_are_copied_once(numbered, evaluated, tmp_path, monkeypatch):
     local = tmp_path / "local"
-    options = {"data_dir": numbered, "train_crop": "none"}
-    plain = batches(9, **options)
-    assert_same(plain, batches(9, cache_dir=str(local), **options))
+    options = {"data_dir": numbered, "cache_dir": str(local), **UNCHANGED}
+    first = batches(9, **options)
+    assert_evaluated(first, evaluated)
     (folder,) = local.iterdir()
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         path.name for path in pathlib.Path(numbered).glob("train-*")
     )
     monkeypatch.setattr(cache, "_copy", lambda *_: pytest.fail("copied again"))
-    assert_same(plain, batches(9, cache_dir=str(local), **options))
+    assert_same(first, batches(9, **options))
 
 
 def test_copies_in_the_home_directory(numbered, tmp_path, monkeypatch):

@@ -60,9 +60,16 @@ def indexed(source, tmp_path_factory):
     return make(source, tmp_path_factory.mktemp("data") / "indexed")
 
 
+@pytest.fixture(scope="module")
+def without_index(source, tmp_path_factory):
+    """As ``indexed``, to be read only."""
+    return make(source, tmp_path_factory.mktemp("data") / "plain", jpeg_index=False)
+
+
 @pytest.fixture
-def plain(source, tmp_path):
-    return make(source, tmp_path / "plain", jpeg_index=False)
+def plain(without_index, tmp_path):
+    """The same, of which a test may change the files."""
+    return shutil.copytree(without_index, tmp_path / "plain")
 
 
 @pytest.fixture
@@ -93,6 +100,11 @@ def batches(directory, split="train", **options):
     return [[part.numpy() for part in next(dataset)] for _ in range(3)]
 
 
+@pytest.fixture(scope="module")
+def indexed_batches(indexed):
+    return batches(indexed)
+
+
 def assert_same(one, other):
     for parts in zip(one, other):
         for part, other_part in zip(*parts):
@@ -117,9 +129,11 @@ def test_records_have_the_index_of_their_jpeg(indexed):
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_only_pixels_at_the_border_depend_on_the_index(indexed, plain, split):
-    with_index, without = (batches(own, split) for own in (indexed, plain))
-    assert_same(batches(indexed, split, jpeg_index=False), without)
+def test_only_pixels_at_the_border_depend_on_the_index(
+    indexed, indexed_batches, without_index, split
+):
+    with_index = indexed_batches if split == "train" else batches(indexed, split)
+    without = batches(without_index, split)
     different = 0
     for batch, other in zip(with_index, without):
         assert_same([batch[1:]], [other[1:]])
@@ -130,14 +144,22 @@ def test_only_pixels_at_the_border_depend_on_the_index(indexed, plain, split):
     assert different
 
 
-def test_cached_records_are_indexed_once_if_asked_to(indexed, plain, monkeypatch):
+@pytest.mark.parametrize("split", ["train", pytest.param("validation", marks=pytest.mark.long)])
+def test_an_index_that_is_not_used_changes_nothing(indexed, without_index, split):
+    assert_same(batches(indexed, split, jpeg_index=False), batches(without_index, split))
+
+
+def test_cached_records_are_indexed_once_if_asked_to(plain, indexed_batches, monkeypatch):
     cached = batches(plain, cache="encoded", index_cached_jpegs=True)
-    assert_same(cached, batches(indexed))
+    assert_same(cached, indexed_batches)
     # A second time, nothing is indexed.
     monkeypatch.setattr(cache, "index_jpegs", None)
     assert_same(cached, batches(plain, cache="encoded", index_cached_jpegs=True))
-    # Without it, a cache changes nothing.
-    assert_same(batches(plain, cache="encoded"), batches(plain))
+
+
+@pytest.mark.long
+def test_a_cache_indexes_nothing_unless_asked_to(without_index):
+    assert_same(batches(without_index, cache="encoded"), batches(without_index))
 
 
 def test_add_index_gives_the_bytes_of_prepare(indexed, plain):
@@ -162,8 +184,7 @@ def test_indexes_of_other_jpegs_are_reported_and_replaced(indexed, tmp_path, cap
     records.write_records(path, rewritten)
     (data / "manifest.json").unlink()
     monkeypatch.setattr(jpeg_index, "_warned", threading.Event())
-    batches(data, num_classes=2)
-    batches(data, num_classes=2)
+    batches(data, num_classes=2)  # Those of a shard are in several batches.
     # Which batch is the first depends on the threads.
     told = capfd.readouterr().err
     assert len(re.findall(r"[1-8] of the 8 JPEGs of a batch do not match their indexes", told)) == 1

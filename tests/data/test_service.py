@@ -148,10 +148,16 @@ def test_listener_that_is_not_a_server(listeners, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def servers():
-    """The addresses of two servers."""
-    with running_server() as (_, one), running_server() as (_, other):
+def started():
+    """Two servers: their processes and addresses."""
+    with running_server() as one, running_server() as other:
         yield one, other
+
+
+@pytest.fixture(scope="module")
+def servers(started):
+    """Their addresses."""
+    return [address for _, address in started]
 
 
 def batches(config, first_step, count=16):
@@ -168,7 +174,6 @@ def test_stream_is_the_same_with_servers(data, servers, first_step):
     config = Config(
         data_dir=data,
         image_size=8,
-        color_jitter=0.4,
         batch_size=8,
         shuffle_buffer=20,
         seed=3,
@@ -210,19 +215,6 @@ def test_missing_files_on_a_server_are_reported_at_once(tmp_path, servers):
     assert "data_dir at the same path" in str(caught.value)
 
 
-def test_a_server_that_is_killed_ends_the_stream(data):
-    config = Config(data_dir=data, image_size=8, batch_size=8, strategy="one_device")
-    with running_server() as (process, address):
-        stream = iter(distributed_dataset(config.replace(input_servers=[address]), "train"))
-        next(stream)
-        process.kill()
-        with pytest.raises(
-            tf.errors.OpError, match=f"UserError: input server {address} is unavailable"
-        ):
-            for _ in stream:
-                pass
-
-
 DETERMINISTIC_SCRIPT = """
     import sys
     from imagenet_fast import Config
@@ -243,3 +235,17 @@ def test_deterministic_stream_is_not_watched(data, servers, run_python):
     finished = run_python(["-c", script, data, ",".join(servers)], fresh=True)
     assert finished.stdout == "19\n"
     assert "unavailable input servers will not be noticed" in finished.stderr
+
+
+def test_a_server_that_is_killed_ends_the_stream(data, started):
+    """The last test: it ends one of the servers that all others use."""
+    process, address = started[0]
+    config = Config(data_dir=data, image_size=8, batch_size=8, strategy="one_device")
+    stream = iter(distributed_dataset(config.replace(input_servers=[address]), "train"))
+    next(stream)
+    process.kill()
+    with pytest.raises(
+        tf.errors.OpError, match=f"UserError: input server {address} is unavailable"
+    ):
+        for _ in stream:
+            pass

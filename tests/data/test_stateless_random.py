@@ -181,7 +181,9 @@ def test_each_place_is_taken_once(count):
 
 
 def test_any_place_may_be_taken_anywhere():
-    taken = np.stack([permutation(7, epoch=epoch) for epoch in range(700)])
+    # As a graph, which takes a hundredth of the time.
+    permute = tf.function(lambda epoch: permuted(tf.range(7), 7, 1, epoch, "order"))
+    taken = np.stack([permute(tf.constant(epoch)) for epoch in range(700)])
     for place in range(7):
         counts = np.bincount(taken[:, place], minlength=7)
         # 99.99% of chi-squared with 6 degrees of freedom.

@@ -44,10 +44,10 @@ def train(devices, unroll):
 
 def main():
     path, graph, *servers = sys.argv[1:]
-    devices = stage_devices(3, servers)
+    devices = stage_devices(1 + len(servers), servers)
     found = {
         "devices": devices,
-        "alone": train(devices[:1] * 3, unroll=True),
+        "alone": train(devices[:1] * len(devices), unroll=True),
         "served": train(devices, unroll=graph == "unrolled"),
     }
     pathlib.Path(path).write_text(json.dumps(found))

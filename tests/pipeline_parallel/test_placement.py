@@ -1,5 +1,6 @@
 """The devices of stages, those of other processes included."""
 
+import contextlib
 import json
 import pathlib
 
@@ -46,14 +47,23 @@ def test_a_server_that_is_not_there():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graph", ["loops", pytest.param("unrolled", marks=pytest.mark.long)])
-def test_stages_in_servers_compute_the_same(run_python, tmp_path, graph):
+@pytest.mark.parametrize(
+    ("graph", "servers"),
+    [
+        ("loops", 1),
+        pytest.param("loops", 2, marks=pytest.mark.long),
+        pytest.param("unrolled", 2, marks=pytest.mark.long),
+    ],
+)
+def test_stages_in_servers_compute_the_same(run_python, tmp_path, graph, servers):
     path = tmp_path / "out.json"
-    with running_stage_server() as (_, one), running_stage_server() as (_, other):
-        run_python([JOB, path, graph, one, other])
+    with contextlib.ExitStack() as stack:
+        started = [stack.enter_context(running_stage_server()) for _ in range(servers)]
+        run_python([JOB, path, graph, *(address for _, address in started)])
     found = json.loads(path.read_text())
     jobs = [tf.DeviceSpec.from_string(device) for device in found["devices"]]
-    assert [(own.job, own.task) for own in jobs] == [("trainer", 0), ("stage", 0), ("stage", 1)]
+    expected = [("trainer", 0), *(("stage", number) for number in range(servers))]
+    assert [(own.job, own.task) for own in jobs] == expected
     assert found["alone"]["jobs"] == ["trainer"]
     assert found["served"]["jobs"] == ["stage", "trainer"]
     for kind in ("losses", "evaluated", "predicted"):

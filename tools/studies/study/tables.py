@@ -53,7 +53,8 @@ def outcome(setting: Setting, records: Mapping[Key, Record]) -> Outcome:
 
 def of_setting(setting: Setting, records: Mapping[Key, Record]) -> list[Record]:
     """Returns the records of a setting, sorted by seed."""
-    runs = [r for r in records.values() if r["fingerprint"] == setting.fingerprint]
+    fingerprint = setting.fingerprint
+    runs = [record for record in records.values() if record["fingerprint"] == fingerprint]
     return sorted(runs, key=lambda record: record["seed"])
 
 
