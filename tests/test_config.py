@@ -80,6 +80,7 @@ OTHER = {
     "freeze_through": "stage2",
     "stem": "small",
     "stride_on_1x1": True,
+    "blur_pool": "convolutions",
     "zero_gamma": False,
     "batch_norm_momentum": 0.99,
     "batch_norm_epsilon": 1e-3,

@@ -14,6 +14,7 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.distribute.one_call import assign_everywhere
+from imagenet_fast.layers import BlurPool
 
 # batch_norm_epsilon of Keras applications' networks.
 _EPSILON = 1.001e-5
@@ -80,6 +81,11 @@ def load_keras_applications_weights(
 
 def _check_variant(model: keras.Model) -> None:
     layers = {layer.name: layer for layer in model.layers}
+    if any(isinstance(layer, BlurPool) for layer in layers.values()):
+        raise UserError(
+            f"{model.name} blurs before subsampling and Keras applications does not; build it with "
+            'blur_pool="none"'
+        )
     first = layers.get("stage2_block1_conv1")
     if first is None or "stage1_block1_conv3" not in layers:
         raise UserError(

@@ -157,6 +157,15 @@ class ModelOptions(SharedOptions):
         group="model",
         beside=_IMAGENET_RESNETS,
     )
+    blur_pool: str = option(
+        "none",
+        "blur before subsampling in resnet18 to resnet152, against aliasing (Zhang 2019); none; "
+        "convolutions: before convolutions of stride 2, except the first, as in ffcv-imagenet; "
+        "convolutions_and_pools: in the stem's pool, too, as in composer",
+        group="model",
+        choices=("none", "convolutions", "convolutions_and_pools"),
+        beside=_IMAGENET_RESNETS,
+    )
     zero_gamma: bool = option(
         True,
         "start the last batch norm of each residual block at gamma 0",

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.layers import BlurPool
 from imagenet_fast.models.arguments import check_sizes
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 
@@ -32,6 +33,12 @@ _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 IMAGENET_DEPTHS = (*_BASIC, *_BOTTLENECK)
 CIFAR_DEPTHS = (8, 14, 20, 32, 56)
 
+# Values of arguments.
+_CHOICES = {
+    "stem": ("imagenet", "small"),
+    "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
+}
+
 
 def resnet(
     depth: int,
@@ -41,6 +48,7 @@ def resnet(
     stem: str = "imagenet",
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
+    blur_pool: str = "none",
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
@@ -56,6 +64,10 @@ def resnet(
             the block starts as the identity (Goyal et al. 2017, section 5.1).
         stride_on_1x1: whether a bottleneck's stride is in its first 1x1 convolution, as in He et
             al. and Keras applications ("v1"), not in the 3x3, as in Goyal et al. ("v1.5").
+        blur_pool: where a :class:`~imagenet_fast.layers.BlurPool` precedes the subsampling:
+            ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
+            included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
+            as in composer. The first convolution, of the images, is never blurred.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
@@ -64,13 +76,17 @@ def resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth or stem, or the depth has no 1x1 for the stride.
+        UserError: if there is no such depth, stem or ``blur_pool``, or the depth has no 1x1 for the
+            stride.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
-    if stem not in ("imagenet", "small"):
-        raise UserError(f"resnet: there is no stem {stem!r}; the stems are 'imagenet' and 'small'")
+    for argument, value in (("stem", stem), ("blur_pool", blur_pool)):
+        if value not in _CHOICES[argument]:
+            raise UserError(
+                f"resnet: there is no {argument} {value!r}; it is one of {_CHOICES[argument]}"
+            )
     if stride_on_1x1 and depth in _BASIC:
         raise UserError(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
@@ -83,10 +99,15 @@ def resnet(
         x = _conv_norm_relu(images, 64, 7, 2, norm, "stem")
         # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
         x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
-        x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
+        if blur_pool == "convolutions_and_pools":
+            x = keras.layers.MaxPooling2D(3, 1, name="stem_pool")(x)
+            x = BlurPool(2, name="stem_pool_blur")(x)
+        else:
+            x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
     else:
         x = _conv_norm_relu(images, 64, 3, 1, norm, "stem")
 
+    blur = blur_pool != "none"
     for stage, blocks in enumerate({**_BASIC, **_BOTTLENECK}[depth], start=1):
         width = 64 * 2 ** (stage - 1)
         for block in range(1, blocks + 1):
@@ -100,9 +121,10 @@ def resnet(
                 convs = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]
             shortcut = x
             if strides > 1 or x.shape[-1] != convs[-1][0]:
-                shortcut = _conv(x, convs[-1][0], 1, strides, f"{block_name}_projection_conv")
+                conv_name = f"{block_name}_projection_conv"
+                shortcut = _conv(x, convs[-1][0], 1, strides, conv_name, blur)
                 shortcut = norm(name=f"{block_name}_projection_bn")(shortcut)
-            x = _residual_block(x, shortcut, convs, norm, zero_gamma, block_name)
+            x = _residual_block(x, shortcut, convs, norm, zero_gamma, block_name, blur)
     return keras.Model(images, _logits(x, num_classes), name=name or f"resnet{depth}")
 
 
@@ -182,8 +204,18 @@ class SubsampleAndPad(keras.layers.Layer):
         return {**super().get_config(), "strides": self.strides, "filters": self.filters}
 
 
-def _conv(x: tf.Tensor, filters: int, kernel_size: int, strides: int, name: str) -> tf.Tensor:
-    """A convolution with ``kernel_size // 2`` zeros on every side of the image."""
+def _conv(
+    x: tf.Tensor, filters: int, kernel_size: int, strides: int, name: str, blur: bool = False
+) -> tf.Tensor:
+    """A convolution with ``kernel_size // 2`` zeros on every side of the image.
+
+    Of stride 2, it follows a blur if ``blur`` is set.
+    """
+    if blur and strides > 1:
+        # A convolution of 1x1 would read only every second pixel: the others are not computed.
+        subsampling = strides if kernel_size == 1 else 1
+        x = BlurPool(subsampling, name=f"{name}_blur")(x)
+        strides //= subsampling
     padding = "same"
     if strides > 1:
         padding = "valid"
@@ -223,11 +255,12 @@ def _residual_block(
     norm: Callable[..., keras.layers.Layer],
     zero_gamma: bool,
     name: str,
+    blur: bool = False,
 ) -> tf.Tensor:
     """Adds ``convs``, each (filters, kernel size, strides), applied to ``x``, to ``shortcut``."""
     for i, (filters, kernel_size, strides) in enumerate(convs, start=1):
         last = i == len(convs)
-        x = _conv(x, filters, kernel_size, strides, f"{name}_conv{i}")
+        x = _conv(x, filters, kernel_size, strides, f"{name}_conv{i}", blur)
         gamma = "zeros" if last and zero_gamma else "ones"
         x = norm(gamma_initializer=gamma, name=f"{name}_bn{i}")(x)
         if not last:

@@ -199,6 +199,9 @@ def test_other_depth(source, deeper, our_deeper, model):
     [
         (lambda: ours(stride_on_1x1=False), "stride_on_1x1=True"),
         pytest.param(
+            lambda: ours(blur_pool="convolutions"), 'blur_pool="none"', marks=pytest.mark.long
+        ),
+        pytest.param(
             lambda: ours(batch_norm_epsilon=1e-5),
             "batch_norm_epsilon=1e-05 .*1.001e-05$",
             marks=pytest.mark.long,

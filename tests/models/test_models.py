@@ -19,6 +19,7 @@ from imagenet_fast.models.options import MODEL_NAMES, ModelOptions
 CELU = {"whitening": True, "activation": "celu"}
 SMALL = {
     "resnet18": ("resnet18", (32, 32, 3), {"stem": "small"}),
+    "resnet18, blur": ("resnet18", (32, 32, 3), {"blur_pool": "convolutions_and_pools"}),
     "resnet20": ("resnet20", (32, 32, 3), {}),
     "alexnet_bn": ("alexnet_bn", (64, 64, 3), {}),
     "resnet9": ("resnet9", (32, 32, 3), {"width": 4}),

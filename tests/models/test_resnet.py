@@ -11,6 +11,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.layers import BlurPool
 from imagenet_fast.models.resnet import SubsampleAndPad, cifar_resnet, resnet
 from imagenet_fast.models.shape_only import shape_only
 
@@ -194,7 +195,45 @@ def test_small_stem_keeps_the_size():
     assert not layers_of(model, keras.layers.MaxPooling2D)
 
 
-def reference(model, images, convs_per_block, stride_on_1x1):
+def blurred(x):
+    """Each channel convolved with [1, 2, 1] / 4 along columns and rows, with zeros around."""
+    for axis in (1, 2):
+        padded = tf.pad(x, [[int(other == axis)] * 2 for other in range(4)])
+        places = tf.range(x.shape[axis])
+        before, middle, after = (tf.gather(padded, places + i, axis=axis) for i in range(3))
+        x = (before + 2 * middle + after) / 4
+    return x
+
+
+@pytest.mark.parametrize(
+    ("depth", "options", "blurs"),
+    [
+        (50, {"blur_pool": "convolutions"}, {"projection_conv": 2, "conv2": 1}),
+        (18, {"blur_pool": "convolutions_and_pools"}, {"projection_conv": 2, "conv1": 1}),
+        pytest.param(
+            50,
+            {"blur_pool": "convolutions", "stride_on_1x1": True},
+            {"projection_conv": 2, "conv1": 2},
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_where_the_blurs_are(depth, options, blurs):
+    expected = {
+        f"stage{stage}_block1_{conv}_blur": strides
+        for stage in (2, 3, 4)
+        for conv, strides in blurs.items()
+    }
+    if options["blur_pool"] == "convolutions_and_pools":
+        expected["stem_pool_blur"] = 2
+    with shape_only():
+        model = resnet(depth, **options)
+    assert {layer.name: layer.strides for layer in layers_of(model, BlurPool)} == expected
+    assert size(model.trainable_variables) == IMAGENET_COUNTS[depth][0]
+    assert model.get_layer("stage4_block1_relu").output_shape[1:3] == (7, 7)
+
+
+def reference(model, images, convs_per_block, stride_on_1x1, blur_pool="none"):
     """Inference of a ResNet with tf.nn alone; variables come from ``model`` by layer name."""
 
     def variables(name):
@@ -205,6 +244,8 @@ def reference(model, images, convs_per_block, stride_on_1x1):
 
     def conv_norm(x, conv, norm, stride):
         kernel = variables(conv)["kernel"]
+        if stride > 1 and kernel.shape[2] >= 16 and blur_pool != "none":
+            x = blurred(x)
         pad = kernel.shape[0] // 2
         x = tf.pad(x, [[0, 0], [pad, pad], [pad, pad], [0, 0]])
         x = tf.nn.conv2d(x, kernel, stride, "VALID")
@@ -217,7 +258,10 @@ def reference(model, images, convs_per_block, stride_on_1x1):
     x = tf.nn.relu(conv_norm(images, "stem_conv", "stem_bn", 2 if imagenet_stem else 1))
     if imagenet_stem:
         padded = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]], constant_values=-np.inf)
-        x = tf.nn.max_pool2d(padded, 3, 2, "VALID")
+        if blur_pool == "convolutions_and_pools":
+            x = blurred(tf.nn.max_pool2d(padded, 3, 1, "VALID"))[:, ::2, ::2]
+        else:
+            x = tf.nn.max_pool2d(padded, 3, 2, "VALID")
     stage = block = 1
     while f"stage{stage}_block1_add" in names:
         name = f"stage{stage}_block{block}"
@@ -241,27 +285,37 @@ def reference(model, images, convs_per_block, stride_on_1x1):
 
 
 @pytest.mark.parametrize(
-    ("make", "convs_per_block", "stride_on_1x1"),
+    ("make", "convs_per_block", "options"),
     [
-        (lambda shape: resnet(18, 5, shape), 2, False),
+        (functools.partial(resnet, 18), 2, {}),
+        pytest.param(functools.partial(resnet, 18), 2, {"stem": "small"}, marks=pytest.mark.long),
+        (functools.partial(resnet, 18), 2, {"blur_pool": "convolutions_and_pools"}),
+        (functools.partial(resnet, 50), 3, {}),
         pytest.param(
-            lambda shape: resnet(18, 5, shape, stem="small"), 2, False, marks=pytest.mark.long
+            functools.partial(resnet, 50), 3, {"stride_on_1x1": True}, marks=pytest.mark.long
         ),
-        (lambda shape: resnet(50, 5, shape), 3, False),
         pytest.param(
-            lambda shape: resnet(50, 5, shape, stride_on_1x1=True), 3, True, marks=pytest.mark.long
+            functools.partial(resnet, 50),
+            3,
+            {"stride_on_1x1": True, "blur_pool": "convolutions"},
+            marks=pytest.mark.long,
         ),
-        (lambda shape: cifar_resnet(20, 5, shape), 2, False),
+        pytest.param(
+            functools.partial(resnet, 50), 3, {"blur_pool": "convolutions"}, marks=pytest.mark.long
+        ),
+        (functools.partial(cifar_resnet, 20), 2, {}),
     ],
-    ids=["18", "18-small", "50-v1.5", "50-v1", "cifar-20"],
+    ids=["18", "18-small", "18-blur", "50-v1.5", "50-v1", "50-v1-blur", "50-v1.5-blur", "cifar-20"],
 )
-def test_equals_the_reference(make, convs_per_block, stride_on_1x1):
-    model = make((None, None, 3))  # open, as both sizes show
+def test_equals_the_reference(make, convs_per_block, options):
+    model = make(5, (None, None, 3), **options)  # open, as both sizes show
     randomise(model)
     # An odd size too, where the last window of a stride may hang over the edge.
     for shape in ((64, 32, 3), (45, 51, 3)):
         images = np.random.default_rng(1).normal(size=(2, *shape)).astype("float32")
-        expected = reference(model, images, convs_per_block, stride_on_1x1).numpy()
+        stride_on_1x1 = options.get("stride_on_1x1", False)
+        blur_pool = options.get("blur_pool", "none")
+        expected = reference(model, images, convs_per_block, stride_on_1x1, blur_pool).numpy()
         assert expected.std() > 0
         np.testing.assert_allclose(
             model(images, training=False), expected, rtol=0, atol=2e-5 * np.abs(expected).max()
@@ -305,6 +359,7 @@ def test_training_updates_the_moving_averages_by_the_momentum():
         (lambda: resnet(20), r"no depth 20; the depths are \(18, 34, 50, 101, 152\)"),
         (lambda: cifar_resnet(50), r"no depth 50; the depths are \(8, 14, 20, 32, 56\)"),
         (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
+        (lambda: resnet(50, blur_pool="pools"), "no blur_pool 'pools'.*'convolutions_and_pools'"),
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],
 )
