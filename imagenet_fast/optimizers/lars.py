@@ -76,9 +76,13 @@ class LARS(SGD):
             rate_in_momentum,
             weight_decay_mask,
             rate_factors,
-            name,
+            name=name,
             **kwargs,
         )
+        if self.decoupled_at_rate is not None:
+            raise UserError(
+                "LARS has weight decay in its trust ratios: leave out decoupled_at_rate"
+            )
         if eeta <= 0:
             raise UserError(f"eeta is {eeta}, but must be positive")
         self.eeta = eeta

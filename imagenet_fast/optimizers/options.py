@@ -35,7 +35,7 @@ _SOME_WARMUP = Beside("warmup", tuple(Duration(0, unit) for unit in UNITS), unle
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions(SharedOptions):
-    """The optimizer, gradient clipping, label smoothing, loss scale and weight averages."""
+    """The optimizer, gradient clipping, the loss, its scale and weight averages."""
 
     optimizer: str = option(
         "sgd",
@@ -64,6 +64,14 @@ class OptimizerOptions(SharedOptions):
         group="optimization",
         check=NOT_NEGATIVE,
         beside=_NO_BATCH_TABLE,
+    )
+    decoupled_weight_decay: bool = option(
+        False,
+        "decouple the weight decay of sgd, and of muon except for filters, from the gradient and "
+        "the learning rate (SGDW, Loshchilov and Hutter 2019): each step first multiplies weights "
+        "by 1 - weight_decay * learning rate / the scaled one after the warmup",
+        group="optimization",
+        beside=(Beside("optimizer", ("sgd", "muon")), Beside("weight_decay", (0.0,), unless=True)),
     )
     weight_decay_on: str = option(
         "auto",
@@ -161,6 +169,14 @@ class OptimizerOptions(SharedOptions):
         group="optimization",
         check=BELOW_ONE,
         beside=Beside("lookahead_every"),
+    )
+    loss: str = option(
+        "cross_entropy",
+        "loss of an image; cross_entropy: of the softmax; binary_cross_entropy: of each class's "
+        "sigmoid, summed over the classes, with a last layer whose bias starts at -log(classes); "
+        "predicted probabilities are then sigmoids, whose sum need not be 1",
+        group="optimization",
+        choices=("cross_entropy", "binary_cross_entropy"),
     )
     label_smoothing: float = option(
         0.0,

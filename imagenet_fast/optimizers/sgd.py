@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum and L2 weight decay, as in the ImageNet papers."""
+"""Stochastic gradient descent with momentum and weight decay, as in the ImageNet papers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from imagenet_fast.optimizers.schedules import Schedule
 
 @keras.saving.register_keras_serializable("imagenet_fast")
 class SGD(keras.optimizers.Optimizer):
-    """SGD with momentum, and weight decay in the gradient.
+    """SGD with momentum, and weight decay in the gradient or decoupled from it.
 
     With ``g = gradient + weight_decay * w``::
 
@@ -28,24 +28,35 @@ class SGD(keras.optimizers.Optimizer):
         v = momentum * v + learning_rate * g
         w = w - v                             (Nesterov: w - momentum * v - learning_rate * g)
 
-    Keras' SGD has it inside, too, but decouples weight decay from the gradient.
+    ``decoupled_at_rate`` decouples weight decay from the gradient (SGDW of Loshchilov and Hutter
+    2019, algorithm 1, and composer's ``DecoupledSGDW``). Then ``g = gradient``, and a step begins
+    with::
+
+        w = (1 - weight_decay * learning_rate / decoupled_at_rate) * w
+
+    ``weight_decay`` is then the fraction that a step takes away at the learning rate
+    ``decoupled_at_rate``, usually the highest of the schedule, and follows the schedule. Keras' SGD
+    has the learning rate inside the momentum buffer and decoupled weight decay with
+    ``decoupled_at_rate=1``.
 
     Args:
       learning_rate: a number or a schedule.
       momentum: decay factor of the momentum buffer, in [0, 1).
       nesterov: whether to use Nesterov momentum.
-      weight_decay: L2 coefficient: the loss term is ``weight_decay / 2 * |w|^2``.
+      weight_decay: L2 coefficient: the loss term is ``weight_decay / 2 * |w|^2``; if decoupled, see
+        above.
       rate_in_momentum: whether the momentum buffer accumulates updates rather than gradients.
       weight_decay_mask: for each trainable variable in order, whether to decay it, or a factor of
         its weight decay (True is 1, False 0); None: all are decayed. ``variable_roles`` helps to
         make it.
       rate_factors: for each trainable variable in order, a factor of its learning rate; None: 1.
         Page 2019 has 64 for biases, and 1 / 64 as the factor of their weight decay.
+      decoupled_at_rate: a learning rate, see above; None: weight decay is in the gradient.
       name: of the optimizer.
       **kwargs: Keras' options (``clipnorm``, ``use_ema``, ...).
 
     Raises:
-      UserError: if ``momentum`` or ``weight_decay`` is out of range.
+      UserError: if ``momentum``, ``weight_decay`` or ``decoupled_at_rate`` is out of range.
     """
 
     def __init__(
@@ -57,6 +68,7 @@ class SGD(keras.optimizers.Optimizer):
         rate_in_momentum: bool = False,
         weight_decay_mask: Sequence[float] | None = None,
         rate_factors: Sequence[float] | None = None,
+        decoupled_at_rate: float | None = None,
         name: str = "SGD",
         **kwargs: Any,
     ) -> None:
@@ -64,9 +76,11 @@ class SGD(keras.optimizers.Optimizer):
             raise UserError(f"momentum is {momentum}, but must be at least 0 and below 1")
         if weight_decay < 0:
             raise UserError(f"weight_decay is {weight_decay}, but must not be negative")
+        if decoupled_at_rate is not None and decoupled_at_rate <= 0:
+            raise UserError(f"decoupled_at_rate is {decoupled_at_rate}, but must be positive")
         # The updates are a few fused kernels, with nothing left for XLA to fuse.
         kwargs.setdefault("jit_compile", False)
-        # Keras' own weight decay is decoupled from the gradient.
+        # Keras' own weight decay would be one more pass over all weights.
         super().__init__(name=name, weight_decay=None, **kwargs)
         self._learning_rate = self._build_learning_rate(learning_rate)
         self.momentum = momentum
@@ -75,6 +89,7 @@ class SGD(keras.optimizers.Optimizer):
         self.l2_weight_decay = weight_decay
         self.weight_decay_mask = as_list(weight_decay_mask, float)
         self.rate_factors = as_list(rate_factors, float)
+        self.decoupled_at_rate = decoupled_at_rate
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Makes a momentum buffer for each of ``var_list``.
@@ -93,7 +108,7 @@ class SGD(keras.optimizers.Optimizer):
         self._built = True
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
-        """Refuses what concerns Keras' decoupled weight decay, which these optimizers lack.
+        """Refuses what concerns Keras' own weight decay, which these optimizers lack.
 
         Raises:
           UserError: always, naming the option to use instead.
@@ -109,8 +124,11 @@ class SGD(keras.optimizers.Optimizer):
         # An embedding's is sparse. Another dtype would make the kernel abort the process.
         gradient = tf.convert_to_tensor(gradient, variable.dtype)
         rate = self._learning_rate_of(index)
-        scale = -rate if self.rate_in_momentum else 1.0
-        gradient = self._add_decay(gradient, variable, index, buffer_scale=scale)
+        if self.decoupled_at_rate is None:
+            scale = -rate if self.rate_in_momentum else 1.0
+            gradient = self._add_decay(gradient, variable, index, buffer_scale=scale)
+        else:
+            self._shrink(variable, index, rate / self.decoupled_at_rate)
         self._apply(gradient, variable, index, rate)
 
     def _check(self, var_list: Sequence[tf.Variable]) -> None:
@@ -139,6 +157,16 @@ class SGD(keras.optimizers.Optimizer):
         """Returns the weight decay of a variable."""
         factor = 1.0 if self.weight_decay_mask is None else self.weight_decay_mask[index]
         return factor * self.l2_weight_decay
+
+    def _shrink(self, variable: tf.Variable, index: int, scale: tf.Tensor) -> None:
+        """Takes decoupled weight decay, times ``scale``, from a variable."""
+        decay = self._decay_of(index)
+        if decay:
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=variable.handle,
+                alpha=tf.constant(decay, variable.dtype) * tf.cast(scale, variable.dtype),
+                delta=variable,
+            )
 
     def _add_decay(
         self,
@@ -203,6 +231,7 @@ class SGD(keras.optimizers.Optimizer):
             nesterov=self.nesterov,
             rate_in_momentum=self.rate_in_momentum,
             weight_decay=self.l2_weight_decay,
+            decoupled_at_rate=self.decoupled_at_rate,
             **self._by_variable(),
         )
         return config

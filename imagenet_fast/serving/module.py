@@ -20,6 +20,7 @@ from imagenet_fast.models.custom import CustomModel
 from imagenet_fast.training.build import build_classifier, with_model
 from imagenet_fast.training.checkpoint import restore_weights
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.losses import class_probabilities
 from imagenet_fast.training.model_dir import read_labels
 from imagenet_fast.training.views import mean_over_views
 
@@ -98,6 +99,7 @@ class ServingModule(tf.Module):
             lambda view: whole(view, training=False), pixels, model.views
         )
         self._weights = whole.weights
+        self._loss = model.image_loss
         self._options = options
         self._labels = tf.constant(model.labels)
         self._top_k = top_k
@@ -201,7 +203,7 @@ class ServingModule(tf.Module):
 
     def _classify_pixels(self, pixels: tf.Tensor) -> Tensors:
         logits, *features = tf.nest.flatten(self._network(pixels))
-        outputs = {"probabilities": tf.nn.softmax(logits)}
+        outputs = {"probabilities": class_probabilities(logits, self._loss)}
         return {**outputs, "features": features[0]} if features else outputs
 
     def _classify_any(self, pixels: tf.Tensor) -> Tensors:

@@ -30,6 +30,7 @@ from imagenet_fast.distribute.tpu import is_tpu
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel, name_of
+from imagenet_fast.models.options import is_custom
 from imagenet_fast.optimizers.lookahead import Lookahead
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
@@ -39,6 +40,7 @@ from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.fusion_trials import choose_fusion
+from imagenet_fast.training.losses import start_at_equal_probabilities
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule, total_steps, warn_of_short_run
 from imagenet_fast.training.whitening import whiten
@@ -218,6 +220,9 @@ def build_classifier(
     shape = (size, size, 3)
     with precision_policy(config.precision):
         network, pipeline = build_network(config, len(labels), shape, custom)
+        # The bias of a user's network is the user's.
+        if config.loss == "binary_cross_entropy" and not is_custom(config.model):
+            start_at_equal_probabilities(network)
         if config.freeze_through:
             freeze(network, config.freeze_through)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
@@ -228,6 +233,7 @@ def build_classifier(
         model = Classifier(
             pixels,
             logits,
+            loss=config.loss,
             label_smoothing=config.label_smoothing,
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,

@@ -86,6 +86,8 @@ def _unscaled_optimizer(options: UpdateOptions, model: Classifier) -> keras.opti
             **shared,
         )
     shared["rate_in_momentum"] = options.rate_in_momentum == "yes"
+    if options.decoupled_weight_decay:
+        shared["decoupled_at_rate"] = options.scaled_learning_rate
     if options.optimizer == "sgd":
         return SGD(schedule, **shared)
     return Muon(

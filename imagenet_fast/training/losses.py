@@ -1,8 +1,13 @@
-"""The loss of each image: softmax cross-entropy, with label smoothing and mixed labels."""
+"""The loss of each image, with label smoothing and mixed labels, and its class probabilities."""
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
+import tf_keras as keras
+
+from imagenet_fast import models
 
 
 def image_losses(
@@ -11,6 +16,7 @@ def image_losses(
     partners: tf.Tensor | None = None,
     fractions: tf.Tensor | None = None,
     *,
+    loss: str = "cross_entropy",
     label_smoothing: float = 0.0,
 ) -> tf.Tensor:
     """Returns each image's loss, float32 [batch].
@@ -20,16 +26,55 @@ def image_losses(
       labels: int32 [batch]; negative ones mark padding, treated as class 0.
       partners: int32 [batch], labels of the images mixed in; None: images are not mixed.
       fractions: float32 [batch], weights of ``labels`` in the loss; ``partners`` have the rest.
+      loss: ``cross_entropy``, of the softmax; or ``binary_cross_entropy``, of each class's sigmoid,
+        summed over the classes. Wightman et al. 2021 ("ResNet strikes back") and MosaicML train
+        ResNets on ImageNet with it; the latter's composer also sums.
       label_smoothing: probability spread evenly over all classes.
     """
-    losses = _cross_entropy(logits, labels, label_smoothing)
+    of_labels = {"cross_entropy": _cross_entropy, "binary_cross_entropy": _binary_cross_entropy}
+    logits = tf.cast(logits, tf.float32)
+    losses = of_labels[loss](logits, labels, label_smoothing)
     if partners is None or fractions is None:
         return losses
-    return fractions * losses + (1 - fractions) * _cross_entropy(logits, partners, label_smoothing)
+    # Either loss is linear in the probabilities of its target.
+    of_partners = of_labels[loss](logits, partners, label_smoothing)
+    return fractions * losses + (1 - fractions) * of_partners
+
+
+def class_probabilities(logits: tf.Tensor, loss: str) -> tf.Tensor:
+    """Returns the probability of each class that training with a loss makes of logits.
+
+    With ``cross_entropy`` the softmax. With ``binary_cross_entropy`` the sigmoids: each class's
+    probability on its own. Their sum is about 1 for images like those of the training, but it need
+    not be, and is low for an image of no class.
+
+    Args:
+      logits: [batch, classes].
+      loss: see :func:`image_losses`.
+
+    Returns:
+      Float32 [batch, classes].
+    """
+    function = {"cross_entropy": tf.nn.softmax, "binary_cross_entropy": tf.nn.sigmoid}[loss]
+    return function(tf.cast(logits, tf.float32))
+
+
+def start_at_equal_probabilities(network: keras.Model) -> None:
+    """Sets the initial bias of the last layer for binary cross-entropy, in the strategy's scope.
+
+    It becomes ``-log(classes)``, so the first sigmoids are about ``1 / classes``, as in MosaicML's
+    recipes. At a bias of 0 they would be 1/2, and nearly all of the first gradients would go into
+    the bias. Networks whose last layer has no bias are left as they are.
+
+    Args:
+      network: from ``models.build``.
+    """
+    head = models.head(network)
+    if head is not None and head.use_bias:
+        head.bias.assign(tf.fill([head.units], -math.log(head.units)))
 
 
 def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float) -> tf.Tensor:
-    logits = tf.cast(logits, tf.float32)
     labels = tf.maximum(labels, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     if not label_smoothing:
@@ -37,3 +82,16 @@ def _cross_entropy(logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float)
     # The cross-entropy against (1 - s) * one-hot + s / classes.
     uniform = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
     return (1 - label_smoothing) * losses + label_smoothing * uniform
+
+
+def _binary_cross_entropy(
+    logits: tf.Tensor, labels: tf.Tensor, label_smoothing: float
+) -> tf.Tensor:
+    classes = logits.shape[-1]
+    targets = tf.one_hot(tf.maximum(labels, 0), classes)
+    targets = (1 - label_smoothing) * targets + label_smoothing / classes
+    # Class by class: a sum of all softplus(z), less the label's z, would lose the digits of a small
+    # loss.
+    return tf.reduce_sum(
+        tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), axis=-1
+    )

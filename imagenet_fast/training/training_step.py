@@ -15,7 +15,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.slots import make_slots, unwrapped
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
-from imagenet_fast.training.losses import image_losses
+from imagenet_fast.training.losses import class_probabilities, image_losses
 from imagenet_fast.training.metric_sums import NAMES, Metric, MetricSums, batch_sums
 from imagenet_fast.training.micro_batches import micro_batches
 from imagenet_fast.training.mix import Mixer
@@ -44,6 +44,7 @@ class TrainingStep(ReplicatedModel):
     Args:
       inputs: the functional model's input.
       outputs: its logits, float32 [batch, classes].
+      loss: of an image, see ``image_losses``.
       label_smoothing: probability spread evenly over all classes.
       mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
       views: test-time augmentation, see ``mean_over_views``.
@@ -64,6 +65,7 @@ class TrainingStep(ReplicatedModel):
         inputs: Any,
         outputs: Any,
         *,
+        loss: str = "cross_entropy",
         label_smoothing: float = 0.0,
         mixer: Mixer | None = None,
         views: str = "none",
@@ -73,6 +75,8 @@ class TrainingStep(ReplicatedModel):
         name: str | None = None,
     ) -> None:
         super().__init__(inputs=inputs, outputs=outputs, name=name)
+        # Keras' ``loss`` is that of ``compile``.
+        self.image_loss = loss
         self.label_smoothing = label_smoothing
         self.mixer = mixer
         self.views = views
@@ -119,7 +123,7 @@ class TrainingStep(ReplicatedModel):
         """Adds one batch to the metrics, over all replicas."""
         images, labels, weights = self.batch(data, "validation")
         logits = self.logits(images)
-        losses = image_losses(logits, labels, label_smoothing=self.label_smoothing)
+        losses = self._image_losses(logits, labels)
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()
         self.metric_sums.add(context.all_reduce(tf.distribute.ReduceOp.SUM, sums))
@@ -131,7 +135,7 @@ class TrainingStep(ReplicatedModel):
             images, _, _ = self.batch(data, "validation")
         else:
             images = keras.utils.unpack_x_y_sample_weight(data)[0]
-        return tf.nn.softmax(self.logits(images))
+        return class_probabilities(self.logits(images), self.image_loss)
 
     def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the images, labels and weights of a replica's part of a step.
@@ -348,7 +352,9 @@ class TrainingStep(ReplicatedModel):
         return gradients, batch_sums(step.outputs, losses, labels, weights)
 
     def _image_losses(self, logits: tf.Tensor, labels: tf.Tensor, *mixed: tf.Tensor) -> tf.Tensor:
-        return image_losses(logits, labels, *mixed, label_smoothing=self.label_smoothing)
+        return image_losses(
+            logits, labels, *mixed, loss=self.image_loss, label_smoothing=self.label_smoothing
+        )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the optimizer's loss scale, if it has one."""

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 from small_config import SMALL
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.models import build
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers import LARS, GradualWarmup, StepDecay, variable_roles
@@ -423,6 +424,11 @@ def test_positional_arguments():
     config = optimizer.get_config()
     assert (config["weight_decay_mask"], config["rate_factors"]) == ([1, 0], [1, 2])
     assert config["trust_mask"] == [False, True]
+
+
+def test_decoupled_weight_decay_is_refused():
+    with pytest.raises(UserError, match="LARS has weight decay in its trust ratios"):
+        LARS(0.1, decoupled_at_rate=0.1)
 
 
 def test_config_has_all_options():

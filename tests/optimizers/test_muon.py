@@ -119,6 +119,20 @@ def test_airbench():
     assert np.abs(got[4] - expected(0.0)[4]).max() > 1e-2
 
 
+def test_decoupled_weight_decay_is_for_all_but_filters():
+    """Without gradients, three steps at half the rate take a quarter each."""
+    weights, _ = problem()
+    zeros = [[np.zeros_like(w) for w in weights]] * 3
+    options = {"weight_decay": 0.5, "newton_schulz_dtype": "float32"}
+    got = train(Muon(0.25, decoupled_at_rate=0.5, **options), weights, zeros)
+    coupled = train(Muon(0.25, **options), weights, zeros)
+    for own, other, start, is_filter in zip(got, coupled, weights, FILTERS):
+        if is_filter:
+            np.testing.assert_array_equal(own, other)
+        else:
+            np.testing.assert_allclose(own, 0.75**3 * start, rtol=1e-5)
+
+
 def test_bfloat16_is_near():
     """A step of it, of float32 but for what is orthogonalized."""
     weights, gradients = problem()

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers import SGD, GradualWarmup, StepDecay
 
 STEPS = 60
@@ -193,6 +194,73 @@ def test_biases_with_64_times_the_rate(schedule, dtype, tolerance):
     assert distance(three_steps(weight_decay_mask=None), expected) > 1e-2
     outside = distance(three_steps(rate_in_momentum=False), expected)
     assert outside > 0.1 if schedule.boundaries else outside < 1e-4
+
+
+# --- Decoupled weight decay
+
+
+def sgdw(weights, gradients, rates, peak, decay, nesterov, inside, mask, factors):
+    """Loshchilov and Hutter 2019, algorithm 1, for a multiplier ``rate / peak`` of ``peak``.
+
+    ``inside`` is their momentum; composer has the rate outside of it.
+    """
+    weights = [np.array(weight) for weight in weights]
+    buffers = [np.zeros_like(weight) for weight in weights]
+    for step, scheduled in enumerate(rates):
+        for i, g in enumerate(gradients(step, weights)):
+            rate = factors[i] * scheduled
+            buffers[i] = 0.875 * buffers[i] + (rate * g if inside else g)
+            ahead = 0.875 * buffers[i] + (rate * g if inside else g) if nesterov else buffers[i]
+            lost = rate / peak * mask[i] * decay * weights[i]
+            weights[i] = weights[i] - lost - (ahead if inside else rate * ahead)
+    return weights
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_decoupled_weight_decay(nesterov, inside):
+    schedule = GradualWarmup(StepDecay(0.5, [30, 45], 0.125), start=0.0, steps=16)
+    values = [*(0.5 * np.arange(16) / 16), *[0.5] * 14, *[0.0625] * 15, *[0.0078125] * 15]
+    weights, gradients = problem("float64")
+    options = {"nesterov": nesterov, "rate_in_momentum": inside}
+    # The third is not decayed; a bias with 4 times the rate loses as much as at its own.
+    mask, factors = [1, 0.25, 0, 1], [1, 4, 1, 1]
+    optimizer = SGD(
+        schedule,
+        momentum=0.875,
+        weight_decay=0.03125,
+        weight_decay_mask=mask,
+        rate_factors=factors,
+        decoupled_at_rate=0.5,
+        **options,
+    )
+    got = train(optimizer, weights, gradients)
+
+    def expected(peak=0.5, mask=mask):
+        return sgdw(weights, gradients, values, peak, 0.03125, nesterov, inside, mask, factors)
+
+    assert_close(got, expected(), 1e-12)
+    assert distance(got, expected(peak=1.0)) > 1e-3
+    assert distance(got, expected(mask=[1, 1, 0, 1])) > 1e-3
+    again = SGD.from_config(json.loads(json.dumps(optimizer.get_config())))
+    assert_close(train(again, weights, gradients), expected(), 1e-12)
+
+
+def test_decay_decoupled_at_rate_1_is_keras():
+    weights, gradients = problem("float32")
+    options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.05}
+    own = SGD(RATES, rate_in_momentum=True, decoupled_at_rate=1.0, **options)
+    other = keras.optimizers.SGD(RATES, **options)
+    got = train(own, weights, gradients, steps=12)
+    assert_close(got, train(other, weights, gradients, steps=12), 1e-5)
+    coupled = SGD(RATES, rate_in_momentum=True, **options)
+    assert distance(got, train(coupled, weights, gradients, steps=12)) > 1e-2
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0])
+def test_decoupled_at_no_rate(rate):
+    with pytest.raises(UserError, match=r"decoupled_at_rate is .* must be positive"):
+        SGD(0.1, decoupled_at_rate=rate)
 
 
 # --- Momentum correction (remark 2)

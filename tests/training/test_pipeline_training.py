@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 OPTIONS = (
     *("--model=resnet8", "--image_size=16", "--batch_size=66", "--accumulation_steps=3"),
     *("--duration=12 steps", "--log_every=1 step", "--checkpoint_every=4 steps", "--ema_decay=0.8"),
-    *("--warmup=0 steps", "--mixup_alpha=0.2", "--notensorboard", "--noexamine"),
+    *("--warmup=0 steps", "--mixup_alpha=0.2", "--loss=binary_cross_entropy"),
+    *("--notensorboard", "--noexamine"),
 )
 STAGES = {
     "none": ["--strategy=one_device"],

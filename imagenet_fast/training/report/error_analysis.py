@@ -15,6 +15,7 @@ from imagenet_fast.data.pipeline import distributed_dataset, evaluation_steps
 from imagenet_fast.distribute.exchange import rows_of_all_workers, sum_over_workers
 from imagenet_fast.distribute.workers import worker_place
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.losses import class_probabilities, image_losses
 from imagenet_fast.training.recorder import check_evaluated
 
 _MISTAKES = 24
@@ -34,7 +35,7 @@ class ErrorAnalysis:
       answers: int32 [mistakes], the predicted classes.
       label_probabilities: float32 [mistakes], the model's probability of the true class.
       answer_probabilities: float32 [mistakes], that of the predicted class.
-      losses: float32 [mistakes], cross-entropy, without label smoothing.
+      losses: float32 [mistakes], without label smoothing.
     """
 
     step: int
@@ -138,8 +139,10 @@ def _predict(
     """
     logits = tf.cast(model.logits(images), tf.float32)
     classes = tf.maximum(labels, 0)  # for padding
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes, logits=logits)
+    losses = image_losses(logits, labels, loss=model.image_loss)
     losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
+    probabilities = class_probabilities(logits, model.image_loss)
+    of_label = tf.gather(probabilities, classes, batch_dims=1)
     answers = tf.argmax(logits, axis=1, output_type=tf.int32)
     wrong = (weights > 0) & (answers != classes)
     count = tf.minimum(_MISTAKES, tf.shape(losses)[0])
@@ -147,8 +150,8 @@ def _predict(
     facts = [
         tf.cast(classes, tf.float32),
         tf.cast(answers, tf.float32),
-        tf.exp(-losses),
-        tf.reduce_max(tf.nn.softmax(logits), axis=1),
+        tf.where(tf.math.is_nan(of_label), 0.0, of_label),
+        tf.reduce_max(probabilities, axis=1),
     ]
     facts = tf.stack([*(tf.gather(fact, indices) for fact in facts), worst], axis=1)
     return labels, answers, weights, tf.gather(images, indices), facts

@@ -77,7 +77,7 @@ def render(
     title = f"{formats.percent(top1)} top-1: {name}" if is_number(top1) else name
     body = [
         header(name, _subtitle(summary, config)),
-        _tiles(summary, has_top5),
+        _tiles(summary, has_top5, config.loss.replace("cross_", "cross-").replace("_", " ")),
         _expected(summary),
         f'<div class="cards">{"".join(run_charts(summary, rows, has_top5))}</div>',
         '<div class="cards">',
@@ -145,7 +145,7 @@ def _expected(summary: dict[str, Any]) -> str:
     return section("Expected accuracy", table([reached, *lines])) if lines else ""
 
 
-def _tiles(summary: dict[str, Any], has_top5: bool) -> str:
+def _tiles(summary: dict[str, Any], has_top5: bool, loss_name: str) -> str:
     """Returns the main results."""
     if is_number(summary.get("top1")):
         images = formats.count(summary.get("images_evaluated"), "image")
@@ -159,7 +159,7 @@ def _tiles(summary: dict[str, Any], has_top5: bool) -> str:
             ("Top-5 accuracy", formats.percent(summary.get("top5")), loss),
         ]
         if not has_top5:
-            tiles[1] = ("Validation loss", formats.number(summary.get("loss")), "cross-entropy")
+            tiles[1] = ("Validation loss", formats.number(summary.get("loss")), loss_name)
     else:
         tiles = [
             (
