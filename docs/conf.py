@@ -29,6 +29,7 @@ extensions = [
     "front_page",
     "architecture",
     "from_code",
+    "number_columns",
     "signatures",
 ]
 
