@@ -18,6 +18,7 @@ _OPTIONS = (
     "data_threads",
     "shard_by",
     "eval_batch_size",
+    "eval_image_size",
     "eval_crop_fraction",
     "max_pixels",
     "precision",

@@ -12,7 +12,8 @@ from imagenet_fast.training.run_config import read_config
 
 def main(arguments: list[str]) -> int:
     """Exports a checkpoint of a run, and prints the paths of the files."""
-    flags = CommandFlags("export", ("model_dir", "eval_crop_fraction", "max_pixels"), of_run=True)
+    options = ("model_dir", "eval_image_size", "eval_crop_fraction", "max_pixels")
+    flags = CommandFlags("export", options, of_run=True)
     flags.define("saved_model", "", "new directory for a SavedModel that takes encoded images")
     flags.define("onnx", "", "new ONNX file, for preprocessed images")
     flags.define("tflite", "", "new TFLite file, for preprocessed images")

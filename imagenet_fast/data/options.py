@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TypeVar
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
@@ -23,6 +24,8 @@ from imagenet_fast.base.option import (
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.base.shared_options import SharedOptions
 from imagenet_fast.distribute.options import ClusterOptions
+
+_Options = TypeVar("_Options", bound="DataOptions")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +54,14 @@ class DataOptions(SharedOptions):
         "height and width of the network's input images, in pixels",
         group="data",
         check=POSITIVE,
+    )
+    eval_image_size: int = option(
+        0,
+        "height and width of images in evaluation, exported models and predictions, in pixels; "
+        "higher than image_size in some recipes (Touvron et al. 2019); 0: image_size",
+        group="data",
+        check=NOT_NEGATIVE,
+        free=True,
     )
     train_sizes: tuple[int, ...] = option(
         (),
@@ -344,9 +355,31 @@ class DataOptions(SharedOptions):
         return (0.0,) * 3, (1.0,) * 3
 
     @property
+    def evaluation_image_size(self) -> int:
+        """The height and width of images in evaluation and exported models."""
+        return self.eval_image_size or self.image_size
+
+    @property
+    def input_size(self) -> int | None:
+        """The height and width of the network's input images; None: there are several sizes."""
+        sizes = {*self.train_sizes, self.image_size, self.evaluation_image_size}
+        return self.image_size if len(sizes) == 1 else None
+
+    @property
     def largest_image_size(self) -> int:
         """The height and width of the largest images that the run trains on."""
         return max(self.image_size, *self.train_sizes, 0)
+
+    def for_evaluation(self: _Options) -> _Options:
+        """Returns the options of evaluation's images, with their size as ``image_size``."""
+        return self.replace(
+            image_size=self.evaluation_image_size,
+            eval_image_size=0,
+            train_sizes=(),
+            train_until=(),
+            train_crop="none",
+            cutout=0,
+        )
 
     def _check_together(self) -> None:
         super()._check_together()

@@ -162,6 +162,7 @@ def _batches(
         config = config.replace(image_size=size, train_sizes=(), train_until=())
     else:
         steps = evaluation_steps(info, config, strategy, split)
+        config = config.for_evaluation()
 
     def batches(context: tf.distribute.InputContext) -> tf.data.Dataset:
         replicas = strategy.num_replicas_in_sync // context.num_input_pipelines
@@ -218,6 +219,8 @@ def make_images_on_device(options: InputOptions, split: str) -> ImagesOnDevice:
     """
     keep_freed_memory()
     info, strategy = read_info(options), make_strategy(options)
+    if split == "validation":
+        options = options.for_evaluation()
     kind, batch_size = {
         "train": (TrainingImages, per_replica_batch_size),
         "validation": (ValidationImages, _evaluation_batch_size),

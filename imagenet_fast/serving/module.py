@@ -100,10 +100,10 @@ class ServingModule(tf.Module):
         )
         self._weights = whole.weights
         self._loss = model.image_loss
-        self._options = options
+        self._options = options.for_evaluation()
         self._labels = tf.constant(model.labels)
         self._top_k = top_k
-        self._shape = [options.image_size, options.image_size, 3]
+        self._shape = [options.evaluation_image_size, options.evaluation_image_size, 3]
         spec = tf.TensorSpec([None, *self._shape], tf.uint8, name="pixels")
         self.classify_pixels = tf.function(self._classify_pixels, input_signature=[spec])
         self.classify_any = tf.function(self._classify_any, input_signature=[spec], autograph=False)

@@ -200,7 +200,7 @@ def build_classifier(
 ) -> Classifier:
     """Returns the uncompiled model from uint8 [batch, image_size, image_size, 3] to logits.
 
-    With ``train_sizes`` it takes images of any size.
+    With ``train_sizes`` or another ``eval_image_size`` it takes images of any size.
 
     Args:
       config: of the model.
@@ -216,8 +216,7 @@ def build_classifier(
             "precision=mixed_float16 is not for TPUs, on which Keras does not scale the loss: use "
             "mixed_bfloat16, which needs no loss scale"
         )
-    size = None if config.train_sizes else config.image_size
-    shape = (size, size, 3)
+    shape = (config.input_size, config.input_size, 3)
     with precision_policy(config.precision):
         network, pipeline = build_network(config, len(labels), shape, custom)
         # The bias of a user's network is the user's.

@@ -145,7 +145,11 @@ def check_pipeline(config: Config) -> None:
     Raises:
       UserError: if one does.
     """
-    for name, given in (("xla", config.xla), ("train_sizes", config.train_sizes)):
+    for name, given in (
+        ("xla", config.xla),
+        ("train_sizes", config.train_sizes),
+        ("eval_image_size", config.input_size is None),
+    ):
         if given:
             raise UserError(f"pipeline_stages does not work with {name}: drop one of them")
 

@@ -66,8 +66,12 @@ def image_memory(options: DataOptions, info: DatasetInfo) -> str:
     With a cache, the buffer holds only indices.
     """
     if options.data_on_device:
-        images = sum(split.examples for split in info.splits.values())
-        return f"; {images * 3 * options.image_size**2 / 1e6:.0f} MB of images on each device"
+        sizes = {"train": options.image_size}
+        pixels = sum(
+            split.examples * sizes.get(name, options.evaluation_image_size) ** 2
+            for name, split in info.splits.items()
+        )
+        return f"; {3 * pixels / 1e6:.0f} MB of images on each device"
     split = info.splits["train"]
     if not split.bytes or options.cache != "none":
         return ""

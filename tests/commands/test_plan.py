@@ -202,6 +202,10 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
             [*SMALL, "--pipeline_stages=2", "--train_sizes=16", "--train_until=1 epochs"],
             "pipeline_stages does not work with train_sizes: drop one",
         ),
+        (
+            [*SMALL, "--pipeline_stages=2", "--eval_image_size=48"],
+            "pipeline_stages does not work with eval_image_size: drop one",
+        ),
         ([*SMALL, "--pipeline_stages=99"], "cannot be split into 99 stages"),
         ([*SMALL, "--pipeline_stages=2", "--pipeline_balance=3,4"], "is of 7 blocks, but there"),
         ([*SMALL, "--pipeline_stages=2", "--device_memory_gb=1e-4"], "use more devices, larger"),

@@ -12,7 +12,7 @@ import tf_keras as keras
 from PIL import Image
 from small_config import SMALL
 
-from imagenet_fast import UserError, build_model, commands, export, models
+from imagenet_fast import UserError, build_model, commands, export, make_dataset, models
 from imagenet_fast.data.headers import NO_IMAGE
 from imagenet_fast.data.images import normalize_encoding
 from imagenet_fast.serving import export as exporting
@@ -319,6 +319,22 @@ def test_the_crop_can_be_changed(config, trained, exported, validation, tmp_path
     assert classes.shape == (20, 10)
     other = serve(exported, validation[0][:20])
     assert np.abs(by_class(classes, probabilities) - by_class(other[0], other[2])).max() > 0.01
+
+
+def test_the_image_size_can_be_changed(config, twin, validation, tmp_path):
+    directory = tmp_path / "model"
+    arguments = [f"--model_dir={config.model_dir}", f"--saved_model={directory}", "--top_k=10"]
+    assert commands.run(["export", *arguments, "--eval_image_size=24"]) == 0
+    signature = load(str(directory)).signatures["pixels"].structured_input_signature[1]
+    assert signature["pixels"].shape == [None, 24, 24, 3]
+    larger = config.replace(image_size=24, precision="float32")
+    model = build_model(larger)
+    model.set_weights(twin.get_weights())
+    images, _, _ = next(iter(make_dataset(larger, "validation")))
+    classes, _, probabilities = serve(str(directory), validation[0][: len(images)])
+    np.testing.assert_allclose(
+        by_class(classes, probabilities), tf.nn.softmax(model(images, training=False)), atol=1e-5
+    )
 
 
 # --- What cannot be exported

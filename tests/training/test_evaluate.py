@@ -79,6 +79,14 @@ def test_each_image_once_at_any_batch(config, saved, expected, batch):
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_another_image_size_than_in_training(config, saved, expected, on_device):
+    config = config.replace(data_on_device=on_device)
+    result = evaluate(config.replace(eval_image_size=24))
+    assert result == evaluate(config.replace(image_size=24))
+    assert result["loss"] != pytest.approx(expected["loss"], rel=1e-3)
+
+
 @pytest.mark.parametrize(
     "precision", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.long)]
 )

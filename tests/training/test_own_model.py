@@ -340,6 +340,17 @@ def test_a_model_that_has_nothing_to_train(config):
         build_model(config, model=given)
 
 
+def test_dense_layers_of_images_of_several_sizes():
+    def make(num_classes, image_shape):
+        images = keras.Input(image_shape)
+        x = keras.layers.Flatten()(images)
+        return keras.Model(images, keras.layers.Dense(num_classes)(x))
+
+    expected = "model failed for images of any size, as with train_sizes or eval_image_size: Val"
+    with pytest.raises(UserError, match=expected):
+        build_custom("custom", make, 10, (None, None, 3))
+
+
 def test_integer_inputs_are_for_pixels(config):
     def make(num_classes, image_shape):
         images = keras.Input(image_shape, dtype="uint8")

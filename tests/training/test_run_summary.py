@@ -1,5 +1,7 @@
 """The line that a run begins with; tests of ``train`` have the whole of it."""
 
+import dataclasses
+
 import pytest
 
 from imagenet_fast.config import Config
@@ -15,11 +17,16 @@ from imagenet_fast.training.run_summary import image_memory
         ({"cache": "encoded"}, ""),
         (
             {"data_on_device": True, "train_crop": "pad", "image_size": 32},
-            "; 3 MB of images on each device",
+            "; 5 MB of images on each device",
+        ),
+        (
+            {"data_on_device": True, "train_crop": "pad", "image_size": 32, "eval_image_size": 64},
+            "; 9 MB of images on each device",
         ),
     ],
 )
 def test_summary_has_the_memory_of_images(options, told):
     split = SplitInfo(("train-00000-of-00001",), (1000,), bytes=100_000_000, examples=1000)
-    info = DatasetInfo("data", ("a",), 0, {"train": split})
+    validation = dataclasses.replace(split, examples=500)
+    info = DatasetInfo("data", ("a",), 0, {"train": split, "validation": validation})
     assert image_memory(Config(**options), info) == told

@@ -549,6 +549,7 @@ def growing(digits, tmp_path):
         "eval_every": "5 steps",
         "train_sizes": (8,),
         "train_until": "3 steps",
+        "eval_image_size": 12,
         "examine": False,
         "tensorboard": False,
     }

@@ -77,7 +77,7 @@ def analyze_errors(
     strategy = model.distribute_strategy
     predicted = []  # (label, prediction) of each image
     skipped = np.zeros([], np.float32)
-    worst = _WorstMistakes(options.image_size)
+    worst = _WorstMistakes(options.evaluation_image_size)
     with model.evaluated_weights():
         for labels, answers, weights, *mistakes in _results(model, options, info, split):
             counted = weights > 0
