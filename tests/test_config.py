@@ -28,6 +28,8 @@ OTHER = {
     "eval_image_size": 192,
     "train_sizes": (128, 144),
     "train_until": (Duration(6, "epochs"), Duration(12, "epochs")),
+    "size_ramp": (128, 16),
+    "size_ramp_at": (Duration(6, "epochs"), Duration(12, "epochs")),
     "train_crop": "pad",
     "crop_min_area": 0.25,
     "crop_attempts": 100,
@@ -168,6 +170,8 @@ OTHER = {
 # or by segments, or timed: not in one configuration. Nor are options of different crops,
 # augmentations, networks, optimizers and schedules.
 LEFT_OUT = {
+    "size_ramp",
+    "size_ramp_at",
     "trivial_augment",
     "index_cached_jpegs",
     *("xla", "fusion", "fusion_bytes", "data_on_device", "alternating_flip", "augment_in_groups"),
@@ -186,6 +190,7 @@ CHANGED = Config(
 )
 
 
+RAMP_AT = {"size_ramp_at": "20 epochs,30 epochs"}
 TABLE = {"batch_table": "mlperf", "batch_size": 4096}
 ONE = {"strategy": "one_device"}
 KNOTS = {"schedule": "piecewise_linear", "knots_at": "0 steps,9 steps", "knots": (0.0, 1.0)}
@@ -1113,8 +1118,36 @@ def test_types():
             "train_sizes is 0, but must be positive",
         ),
         ({"train_sizes": "9,9", "train_until": "2 epochs,1 epochs"}, "in one unit and in order"),
+        ({"size_ramp": "128,32"}, "size_ramp needs size_ramp_at"),
+        ({"size_ramp": "128"}, "size_ramp is 128, but must have two positive values"),
+        (
+            {"size_ramp_at": "1 epochs"},
+            "size_ramp_at=1 epoch has no effect, because size_ramp is",
+        ),
+        (
+            {"size_ramp": "224,32", **RAMP_AT},
+            "starts at 224, but must be less than image_size, 224",
+        ),
+        ({"size_ramp": "120,32", **RAMP_AT}, "multiples of 32, but size_ramp is 120"),
+        ({"size_ramp": "120,40", **RAMP_AT}, "multiples of 40, but image_size is 224"),
+        ({"size_ramp": "128,32", "cutout": 140, **RAMP_AT}, "cutout is 140, but .* size_ramp, 128"),
+        (
+            {"size_ramp": "128,32", "train_sizes": "9", "train_until": "1 epochs", **RAMP_AT},
+            "size_ramp=128,32 has no effect, because train_sizes is 9",
+        ),
     ],
 )
 def test_train_sizes_need_times(options, told):
     with pytest.raises(UserError, match=told):
         Config(**options)
+
+
+def test_train_sizes_after_a_recipe_replace_its_ramp(write):
+    ramp = "--size_ramp=128,32\n--size_ramp_at=20 epochs,30 epochs\n"
+    recipe = write("recipe.flags", f"--duration=90 epochs\n{ramp}")
+    assert Config.from_flagfile(recipe, duration="9 epochs").size_ramp_at == (
+        Duration(2, "epochs"),
+        Duration(3, "epochs"),
+    )
+    sizes = {"train_sizes": (96,), "train_until": "9 epochs"}
+    assert Config.from_flagfile(recipe, **sizes) == Config(**sizes)

@@ -23,6 +23,7 @@ from imagenet_fast.base.option import (
 )
 from imagenet_fast.base.paths import is_local
 from imagenet_fast.base.shared_options import SharedOptions
+from imagenet_fast.data.size_ramp import ramp_sizes
 from imagenet_fast.distribute.options import ClusterOptions
 
 _Options = TypeVar("_Options", bound="DataOptions")
@@ -76,6 +77,25 @@ class DataOptions(SharedOptions):
         "epochs'; also in steps or examples",
         group="data",
         check=IN_ORDER,
+    )
+    size_ramp: tuple[int, ...] = option(
+        (),
+        "progressive resizing by a ramp: the first size of training images and the step in which "
+        "it grows to image_size, e.g. 128,32; both sizes must be multiples of the step",
+        group="data",
+        check=Check(
+            lambda value: not value or (len(value) == 2 and min(value) > 0),
+            "have two positive values, the first size and the step",
+        ),
+        beside=Beside("train_sizes", unless=True),
+    )
+    size_ramp_at: tuple[Duration, ...] = option(
+        (),
+        "when the ramp of size_ramp begins and ends, e.g. '20 epochs,30 epochs', also in steps or "
+        "examples; a size changes at a whole epoch, step or example",
+        group="data",
+        check=IN_ORDER,
+        beside=Beside("size_ramp"),
     )
     train_crop: str = option(
         "random_resized",
@@ -360,9 +380,17 @@ class DataOptions(SharedOptions):
         return self.eval_image_size or self.image_size
 
     @property
+    def sizes_until(self) -> tuple[tuple[int, Duration], ...]:
+        """The sizes of training images before ``image_size``, and when each ends."""
+        if not self.size_ramp:
+            return tuple(zip(self.train_sizes, self.train_until))
+        return ramp_sizes(self.size_ramp[0], self.image_size, self.size_ramp[1], *self.size_ramp_at)
+
+    @property
     def input_size(self) -> int | None:
         """The height and width of the network's input images; None: there are several sizes."""
-        sizes = {*self.train_sizes, self.image_size, self.evaluation_image_size}
+        sizes = {size for size, _ in self.sizes_until}
+        sizes |= {self.image_size, self.evaluation_image_size}
         return self.image_size if len(sizes) == 1 else None
 
     @property
@@ -370,16 +398,14 @@ class DataOptions(SharedOptions):
         """The height and width of the largest images that the run trains on."""
         return max(self.image_size, *self.train_sizes, 0)
 
+    def with_image_size(self: _Options, size: int) -> _Options:
+        """Returns the options with a single size of training images."""
+        return self.replace(image_size=size, train_sizes=(), train_until=(), size_ramp=())
+
     def for_evaluation(self: _Options) -> _Options:
         """Returns the options of evaluation's images, with their size as ``image_size``."""
-        return self.replace(
-            image_size=self.evaluation_image_size,
-            eval_image_size=0,
-            train_sizes=(),
-            train_until=(),
-            train_crop="none",
-            cutout=0,
-        )
+        plain = self.replace(eval_image_size=0, train_crop="none", cutout=0)
+        return plain.with_image_size(self.evaluation_image_size)
 
     def _check_together(self) -> None:
         super()._check_together()
@@ -390,6 +416,7 @@ class DataOptions(SharedOptions):
                 "train_sizes and train_until must have equally many values, not "
                 f"{len(self.train_sizes)} and {len(self.train_until)}"
             )
+        self._check_size_ramp()
         if self.cache == "decoded" and self.train_crop in ("random_resized", "inception"):
             raise UserError(
                 f"cache=decoded stores images of image_size, but train_crop={self.train_crop} "
@@ -398,13 +425,37 @@ class DataOptions(SharedOptions):
         if self.trivial_augment and self.rand_augment_layers:
             raise UserError("trivial_augment excludes rand_augment_layers: remove one of them")
         self._check_device_data()
-        for name, sizes in (("image_size", (self.image_size,)), ("train_sizes", self.train_sizes)):
+        for name, sizes in (
+            ("image_size", (self.image_size,)),
+            ("train_sizes", self.train_sizes),
+            ("size_ramp", self.size_ramp[:1]),
+        ):
             least = min(sizes, default=self.image_size)
             if self.cutout > least:
                 raise UserError(f"cutout is {self.cutout}, but must be at most {name}, {least}")
             if self.train_crop == "pad" and self.crop_padding >= least:
                 raise UserError(
                     f"crop_padding is {self.crop_padding}, but must be less than {name}, {least}"
+                )
+
+    def _check_size_ramp(self) -> None:
+        if not self.size_ramp:
+            return
+        if len(self.size_ramp_at) != 2:
+            raise UserError(
+                "size_ramp needs size_ramp_at, when it begins and ends, e.g. "
+                "--size_ramp_at='20 epochs,30 epochs'"
+            )
+        first, step = self.size_ramp
+        if first >= self.image_size:
+            raise UserError(
+                f"size_ramp starts at {first}, but must be less than image_size, {self.image_size}"
+            )
+        for name, size in (("size_ramp", first), ("image_size", self.image_size)):
+            if size % step:
+                raise UserError(
+                    f"size_ramp={option_text(self.size_ramp)} makes sizes that are multiples of "
+                    f"{step}, but {name} is {size}"
                 )
 
     def _check_device_data(self) -> None:
@@ -418,6 +469,7 @@ class DataOptions(SharedOptions):
         on_host = {
             "synthetic": self.synthetic,
             "train_sizes": self.train_sizes,
+            "size_ramp": self.size_ramp,
             "rand_augment_layers": self.rand_augment_layers,
             "trivial_augment": self.trivial_augment,
             "random_erasing": self.random_erasing,

@@ -82,8 +82,8 @@ def make_dataset(
     Args:
       config: Options of the data set and the input pipeline.
       split: ``train``, ``validation`` or ``test``.
-      first_step: The training step of the first batch. With ``train_sizes``, all batches have the
-        image size of this step.
+      first_step: The training step of the first batch. With ``train_sizes`` or ``size_ramp``, all
+        batches have the image size of this step.
 
     Raises:
       UserError: if there is no such split, the data cannot be used, an input server is unavailable,
@@ -158,8 +158,7 @@ def _batches(
         _check_without_python(config, split, here)
     if split == "train":
         steps = steps_per_epoch(info, config)
-        size = training_image_size(config, first_step, steps)
-        config = config.replace(image_size=size, train_sizes=(), train_until=())
+        config = config.with_image_size(training_image_size(config, first_step, steps))
     else:
         steps = evaluation_steps(info, config, strategy, split)
         config = config.for_evaluation()
@@ -254,7 +253,7 @@ def steps_per_epoch(info: DatasetInfo, options: DataOptions) -> int:
 
 def training_image_size(options: DataOptions, step: int, steps_per_epoch: int) -> int:
     """Returns the height and width of training images at a training step."""
-    for size, until in zip(options.train_sizes, options.train_until):
+    for size, until in options.sizes_until:
         if step < until.steps(steps_per_epoch, options.batch_size):
             return size
     return options.image_size

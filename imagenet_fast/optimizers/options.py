@@ -200,7 +200,7 @@ class ScheduleOptions(SharedOptions):
     duration: Duration = option(
         Duration(90, "epochs"),
         "length of the run in epochs, steps or examples, as '90 epochs'; a recipe's warmup, "
-        "decays, knots and train_until scale with it",
+        "decays, knots, train_until and size_ramp_at scale with it",
         group="optimization",
         check=LASTS,
     )

@@ -148,13 +148,14 @@ def build_for_evaluation(config: Config, model: CustomModel | None = None) -> Cl
 def _warn_of_unused_sizes(config: Config, steps_per_epoch: int) -> None:
     """Warns if the run ends before it trains on images of all its sizes."""
     total = total_steps(config, steps_per_epoch)
-    sizes = (*config.train_sizes, config.image_size)[1:]
-    starts = [at.steps(steps_per_epoch, config.batch_size) for at in config.train_until]
+    sizes = [*(size for size, _ in config.sizes_until), config.image_size][1:]
+    starts = [at.steps(steps_per_epoch, config.batch_size) for _, at in config.sizes_until]
     unused = [f"{size}" for size, start in zip(sizes, starts) if start >= total]
     if unused:
+        name = "size_ramp_at" if config.size_ramp else "train_until"
         warn_once(
             f"the run ends before it trains on images of {' and '.join(unused)} pixels: "
-            f"train_until is {option_text(config.train_until)}, duration {config.duration}"
+            f"{name} is {option_text(getattr(config, name))}, duration {config.duration}"
         )
 
 
@@ -200,7 +201,7 @@ def build_classifier(
 ) -> Classifier:
     """Returns the uncompiled model from uint8 [batch, image_size, image_size, 3] to logits.
 
-    With ``train_sizes`` or another ``eval_image_size`` it takes images of any size.
+    With ``train_sizes``, ``size_ramp`` or another ``eval_image_size`` it takes images of any size.
 
     Args:
       config: of the model.

@@ -148,6 +148,7 @@ def check_pipeline(config: Config) -> None:
     for name, given in (
         ("xla", config.xla),
         ("train_sizes", config.train_sizes),
+        ("size_ramp", config.size_ramp),
         ("eval_image_size", config.input_size is None),
     ):
         if given:

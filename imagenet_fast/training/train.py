@@ -251,11 +251,11 @@ class _Run:
                 "validation_data": distributed_dataset(config, "validation"),
                 "validation_steps": evaluation_steps(self.info, config, self.strategy),
             }
-        changes = [*map(self._steps, config.train_until)]
+        changes = [self._steps(until) for _, until in config.sizes_until]
         for first_epoch, epochs, first_step, steps in segments(
             step, last_step, self.eval_every, changes
         ):
-            if config.train_sizes:
+            if changes:
                 # Otherwise TensorFlow would trace one program for images of any size.
                 self.model.make_train_function(force=True)
                 recorder.recompile()

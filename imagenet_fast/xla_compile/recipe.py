@@ -155,8 +155,8 @@ def compile_recipe(
 ) -> Compilation:
     """Compiles the training step of a recipe.
 
-    With ``train_sizes`` it compiles the step of the largest images, which needs the most memory.
-    The result reports errors of the step and of the compiler.
+    With ``train_sizes`` or ``size_ramp`` it compiles the step of the largest images, which needs
+    the most memory. The result reports errors of the step and of the compiler.
 
     Args:
       config: options of the recipe; ``strategy`` is ignored. Without data, ``num_classes`` is 1,000

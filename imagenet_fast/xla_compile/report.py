@@ -123,7 +123,7 @@ def _not_proved(found: Compilation) -> str:
 
 
 def _of_sizes(found: Compilation) -> str:
-    return ", the largest of the run" if found.config.train_sizes else ""
+    return ", the largest of the run" if found.config.sizes_until else ""
 
 
 def _program_values(found: Compilation, program: Program) -> dict[str, object]:

@@ -203,6 +203,10 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
             "pipeline_stages does not work with train_sizes: drop one",
         ),
         (
+            [*SMALL, "--pipeline_stages=2", "--size_ramp=8,8", "--size_ramp_at=0 steps,9 steps"],
+            "pipeline_stages does not work with size_ramp: drop one",
+        ),
+        (
             [*SMALL, "--pipeline_stages=2", "--eval_image_size=48"],
             "pipeline_stages does not work with eval_image_size: drop one",
         ),

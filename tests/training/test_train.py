@@ -540,15 +540,20 @@ class Sizes(keras.callbacks.Callback):
         self.model._forward_backward = noting
 
 
-@pytest.fixture
-def growing(digits, tmp_path):
+@pytest.fixture(
+    params=[
+        {"size_ramp": (8, 8), "size_ramp_at": "2 steps,4 steps"},
+        pytest.param({"train_sizes": (8,), "train_until": "3 steps"}, marks=pytest.mark.long),
+    ],
+    ids=["size_ramp", "train_sizes"],
+)
+def growing(request, digits, tmp_path):
     """A run of five steps, the first three of them on images of 8 pixels."""
     options = {
         **OPTIONS,
+        **request.param,
         "duration": "5 steps",
         "eval_every": "5 steps",
-        "train_sizes": (8,),
-        "train_until": "3 steps",
         "eval_image_size": 12,
         "examine": False,
         "tensorboard": False,

@@ -65,10 +65,7 @@ def make_input_images(
     count = min(_IMAGES, split.examples)
     size = training_image_size(options, step, steps_per_epoch(info, options))
     options = with_resize_kernel(
-        options.replace(
-            image_size=size,
-            train_sizes=(),
-            train_until=(),
+        options.with_image_size(size).replace(
             data_on_device=False,
             augment_in_groups=False,
             alternating_flip=False,
