@@ -40,6 +40,7 @@ LENGTHS = {
     "ffcv_rn50_88": (4096, 312, 27_456, 624),
     "ffcv_rn18_16": (1024, 1251, 20_016, 2502),
     "ffcv_rn18_88": (1024, 1251, 110_088, 2502),
+    "mosaic_mild": (2048, 625, 20_000, 5000),
 }
 FFCV = [name for name in LENGTHS if name.startswith("ffcv")]
 
@@ -267,6 +268,34 @@ def test_network_and_evaluation_of_ffcv(name):
     assert (config.eval_crop_fraction, config.test_time_augmentation) == (224 / 256, "flip")
 
 
+def test_learning_rates_of_mosaic_mild():
+    """composer's CosineAnnealingWithWarmupScheduler, whose warmup does not scale with the run."""
+
+    def expected(step):
+        if step < 5000:
+            return 2.048 * step / 5000
+        return 2.048 * (1 + math.cos(math.pi * (step - 5000) / 15_000)) / 2
+
+    steps = steps_around(5000, last=19_999)
+    # Ours decays over one step more.
+    np.testing.assert_allclose(
+        rates("mosaic_mild", steps), list(map(expected, steps)), rtol=1e-6, atol=3e-4
+    )
+
+
+def test_image_sizes_of_mosaic_mild():
+    """composer's ProgressiveResizing of batches of 176 pixels, at each step."""
+    config = load("mosaic_mild")
+
+    def expected(step):
+        part = min(max((step / 20_000 - 0.4) / (1 - 0.2 - 0.4), 0), 1)
+        return round(176 * (0.5 + 0.5 * part) / 4) * 4
+
+    steps = [*range(0, 20_000, 100), *range(8000, 16_000, 7), 8181, 8182, 15_818, 15_819]
+    assert [training_image_size(config, s, 625) for s in steps] == [expected(s) for s in steps]
+    assert len({expected(step) for step in steps}) == 23
+
+
 # --- Optimizers and the rest
 
 
@@ -310,6 +339,7 @@ def test_optimizers(name, optimizer, momentum, nesterov, decay, epsilon, smoothi
         ("mlperf", "inception", 0.05, 100, "bilinear", 123.68, 1.0, False),
         ("tencent", "random_resized", 0.08, 10, "bicubic", 123.675, 58.395, True),
         ("ffcv", "random_resized", 0.08, 10, "bilinear", 123.675, 58.395, False),
+        ("mosaic", "random_resized", 0.08, 10, "bilinear", 123.675, 58.395, False),
     ],
 )
 def test_images(prefix, crop, least, attempts, method, mean, std, zero_gamma):
@@ -328,6 +358,21 @@ def test_alexnet():
     # 227 pixels of 256.
     assert round(config.image_size / config.eval_crop_fraction) == 256
     assert load("tencent_4min_resnet50").model == "resnet50"
+
+
+def test_mosaic_mild():
+    """resnet50_mild.yaml."""
+    config = load("mosaic_mild")
+    assert (config.optimizer, config.momentum, config.nesterov) == ("sgd", 0.875, False)
+    assert (config.weight_decay, config.weight_decay_on) == (5e-4, "all")
+    assert (config.decoupled_weight_decay, config.rate_in_momentum) == (True, "no")
+    assert (config.loss, config.label_smoothing) == ("binary_cross_entropy", 0.08)
+    assert config.blur_pool == "convolutions_and_pools"
+    assert (config.image_size, config.eval_image_size) == (176, 224)
+    assert round(config.eval_image_size / config.eval_crop_fraction) == 232
+    # A half-life of 100 steps.
+    assert config.ema_decay**100 == pytest.approx(0.5)
+    assert config.ema_every == 20
 
 
 def test_gpipe_amoebanet():
