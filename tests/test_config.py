@@ -85,6 +85,7 @@ OTHER = {
     "stride_on_1x1": True,
     "blur_pool": "convolutions",
     "zero_gamma": False,
+    "gamma_init": "uniform",
     "batch_norm_momentum": 0.99,
     "batch_norm_epsilon": 1e-3,
     "batch_norm_scale": False,

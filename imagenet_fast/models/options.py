@@ -172,6 +172,14 @@ class ModelOptions(SharedOptions):
         group="model",
         beside=_RESNETS,
     )
+    gamma_init: str = option(
+        "ones",
+        "initial gamma of batch norm in resnet8 to resnet152, except for zero_gamma's; ones; "
+        "uniform: random in [0, 1), as in composer",
+        group="model",
+        choices=("ones", "uniform"),
+        beside=_RESNETS,
+    )
     batch_norm_momentum: float = option(
         0.9,
         "decay factor of batch norm's moving averages",

@@ -37,6 +37,7 @@ CIFAR_DEPTHS = (8, 14, 20, 32, 56)
 _CHOICES = {
     "stem": ("imagenet", "small"),
     "blur_pool": ("none", "convolutions", "convolutions_and_pools"),
+    "gamma_init": ("ones", "uniform"),
 }
 
 
@@ -49,6 +50,7 @@ def resnet(
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
     blur_pool: str = "none",
+    gamma_init: str = "ones",
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
@@ -68,6 +70,8 @@ def resnet(
             ``"none"``; ``"convolutions"``, before the blocks' convolutions of stride 2, projections
             included, as in ffcv-imagenet; or ``"convolutions_and_pools"``, in the stem's pool, too,
             as in composer. The first convolution, of the images, is never blurred.
+        gamma_init: initial gamma of other batch norms: ``"ones"``, or ``"uniform"``, random in
+            [0, 1), as in composer.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
@@ -76,23 +80,19 @@ def resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth, stem or ``blur_pool``, or the depth has no 1x1 for the
-            stride.
+        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, or the depth has
+            no 1x1 for the stride.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
-    for argument, value in (("stem", stem), ("blur_pool", blur_pool)):
-        if value not in _CHOICES[argument]:
-            raise UserError(
-                f"resnet: there is no {argument} {value!r}; it is one of {_CHOICES[argument]}"
-            )
+    _check_choices("resnet", stem=stem, blur_pool=blur_pool, gamma_init=gamma_init)
     if stride_on_1x1 and depth in _BASIC:
         raise UserError(
             f"resnet: stride_on_1x1 needs blocks with 1x1 convolutions, which depth {depth} "
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
-    norm = batch_norm(**norm_arguments(**norm_options))
+    norm = _norm(gamma_init, norm_options)
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
@@ -134,6 +134,7 @@ def cifar_resnet(
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     *,
     zero_gamma: bool = True,
+    gamma_init: str = "ones",
     name: str | None = None,
     **norm_options: Unpack[NormOptions],
 ) -> keras.Model:
@@ -146,7 +147,8 @@ def cifar_resnet(
         depth: 8, 14, 20, 32 or 56.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
-        zero_gamma: start the last batch norm of each block with gamma 0; otherwise gamma is 1.
+        zero_gamma: start the last batch norm of each block with gamma 0.
+        gamma_init: as in :func:`resnet`.
         name: the model's name; None: ``resnet<depth>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`.
 
@@ -155,12 +157,13 @@ def cifar_resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth.
+        UserError: if there is no such depth or ``gamma_init``.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in CIFAR_DEPTHS:
         raise UserError(f"cifar_resnet: there is no depth {depth}; the depths are {CIFAR_DEPTHS}")
-    norm = batch_norm(**norm_arguments(**norm_options))
+    _check_choices("cifar_resnet", gamma_init=gamma_init)
+    norm = _norm(gamma_init, norm_options)
 
     images = keras.Input(input_shape, name="images")
     x = _conv_norm_relu(images, 16, 3, 1, norm, "stem")
@@ -202,6 +205,28 @@ class SubsampleAndPad(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments that make this layer again."""
         return {**super().get_config(), "strides": self.strides, "filters": self.filters}
+
+
+def _check_choices(function: str, **arguments: str) -> None:
+    for name, value in arguments.items():
+        if value not in _CHOICES[name]:
+            raise UserError(
+                f"{function}: there is no {name} {value!r}; it is one of {_CHOICES[name]}"
+            )
+
+
+def _norm(gamma_init: str, norm_options: NormOptions) -> Callable[..., keras.layers.Layer]:
+    """Returns what makes batch norms with an initial gamma, which a call may override."""
+    make = batch_norm(**norm_arguments(**norm_options))
+    if gamma_init == "ones":
+        return make
+
+    def uniform(**options: Any) -> keras.layers.Layer:
+        # A new one each time: Keras' initializers return the same values in each call.
+        gamma = keras.initializers.RandomUniform(0.0, 1.0)
+        return make(**{"gamma_initializer": gamma, **options})
+
+    return uniform
 
 
 def _conv(
@@ -261,8 +286,8 @@ def _residual_block(
     for i, (filters, kernel_size, strides) in enumerate(convs, start=1):
         last = i == len(convs)
         x = _conv(x, filters, kernel_size, strides, f"{name}_conv{i}", blur)
-        gamma = "zeros" if last and zero_gamma else "ones"
-        x = norm(gamma_initializer=gamma, name=f"{name}_bn{i}")(x)
+        gamma = {"gamma_initializer": "zeros"} if last and zero_gamma else {}
+        x = norm(**gamma, name=f"{name}_bn{i}")(x)
         if not last:
             x = keras.layers.Activation("relu", name=f"{name}_relu{i}")(x)
     x = keras.layers.Add(name=f"{name}_add")([shortcut, x])

@@ -148,6 +148,21 @@ def test_gamma_is_zero_in_the_last_norm_of_a_block_only(make, last, zero_gamma):
         assert (norm.gamma.numpy() == (0 if zero_gamma and is_last else 1)).all(), norm.name
 
 
+@pytest.mark.parametrize("zero_gamma", [False, True])
+def test_uniform_gamma(zero_gamma):
+    """Of 688 channels, other ones in each layer."""
+    model = cifar_resnet(20, gamma_init="uniform", zero_gamma=zero_gamma)
+    norms = layers_of(model, keras.layers.BatchNormalization)
+    last = [norm for norm in norms if norm.name.endswith("_bn2")]
+    assert all((norm.gamma.numpy() == 0).all() == zero_gamma for norm in last)
+    gammas = [norm.gamma.numpy() for norm in norms if not zero_gamma or norm not in last]
+    assert len({gamma[0] for gamma in gammas}) == len(gammas) == 19 - 9 * zero_gamma
+    values = np.concatenate(gammas)
+    assert 0 <= values.min() < 0.02 < 0.98 < values.max() < 1
+    assert values.mean() == pytest.approx(0.5, abs=0.06)
+    assert all((norm.beta.numpy() == 0).all() for norm in norms)
+
+
 @pytest.mark.parametrize(
     ("make", "zero_gamma"),
     [
@@ -360,6 +375,7 @@ def test_training_updates_the_moving_averages_by_the_momentum():
         (lambda: cifar_resnet(50), r"no depth 50; the depths are \(8, 14, 20, 32, 56\)"),
         (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
         (lambda: resnet(50, blur_pool="pools"), "no blur_pool 'pools'.*'convolutions_and_pools'"),
+        (lambda: cifar_resnet(20, gamma_init="normal"), "no gamma_init 'normal'.*'uniform'"),
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],
 )

@@ -367,7 +367,7 @@ def test_mosaic_mild():
     assert (config.weight_decay, config.weight_decay_on) == (5e-4, "all")
     assert (config.decoupled_weight_decay, config.rate_in_momentum) == (True, "no")
     assert (config.loss, config.label_smoothing) == ("binary_cross_entropy", 0.08)
-    assert config.blur_pool == "convolutions_and_pools"
+    assert (config.blur_pool, config.gamma_init) == ("convolutions_and_pools", "uniform")
     assert (config.image_size, config.eval_image_size) == (176, 224)
     assert round(config.eval_image_size / config.eval_crop_fraction) == 232
     # A half-life of 100 steps.
