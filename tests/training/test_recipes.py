@@ -291,7 +291,9 @@ def test_image_sizes_of_mosaic_mild():
         part = min(max((step / 20_000 - 0.4) / (1 - 0.2 - 0.4), 0), 1)
         return round(176 * (0.5 + 0.5 * part) / 4) * 4
 
-    steps = [*range(0, 20_000, 100), *range(8000, 16_000, 7), 8181, 8182, 15_818, 15_819]
+    steps = {*range(0, 20_000, 100), *range(8000, 16_000, 7), 8181, 8182, 15_818, 15_819}
+    # Halfway between two sizes, where it depends on rounding errors.
+    steps -= {10_000, 14_000}
     assert [training_image_size(config, s, 625) for s in steps] == [expected(s) for s in steps]
     assert len({expected(step) for step in steps}) == 23
 
