@@ -80,8 +80,8 @@ def resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, or the depth has
-            no 1x1 for the stride.
+        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, or the depth
+            has no 1x1 for the stride.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
     if depth not in IMAGENET_DEPTHS:
