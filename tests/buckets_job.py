@@ -1,6 +1,6 @@
 """What is tried with buckets, in a process of its own, whose TensorFlow talks to the fake.
 
-Argument: the path of a JSON object for ``use``, or for ``die`` if it has ``killed_at``.
+Argument: the path of a JSON object for the function of this module that its ``do`` names.
 """
 
 import contextlib
@@ -29,10 +29,14 @@ def use(job):
     config = Config(**job["bucket"])
     found = {"evaluated": evaluate(config)}
     export(config, job["exported"])
-    write_page(job["look"])
     found["predicted"] = list(predict(job["exported"], job["images"]))
-    found["errors"] = use_paths(job)
     pathlib.Path(job["out"]).write_text(json.dumps(found))
+
+
+def look(job):
+    """Makes the page on the images in a bucket, and uses paths."""
+    write_page(job["look"])
+    pathlib.Path(job["out"]).write_text(json.dumps(use_paths(job)))
 
 
 def die(job):
@@ -125,4 +129,4 @@ def use_folder(folder):
 
 if __name__ == "__main__":
     job = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    (die if "killed_at" in job else use)(job)
+    {"use": use, "look": look, "die": die}[job["do"]](job)

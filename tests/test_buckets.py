@@ -79,7 +79,36 @@ def damaged(tmp_path_factory, gcs):
 
 
 @pytest.fixture(scope="module")
-def used(damaged, gcs, run_python_session, tmp_path_factory):
+def run_job(gcs, run_python_session):
+    """Runs the job in a process: TensorFlow reads the environment of buckets when imported."""
+
+    def run_job(place, **job):
+        (place / "job.json").write_text(json.dumps({**job, "out": str(place / "found.json")}))
+        arguments = [JOB, place / "job.json"]
+        options = {"environment": gcs.environment, "check": False, "fresh": True}
+        finished = run_python_session(arguments, **options)
+        expected = 9 if job["do"] == "die" else 0
+        assert finished.returncode == expected, finished.stderr[-8000:]
+        return finished.stderr
+
+    return run_job
+
+
+@pytest.fixture(scope="module")
+def errors(damaged, run_job, tmp_path_factory):
+    """What was found of a folder in a bucket, and of the commands that are refused."""
+    folder = tmp_path_factory.mktemp("looked")
+    places = {"DATA_DIR": str(damaged), "MODEL_DIR": str(folder / "refused")}
+    commands = [with_places(command, places) for command, _ in REFUSALS.values()]
+    run_job(
+        folder, do="look", look="gs://data/look", folder="gs://data/a/folder", commands=commands
+    )
+    assert not (folder / "refused").exists()
+    return json.loads((folder / "found.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def used(damaged, gcs, run_job, tmp_path_factory):
     """The folder of a local run, and what was found of the same run in a bucket."""
     folder = tmp_path_factory.mktemp("used")
     for number in range(3):
@@ -87,25 +116,15 @@ def used(damaged, gcs, run_python_session, tmp_path_factory):
         (folder / f"{number}.jpg").write_bytes(tf.io.encode_jpeg(pixels).numpy())
     gcs.put("data", "images/2.jpg", (folder / "2.jpg").read_bytes())
     images = [str(folder / "0.jpg"), str(folder / "1.jpg"), "gs://data/images/2.jpg"]
-    places = {"DATA_DIR": str(damaged), "MODEL_DIR": str(folder / "refused")}
     job = {
         "local": {**OPTIONS, "data_dir": str(damaged), "model_dir": str(folder / "run")},
         "bucket": {**OPTIONS, "data_dir": "gs://data/noise", "model_dir": "gs://runs/whole"},
         "exported": "gs://runs/models/exported",
-        "look": "gs://data/look",
         "images": [*images, "gs://data/images/none.jpg"],
-        "out": str(folder / "found.json"),
-        "folder": "gs://data/a/folder",
-        "commands": [with_places(command, places) for command, _ in REFUSALS.values()],
     }
-    (folder / "job.json").write_text(json.dumps(job))
-    # TensorFlow reads the environment of buckets when it is imported.
-    finished = run_python_session(
-        [JOB, folder / "job.json"], environment=gcs.environment, fresh=True
-    )
+    stderr = run_job(folder, do="use", **job)
     found = json.loads((folder / "found.json").read_text())
-    assert not (folder / "refused").exists()
-    return folder / "run", {**found, "images": images, "stderr": finished.stderr}
+    return folder / "run", {**found, "images": images, "stderr": stderr}
 
 
 def fetch(gcs, name, folder):
@@ -128,6 +147,8 @@ def files(run):
     return sorted(str(name.parent if "tfevents" in name.name else name) for name in names)
 
 
+# In the default run, what a run does in a bucket is done to a folder, and runs are on disk.
+@pytest.mark.long
 def test_a_run_in_a_bucket_is_the_run_on_disk(used, gcs, tmp_path):
     local, _ = used
     run = fetch(gcs, "whole", tmp_path)
@@ -145,6 +166,7 @@ def test_a_run_in_a_bucket_is_the_run_on_disk(used, gcs, tmp_path):
     assert STEPS in {event.step for event in events}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["metrics.jsonl", "mlperf.log", "tensorboard%2Ftrain"])
 def test_lines_are_uploaded_together(used, gcs, file):
     # At first, before each of 4 checkpoints, at the end; and rarely, where all of it takes long.
@@ -153,7 +175,7 @@ def test_lines_are_uploaded_together(used, gcs, file):
     assert 4 <= len(uploads) < STEPS
 
 
-def test_the_page_on_the_images_in_a_bucket_is_that_on_disk(used, damaged, gcs):
+def test_the_page_on_the_images_in_a_bucket_is_that_on_disk(errors, damaged, gcs):
     page = gcs.files("data", "look")["data.html"].decode()
     assert page.count("<img") >= 80
     # The page may tell how to make it again there.
@@ -161,6 +183,7 @@ def test_the_page_on_the_images_in_a_bucket_is_that_on_disk(used, damaged, gcs):
     assert page.replace("gs://data/look", "HERE") == expected.replace(str(damaged), "HERE")
 
 
+@pytest.mark.long
 def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path):
     local, found = used
     run = fetch(gcs, "whole", tmp_path)
@@ -174,6 +197,7 @@ def test_a_damaged_record_in_a_bucket_is_skipped_and_counted(used, gcs, tmp_path
     assert "listed in gs://runs/whole/bad_images.jsonl" in found["stderr"]
 
 
+@pytest.mark.long
 def test_evaluation_export_and_prediction(used, gcs, tmp_path):
     local, found = used
     last = rows(local)[-1]
@@ -211,14 +235,10 @@ def resume(gcs, run_python_session):
 
 
 @pytest.fixture(scope="module")
-def resumed(used, gcs, run_python_session, resume, tmp_path_factory):
+def resumed(used, gcs, run_job, resume, tmp_path_factory):
     """The folder of the run when it was killed, and what was printed when it resumed."""
     folder = tmp_path_factory.mktemp("killed")
-    (folder / "job.json").write_text(json.dumps({"killed": KILLED, "killed_at": KILLED_AT}))
-    finished = run_python_session(
-        [JOB, folder / "job.json"], environment=gcs.environment, check=False, fresh=True
-    )
-    assert finished.returncode == 9, finished.stderr[-8000:]
+    run_job(folder, do="die", killed=KILLED, killed_at=KILLED_AT)
     return fetch(gcs, "killed", folder / "run"), resume()
 
 
@@ -322,14 +342,13 @@ def with_places(command, places):
     ]
 
 
-def test_a_folder_in_a_bucket_is_like_one_on_disk(used):
-    assert used[1]["errors"][0] == ""
+def test_a_folder_in_a_bucket_is_like_one_on_disk(errors):
+    assert errors[0] == ""
 
 
-def test_what_cannot_be_used_is_told_at_once(used):
-    errors = used[1]["errors"][1:]
+def test_what_cannot_be_used_is_told_at_once(errors):
     for (name, (command, reason)), (status, stderr, seconds) in zip(
-        REFUSALS.items(), errors, strict=True
+        REFUSALS.items(), errors[1:], strict=True
     ):
         assert status == 2, (name, stderr)
         assert f"imagenet-fast {command[0]}: error: " in stderr and reason in stderr, name

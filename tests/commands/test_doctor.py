@@ -98,6 +98,8 @@ def test_a_worker_is_missing_a_gpu_unseen_and_model_dir_is_no_folder(tmp_path, r
     assert re.search(r"^\d+ wrong \(.*GPUs, model_dir, cluster\); \d+ ok$", lines[-1])
 
 
+# In the default run, tests/doctor examines, and the command prints above.
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_process(digits, tmp_path, run_python):
     arguments = [f"--data_dir={digits}", f"--model_dir={tmp_path}/run"]

@@ -9,6 +9,8 @@ from server_processes import HOST, running_stage_server
 from imagenet_fast import commands
 
 
+# In the default run, test_input_server.py ends one.
+@pytest.mark.long
 def test_ends_in_order_when_asked_to():
     with running_stage_server() as (process, address):
         host, port = address.split(":")

@@ -325,8 +325,7 @@ def test_batches_with_and_without_an_index(split, options):
         assert different[1::4].any()  # It was cut.
     assert not different[0::4].any()  # 4:4:4
     assert not different[2::4].any() and not different[3::4].any()
-    # Without, and with indexes that do not fit, all is as if there were none.
-    np.testing.assert_array_equal(images(config.replace(jpeg_index=False)), ordinary)
+    # With indexes that do not fit, all is as if there were none.
     np.testing.assert_array_equal(images(config, damage=lambda index: index[:-1]), ordinary)
 
 
@@ -343,7 +342,7 @@ def test_hostile_bytes_and_indexes(tmp_path):
     for number, file in enumerate(jpegs(60, 90).values()):
         paths.append(tmp_path / f"{number}.jpg")
         paths[-1].write_bytes(file)
-    done = subprocess.run([program, "3", "1", *paths], capture_output=True, text=True)
+    done = subprocess.run([program, "1", "1", *paths], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     calls = int(done.stdout.rpartition("calls: ")[2])
     assert calls > 1000

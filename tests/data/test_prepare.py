@@ -693,10 +693,10 @@ class Noise(ArraySource):
 @pytest.mark.parametrize(
     ("grey", "split", "cache"),
     [
-        (False, "train", "none"),
-        (False, "train", "encoded"),
+        pytest.param(False, "train", "none", marks=pytest.mark.long),
+        pytest.param(False, "train", "encoded", marks=pytest.mark.long),
         (False, "train", "decoded"),
-        (False, "validation", "none"),
+        pytest.param(False, "validation", "none", marks=pytest.mark.long),
         (True, "train", "none"),
     ],
 )

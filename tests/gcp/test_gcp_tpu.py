@@ -709,6 +709,7 @@ def test_an_interruption_leaves_training_running(ready, command, tmp_path):
     assert "stopped on t1v-my-tpu-w-0" in ready.run("stop")
 
 
+@pytest.mark.long
 def test_keep_running_resumes_after_a_reboot_of_the_host(ready):
     hold = ready.cloud.folder / "hold"
     hold.touch()
@@ -794,6 +795,7 @@ def test_keep_running_restarts_after_a_preemption_during_install(bench):
     assert bench.trained(0)
 
 
+@pytest.mark.long
 def test_keep_running_restarts_after_a_preemption_before_ready(bench):
     bench.use_trainer()
     bench.make_data()

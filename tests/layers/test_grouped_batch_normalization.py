@@ -19,7 +19,7 @@ STRATEGIES = {
     "four_devices": ("mirrored", 4, 0),
     "four_workers": ("multi_worker", 0, 4),
 }
-# Workers are in tests/training/test_batch_norm_groups_training.py too.
+# Workers are in tests/training/test_batch_norm_groups_training.py and distribute/ too.
 EACH = ["four_devices", pytest.param("four_workers", marks=pytest.mark.long)]
 # Of what is rounded to the layer's dtype: outputs and their gradients.
 ROUNDING = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11}
@@ -95,9 +95,13 @@ def own_results(found, group_size, dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", job.DTYPES)
-@pytest.mark.parametrize("group_size", job.GROUP_SIZES)
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize(
+    ("name", "group_size", "dtype"),
+    [
+        *(("four_devices", *case) for case in job.FEW),
+        *(pytest.param("four_workers", *case, marks=pytest.mark.long) for case in job.ALL),
+    ],
+)
 def test_one_batch_norm_over_the_images_of_the_group(results, name, group_size, dtype):
     own = own_results(results(name), group_size, dtype)
     expected = reference(len(own["step0_outputs"]), group_size, dtype)
@@ -170,10 +174,8 @@ def test_layers_of_one_name_and_layers_used_twice(results, name):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "logical_cpus", "workers"),
-    [("mirrored", 2, 0), ("multi_worker", 0, 2)],
+    [("mirrored", 2, 0), pytest.param("multi_worker", 0, 2, marks=pytest.mark.long)],
 )
-# In the default run, training/test_batch_norm_groups_training.py trains with groups.
-@pytest.mark.long
 def test_custom_model_under_fit(tmp_path, run_python, kind, logical_cpus, workers):
     out, directory = tmp_path / "weights.npz", tmp_path / "model"
     script = FOLDER / "grouped_batch_norm_fit_job.py"

@@ -57,7 +57,10 @@ IN_RESNET9 = [
         pytest.param("resnet101", 64, {}, in_resnet((3, 4, 23, 3)), marks=pytest.mark.long),
         ("alexnet_bn", 224, {}, IN_ALEXNET),
         ("resnet9", 32, {}, IN_RESNET9),
-        ("amoebanet_d", 64, {"normal_cells": 3, "cell_filters": 32}, AMOEBANET),
+        pytest.param(
+            *("amoebanet_d", 64, {"normal_cells": 3, "cell_filters": 32}, AMOEBANET),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_blocks_of_networks(name, size, options, expected):

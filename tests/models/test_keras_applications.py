@@ -118,6 +118,8 @@ def test_logits_are_the_same(model, source, images):
     assert_same(model(images, training=False), source(images, training=False))
 
 
+# In the default run, the next test reads a file.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
 def test_logits_are_the_same_from_a_file(model, source, weights_file, images, tmp_path):
     source.save(tmp_path / "whole.h5")

@@ -182,7 +182,7 @@ def test_plain_logits_and_the_papers_batch_norm(name, shape, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "options"), some_long(("resnet18", "alexnet_bn", *OWN_LAYERS, "amoebanet_d"))
+    ("name", "shape", "options"), some_long(("resnet18", "alexnet_bn", *OWN_LAYERS))
 )
 def test_batch_norm_options_reach_every_layer(name, shape, options):
     model = models.build(

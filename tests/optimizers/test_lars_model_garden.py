@@ -31,7 +31,8 @@ DECAY = 0.5
 SHAPES = [(3, 3, 4, 8), (8,), (8, 10), (10,)]
 WEIGHTS = [True, False, True, False]
 
-pytestmark = pytest.mark.slow
+# In the default run, test_lars.py compares with NumPy, which needs no index.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +84,6 @@ def cut(value):
     return value[tuple(slice(side // 16 if side > 16 else side) for side in value.shape)]
 
 
-@pytest.mark.long
 def test_resnet50_without_decay(garden_lars):
     network = models.build("resnet50", 1000, (224, 224, 3))
     start = [cut(variable.numpy()) for variable in network.trainable_variables]
@@ -109,7 +109,7 @@ def test_resnet50_without_decay(garden_lars):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),
-    [pytest.param("float32", 2e-6, marks=pytest.mark.long), ("float64", 1e-12)],
+    [("float32", 2e-6), ("float64", 1e-12)],
 )
 def test_with_decay_once_the_difference_is_removed(garden_lars, nesterov, dtype, tolerance):
     start, gradients = problem(dtype)

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
+from small_network import small_network
 
 from imagenet_fast import Config, build_model, export, make_dataset
 from imagenet_fast.optimizers import WeightAverage
@@ -12,7 +13,6 @@ from imagenet_fast.training.checkpoint import Checkpoints, restore_weights
 from imagenet_fast.training.model_dir import claim_model_dir
 
 DIGITS = {
-    "model": "resnet8",
     "image_size": 16,
     "train_crop": "none",
     "eval_crop_fraction": 1.0,
@@ -79,7 +79,7 @@ def test_exact_swap():
 def trained(digits, tmp_path_factory):
     """A model after some steps, and where its checkpoint is."""
     config = Config(data_dir=digits, model_dir=str(tmp_path_factory.mktemp("run")), **DIGITS)
-    model = build_model(config)
+    model = build_model(config, model=small_network)
     model.fit(make_dataset(config, "train"), epochs=1, steps_per_epoch=5, verbose=0)
     claim_model_dir(config, model.labels)
     Checkpoints(model, config).save(5, {})
@@ -89,7 +89,7 @@ def trained(digits, tmp_path_factory):
 @pytest.fixture(scope="module")
 def plain(trained):
     """The same network with its first weights, without an average."""
-    return build_model(trained[1].replace(ema_decay=0.0))
+    return build_model(trained[1].replace(ema_decay=0.0), model=small_network)
 
 
 def logits(model, images):
@@ -142,7 +142,7 @@ def test_prediction_uses_the_average(trained):
 @pytest.mark.parametrize("source", ["config", pytest.param("model", marks=pytest.mark.long)])
 def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
     model, config = trained
-    again = build_model(config.replace(seed=1))
+    again = build_model(config.replace(seed=1), model=small_network)
     restore_weights(again, config.model_dir)
     images = next(iter(make_dataset(config, "validation")))[0]
     with model.averaged_weights():
@@ -154,7 +154,8 @@ def test_checkpoint_and_export_contain_it(trained, tmp_path, source):
 
     encoded = tf.io.encode_png(images[0]).numpy()
     probabilities = np.sort(tf.nn.softmax(expected[0]).numpy())[::-1][:5]
-    exported = export({"config": config, "model": model}[source], tmp_path / "exported")
+    options = {"config": {"model": small_network}, "model": {}}[source]
+    exported = export({"config": config, "model": model}[source], tmp_path / "exported", **options)
     served = tf.saved_model.load(exported).signatures["serving_default"]
     answer = served(images=tf.constant([encoded]))["probabilities"][0]
     np.testing.assert_allclose(answer, probabilities, rtol=1e-4, atol=1e-5)

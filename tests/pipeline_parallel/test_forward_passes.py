@@ -89,7 +89,11 @@ def pipelined(blocks, images=IMAGES):
     return GPipe(blocks, DEVICES[:2], num_micro_batches=4)
 
 
-@pytest.fixture(scope="module", params=CASES)
+# Losses of masked outputs are in test_losses.py, too.
+@pytest.fixture(
+    scope="module",
+    params=["images", "two outputs", pytest.param("masked", marks=pytest.mark.long)],
+)
 def case(request):
     """A plain model, a pipeline with the same weights, the images and the labels."""
     make, images, labels, loss = CASES[request.param]

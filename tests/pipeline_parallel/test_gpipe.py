@@ -70,7 +70,7 @@ def trained_and_predicted(model):
         pytest.param(1, 1, {}, "except_last", marks=pytest.mark.long),
         pytest.param(2, 3, {}, "always", marks=pytest.mark.long),
         (3, 12, {"unroll": False}, "except_last"),
-        (2, 3, {"schedule": "1f1b"}, "never"),
+        pytest.param(2, 3, {"schedule": "1f1b"}, "never", marks=pytest.mark.long),
         pytest.param(4, 11, {"schedule": "1f1b"}, "never", marks=pytest.mark.long),
         (2, 3, {"schedule": "interleaved_1f1b", "num_stages": 4}, "always"),
     ],
@@ -104,7 +104,12 @@ def one_hot(labels):
             id="function, weighted",
             marks=pytest.mark.long,
         ),
-        pytest.param(keras.losses.MeanSquaredError(reduction="sum"), None, id="sum"),
+        pytest.param(
+            keras.losses.MeanSquaredError(reduction="sum"),
+            None,
+            id="sum",
+            marks=pytest.mark.long,  # test_losses.py has a sum.
+        ),
         pytest.param(
             keras.losses.MeanSquaredError(reduction="sum"),
             WEIGHTS,
@@ -123,6 +128,8 @@ def test_losses_count_as_in_the_plain_model(loss, weights):
     )
 
 
+# In the default run, test_losses.py and test_pipeline_stages.py have regularized layers.
+@pytest.mark.long
 def test_regularization_counts_once_a_batch():
     make = lambda: blocks(keras.regularizers.L2(0.1))  # noqa: E731
     own = trained(GPipe(make(), DEVICES[:2], num_micro_batches=3))
@@ -161,7 +168,7 @@ def test_updates_are_not_compiled():
     assert not optimizer.jit_compile
 
 
-@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("built", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_fit_traces_a_step_once(monkeypatch, built):
     model, traced = GPipe(blocks(), DEVICES[:2], num_micro_batches=2), []
     if built:
@@ -448,6 +455,8 @@ def test_a_clone_of_interleaved_stages():
     assert keras.models.clone_model(model).pipeline.schedule == "1f1b"
 
 
+# In the default run, a model is saved and loaded above.
+@pytest.mark.long
 def test_a_model_checkpoint(tmp_path):
     model = noisy_model([2, 2], "except_last")
     callback = keras.callbacks.ModelCheckpoint(str(tmp_path / "best.keras"), monitor="loss")

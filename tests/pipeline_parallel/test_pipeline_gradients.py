@@ -36,8 +36,6 @@ FEW = [
     ("noisy", 2, 2, "always", "gpipe"),
     ("noisy", 3, 6, "except_last", "gpipe, looped"),
     ("noisy", 4, 3, "never", "1f1b"),
-    ("plain", 3, 6, "except_last", "1f1b"),
-    ("noisy", 4, 3, "always", "interleaved_1f1b"),
     ("plain", 4, 6, "except_last", "interleaved_1f1b"),
 ]
 

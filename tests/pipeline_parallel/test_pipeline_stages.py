@@ -260,7 +260,7 @@ def test_moving_averages_move_and_dropout_counts_once_a_batch(parts):
     np.testing.assert_allclose(alone.moving_variance, 0.25 + 0.75 * VALUES.var(0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.long), False])
 @pytest.mark.parametrize("form", ["gpipe", "gpipe, looped", "1f1b"])
 def test_a_batch_smaller_than_the_number_of_micro_batches(form, known):
     """Moving averages and regularization count each example once, too."""
@@ -312,7 +312,7 @@ def test_masks_reach_the_next_stage():
     np.testing.assert_allclose(Pipeline(blocks, DEVICES[:2])(numbers), expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.long), "1f1b"])
 def test_loops_in_a_block_outlive_the_trace(schedule):
     """TensorFlow deletes a loop's functions with the graph in which they were traced."""
     blocks = [layers.Reshape([4, 1]), layers.SimpleRNN(3), layers.Dense(2)]

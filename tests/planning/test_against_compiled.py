@@ -20,7 +20,7 @@ RESNET50 = Config(**DATA, batch_size=8192, precision="mixed_float16")
         ("facebook_1h_8k", "p100"),
         pytest.param("tencent_4min_resnet50", "p40", marks=pytest.mark.long),
         pytest.param("mlperf_4k_h100", "h100", marks=pytest.mark.long),
-        ("resnet50_h100_4x8_mixed_float16", "h100"),
+        pytest.param("resnet50_h100_4x8_mixed_float16", "h100", marks=pytest.mark.long),
     ],
 )
 def test_memory(name, accelerator):

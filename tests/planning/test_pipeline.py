@@ -44,10 +44,10 @@ def test_copies_of_weights_are_counted():
     assert plan_pipeline(config).slots == 3
 
 
-def test_mixed_precision():
+def test_mixed_precision(plan):
     half = plan_pipeline(CONFIG.replace(precision="mixed_bfloat16"))
     assert half.memory[0].inputs == 32 * 16 * 16 * 3 * 2
-    assert half.memory[0].weights == plan_pipeline(CONFIG).memory[0].weights
+    assert half.memory[0].weights == plan.memory[0].weights
 
 
 def test_a_given_balance(plan):

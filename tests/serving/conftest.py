@@ -40,7 +40,7 @@ def trained(config):
     model = build_model(config)
     single = config.replace(precision="float32")
     learner = build_model(single)
-    learner.fit(make_dataset(single, "train"), epochs=1, verbose=0)
+    learner.fit(make_dataset(single, "train"), epochs=2, verbose=0)
     model.set_weights(learner.get_weights())
     claim_model_dir(config, model.labels)
     Checkpoints(model, config).save(88, {"step": 88})

@@ -119,6 +119,7 @@ def test_inputs_and_outputs_have_names(files):
                 "train_until": ("1 epochs",),
             },
             id="resnet8",
+            marks=pytest.mark.long,
         ),
     ],
 )

@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import pathlib
 import struct
 
 import numpy as np
@@ -269,23 +270,31 @@ def test_cmyk_without_a_marker_is_decoded_as_by_prepare(exported):
     np.testing.assert_allclose(answers[0], answers[2], rtol=0, atol=1e-2)
 
 
-@pytest.mark.parametrize("views", [pytest.param("none", marks=pytest.mark.long), "flip_and_shift"])
-def test_empty_batch(views, tmp_path):
-    config = SMALL.replace(num_classes=4, test_time_augmentation=views)
+def test_empty_batch(exported):
+    check_empty_batch(exported, classes=10, top_k=10)
+
+
+@pytest.mark.long
+def test_empty_batch_of_views(tmp_path):
+    config = SMALL.replace(num_classes=4, test_time_augmentation="flip_and_shift")
     directory = export(build_model(config), tmp_path / "model", top_k=3)
+    check_empty_batch(directory, classes=4, top_k=3)
+
+
+def check_empty_batch(directory, classes, top_k):
     signatures = load(directory).signatures
     none = tf.constant([], tf.string)
     answers = signatures["serving_default"](images=none)
     assert {name: tuple(answer.shape) for name, answer in answers.items()} == {
-        "classes": (0, 3),
-        "labels": (0, 3),
-        "probabilities": (0, 3),
+        "classes": (0, top_k),
+        "labels": (0, top_k),
+        "probabilities": (0, top_k),
         "error": (0,),
     }
     answers = signatures["features"](images=none)
     assert answers["features"].shape == [0, 64] and answers["error"].shape == [0]
     answers = signatures["pixels"](pixels=tf.zeros([0, 16, 16, 3], tf.uint8))
-    assert answers["probabilities"].shape == [0, 4] and answers["features"].shape == [0, 64]
+    assert answers["probabilities"].shape == [0, classes] and answers["features"].shape == [0, 64]
 
 
 def test_pixels_give_probabilities_in_the_order_of_classes(config, trained, exported, validation):
@@ -359,11 +368,12 @@ def test_other_folders_are_kept_and_no_temporary_one(trained, tmp_path, monkeypa
     (tmp_path / "model.tmp").mkdir()
     (tmp_path / "model.tmp" / "precious").write_text("photographs")
 
-    def full(*_):
+    def full(module, directory, signatures):
+        pathlib.Path(directory, "half").write_text("of a model")
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(exporting, "write_warm_up_requests", full)
+        patch.setattr(exporting.tf.saved_model, "save", full)
         with pytest.raises(UserError, match=r"cannot write .*/model: .*No space left"):
             export(trained, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model.tmp"]

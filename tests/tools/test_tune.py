@@ -550,6 +550,7 @@ def test_real_divergence(make_plan):
     assert (only.state, only.error) == ("diverged", 1.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_real_search(run_python, digits, tmp_path):
     flags = ["--flagfile=digits", "--search", "learning_rate=log:0.01:1"]

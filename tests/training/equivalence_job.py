@@ -21,7 +21,7 @@ from imagenet_fast.training.build_optimizer import build_optimizer
 from imagenet_fast.training.classifier import Classifier
 
 STEPS = 20
-BATCH_NORM_STEPS = 3
+BATCH_NORM_STEPS = 2
 # A young network with batch norm multiplies rounding errors by ten a step at higher rates.
 BATCH_NORM_RATE = 0.005
 # What works on gradients that are summed already: norms of them, clipping, the average of weights.

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 from small_config import SMALL
+from small_network import small_network
 
 from imagenet_fast import build_model, make_strategy, train
 from imagenet_fast.distribute.exchange import wait_for_all
@@ -21,7 +22,7 @@ CONFIG = SMALL.replace(
     strategy="multi_worker",
     batch_size=32,
     fusion="auto",
-    fusion_bytes=20_000,
+    fusion_bytes=200,
     duration="2 steps",
     eval_every="2 steps",
     examine=False,
@@ -41,17 +42,17 @@ def main():
         return [float(-n if worker == 0 else n) for n in range(len(steps))]
 
     fusion_trials._median_seconds = contradicting_seconds
-    plain = build_model(CONFIG.replace(fusion="fixed", fusion_bytes=0))
-    chosen = build_model(CONFIG)
+    plain = build_model(CONFIG.replace(fusion="fixed", fusion_bytes=0), model=small_network)
+    chosen = build_model(CONFIG, model=small_network)
     changed = [
         own.name
         for own, other in zip(plain.weights, chosen.weights)
         if not np.array_equal(own.numpy(), other.numpy())
     ]
     run = CONFIG.replace(model_dir=str(out / "run"))
-    train(run)
+    train(run, model=small_network)
     trials = len(timed)
-    train(run)  # Nothing is left to train, and nothing is timed again.
+    train(run, model=small_network)  # Nothing is left to train, and nothing is timed again.
     directory = out / f"run_{worker}"
     directory.mkdir()
     fusion_trials.save_fusion(Fusion(0, (worker + 1, 7)), 2 + worker, str(directory))

@@ -37,12 +37,16 @@ def one_device(digits):
     return functools.cache(lambda steps: job.train(config.replace(accumulation_steps=steps)))
 
 
+# In the default run, tests/layers/test_grouped_batch_normalization.py has groups of devices.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "workers"),
     [
-        # Devices of the quick tests are in tests/layers/test_grouped_batch_normalization.py.
-        ({"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32}, 0),
+        pytest.param(
+            {"strategy": "mirrored", "logical_cpus": 2, "batch_norm_batch_size": 32},
+            0,
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             {"strategy": "multi_worker", "batch_norm_batch_size": 32}, 2, marks=pytest.mark.long
         ),

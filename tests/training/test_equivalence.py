@@ -14,11 +14,11 @@ from imagenet_fast import Config, build_model, make_dataset
 pytestmark = pytest.mark.slow
 
 JOB = pathlib.Path(__file__).with_name("equivalence_job.py")
-BATCH_NORM_STEPS = 3
+BATCH_NORM_STEPS = 2
 BATCH_NORM_RATE = 0.005
 OPTIONS = {
     "model": "resnet8",
-    "image_size": 32,
+    "image_size": 16,
     "train_crop": "pad",
     "batch_size": 32,
     "learning_rate": 0.05,

@@ -194,6 +194,7 @@ def test_frozen_layers_and_their_batch_norm_are_unchanged(run, through):
     assert not any(v.name.startswith(frozen) for v in model.trainable_variables)
 
 
+@pytest.mark.long
 def test_frozen_run_is_evaluated_and_exported_like_any_other(run, tmp_path):
     config = SMALL.replace(initial_weights=run.path, freeze_through="stage2")
     model = build_model(config)
@@ -276,6 +277,8 @@ KERAS = {
 }
 
 
+# In the default run, tests/models/test_keras_applications.py compares their logits.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "deviations", [pytest.param((1.0, 1.0, 1.0), marks=pytest.mark.long), (58.0, 57.0, 56.0)]
 )

@@ -93,7 +93,12 @@ def assert_close(found, expected):
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(functional, marks=pytest.mark.long), sequential, Subclassed]
+    "make",
+    [
+        pytest.param(functional, marks=pytest.mark.long),
+        sequential,
+        pytest.param(Subclassed, marks=pytest.mark.long),
+    ],
 )
 def test_weights_are_those_of_a_plain_training_loop(config, make):
     model = build_model(config, model=make)
@@ -413,6 +418,8 @@ for arguments in json.loads(sys.argv[2]):
 """
 
 
+# In the default run, modules of the working directory are imported, above.
+@pytest.mark.long
 def test_commands_find_a_module_and_two_replicas_train_it(
     config, run_python, tmp_path, monkeypatch
 ):

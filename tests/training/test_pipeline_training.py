@@ -57,7 +57,35 @@ def run(digits, tmp_path_factory, run_python_session):
     return get
 
 
-@pytest.mark.parametrize("name", [pytest.param("two", marks=pytest.mark.long), "four"])
+SHORT = """
+import json, sys
+from small_network import small_network
+from imagenet_fast import Config, build_model, make_dataset
+
+options = {"image_size": 16, "train_crop": "none", "batch_size": 33, "accumulation_steps": 3}
+options |= {"warmup": "0 steps", "ema_decay": 0.8, "mixup_alpha": 0.2, "logical_cpus": 2}
+for changes in ({"strategy": "one_device"}, {"pipeline_stages": 2}):
+    config = Config(data_dir=sys.argv[1], **options, **changes)
+    model = build_model(config, model=small_network)
+    data = make_dataset(config, "train")
+    history = model.fit(data, epochs=3, steps_per_epoch=1, verbose=0).history
+    with model.averaged_weights():
+        weights = [float((own.numpy() ** 2).sum()) for own in model.trainable_variables]
+    print(json.dumps([history["loss"], weights]))
+"""
+
+
+def test_a_few_steps_are_those_without_a_pipeline(digits, run_python):
+    path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    lines = run_python(["-c", SHORT, digits], environment=path).stdout.splitlines()
+    one, other = map(json.loads, lines)
+    assert len(one[0]) == 3 and len(one[1]) == 5
+    for own, expected in zip(other, one):
+        np.testing.assert_allclose(own, expected, rtol=1e-5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["two", "four"])
 def test_losses_are_those_without_a_pipeline(run, name):
     own, other = losses(run(name)), losses(run("none"))
     assert len(own) == 12
@@ -119,6 +147,8 @@ def test_killed_stage_server(digits, tmp_path):
     assert f"error: stage server {address} has stopped" in told
 
 
+# In the default run, test_evaluate.py evaluates such a run.
+@pytest.mark.long
 def test_evaluated_and_exported_without_a_pipeline(run, capsys, tmp_path):
     of_four = f"--model_dir={run('four')}"
     assert commands.run(["evaluate", of_four]) == 0

@@ -11,6 +11,7 @@ import types
 
 import pytest
 import tf_keras as keras
+from small_network import small_network
 
 from imagenet_fast import Config, UserError, train
 from imagenet_fast.training import stall_watch
@@ -237,7 +238,6 @@ def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
     config = Config(
         data_dir=str(shard.parent),
         model_dir=str(tmp_path / "run"),
-        model="resnet8",
         image_size=16,
         train_crop="none",
         batch_size=32,
@@ -247,11 +247,12 @@ def test_a_run_names_the_shard_that_it_waits_for(digits, tmp_path, monkeypatch):
         duration="132 steps",  # three epochs: what is open when the pipe comes stays readable
         eval_every="200 steps",
         tensorboard=False,
+        examine=False,
         strategy="one_device",
     )
     # The reader finds that a pipe is no file.
     with contextlib.suppress(UserError):
-        train(config, callbacks=[Hang(shard, aside)])
+        train(config, callbacks=[Hang(shard, aside)], model=small_network)
     waited = [line for line in lines if str(shard) in line]
     assert re.match(
         rf"no step has ended for \d+ s; slow or missing files: {shard} \(nothing read for",

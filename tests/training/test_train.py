@@ -18,6 +18,7 @@ import tensorflow as tf
 import tf_keras as keras
 from forking import load_launcher
 from model_weights import weights_in
+from small_network import small_network
 
 from imagenet_fast import Config, UserError, evaluate, train
 from imagenet_fast.data.info import read_info
@@ -319,7 +320,7 @@ def stopped(config, tmp_path_factory):
         profile_steps=(3, 4),
         log_every="100 steps",
     )
-    return changed, train(changed)
+    return changed, train(changed, model=small_network)
 
 
 def test_a_run_stops_at_its_target(stopped):
@@ -338,7 +339,7 @@ def test_a_run_stops_at_its_target(stopped):
 def test_a_run_that_reached_its_target_stays_finished(stopped, capsys):
     config, summary = stopped
     weights = weights_in(config.model_dir)
-    again = train(config)
+    again = train(config, model=small_network)
     told = "finished at step 10 of 25, where it reached stop_at_accuracy=0.05: nothing is left"
     assert told in capsys.readouterr().err
     assert again["steps"] == 10
@@ -356,7 +357,7 @@ def test_early_stopping(config, tmp_path, capsys):
         tensorboard=False,
         examine=False,
     )
-    summary = train(config)
+    summary = train(config, model=small_network)
     top1s = [row["top1"] for row in read_rows(config.model_dir) if row["kind"] == "validation"]
     best = int(np.argmax(top1s))
     assert len(top1s) == best + 3 < 12
@@ -369,31 +370,47 @@ def test_early_stopping(config, tmp_path, capsys):
     assert f"the run ends at step {step} of 25, {reason}\n" in capsys.readouterr().err
     page = pathlib.Path(config.model_dir, "report.html").read_text()
     assert "stopped early" in page
-    again = train(config)
+    again = train(config, model=small_network)
     assert f"finished at step {step} of 25, {reason}: nothing is" in capsys.readouterr().err
     assert again == summary
-    result = evaluate(config, checkpoint="best")
+    result = evaluate(config, model=small_network, checkpoint="best")
     assert result["checkpoint"] == f"{config.model_dir}/best/ckpt-{best_step}"
     assert result["top1"] == pytest.approx(top1s[best])
 
 
-@pytest.mark.parametrize("examine", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_callbacks_see_evaluations_and_may_end_the_run(config, summary, tmp_path, capsys, examine):
-    class Watcher(RowLogger):
-        def __init__(self, last):
-            super().__init__()
-            self.seen, self.rows, self.closed, self.last = [], [], False, last
+class Watcher(RowLogger):
+    """Notes what it is told, and ends the run after an evaluation."""
 
-        def write(self, row):
-            self.rows.append(row)
+    def __init__(self, last):
+        super().__init__()
+        self.seen, self.rows, self.closed, self.last = [], [], False, last
 
-        def close(self):
-            self.closed = True
+    def write(self, row):
+        self.rows.append(row)
 
-        def on_epoch_end(self, epoch, logs=None):
-            self.seen.append((epoch, logs["val_top1"]))
-            self.model.stop_training = epoch == self.last
+    def close(self):
+        self.closed = True
 
+    def on_epoch_end(self, epoch, logs=None):
+        self.seen.append((epoch, logs["val_top1"]))
+        self.model.stop_training = epoch == self.last
+
+
+def test_callbacks_see_evaluations_and_may_end_the_run(config, tmp_path):
+    config = config.replace(model_dir=str(tmp_path / "run"), examine=False, tensorboard=False)
+    watcher = Watcher(last=1)
+    assert train(config, callbacks=[watcher], model=small_network)["steps"] == 20
+    assert watcher.closed
+    assert watcher.rows == read_rows(config.model_dir)
+    rows = [row for row in watcher.rows if row["kind"] == "validation"]
+    expected = [(epoch, pytest.approx(row["top1"])) for epoch, row in enumerate(rows)]
+    assert watcher.seen == expected and len(expected) == 2
+
+
+# In the default run, a killed run goes on, above.
+@pytest.mark.long
+@pytest.mark.parametrize("examine", [False, True])
+def test_a_run_that_a_callback_ended_goes_on(config, summary, tmp_path, capsys, examine):
     whole = config.model_dir
     config = config.replace(model_dir=str(tmp_path / "run"), examine=examine, tensorboard=examine)
     first, second = Watcher(last=0), Watcher(last=None)
@@ -476,13 +493,14 @@ def test_no_validation_split_and_rare_events(config, training_shards, tmp_path):
         stop_at_accuracy=0.5,
         early_stopping=2,
         keep_best=True,
+        tensorboard=False,
     )
     with (
         pytest.warns(UserWarning, match="early_stopping=2 has no effect: "),
         pytest.warns(UserWarning, match="stop_at_accuracy=0.5 has no effect: "),
         pytest.warns(UserWarning, match="keep_best=true has no effect: "),
     ):
-        summary = train(config)
+        summary = train(config, model=small_network)
     assert summary["steps"] == 7
     assert load_error_analysis(str(tmp_path)) is None
     names = ("top1", "top5", "loss", "images_evaluated", "images_skipped_in_evaluation")
@@ -563,7 +581,7 @@ def growing(request, digits, tmp_path):
 
 def test_progressive_resizing(growing):
     sizes = Sizes()
-    train(growing, callbacks=[sizes])
+    train(growing, callbacks=[sizes], model=small_network)
     assert list(dict.fromkeys(sizes.seen)) == [8, 16]
 
 

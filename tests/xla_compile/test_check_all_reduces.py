@@ -174,6 +174,7 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
             [("rows", "columns"), ("rows", "columns")],
             "75,304 numbers go along rows first, but 0",
             id="one_order",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             [("rows", "columns"), ("columns",)],
@@ -184,6 +185,7 @@ def test_gradients_that_are_left_out(lower_anew, monkeypatch):
             [("rows", "columns"), ("columns", "rows", "columns")],
             "numbers go along the first axis",
             id="thrice",
+            marks=pytest.mark.long,
         ),
     ],
 )

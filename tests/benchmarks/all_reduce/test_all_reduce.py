@@ -82,6 +82,7 @@ def test_a_single_worker_is_refused():
         compare_all_reduce(tf.distribute.get_strategy(), [], [], warmup=1, repeats=1)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_workers(tmp_path, run_python):
     """``auto`` stands for flat, and is reported as flat."""

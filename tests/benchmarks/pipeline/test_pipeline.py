@@ -68,13 +68,8 @@ def test_simulated_step_times():
 # --- Processes
 
 
-@pytest.mark.parametrize(
-    "schedules",
-    [
-        ("interleaved_1f1b",),
-        pytest.param(("gpipe", "gpipe-looped"), marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("schedules", [("interleaved_1f1b",), ("gpipe", "gpipe-looped")])
 def test_steps_of_a_process(schedules):
     cases = [Case(6), *(Case(6, 2, 3, schedule=schedule) for schedule in schedules)]
     with pipeline._trainer(SMALL, devices=2) as worker:

@@ -408,6 +408,8 @@ def miniature(tmp_path_factory):
     )
 
 
+# In the default run, test_prepare.py kills one.
+@pytest.mark.long
 def test_killed_run_resumes_to_the_same_bytes(miniature):
     assert miniature.unfinished
     assert 3 <= miniature.done < SHARDS + VALIDATION_SHARDS
