@@ -58,6 +58,8 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
     if options.color_jitter:
         numbers = stateless_random.uniform(identities, "color jitter", 3)
         changes["jitter"] = 1 + options.color_jitter * (2 * numbers - 1)
+    if options.brightness or options.contrast:
+        changes["light"] = draw_light(identities, options)
     if options.lighting:
         # The normal quantile of 0 is infinite. In float32, the last bits would depend on the place
         # in the batch, because TensorFlow vectorizes the computation.
@@ -72,6 +74,16 @@ def draw_changes(identities: tf.Tensor, options: DataOptions) -> Changes:
 def draw_flips(identities: tf.Tensor) -> tf.Tensor:
     """Draws which images to flip: bool [images]."""
     return stateless_random.uniform(identities, "flip", 1)[:, 0] < 0.5
+
+
+def draw_light(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
+    """Draws changes of brightness and contrast, uniform within ``brightness`` and ``contrast``.
+
+    Returns:
+      float32 [images, 2]: what is added to normalized pixels, and their factor after that.
+    """
+    numbers = 2 * stateless_random.uniform(identities, "light", 2) - 1
+    return numbers * [options.brightness, options.contrast] + [0.0, 1.0]
 
 
 def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
@@ -107,7 +119,7 @@ def draw_erased(identities: tf.Tensor, options: DataOptions) -> tf.Tensor:
 
 
 def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tensor:
-    """Augments an image: shift, flip, operations, jitter, lighting, cutout, erasing.
+    """Augments an image: shift, flip, operations, jitter, light, lighting, cutout, erasing.
 
     RandAugment and TrivialAugment follow the flip, as in torchvision: shears do not commute with
     flips. The other changes do; fb.resnet.torch flips last, with the same result.
@@ -130,10 +142,12 @@ def augment(image: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
             auto_augment.TRIVIAL_AUGMENT if options.trivial_augment else auto_augment.RAND_AUGMENT
         )
         image = apply(image, changes["operations"], changes["strengths"], operations)
-    if "jitter" in changes or "lighting" in changes:
+    if changes.keys() & {"jitter", "light", "lighting"}:
         pixels = tf.cast(image, tf.float32)
         if "jitter" in changes:
             pixels = color_jitter(pixels, changes["jitter"])
+        if "light" in changes:
+            pixels = change_light(pixels[tf.newaxis], changes["light"][tf.newaxis], options)[0]
         if "lighting" in changes:
             pixels = lighting(pixels, changes["lighting"])
         image = tf.saturate_cast(tf.round(pixels), tf.uint8)
@@ -214,6 +228,24 @@ def color_jitter(image: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
     image = saturation * image + (1 - saturation) * grey
     image = contrast * image + (1 - contrast) * tf.reduce_mean(grey)
     return brightness * image
+
+
+def change_light(images: tf.Tensor, changes: tf.Tensor, options: DataOptions) -> tf.Tensor:
+    """Changes the brightness and contrast of normalized pixels, as Hiverge's speedrun (2025).
+
+    Normalized pixels x become ``factor * (x + shift)``.
+
+    Args:
+      images: float32 [images, height, width, 3], in 0..255.
+      changes: float32 [images, 2], the shift and the factor.
+      options: Gives ``pixel_mean`` and ``pixel_std``.
+
+    Returns:
+      float32 [images, height, width, 3], not clipped.
+    """
+    mean, std = tf.constant(options.pixel_mean), tf.constant(options.pixel_std)
+    shifts, factors = tf.split(changes[:, tf.newaxis, tf.newaxis], 2, axis=-1)
+    return mean + factors * (images - mean + shifts * std)
 
 
 def lighting(image: tf.Tensor, amounts: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,14 @@ from __future__ import annotations
 import tensorflow as tf
 
 from imagenet_fast.data import stateless_random
-from imagenet_fast.data.augment import Changes, cut_out, draw_changes, draw_flips
+from imagenet_fast.data.augment import (
+    Changes,
+    change_light,
+    cut_out,
+    draw_changes,
+    draw_flips,
+    draw_light,
+)
 from imagenet_fast.data.bad_images import BadImages
 from imagenet_fast.data.batches import PADDING
 from imagenet_fast.data.cache import images_of
@@ -118,10 +125,13 @@ class TrainingImages(ImagesOnDevice):
         epoch = step // steps_per_epoch
         places = self._places(step % steps_per_epoch, replica)
         indices = stateless_random.permuted(places, self._count, options.seed, epoch, "order")
+        identities = _identities(options.seed, epoch, places)
         if options.augment_in_groups:
             changes = draw_in_groups(places, steps_per_epoch * global_batch, epoch, options)
+            if options.brightness or options.contrast:
+                changes["light"] = draw_light(identities, options)
         else:
-            changes = draw_changes(_identities(options.seed, epoch, places), options)
+            changes = draw_changes(identities, options)
         if options.alternating_flip:
             flipped_first = draw_flips(_identities(options.seed, 0, indices))
             changes["flip"] = tf.not_equal(flipped_first, epoch % 2 == 1)
@@ -186,8 +196,9 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
 
     Args:
       images: uint8 [images, size, size, 3].
-      changes: Any of ``shift``, ``flip`` and ``cut``, [images, ...].
-      options: Gives the padding of a shift and the side of a cutout.
+      changes: Any of ``shift``, ``flip``, ``light`` and ``cut``, [images, ...].
+      options: Gives the padding of a shift, the side of a cutout, and the mean and standard
+        deviation of pixels.
     """
     size = images.shape[1]
     rows = columns = tf.range(size)[tf.newaxis]
@@ -201,6 +212,9 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
     if "shift" in changes and options.crop_border == "zeros":
         inside = _is_inside(rows, size)[:, :, tf.newaxis] & _is_inside(columns, size)[:, tf.newaxis]
         images = tf.where(inside[..., tf.newaxis], images, tf.zeros([], images.dtype))
+    if "light" in changes:
+        pixels = change_light(tf.cast(images, tf.float32), changes["light"], options)
+        images = tf.saturate_cast(tf.round(pixels), images.dtype)
     if "cut" in changes:
         images = cut_out(images, changes["cut"], options)
     return images

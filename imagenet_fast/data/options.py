@@ -167,6 +167,20 @@ class DataOptions(SharedOptions):
         group="data",
         check=BELOW_ONE,
     )
+    brightness: float = option(
+        0.0,
+        "random change of brightness: a number up to this one is added to or subtracted from all "
+        "normalized pixels of a training image; 0: none",
+        group="data",
+        check=NOT_NEGATIVE,
+    )
+    contrast: float = option(
+        0.0,
+        "random change of contrast, after brightness: normalized pixels of a training image are "
+        "multiplied by 1 plus or minus up to this number; 0: none",
+        group="data",
+        check=BELOW_ONE,
+    )
     lighting: float = option(
         0.0,
         "standard deviation of AlexNet's PCA lighting noise (0.1 in fb.resnet.torch); 0: none",
@@ -332,8 +346,9 @@ class DataOptions(SharedOptions):
     )
     data_on_device: bool = option(
         False,
-        "store all images in the memory of each accelerator, which also shuffles, crops, flips "
-        "and cuts out, without work for the host; for small images, with train_crop=pad or none",
+        "store all images in the memory of each accelerator, which also shuffles, crops, flips, "
+        "cuts out and changes brightness and contrast, without work for the host; for small "
+        "images, with train_crop=pad or none",
         group="data",
     )
     cache_dir: str = option(

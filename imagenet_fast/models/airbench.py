@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.base.errors import UserError
+from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models.arguments import check_sizes
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
@@ -27,24 +27,28 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 # By percentage reached: channels of the first group, their multiples in all three groups,
-# convolutions per group, momentum of batch norm.
-_PUBLISHED = {
-    94: (64, (1, 4, 4), 2, 0.6),
-    95: (128, (1, 3, 3), 2, 0.6),
-    96: (128, (1, 3, 4), 3, 0.9),
+# convolutions per group, momentum of batch norm, bias of the whitening layer. Last is the proxy
+# that selects images for 96.
+_PUBLISHED: dict[int | str, tuple[int, tuple[int, ...], int, float, bool]] = {
+    94: (64, (1, 4, 4), 2, 0.6, True),
+    95: (128, (1, 3, 3), 2, 0.6, True),
+    96: (128, (1, 3, 4), 3, 0.9, True),
+    "96_proxy": (32, (1, 2, 2), 2, 0.9, False),
 }
 _PUBLISHED_LOGITS_SCALE = 1 / 9
 # Of the convolutions in a group; after the third, the outputs of the first are added.
 _STEPS = ("conv_pool_bn_gelu", "conv_bn_gelu", "conv_bn")
 AIRBENCH_SIZES = tuple(_PUBLISHED)
+GROUP_ACTIVATIONS = ("gelu", "silu")
 
 
 def airbench(
-    size: int,
+    size: int | str,
     num_classes: int = 10,
     input_shape: tuple[int | None, int | None, int] = (32, 32, 3),
     *,
     width: int = 0,
+    group_activation: str = "gelu",
     identity_init: bool = True,
     logits_scale: float = 0.0,
     name: str | None = None,
@@ -56,37 +60,52 @@ def airbench(
     twice as many channels as a patch has elements (24); ``group1`` to ``group3``, each
     conv-pool-BN-GELU, then conv-BN-GELU; a global max pool (3x3 for 32x32 images); a dense layer.
     Batch norms have no gamma. Size 96 has a third convolution and batch norm in each group, and
-    adds the group's first activations before the last GELU.
+    adds the group's first activations before the last GELU. Size ``"96_proxy"``, the network of
+    airbench96_faster that selects images for 96, has no bias in ``whitening``.
 
     The filters of ``whitening`` must be set from data, by the ``adapt`` of
     :class:`imagenet_fast.layers.PatchWhitening`.
 
     Args:
-        size: 94, 95 or 96, the test accuracy on CIFAR-10 that it was made for, in percent.
+        size: 94, 95 or 96, the test accuracy on CIFAR-10 that it was made for, in percent; or
+            ``"96_proxy"``.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image, at least 9 x 9; height and width may
             be None.
         width: channels of the first group, to which the others are in proportion; 0: as
-            published, 64 for 94 and 128 for 95 and 96.
+            published, 64 for 94, 128 for 95 and 96, and 32 for 96_proxy.
+        group_activation: ``"gelu"``, or ``"silu"`` for SiLU instead of GELU in the groups, as in
+            Hiverge's speedrun of CIFAR-10 (2025); that after ``whitening`` is GELU.
         identity_init: whether to initialize as the identity as many filters of each 3x3
             convolution as it has input channels.
         logits_scale: factor of the dense layer's outputs; 0: the published 1/9.
         name: the model's name; None: ``airbench<size>``.
         **norm_options: of :func:`imagenet_fast.models.batch_norm.norm_arguments`;
-            by default momentum as published, 0.6 for 94 and 95, 0.9 for 96, and epsilon 1e-12.
+            by default momentum as published, 0.6 for 94 and 95, 0.9 for 96 and its proxy, and
+            epsilon 1e-12.
 
     Returns:
         An uncompiled functional model from float images [batch, height, width, channels],
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such size, the image is too small, or the width is negative.
+        UserError: if there is no such size or activation, the image is too small, or the width is
+            negative.
     """
     check_sizes(f"airbench{size}", num_classes, input_shape, 9)
     check_width(f"airbench{size}", width)
     if size not in AIRBENCH_SIZES:
         raise UserError(f"airbench: there is no size {size}; the sizes are {AIRBENCH_SIZES}")
-    published_width, multiples, convs, momentum = _PUBLISHED[size]
+    if group_activation not in GROUP_ACTIVATIONS:
+        raise UserError(
+            f"airbench{size}: there is no group_activation {group_activation!r}"
+            f"{nearest(group_activation, GROUP_ACTIVATIONS)}; use one of "
+            f"{', '.join(GROUP_ACTIVATIONS)}"
+        )
+    activation = functools.partial(
+        keras.layers.Activation, {"gelu": "gelu", "silu": "swish"}[group_activation]
+    )
+    published_width, multiples, convs, momentum, has_bias = _PUBLISHED[size]
     if norm_options.get("batch_norm_momentum") is None:
         norm_options["batch_norm_momentum"] = momentum
     if norm_options.get("batch_norm_epsilon") is None:
@@ -95,7 +114,7 @@ def airbench(
 
     images = keras.Input(input_shape, name="images")
     x = PatchWhitening(
-        2, padding="valid", negatives=True, use_bias=True, epsilon=5e-4, name="whitening"
+        2, padding="valid", negatives=True, use_bias=has_bias, epsilon=5e-4, name="whitening"
     )(images)
     x = keras.layers.Activation("gelu", name="whitening_gelu")(x)
     for group, multiple in enumerate(multiples, start=1):
@@ -104,16 +123,16 @@ def airbench(
             x = conv_block(
                 x,
                 multiple * (width or published_width),
-                steps,
+                steps.replace("gelu", group_activation),
                 f"group{group}_block{conv}",
                 norm=norm,
-                activation=functools.partial(keras.layers.Activation, "gelu"),
+                activation=activation,
                 kernel_initializer=IdentityFilters(**PYTORCH_WEIGHTS) if identity_init else None,
             )
             outputs.append(x)
         if convs == len(_STEPS):
             x = keras.layers.Add(name=f"group{group}_add")([outputs[0], x])
-            x = keras.layers.Activation("gelu", name=f"group{group}_gelu")(x)
+            x = activation(name=f"group{group}_{group_activation}")(x)
     logits = max_pool_logits(x, num_classes, logits_scale or _PUBLISHED_LOGITS_SCALE)
     return keras.Model(images, logits, name=name or f"airbench{size}")
 

@@ -19,6 +19,7 @@ MODEL_NAMES: tuple[str, ...] = (
     "airbench94",
     "airbench95",
     "airbench96",
+    "airbench96_proxy",
     "amoebanet_b",
     "amoebanet_d",
 )
@@ -40,7 +41,7 @@ _IMAGENET_RESNETS = Beside("model", _IMAGENET_RESNET_NAMES)
 _RESNETS = Beside("model", _IMAGENET_RESNET_NAMES + _CIFAR_RESNET_NAMES)
 _ALEXNET = Beside("model", ("alexnet_bn",))
 _RESNET9 = Beside("model", ("resnet9",))
-_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))
+_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96", "airbench96_proxy"))
 _FOR_CIFAR = Beside("model", ("resnet9", *_AIRBENCH.values))
 _AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
 
@@ -59,8 +60,8 @@ class ModelOptions(SharedOptions):
     width: int = option(
         0,
         "channels of the first convolution of resnet9 and the first group of airbench94 to "
-        "airbench96, to which all others are in proportion; 0: as published, 64, or 128 for "
-        "airbench95 and airbench96",
+        "airbench96, to which all others are in proportion; 0: as published, 64, 32 for "
+        "airbench96_proxy, or 128 for airbench95 and airbench96",
         group="model",
         check=NOT_NEGATIVE,
         beside=_FOR_CIFAR,
@@ -100,6 +101,13 @@ class ModelOptions(SharedOptions):
         group="model",
         beside=_RESNET9,
     )
+    group_activation: str = option(
+        "gelu",
+        "activation of airbench94 to airbench96, except after the whitening layer: gelu or silu",
+        group="model",
+        choices=("gelu", "silu"),
+        beside=_AIRBENCH,
+    )
     identity_init: bool = option(
         True,
         "initialize as the identity as many filters of each convolution of airbench94 to "
@@ -128,6 +136,22 @@ class ModelOptions(SharedOptions):
         group="model",
         check=POSITIVE,
         beside=(_FOR_CIFAR, Beside("whitening", alternative=_AIRBENCH)),
+    )
+    proxy_model: str = option(
+        "",
+        "with select_by_loss: a smaller network, such as airbench96_proxy, whose loss selects the "
+        "images, trained on the same images with the same options; on one device; empty: the "
+        "network itself selects",
+        group="model",
+        check=Check(lambda value: value in ("", *MODEL_NAMES), "be a network of this package"),
+        beside=Beside("select_by_loss"),
+    )
+    proxy_width: int = option(
+        0,
+        "width of proxy_model; 0: as published",
+        group="model",
+        check=NOT_NEGATIVE,
+        beside=Beside("proxy_model", ("resnet9", *_AIRBENCH.values)),
     )
     initial_weights: str = option(
         "",

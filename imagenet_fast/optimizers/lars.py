@@ -47,7 +47,8 @@ class LARS(SGD):
       trust_mask: for each trainable variable in order, whether to scale its learning rate; None:
         all are scaled. The recipes scale weights only. ``variable_roles`` helps to make it.
       name: of the optimizer.
-      **kwargs: Keras' options (``clipnorm``, ``use_ema``, ...).
+      **kwargs: ``zero_rate_at``, as in ``SGD``, and Keras' options (``clipnorm``, ``use_ema``,
+        ...).
 
     Raises:
       UserError: if ``momentum``, ``weight_decay`` or ``eeta`` is out of range.

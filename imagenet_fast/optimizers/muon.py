@@ -14,7 +14,7 @@ from imagenet_fast.optimizers.sgd import SGD, as_list
 
 # Of the odd polynomial of degree 5 that each iteration applies to all singular values: steep at 0,
 # it keeps values near 1 between 0.68 and 1.21.
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _EPSILON = 1e-7
 
 
@@ -30,7 +30,7 @@ class Muon(SGD):
         w = w - learning_rate * orthogonalize(u)     (Nesterov: of gradient + filter_momentum * u)
 
     The norm of the gradient has no effect, and there is no weight decay: each step resets a
-    filter's norm. SGD updates all other variables.
+    filter's norm, or only some steps do, as ``norm_every`` says. SGD updates all other variables.
 
     Args:
       learning_rate: a number or a schedule.
@@ -42,6 +42,11 @@ class Muon(SGD):
       filter_momentum: decay factor of a filter's momentum buffer, in [0, 1).
       newton_schulz_steps: ``steps`` of ``orthogonalize``.
       newton_schulz_dtype: ``dtype`` of ``orthogonalize``.
+      coefficients: ``coefficients`` of ``orthogonalize``.
+      norm_every: steps between resets of the norm of filters, from the first reset, that of step
+        ``norm_every``, on: one number, or the first and the last, between which they grow linearly,
+        rounded down, with the step.
+      total_steps: of the run, needed for two numbers.
       name: of the optimizer.
       **kwargs: further options of ``SGD``. ``rate_factors`` apply to filters, too; weight decay
         does not.
@@ -56,10 +61,17 @@ class Muon(SGD):
         filter_momentum: float = 0.6,
         newton_schulz_steps: int = 3,
         newton_schulz_dtype: str = "bfloat16",
+        coefficients: Sequence[float] = COEFFICIENTS,
+        norm_every: Sequence[int] = (1,),
+        total_steps: int | None = None,
         name: str = "Muon",
         **kwargs: Any,
     ) -> None:
         super().__init__(learning_rate, momentum, nesterov, name=name, **kwargs)
+        self.coefficients = [float(value) for value in coefficients]
+        self.norm_every = [int(steps) for steps in norm_every]
+        self.total_steps = total_steps
+        self._resets = resets_of_norm(self.norm_every, total_steps)
         self.filter_mask = as_list(filter_mask, bool)
         self.filter_momentum = filter_momentum
         self.newton_schulz_steps = newton_schulz_steps
@@ -80,11 +92,21 @@ class Muon(SGD):
             direction = gradient + momentum * direction
         # Keras has the output channels in the columns. Orthogonalizing commutes with transposing.
         matrix = tf.reshape(direction, [-1, shape[-1]])
-        step = orthogonalize(matrix, self.newton_schulz_steps, self.newton_schulz_dtype)
+        step = orthogonalize(
+            matrix, self.newton_schulz_steps, self.newton_schulz_dtype, self.coefficients
+        )
         norm = tf.constant(shape[-1] ** 0.5, dtype)
         scale = tf.math.divide_no_nan(norm, tf.norm(variable))
+        if not all(self._resets):
+            scale = tf.where(self._resets_norm(), scale, tf.ones_like(scale))
         rate = tf.cast(self._learning_rate_of(index), dtype)
         variable.assign(scale * variable - rate * tf.reshape(step, shape))
+
+    def _resets_norm(self) -> tf.Tensor:
+        """Returns whether this step resets the norm of filters, a bool scalar."""
+        # An optimizer that goes on beyond its steps repeats them.
+        place = tf.cast(self.iterations, tf.int64) % len(self._resets)
+        return tf.gather(tf.constant(self._resets), place)
 
     def _is_filter(self, index: int, variable: tf.Variable) -> bool:
         if self.filter_mask is None:
@@ -110,27 +132,60 @@ class Muon(SGD):
             filter_momentum=self.filter_momentum,
             newton_schulz_steps=self.newton_schulz_steps,
             newton_schulz_dtype=self.newton_schulz_dtype,
+            coefficients=self.coefficients,
+            norm_every=self.norm_every,
+            total_steps=self.total_steps,
         )
         return config
 
 
-def orthogonalize(matrix: tf.Tensor, steps: int = 3, dtype: str = "bfloat16") -> tf.Tensor:
+def resets_of_norm(every: Sequence[int], total_steps: int | None) -> list[bool]:
+    """Returns for each step of a run, or of a period that repeats, whether it resets norms.
+
+    Args:
+      every: steps between resets, as ``norm_every`` of ``Muon``.
+      total_steps: of the run; None: unknown.
+
+    Raises:
+      UserError: if there are no or too many numbers, one is not positive, or two lack the steps.
+    """
+    if len(every) not in (1, 2) or min(every) < 1:
+        raise UserError(f"norm_every is {list(every)}, but must be one or two positive numbers")
+    first, last = every[0], every[-1]
+    if first == last:
+        return [False] * (first - 1) + [True]
+    if not total_steps:
+        raise UserError(f"norm_every is {list(every)}: two numbers need total_steps, of the run")
+    resets, latest = [], 0
+    for step in range(1, total_steps + 1):
+        resets.append(step - latest >= first + int((last - first) * step / total_steps))
+        latest = step if resets[-1] else latest
+    return resets
+
+
+def orthogonalize(
+    matrix: tf.Tensor,
+    steps: int = 3,
+    dtype: str = "bfloat16",
+    coefficients: Sequence[float] = COEFFICIENTS,
+) -> tf.Tensor:
     """Returns a matrix with the same singular vectors, and singular values of about 1.
 
     Newton-Schulz iteration with Jordan's coefficients does not converge, but brings singular values
     between 0.68 and 1.21 in a few steps. Small ones take longest: each step multiplies them by
-    3.44, from their fraction of the matrix's norm.
+    the first coefficient, from their fraction of the matrix's norm.
 
     Args:
       matrix: float [rows, columns].
       steps: number of iterations.
       dtype: of matrix products. All else has the dtype of ``matrix``: rounded coefficients do more
         harm than rounded products.
+      coefficients: of x, x^3 and x^5 in the polynomial of singular values; by default Jordan's.
 
     Returns:
       A matrix of the shape and dtype of ``matrix``.
     """
-    a, b, c = _COEFFICIENTS
+    a, b, c = coefficients
     # No singular value is above the norm.
     x = matrix / (tf.norm(matrix) + _EPSILON)
     tall = matrix.shape[0] > matrix.shape[1]

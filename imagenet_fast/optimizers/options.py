@@ -23,6 +23,7 @@ from imagenet_fast.optimizers.batch_tables import BATCH_TABLES
 
 _LARS = Beside("optimizer", ("lars",))
 _MUON = Beside("optimizer", ("muon",))
+_AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96"))
 _PACKAGE_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"))
 _OTHER_OPTIMIZERS = Beside("optimizer", ("sgd", "lars", "muon"), unless=True)
 # A table sets the option itself.
@@ -119,11 +120,44 @@ class OptimizerOptions(SharedOptions):
         check=POSITIVE,
         beside=_PACKAGE_OPTIMIZERS,
     )
+    bias_rate_factor_on: str = option(
+        "all",
+        "biases whose learning rate bias_rate_factor changes: all, or batch_norm, beta of batch "
+        "norm only",
+        group="optimization",
+        choices=("all", "batch_norm"),
+        beside=(_PACKAGE_OPTIMIZERS, Beside("bias_rate_factor", (1.0,), unless=True)),
+    )
     muon_momentum: float = option(
         0.6,
         "momentum of filters in muon; momentum applies to all other weights",
         group="optimization",
         check=BELOW_ONE,
+        beside=_MUON,
+    )
+    muon_steps: int = option(
+        3,
+        "Newton-Schulz iterations that orthogonalize the updates of filters in muon",
+        group="optimization",
+        check=POSITIVE,
+        beside=_MUON,
+    )
+    muon_coefficients: tuple[float, ...] = option(
+        (3.4445, -4.775, 2.0315),
+        "coefficients of x, x^3 and x^5 in the polynomial that each of muon_steps applies to the "
+        "singular values; default: Jordan's",
+        group="optimization",
+        check=Check(lambda value: len(value) == 3, "have three values"),
+        beside=_MUON,
+    )
+    muon_norm_every: tuple[int, ...] = option(
+        (1,),
+        "steps between resets of the norm of filters in muon to the root of their number; two "
+        "values, as 2,17: growing linearly from the first to the second over the run",
+        group="optimization",
+        check=Check(
+            lambda value: len(value) in (1, 2) and min(value) > 0, "have one or two positive values"
+        ),
         beside=_MUON,
     )
     muon_head_rate_factor: float = option(
@@ -183,6 +217,20 @@ class OptimizerOptions(SharedOptions):
         "probability distributed evenly over all classes, in the loss of training and validation",
         group="optimization",
         check=BELOW_ONE,
+    )
+    select_by_loss: float = option(
+        1.0,
+        "fraction of each replica's part of a batch to train on: the images with the highest loss, "
+        "found by a forward pass of the network or of proxy_model; 1: all",
+        group="optimization",
+        check=FRACTION,
+    )
+    proxy_every: int = option(
+        1,
+        "steps between updates of proxy_model, whose learning-rate schedule is the network's",
+        group="optimization",
+        check=POSITIVE,
+        beside=Beside("proxy_model"),
     )
     loss_scale: float = option(
         0.0,
@@ -254,6 +302,14 @@ class ScheduleOptions(SharedOptions):
         group="learning rate",
         check=Check(lambda value: value >= 0 or value == -1, "not be negative, or be -1"),
         beside=(_WARMUP, _NO_BATCH_TABLE, _SOME_WARMUP),
+    )
+    whitening_bias_until: Duration = option(
+        Duration(0, "epochs"),
+        "time at which the learning rate of the bias of airbench's whitening layer has fallen "
+        "linearly to 0, from the run's first one (3 epochs in airbench94_muon); 0 epochs: it "
+        "follows the schedule",
+        group="learning rate",
+        beside=(_PACKAGE_OPTIMIZERS, _AIRBENCH),
     )
     schedule: str = option(
         "steps",

@@ -8,7 +8,10 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 
 # Options that are times since the start of a run, or lengths of its parts.
-TIMES = ("warmup", "decay_at", "decay_every", "knots_at", "train_until", "size_ramp_at")
+TIMES = (
+    *("warmup", "whitening_bias_until", "decay_at", "decay_every", "knots_at"),
+    *("train_until", "size_ramp_at"),
+)
 
 Times = Union[Duration, tuple[Duration, ...]]
 

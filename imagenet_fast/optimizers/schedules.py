@@ -167,16 +167,53 @@ class PiecewiseLinear(_Schedule):
 
 
 @dataclasses.dataclass(eq=False)
-class _Warmup(_Schedule):
-    """Learning rates before those of another schedule; its options are those of subclasses."""
+class _Around(_Schedule):
+    """Changes another schedule; its options are those of subclasses."""
 
     schedule: Schedule
-    start: float
-    steps: float
 
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Schedule):
             raise ValueError(f"schedule is {self.schedule!r}, but must be a LearningRateSchedule")
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns all options, for saving."""
+        schedule = keras.optimizers.schedules.serialize(self.schedule)
+        return {**super().get_config(), "schedule": schedule}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> _Around:
+        """Makes a schedule from what ``get_config`` returned."""
+        schedule = keras.optimizers.schedules.deserialize(config["schedule"])
+        return cls(**{**config, "schedule": schedule})
+
+
+@keras.saving.register_keras_serializable("imagenet_fast")
+@dataclasses.dataclass(eq=False)
+class EveryNthStep(_Around):
+    """The learning rates of an optimizer that updates in every n-th step of another's schedule.
+
+    Args:
+      schedule: learning rates by step.
+      every: steps from an update to the next; the first is in step 0.
+
+    Raises:
+      ValueError: if ``schedule`` is not a schedule.
+    """
+
+    every: int
+
+    def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
+        """Returns the learning rate of an update, counted from 0."""
+        return self.schedule(self.every * tf.cast(step, tf.int64))
+
+
+@dataclasses.dataclass(eq=False)
+class _Warmup(_Around):
+    """Learning rates before those of another schedule; its options are those of subclasses."""
+
+    start: float
+    steps: float
 
     def __call__(self, step: tf.Tensor | int) -> tf.Tensor:
         """Returns the learning rate of a step."""
@@ -186,17 +223,6 @@ class _Warmup(_Schedule):
     def _warm(self, step: tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of a step of the warmup, int64."""
         raise NotImplementedError
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns all options, for saving."""
-        schedule = keras.optimizers.schedules.serialize(self.schedule)
-        return {**super().get_config(), "schedule": schedule}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> _Warmup:
-        """Makes a schedule from what ``get_config`` returned."""
-        schedule = keras.optimizers.schedules.deserialize(config["schedule"])
-        return cls(**{**config, "schedule": schedule})
 
 
 @keras.saving.register_keras_serializable("imagenet_fast")

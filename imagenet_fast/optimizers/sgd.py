@@ -52,6 +52,9 @@ class SGD(keras.optimizers.Optimizer):
       rate_factors: for each trainable variable in order, a factor of its learning rate; None: 1.
         Page 2019 has 64 for biases, and 1 / 64 as the factor of their weight decay.
       decoupled_at_rate: a learning rate, see above; None: weight decay is in the gradient.
+      zero_rate_at: for each trainable variable in order, the step at which its learning rate has
+        fallen linearly to 0, from the schedule's first one times its factor; 0: it follows the
+        schedule, as all do with None.
       name: of the optimizer.
       **kwargs: Keras' options (``clipnorm``, ``use_ema``, ...).
 
@@ -69,6 +72,7 @@ class SGD(keras.optimizers.Optimizer):
         weight_decay_mask: Sequence[float] | None = None,
         rate_factors: Sequence[float] | None = None,
         decoupled_at_rate: float | None = None,
+        zero_rate_at: Sequence[int] | None = None,
         name: str = "SGD",
         **kwargs: Any,
     ) -> None:
@@ -90,6 +94,7 @@ class SGD(keras.optimizers.Optimizer):
         self.weight_decay_mask = as_list(weight_decay_mask, float)
         self.rate_factors = as_list(rate_factors, float)
         self.decoupled_at_rate = decoupled_at_rate
+        self.zero_rate_at = as_list(zero_rate_at, int)
 
     def build(self, var_list: Sequence[tf.Variable]) -> None:
         """Makes a momentum buffer for each of ``var_list``.
@@ -142,7 +147,11 @@ class SGD(keras.optimizers.Optimizer):
 
     def _by_variable(self) -> dict[str, list[Any] | None]:
         """Returns the options that have an entry for each variable."""
-        return {"weight_decay_mask": self.weight_decay_mask, "rate_factors": self.rate_factors}
+        return {
+            "weight_decay_mask": self.weight_decay_mask,
+            "rate_factors": self.rate_factors,
+            "zero_rate_at": self.zero_rate_at,
+        }
 
     def _index(self, variable: tf.Variable) -> int:
         return self._index_dict[self._var_key(variable)]
@@ -151,6 +160,12 @@ class SGD(keras.optimizers.Optimizer):
         """Returns the learning rate of a variable, a scalar."""
         factor = 1.0 if self.rate_factors is None else self.rate_factors[index]
         rate = tf.convert_to_tensor(self.learning_rate)
+        end = 0 if self.zero_rate_at is None else self.zero_rate_at[index]
+        if end:
+            if isinstance(self._learning_rate, Schedule):
+                rate = self._learning_rate(0)
+            left = tf.maximum(end - tf.cast(self.iterations, tf.int64), 0)
+            rate *= tf.cast(left, rate.dtype) / end
         return rate if factor == 1 else factor * rate
 
     def _decay_of(self, index: int) -> float:

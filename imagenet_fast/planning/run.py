@@ -250,7 +250,8 @@ class RunPlan:
             *(f"            {line}" for line in assumed_constants(self._links())),
             f"checked     {self._checked()}",
             "excluded    evaluation, startup, compilation"
-            + (", Muon's matrix products" if self.config.optimizer == "muon" else ""),
+            + (", Muon's matrix products" if self.config.optimizer == "muon" else "")
+            + (", what select_by_loss adds and saves" if self.config.select_by_loss < 1 else ""),
         ]
         return "\n".join(lines)
 

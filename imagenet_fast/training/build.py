@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 import tf_keras as keras
 
+from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
@@ -32,6 +33,7 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.custom import CustomModel, name_of
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.optimizers.lookahead import Lookahead
+from imagenet_fast.optimizers.options import UpdateOptions
 from imagenet_fast.optimizers.weight_average import WeightAverage
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
@@ -41,8 +43,10 @@ from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.fine_tune import freeze, load_initial_weights
 from imagenet_fast.training.fusion_trials import choose_fusion
 from imagenet_fast.training.losses import start_at_equal_probabilities
+from imagenet_fast.training.micro_batches import rounded_part
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.schedule import build_schedule, total_steps, warn_of_short_run
+from imagenet_fast.training.selection import Proxy
 from imagenet_fast.training.whitening import whiten
 
 # Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
@@ -88,6 +92,7 @@ def build_model(
     strategy = strategy or make_strategy(config)
     per_replica_batch_size(config, strategy)
     _check_loss_scaling(config, strategy)
+    _check_selection(config, strategy)
     classifier = _build_uncompiled(config, info, strategy, model)
     if not classifier.trainable_variables:
         raise UserError(
@@ -108,6 +113,8 @@ def build_model(
                 classifier.weights, config.lookahead_decay, config.lookahead_every, updates
             )
         classifier.compile(optimizer=build_optimizer(config, classifier))
+        if config.proxy_model:
+            classifier.proxy = _build_proxy(config, len(info.labels), classifier.steps_per_epoch)
         if config.fusion == "auto" and fusion is None:
             fusion = _timed_fusion(config, classifier)
         classifier.all_reduce = build_all_reduce(config, classifier.pipeline, fusion)
@@ -116,6 +123,8 @@ def build_model(
     if not config.initial_weights and not restored:
         whiten(network_of(classifier), config, info, config.whitening_images)
         classifier.restart_shadow_weights()
+    if classifier.proxy is not None and not restored:
+        whiten(network_of(classifier.proxy.network), config, info, config.whitening_images)
     if config.data_on_device:
         classifier.training_images = make_images_on_device(config, "train")
     _load_validation_images(classifier, config, info)
@@ -235,10 +244,12 @@ def build_classifier(
             logits,
             loss=config.loss,
             label_smoothing=config.label_smoothing,
+            select_by_loss=config.select_by_loss,
             mixer=_mixer(config),
             accumulation_steps=config.accumulation_steps,
             pipeline=pipeline,
             views=config.test_time_augmentation,
+            views_fraction=config.tta_fraction,
             xla=config.xla,
             config=config,
             labels=labels,
@@ -303,9 +314,57 @@ def _mixer(options: DataOptions) -> Mixer | None:
     return Mixer(options.mixup_alpha, options.cutmix_alpha, options.seed)
 
 
-def _check_mixer(options: SharedOptions) -> None:
+def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
+    """Raises a UserError if images cannot be selected by their loss as configured."""
+    if config.select_by_loss == 1:
+        return
+    images = per_replica_batch_size(config, strategy)
+    selected = rounded_part(images, config.select_by_loss)
+    if selected % config.accumulation_steps:
+        raise UserError(
+            f"select_by_loss={config.select_by_loss:g} selects {selected} of a replica's {images} "
+            f"images, which accumulation_steps={config.accumulation_steps} does not divide"
+        )
+    if config.batch_norm_batch_size:
+        raise UserError(
+            "select_by_loss does not work with batch_norm_batch_size, because the network sees "
+            "batches of two sizes: drop one of them"
+        )
+    if config.proxy_model and strategy.num_replicas_in_sync > 1:
+        raise UserError(
+            f"proxy_model is for one device, but there are {strategy.num_replicas_in_sync} "
+            "replicas: without it, the network itself selects images"
+        )
+
+
+def _build_proxy(config: Config, classes: int, steps_per_epoch: int) -> Proxy:
+    """Returns the network that selects images, with an optimizer; in the strategy's scope."""
+    shape = (config.input_size, config.input_size, 3)
+    options: dict[str, float] = {
+        "batch_norm_momentum": config.batch_norm_momentum,
+        "batch_norm_epsilon": config.batch_norm_epsilon,
+    }
+    if config.proxy_width:
+        options["width"] = config.proxy_width
+    with precision_policy(config.precision):
+        network = models.build(config.proxy_model, classes, shape, **options)
+        if config.loss == "binary_cross_entropy":
+            start_at_equal_probabilities(network)
+        pixels = keras.Input(shape, dtype="uint8", name="pixels")
+        normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
+        model = keras.Model(pixels, network(normalize(pixels)), name="proxy")
+    return Proxy(
+        model,
+        build_optimizer(config, model, steps_per_epoch, every=config.proxy_every),
+        every=config.proxy_every,
+        loss=config.loss,
+        label_smoothing=config.label_smoothing,
+    )
+
+
+def _check_mixer(options: UpdateOptions) -> None:
     images = per_replica_batch_size(options, tf.distribute.get_strategy())
-    if images == options.accumulation_steps:
+    if rounded_part(images, options.select_by_loss) == options.accumulation_steps:
         raise UserError(
             "mixup_alpha and cutmix_alpha mix the images of a replica's micro-batch, which here is "
             "a single image; raise batch_size or lower accumulation_steps"

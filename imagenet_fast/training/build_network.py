@@ -150,6 +150,7 @@ def check_pipeline(config: Config) -> None:
         ("train_sizes", config.train_sizes),
         ("size_ramp", config.size_ramp),
         ("eval_image_size", config.input_size is None),
+        ("select_by_loss", config.select_by_loss < 1),
     ):
         if given:
             raise UserError(f"pipeline_stages does not work with {name}: drop one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +12,13 @@ import tf_keras as keras
 
 from imagenet_fast import models
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.layers import PatchWhitening
 from imagenet_fast.models import network_of
 from imagenet_fast.optimizers import LARS, SGD, Muon, Role, variable_roles
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
 from imagenet_fast.optimizers.options import UpdateOptions
-from imagenet_fast.training.classifier import Classifier
-from imagenet_fast.training.schedule import build_schedule
+from imagenet_fast.optimizers.schedules import EveryNthStep
+from imagenet_fast.training.schedule import build_schedule, total_steps
 
 # Google's TPU code warns below this, too.
 _LEAST_LARS_BATCH = 2000
@@ -28,15 +30,29 @@ _DECAYED_ROLES = {
 }
 
 
-def build_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
+def build_optimizer(
+    options: UpdateOptions,
+    model: keras.Model,
+    steps_per_epoch: int | None = None,
+    *,
+    every: int = 1,
+) -> keras.optimizers.Optimizer:
     """Returns the optimizer, with loss scaling for float16.
 
     The variables' roles decide which are decayed, and which LARS scales.
 
+    Args:
+      options: of the run.
+      model: from pixels to logits, with the network as a layer.
+      steps_per_epoch: weight updates in an epoch; None: the model's ``steps_per_epoch``.
+      every: steps of the run for each update of this model.
+
     Raises:
       UserError: if there is no such optimizer, or the schedule does not fit the run.
     """
-    optimizer = _unscaled_optimizer(options, model)
+    optimizer = _unscaled_optimizer(
+        options, model, steps_per_epoch or model.steps_per_epoch, every=every
+    )
     if options.precision != "mixed_float16":
         return optimizer
     if options.loss_scale:
@@ -46,10 +62,13 @@ def build_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimize
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
-def _unscaled_optimizer(options: UpdateOptions, model: Classifier) -> keras.optimizers.Optimizer:
+def _unscaled_optimizer(
+    options: UpdateOptions, model: keras.Model, steps_per_epoch: int, every: int
+) -> keras.optimizers.Optimizer:
     _warn_of_mismatches(options)
-    assert model.steps_per_epoch is not None
-    schedule = build_schedule(options, model.steps_per_epoch)
+    schedule = build_schedule(options, steps_per_epoch)
+    if every > 1:
+        schedule = EveryNthStep(schedule, every)
     roles = variable_roles(model)
     decay_on = options.weight_decay_on
     if decay_on == "auto":
@@ -74,6 +93,7 @@ def _unscaled_optimizer(options: UpdateOptions, model: Classifier) -> keras.opti
         "weight_decay": options.weight_decay,
         "weight_decay_mask": [decay / factor for decay, factor in zip(decayed, rate_factors)],
         "rate_factors": rate_factors,
+        "zero_rate_at": _zero_rate_at(options, model, steps_per_epoch, every),
         "global_clipnorm": clip_norm,
     }
     if options.optimizer == "lars":
@@ -91,7 +111,14 @@ def _unscaled_optimizer(options: UpdateOptions, model: Classifier) -> keras.opti
     if options.optimizer == "sgd":
         return SGD(schedule, **shared)
     return Muon(
-        schedule, filter_mask=_filters(model), filter_momentum=options.muon_momentum, **shared
+        schedule,
+        filter_mask=_filters(model),
+        filter_momentum=options.muon_momentum,
+        newton_schulz_steps=options.muon_steps,
+        coefficients=options.muon_coefficients,
+        norm_every=options.muon_norm_every,
+        total_steps=math.ceil(total_steps(options, steps_per_epoch) / every),
+        **shared,
     )
 
 
@@ -123,7 +150,7 @@ def _warn_of_mismatches(options: UpdateOptions) -> None:
         )
 
 
-def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Role]) -> list[float]:
+def _rate_factors(options: UpdateOptions, model: keras.Model, roles: Sequence[Role]) -> list[float]:
     """Returns the learning rate of each trainable variable as a multiple of the schedule's."""
     head = None
     if options.muon_head_rate_factor != 1:
@@ -131,15 +158,31 @@ def _rate_factors(options: UpdateOptions, model: Classifier, roles: Sequence[Rol
         if head is None:
             raise UserError("muon_head_rate_factor: the last layer of this network is not dense")
 
+    biases = {"all": (Role.BIAS, Role.SHIFT), "batch_norm": (Role.SHIFT,)}
+
     def factor(variable: tf.Variable, role: Role) -> float:
-        if role in (Role.BIAS, Role.SHIFT):
+        if role in biases[options.bias_rate_factor_on]:
             return options.bias_rate_factor
         return options.muon_head_rate_factor if head and variable is head.kernel else 1.0
 
     return [factor(variable, role) for variable, role in zip(model.trainable_variables, roles)]
 
 
-def _filters(model: Classifier) -> list[bool]:
+def _zero_rate_at(
+    options: UpdateOptions, model: keras.Model, steps_per_epoch: int, every: int
+) -> list[int]:
+    """Returns the update at which each variable's own learning rate is 0; 0: it has none."""
+    steps = options.whitening_bias_until.steps(steps_per_epoch, options.batch_size)
+    end = math.ceil(steps / every)
+    biases = {
+        layer.bias.ref()
+        for layer in model.submodules
+        if isinstance(layer, PatchWhitening) and layer.bias is not None
+    }
+    return [end if variable.ref() in biases else 0 for variable in model.trainable_variables]
+
+
+def _filters(model: keras.Model) -> list[bool]:
     """Returns which trainable variables are filters of full (not depthwise) convolutions."""
     depthwise = {
         layer.depthwise_kernel.ref()

@@ -30,16 +30,25 @@ def batch_sums(
     # Ties count against the model: equal logits predict nothing. NaN compares as false.
     rank = tf.reduce_sum(tf.cast(logits >= label_logits[:, tf.newaxis], tf.int32), axis=1)
     finite = tf.cast(rank > 0, tf.float32)
-    real = tf.cast(labels >= 0, tf.float32)
     return tf.stack(
         [
             tf.reduce_sum(losses * weights),
             tf.reduce_sum(tf.cast(rank <= 1, tf.float32) * finite * weights),
             tf.reduce_sum(tf.cast(rank <= 5, tf.float32) * finite * weights),
             tf.reduce_sum(weights),
-            tf.reduce_sum(real * tf.cast(weights == 0, tf.float32)),
+            _skipped(labels, weights),
         ]
     )
+
+
+def skipped_sums(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    """Returns the part of :func:`batch_sums` that counts images of weight 0, float32 [5]."""
+    return tf.stack([tf.zeros([])] * (len(NAMES) - 1) + [_skipped(labels, weights)])
+
+
+def _skipped(labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+    real = tf.cast(labels >= 0, tf.float32)
+    return tf.reduce_sum(real * tf.cast(weights == 0, tf.float32))
 
 
 class MetricSums:

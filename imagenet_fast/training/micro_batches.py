@@ -1,4 +1,4 @@
-"""A batch split into equal micro-batches, for gradient accumulation and pipelines."""
+"""Parts of a batch: equal micro-batches, for accumulation and pipelines, or some images."""
 
 from __future__ import annotations
 
@@ -39,3 +39,36 @@ def micro_batches(batch: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
         parts.append(tf.reshape(tensor, shape))
         parts[-1].set_shape([count, None, *tensor.shape[1:]])
     return parts
+
+
+def images_in(images: tf.Tensor, fraction: float) -> tf.Tensor | int:
+    """Returns the number of images in a fraction of a batch: rounded, and at least one.
+
+    Args:
+      images: [batch, ...]; if the batch size is known, so is the result.
+      fraction: in (0, 1].
+    """
+    size = images.shape[0]
+    if size is not None:
+        return rounded_part(size, fraction)
+    size = tf.shape(images)[0]
+    count = tf.cast(tf.round(fraction * tf.cast(size, tf.float32)), tf.int32)
+    return tf.minimum(size, tf.maximum(1, count))
+
+
+def rounded_part(size: int, fraction: float) -> int:
+    """Returns the number of images in a fraction of ``size``: rounded, and at least one."""
+    return min(size, max(1, round(fraction * size)))
+
+
+def take_images(images: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Returns the images at some places of a batch, [places, height, width, channels].
+
+    Args:
+      images: [batch, height, width, channels], of any dtype.
+      places: int32 [places].
+    """
+    if not images.dtype.is_integer:
+        return tf.gather(images, places)
+    # TensorFlow has no gather of uint8 on GPUs; float32 represents all values exactly.
+    return tf.cast(tf.gather(tf.cast(images, tf.float32), places), images.dtype)

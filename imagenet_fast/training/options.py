@@ -5,7 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 from imagenet_fast.base.durations import Duration
-from imagenet_fast.base.option import BELOW_ONE, LASTS, NOT_NEGATIVE, POSITIVE, Check, option
+from imagenet_fast.base.option import (
+    BELOW_ONE,
+    FRACTION,
+    LASTS,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Beside,
+    Check,
+    option,
+)
 from imagenet_fast.base.shared_options import SharedOptions
 
 # The checkpoints of a run that can be evaluated and exported.
@@ -36,9 +45,20 @@ class RunOptions(SharedOptions):
         "none",
         "views of an image whose logits evaluation and exported models average; none: the image "
         "alone; flip: it and its mirror image; flip_and_shift: also both shifted by a pixel, up "
-        "and left, and down and right",
+        "and left, and down and right, at half the weight; flip_and_shift_equally: at the same "
+        "weight",
         group="run",
-        choices=("none", "flip", "flip_and_shift"),
+        choices=("none", "flip", "flip_and_shift", "flip_and_shift_equally"),
+        free=True,
+    )
+    tta_fraction: float = option(
+        1.0,
+        "fraction of each replica's evaluation batch over whose views logits are averaged: the "
+        "images with the lowest probability of the predicted class; exported models average over "
+        "the views of all images",
+        group="run",
+        check=FRACTION,
+        beside=Beside("test_time_augmentation", ("none",), unless=True),
         free=True,
     )
     checkpoint_every: Duration = option(

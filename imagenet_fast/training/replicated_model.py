@@ -85,8 +85,7 @@ class ReplicatedModel(keras.Model):
     def preserved_state(self) -> Iterator[None]:
         """Restores batch-norm statistics and dropout states at its end."""
         strategy = self.distribute_strategy
-        states = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
-        variables = [*self._statistics(), *states]
+        variables = self._states()
 
         @tf.function(autograph=False)
         def read() -> Any:
@@ -118,6 +117,11 @@ class ReplicatedModel(keras.Model):
             if isinstance(layer, keras.layers.BatchNormalization)
             for variable in (layer.moving_mean, layer.moving_variance)
         ]
+
+    def _states(self) -> list[tf.Variable]:
+        """Returns what a forward pass in training changes: batch norm's and dropout's states."""
+        dropouts = [layer.state for layer in self.submodules if isinstance(layer, Dropout)]
+        return [*self._statistics(), *dropouts]
 
     def _average_statistics_in_replica(self) -> None:
         statistics = self._statistics()

@@ -12,15 +12,23 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.on_device import ImagesOnDevice
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
-from imagenet_fast.optimizers.slots import make_slots, unwrapped
+from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
+from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.losses import class_probabilities, image_losses
-from imagenet_fast.training.metric_sums import NAMES, Metric, MetricSums, batch_sums
-from imagenet_fast.training.micro_batches import micro_batches
+from imagenet_fast.training.metric_sums import (
+    NAMES,
+    Metric,
+    MetricSums,
+    batch_sums,
+    skipped_sums,
+)
+from imagenet_fast.training.micro_batches import micro_batches, take_images
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.replicated_model import ReplicatedModel
-from imagenet_fast.training.views import mean_over_views
+from imagenet_fast.training.selection import Proxy, hardest
+from imagenet_fast.training.views import logits_over_views
 
 Tensors = list[tf.Tensor]
 
@@ -46,8 +54,12 @@ class TrainingStep(ReplicatedModel):
       outputs: its logits, float32 [batch, classes].
       loss: of an image, see ``image_losses``.
       label_smoothing: probability spread evenly over all classes.
+      select_by_loss: fraction of each replica's part of a batch to train on, the images with the
+        highest loss, before they are mixed; 1: all. Training metrics are of these images.
       mixer: mixup and cutmix of the images of each training micro-batch; None: neither.
       views: test-time augmentation, see ``mean_over_views``.
+      views_fraction: of the images of a batch over whose views logits are averaged, see
+        ``logits_over_views``.
       accumulation_steps: micro-batches in each replica's part of a step.
       pipeline: runs the layers from normalized pixels to logits; None: the model itself does.
       xla: whether XLA compiles the step, or as much of it as it can.
@@ -58,6 +70,7 @@ class TrainingStep(ReplicatedModel):
       all_reduce: the all-reduce of gradients and metrics; None: the strategy's.
       training_images: makes batches on the device, for data that holds step numbers.
       validation_images: the same for evaluation.
+      proxy: selects images by its own loss, for ``select_by_loss``; None: the model does.
     """
 
     def __init__(
@@ -67,8 +80,10 @@ class TrainingStep(ReplicatedModel):
         *,
         loss: str = "cross_entropy",
         label_smoothing: float = 0.0,
+        select_by_loss: float = 1.0,
         mixer: Mixer | None = None,
         views: str = "none",
+        views_fraction: float = 1.0,
         accumulation_steps: int = 1,
         pipeline: Pipeline | None = None,
         xla: bool = False,
@@ -78,13 +93,16 @@ class TrainingStep(ReplicatedModel):
         # Keras' ``loss`` is that of ``compile``.
         self.image_loss = loss
         self.label_smoothing = label_smoothing
+        self.select_by_loss = select_by_loss
         self.mixer = mixer
         self.views = views
+        self.views_fraction = views_fraction
         self.accumulation_steps = accumulation_steps
         self.pipeline = pipeline
         self.steps_per_epoch: int | None = None
         self.training_images: ImagesOnDevice | None = None
         self.validation_images: ImagesOnDevice | None = None
+        self.proxy: Proxy | None = None
         self.metric_sums = MetricSums()
         self.all_reduce: AllReduce | StageAllReduce | None = None
         # Each replica returns the metrics of all replicas, which Keras would add up.
@@ -114,6 +132,8 @@ class TrainingStep(ReplicatedModel):
         """Makes the optimizer's variables, otherwise made in its first step."""
         with self.distribute_strategy.scope():
             make_slots(self.optimizer, self.trainable_variables)
+            if self.proxy is not None:
+                self.proxy.make_slots()
 
     def train_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Takes one step on this replica's part of the global batch."""
@@ -122,7 +142,7 @@ class TrainingStep(ReplicatedModel):
     def test_step(self, data: Any) -> Mapping[str, tf.Tensor]:
         """Adds one batch to the metrics, over all replicas."""
         images, labels, weights = self.batch(data, "validation")
-        logits = self.logits(images)
+        logits = self.logits(images, weights)
         losses = self._image_losses(logits, labels)
         sums = batch_sums(logits, losses, labels, weights)
         context = tf.distribute.get_replica_context()
@@ -132,10 +152,11 @@ class TrainingStep(ReplicatedModel):
     def predict_step(self, data: Any) -> tf.Tensor:
         """Returns class probabilities, float32 [batch, classes]."""
         if _is_step_number(data):
-            images, _, _ = self.batch(data, "validation")
+            images, _, weights = self.batch(data, "validation")
         else:
-            images = keras.utils.unpack_x_y_sample_weight(data)[0]
-        return class_probabilities(self.logits(images), self.image_loss)
+            images, _, weights = keras.utils.unpack_x_y_sample_weight(data)
+            weights = None if weights is None else _per_image("weights are", weights)
+        return class_probabilities(self.logits(images, weights), self.image_loss)
 
     def batch(self, data: Any, split: str) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """Returns the images, labels and weights of a replica's part of a step.
@@ -156,13 +177,21 @@ class TrainingStep(ReplicatedModel):
         context = tf.distribute.get_replica_context()
         return images.batch(data["step"], context.replica_id_in_sync_group)
 
-    def logits(self, images: tf.Tensor) -> tf.Tensor:
+    def logits(self, images: tf.Tensor, weights: tf.Tensor | None = None) -> tf.Tensor:
         """Returns the mean logits over the views of each image, float32 [batch, classes].
 
         Args:
           images: [batch, height, width, 3], of the model input's dtype.
+          weights: [batch]; 0 for images that do not count; None: all count.
         """
-        return mean_over_views(self._logits_of_view, images, self.views)
+        return logits_over_views(
+            self._logits_of_view,
+            images,
+            self.views,
+            self.views_fraction,
+            weights,
+            self.image_loss,
+        )
 
     def _logits_of_view(self, images: tf.Tensor) -> tf.Tensor:
         if self.pipeline is None:
@@ -183,7 +212,9 @@ class TrainingStep(ReplicatedModel):
         """
         context = tf.distribute.get_replica_context()
         replica = context.replica_id_in_sync_group
-        batch = self.batch(data, "train")
+        batch = whole = self.batch(data, "train")
+        if self.select_by_loss < 1:
+            batch = self._selected(*whole)
         images = tf.shape(batch[0])[0]
         global_batch = tf.cast(images * context.num_replicas_in_sync, tf.float32)
         may_be_partial = not _is_step_number(data) and batch[0].shape[0] is None
@@ -196,7 +227,26 @@ class TrainingStep(ReplicatedModel):
         if self.mixer is not None:
             step = self.optimizer.iterations.read_value()
             random_numbers = (self.mixer.draw(images, step, replica),)
-        return self._accumulate(global_batch, *batch, *random_numbers)
+        gradients, sums = self._accumulate(global_batch, *batch, *random_numbers)
+        if self.select_by_loss < 1:
+            # Unreadable images are counted although none of them is selected.
+            sums += skipped_sums(*whole[1:]) - skipped_sums(*batch[1:])
+        return gradients, sums
+
+    def _selected(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """Returns the part of a batch with the highest loss in training mode."""
+        if self.proxy is not None:
+            step = self.optimizer.iterations.read_value()
+            losses = self.proxy.losses(step, images, labels, weights, self.select_by_loss)
+        else:
+            states = self._states()
+            before = local_values(states)
+            losses = self._image_losses(self(images, training=True), labels)
+            assign_local(states, before)
+        places = hardest(losses, weights, self.select_by_loss)
+        return take_images(images, places), tf.gather(labels, places), tf.gather(weights, places)
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.
@@ -206,12 +256,7 @@ class TrainingStep(ReplicatedModel):
             there is one.
         """
         step = self.optimizer.iterations.read_value()
-        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
-            gradients = self.optimizer.get_unscaled_gradients(gradients)
-        aggregated: dict[str, bool] = {"skip_gradients_aggregation": True}
-        if isinstance(unwrapped(self.optimizer), keras.optimizers.legacy.Optimizer):
-            aggregated = {"experimental_aggregate_gradients": False}  # as in TensorFlow Addons
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables), **aggregated)
+        apply_gradients(self.optimizer, gradients, self.trainable_variables)
         if self.lookahead is not None:
             self.lookahead.update(step + 1)
         if self.weight_average is not None:
@@ -357,10 +402,7 @@ class TrainingStep(ReplicatedModel):
         )
 
     def _scaled(self, loss: tf.Tensor) -> tf.Tensor:
-        """Returns the loss times the optimizer's loss scale, if it has one."""
-        if isinstance(self.optimizer, keras.mixed_precision.LossScaleOptimizer):
-            return self.optimizer.get_scaled_loss(loss)
-        return loss
+        return scaled_loss(self.optimizer, loss)
 
 
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,7 +4,14 @@ import tensorflow as tf
 
 from imagenet_fast import Config
 from imagenet_fast.data import stateless_random
-from imagenet_fast.data.augment import augment, color_jitter, draw_changes, lighting, shift
+from imagenet_fast.data.augment import (
+    augment,
+    change_light,
+    color_jitter,
+    draw_changes,
+    lighting,
+    shift,
+)
 
 GREY = np.array([0.299, 0.587, 0.114])
 # fb.resnet.torch, datasets/imagenet.lua.
@@ -161,6 +168,33 @@ def test_jitter_equals_numpy_in_any_order(drawn):
         other = brightness(contrast(saturation(image, s), c), b)
         np.testing.assert_allclose(one, other, atol=1e-3)
         np.testing.assert_allclose(color_jitter(image, [b, c, s]), one, atol=1e-2)
+
+
+def test_light_equals_numpy_on_normalized_pixels(drawn):
+    """Hiverge's batch_color_jitter: all normalized pixels plus a shift, times a factor."""
+    config = Config(brightness=0.14, contrast=0.13, pixel_mean=(125, 123, 114))
+    changes = drawn(brightness=0.14, contrast=0.13)["light"]
+    shifts, factors = changes.T
+    for values, centre, width in ((shifts, 0, 0.14), (factors, 1, 0.13)):
+        np.testing.assert_allclose(
+            (values.min(), values.max()), (centre - width, centre + width), atol=0.01 * width
+        )
+        assert abs(values.mean() - centre) < 5 * width / np.sqrt(3 * len(values))
+    assert_uncorrelated(changes)
+    images = np.stack([noise(), noise()[::-1]]).astype("float32")
+    mean, std = np.array(config.pixel_mean), np.array(config.pixel_std)
+    for shift_, factor in changes[:3]:
+        normalized = ((images - mean) / std + shift_) * factor
+        found = change_light(images, np.float32([[shift_, factor]] * 2), config)
+        np.testing.assert_allclose((found - mean) / std, normalized, atol=1e-5)
+
+
+def test_light_alone(drawn, augmented):
+    assert (drawn(brightness=0.3)["light"][:, 1] == 1).all()
+    assert (drawn(contrast=0.3)["light"][:, 0] == 0).all()
+    images = augmented(np.full((4, 4, 3), 250, np.uint8), 100, brightness=0.5, flip=False)
+    # In units of pixel_std, clipped to 255.
+    assert images.max() == 255 and 218 <= images.min() <= 224
 
 
 def test_jittered_images_are_clipped(augmented):

@@ -140,7 +140,9 @@ def test_dataset_yields_step_numbers(plain):
 
 
 def test_batches_with_xla_are_the_same(plain):
-    config = plain.replace(train_crop="pad", flip=True, cutout=3, augment_in_groups=True)
+    config = plain.replace(
+        train_crop="pad", flip=True, cutout=3, augment_in_groups=True, brightness=0.5
+    )
     images = make_images_on_device(config, "train")
     compiled = tf.function(lambda step: images.batch(step, 0), jit_compile=True)
     for step in (0, 8):
@@ -164,6 +166,7 @@ def noise(count, size=9):
         {"train_crop": "pad", "flip": False, "crop_padding": 3},
         {"train_crop": "pad", "flip": True, "crop_padding": 8, "crop_border": "reflect"},
         {"train_crop": "pad", "flip": True, "crop_padding": 2, "cutout": 9},
+        {"train_crop": "none", "flip": True, "cutout": 4, "brightness": 0.5, "contrast": 0.5},
     ],
 )
 def test_changes_equal_those_on_the_host(identities, options):

@@ -73,7 +73,7 @@ def test_a_file_that_is_not_there(bench):
         ("PROVISIONING", "cheap", "spot or on_demand"),
         ("STRATEGY", "mirrored", "tpu or multi_worker"),
         ("DATA_DIR", "data/digits", "gs://BUCKET/FOLDER or an absolute path"),
-        ("RECIPE", "digit", "recipes are: airbench_cifar10 digits "),
+        ("RECIPE", "digit", "recipes are: airbench96_cifar10 airbench_cifar10 digits "),
         ("RUNTIME_VERSION", "tpu-vm-tf-2.18.0-pod-pjrt", "gcp/stacks/pod.txt has tensorflow-tpu"),
         ("WAIT_MINUTES", "soon", "a number of minutes"),
         ("ACCELERATOR", "v4-8", "sets ACCELERATOR, which does not exist"),

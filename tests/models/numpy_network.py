@@ -156,6 +156,15 @@ def gelu():
     )
 
 
+def silu():
+    """x times the logistic function."""
+    logistic = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+    return Activation(
+        lambda x: x * logistic(x),
+        lambda x: logistic(x) * (1 + x * (1 - logistic(x))),
+    )
+
+
 class Logits:
     """A dense layer without bias of what is left of the image, one pixel, times a scale."""
 

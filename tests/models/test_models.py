@@ -96,7 +96,8 @@ def test_unknown_model():
 def test_options_match_the_models_that_have_them():
     fields = {field.name: field for field in dataclasses.fields(ModelOptions)}
     beside = {}
-    for name in fields.keys() - {"whitening_images"}:  # training reads it, not a model
+    read_by_training = {"whitening_images", "proxy_model", "proxy_width"}
+    for name in fields.keys() - read_by_training:
         conditions = fields[name].metadata["beside"]
         while conditions and conditions[0].option != "model":  # celu_alpha's is on activation
             conditions = fields[conditions[0].option].metadata["beside"]

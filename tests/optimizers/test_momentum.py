@@ -79,6 +79,7 @@ def test_factors_apply(name):
     [
         (SGD, "weight_decay_mask"),
         (SGD, "rate_factors"),
+        (SGD, "zero_rate_at"),
         (LARS, "trust_mask"),
         (Muon, "filter_mask"),
     ],

@@ -32,8 +32,8 @@ def train(optimizer, weights, gradients):
 # --- The rule written again, in float64, with filters as PyTorch has them
 
 
-def newton_schulz(matrix, steps):
-    a, b, c = 3.4445, -4.7750, 2.0315
+def newton_schulz(matrix, steps, coefficients=(3.4445, -4.7750, 2.0315)):
+    a, b, c = coefficients
     x = matrix / (np.linalg.norm(matrix) + 1e-7)
     x = x.T if len(matrix) > len(matrix[0]) else x
     for _ in range(steps):
@@ -131,6 +131,63 @@ def test_decoupled_weight_decay_is_for_all_but_filters():
             np.testing.assert_array_equal(own, other)
         else:
             np.testing.assert_allclose(own, 0.75**3 * start, rtol=1e-5)
+
+
+def hiverge(start, gradients, rate, total):
+    """The filters of cifar10_speedrun.py, without its weight decay and epsilons."""
+    w = start.astype("float64").transpose(3, 2, 0, 1)
+    buffer, latest = np.zeros_like(w), 0
+    for step, g in enumerate(gradients, start=1):
+        g = g.astype("float64").transpose(3, 2, 0, 1)
+        buffer = 0.655 * buffer + g
+        if step - latest >= 2 + int(15 * step / total):
+            latest = step
+            w = w * len(w) ** 0.5 / np.linalg.norm(w)
+        direction = (g + 0.655 * buffer).reshape(len(w), -1)
+        w = w - rate * newton_schulz(direction, 3, (3.4576, -4.7391, 2.0843)).reshape(w.shape)
+    return w.transpose(2, 3, 1, 0)
+
+
+def test_speedrun():
+    generator = np.random.default_rng(4)
+    weight, *gradients = generator.normal(size=(13, 3, 3, 4, 8)).astype("float32")
+    options = {"filter_momentum": 0.655, "newton_schulz_dtype": "float32"}
+    optimizer = Muon(
+        0.1,
+        coefficients=(3.4576, -4.7391, 2.0843),
+        norm_every=(2, 17),
+        total_steps=60,
+        **options,
+    )
+    (found,) = train(optimizer, [weight], [[g] for g in gradients])
+    np.testing.assert_allclose(found, hiverge(weight, gradients, 0.1, 60), rtol=0, atol=2e-5)
+    (other,) = train(Muon(0.1, **options), [weight], [[g] for g in gradients])
+    assert np.abs(found - other).max() > 1e-2
+    again = Muon.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize(
+    ("every", "total", "steps"),
+    [((1,), None, range(1, 13)), ((3,), None, (3, 6, 9, 12)), ((2, 17), 60, (2, 5, 9))],
+)
+def test_steps_that_reset_norms(every, total, steps):
+    optimizer = Muon(0.0, norm_every=every, total_steps=total)
+    variable, found = tf.Variable(tf.ones([1, 1, 2, 4])), []
+    for step in range(1, 13):
+        variable.assign(tf.ones([1, 1, 2, 4]))
+        optimizer.apply_gradients([(tf.ones([1, 1, 2, 4]), variable)])
+        found += [step] if variable.numpy().max() < 0.9 else []
+    assert found == list(steps)
+
+
+@pytest.mark.parametrize(
+    ("every", "message"),
+    [((0,), "must be one or two positive numbers"), ((2, 17), "two numbers need total_steps")],
+)
+def test_invalid_steps_between_resets(every, message):
+    with pytest.raises(UserError, match=message):
+        Muon(norm_every=every)
 
 
 def test_bfloat16_is_near():

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.optimizers import SGD, GradualWarmup, StepDecay
+from imagenet_fast.optimizers import SGD, GradualWarmup, PiecewiseLinear, StepDecay
 
 STEPS = 60
 SHAPES = [(3, 4), (4,), (2, 3, 2), ()]
@@ -261,6 +261,19 @@ def test_decay_decoupled_at_rate_1_is_keras():
 def test_decoupled_at_no_rate(rate):
     with pytest.raises(UserError, match=r"decoupled_at_rate is .* must be positive"):
         SGD(0.1, decoupled_at_rate=rate)
+
+
+@pytest.mark.parametrize("rate", [0.25, PiecewiseLinear([0, 60], [0.25, 0.0])])
+def test_a_rate_that_falls_to_0_sooner(rate):
+    """airbench94_muon: the whitening layer's bias has initial_lr * (1 - step / its steps)."""
+    weights, gradients = problem("float64")
+    optimizer = SGD(rate, nesterov=True, zero_rate_at=[0, 4, 0, 0], rate_factors=[1, 2, 1, 1])
+    got = train(optimizer, weights, gradients, steps=6)
+    others = [0.25 if rate == 0.25 else 0.25 * (1 - step / 60) for step in range(6)]
+    own = [2 * 0.25 * max(0, 1 - step / 4) for step in range(6)]
+    expected = equation_9(weights, gradients, others, nesterov=True)
+    expected[1] = equation_9(weights, gradients, own, nesterov=True)[1]
+    assert_close(got, expected, 1e-6)
 
 
 # --- Momentum correction (remark 2)

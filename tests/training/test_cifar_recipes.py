@@ -1,4 +1,4 @@
-"""The recipes for CIFAR-10 against Page 2019 and Jordan 2024 (airbench94_muon)."""
+"""The recipes for CIFAR-10 against Page 2019, Jordan 2024 (airbench94_muon) and Hiverge 2025."""
 
 import pathlib
 
@@ -109,57 +109,154 @@ def test_the_recipe_for_fashion_mnist_is_that_for_cifar10():
     }
 
 
-# --- airbench
+# --- airbench and Hiverge's speedrun
 
 
-def test_learning_rates_of_airbench_decrease_to_0():
-    config = load("airbench_cifar10")
-    total = 8 * 25
-    assert steps_per_epoch(config) == 25
-    for step in (0, 1, 99, 199):
-        expected = 0.24 * (1 - step / total)
+@pytest.mark.parametrize(
+    ("name", "peak", "an_epoch", "total"),
+    [("airbench_cifar10", 0.24, 25, 8 * 25), ("speedrun_cifar10", 0.205, 32, 243)],
+)
+def test_learning_rates_decrease_to_0(name, peak, an_epoch, total):
+    config = load(name)
+    assert steps_per_epoch(config) == an_epoch
+    assert config.duration.steps(an_epoch, config.batch_size) == total
+    for step in (0, 1, 99, total - 1):
+        expected = peak * (1 - step / total)
         assert rate(config, step + 1) == pytest.approx(expected, rel=1e-5)
 
 
-def test_optimizer_of_airbench():
-    model = made("airbench_cifar10")
+# Batch, momentum, learning rates of filters, biases and head, decay of a step, steps of the
+# whitening layer's bias, and filters: momentum, coefficients and steps between resets of norms.
+SOURCES = {
+    "airbench_cifar10": (
+        *(2000, 0.85, 0.24, 0.053, 0.67, 2e-6 * 2000, 3 * 25),
+        *(0.6, (3.4445, -4.7750, 2.0315), (1,)),
+    ),
+    "speedrun_cifar10": (
+        *(1536, 0.825, 0.205, 0.0573, 0.5415, 1.0418e-6 * 1536, 7),
+        *(0.655, (3.4576, -4.7391, 2.0843), (2, 17)),
+    ),
+}
+
+
+@made_of(*SOURCES)
+def test_optimizers_with_muon(name, monkeypatch):
+    # Synthetic data have an epoch of another length.
+    monkeypatch.setattr(
+        "imagenet_fast.training.build.steps_per_epoch", lambda info, config: steps_per_epoch(config)
+    )
+    batch, momentum, of_filters, of_biases, of_head, decay, bias_steps, *filters = SOURCES[name]
+    model = made(name)
     optimizer = model.optimizer
     assert type(optimizer) is Muon
-    assert (optimizer.momentum, optimizer.filter_momentum, optimizer.nesterov) == (0.85, 0.6, True)
+    assert (optimizer.momentum, optimizer.nesterov) == (momentum, True)
     assert not optimizer.rate_in_momentum
+    found = (optimizer.filter_momentum, optimizer.coefficients, optimizer.norm_every)
+    assert found == (filters[0], list(filters[1]), list(filters[2]))
+    assert optimizer.newton_schulz_steps == 3
+    assert optimizer.total_steps == (243 if name == "speedrun_cifar10" else 200)
     found = {
         (role, variable.shape.rank): (
-            0.24 * factor,
-            optimizer.l2_weight_decay * decay * 0.24 * factor,
+            of_filters * factor,
+            optimizer.l2_weight_decay * decay * of_filters * factor,
+            end,
         )
-        for variable, role, factor, decay in zip(
+        for variable, role, factor, decay, end in zip(
             model.trainable_variables,
             variable_roles(model),
             optimizer.rate_factors,
             optimizer.weight_decay_mask,
+            optimizer.zero_rate_at,
         )
     }
-    # His loss is a sum over 2000 images, and his decays are divided by the rates.
-    decay_of_a_step = 2e-6 * 2000
-    assert found[Role.BIAS, 1] == pytest.approx((0.053 * 2000, decay_of_a_step), rel=1e-4)
-    assert found[Role.SHIFT, 1] == found[Role.BIAS, 1]
-    assert found[Role.WEIGHT, 4][0] == pytest.approx(0.24)
+    # The losses of both are sums over the batch, and their decays are divided by the rates.
+    biases = (pytest.approx(of_biases * batch, rel=1e-4), pytest.approx(decay, rel=1e-4))
+    assert found[Role.BIAS, 1] == (*biases, bias_steps)
+    assert found[Role.SHIFT, 1] == (*biases, 0)
+    assert found[Role.WEIGHT, 4][0] == pytest.approx(of_filters)
     # A head of unit variance, whose outputs are divided by 256, in terms of one that begins as
     # PyTorch's: U(-1/16, 1/16).
-    scale = load("airbench_cifar10").logits_scale
+    scale = load(name).logits_scale
     assert scale / (16 * np.sqrt(3)) == pytest.approx(1 / 256, rel=1e-5)
-    rate, decay = found[Role.WEIGHT, 2]
-    assert rate * scale**2 == pytest.approx(0.67 * 2000 / 256**2, rel=1e-3)
-    assert decay == pytest.approx(decay_of_a_step, rel=1e-4)
+    rate, decay_of_head, _ = found[Role.WEIGHT, 2]
+    assert rate * scale**2 == pytest.approx(of_head * batch / 256**2, rel=1e-3)
+    assert decay_of_head == pytest.approx(decay, rel=1e-4)
 
 
-def test_images_of_airbench():
-    config = load("airbench_cifar10")
+@pytest.mark.parametrize(
+    ("name", "momentum", "whitening", "smoothing", "views"),
+    [
+        ("airbench_cifar10", 0.6, 5000, 0.2, "flip_and_shift"),
+        ("speedrun_cifar10", 0.5566, 960, 0.09, "flip_and_shift_equally"),
+    ],
+)
+def test_images_and_batch_norm(name, momentum, whitening, smoothing, views):
+    config = load(name)
     assert (config.crop_padding, config.crop_border, config.alternating_flip) == (
         2,
         "reflect",
         True,
     )
-    assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (0.6, 1e-12)
-    assert (config.whitening_images, config.label_smoothing) == (5000, 0.2)
+    assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (momentum, 1e-12)
+    assert (config.whitening_images, config.label_smoothing) == (whitening, smoothing)
+    assert config.test_time_augmentation == views
+
+
+def test_what_only_the_speedrun_has():
+    config = load("speedrun_cifar10")
+    assert (config.model, config.group_activation) == ("airbench94", "silu")
+    assert (config.brightness, config.contrast) == (0.1399, 0.1308)
+    # Of the whole test set.
+    assert (config.tta_fraction, config.eval_batch_size) == (0.25, 10_000)
+
+
+# --- airbench96_faster
+
+
+def test_learning_rates_of_airbench96():
+    config = load("airbench96_cifar10")
+    total = config.duration.steps(steps_per_epoch(config), config.batch_size)
+    assert (steps_per_epoch(config), total) == (48, 2160)
+    # Its lr, of a sum over 512 images.
+    peak = 9.0 / (1024 * (1 + 1 / (1 - 0.85))) * 512
+    for step in (0, 1, 100, 215, 216, 217, 1000, 2158, 2159):
+        warmup, down = 0.2 * (1 - step / 216) + step / 216, (total - step) / (total - 216)
+        left = warmup if step < 216 else down
+        # Near the end, 1 - progress loses digits in float32.
+        assert rate(config, step + 1) == pytest.approx(peak * left, rel=1e-5, abs=1e-7)
+
+
+def test_optimizer_of_airbench96():
+    model = made("airbench96_cifar10")
+    peak, decay = 9.0 / (1024 * (1 + 1 / (1 - 0.85))), 0.012 / (1 + 1 / (1 - 0.85))
+    for own, every in ((model, 1), (model.proxy.network, 4)):
+        optimizer = model.optimizer if own is model else model.proxy.optimizer
+        assert type(optimizer) is SGD
+        assert (optimizer.momentum, optimizer.nesterov) == (0.85, True)
+        assert not optimizer.rate_in_momentum
+        for role, factor, decayed in zip(
+            variable_roles(own), optimizer.rate_factors, optimizer.weight_decay_mask
+        ):
+            assert factor == (64 if role is Role.SHIFT else 1)
+            # wd / lr in PyTorch: the same fraction of each variable in a step.
+            step = factor * decayed * optimizer.l2_weight_decay * peak * 512
+            assert step == pytest.approx(decay, rel=1e-5)
+        schedule = optimizer.get_config()["learning_rate"]
+        assert schedule["class_name"].endswith("EveryNthStep") == (every == 4)
+    assert Role.BIAS in variable_roles(model)
+    assert Role.BIAS not in variable_roles(model.proxy.network)
+    assert (model.lookahead._every, model.lookahead._keep) == (5, 0.95**5)
+
+
+def test_images_of_airbench96():
+    config = load("airbench96_cifar10")
+    assert (config.crop_padding, config.crop_border, config.cutout) == (4, "reflect", 12)
+    assert config.alternating_flip and config.label_smoothing == 0.2
+    assert (config.model, config.whitening_images) == ("airbench96", 5000)
+    assert config.batch_size * config.select_by_loss == 512
+    assert (config.proxy_model, config.proxy_width, config.proxy_every) == (
+        "airbench96_proxy",
+        0,
+        4,
+    )
     assert config.test_time_augmentation == "flip_and_shift"

@@ -25,7 +25,7 @@ COARSE, FINE = "coarse", "fine"
 COMPLETE, PRUNED, DIVERGED, FAILED = "complete", "pruned", "diverged", "failed"
 _BEST_FRACTION = 0.25
 # They do not change the weights of a run, but what is measured of it.
-_EVALUATION = {"eval_every", "test_time_augmentation"}
+_EVALUATION = {"eval_every", "test_time_augmentation", "tta_fraction"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -137,7 +137,7 @@ def _predict(
       [mistakes, size, size, 3], and facts, float32 [mistakes, 5]: label, prediction, the
       probabilities of both and the loss, -inf where there are fewer mistakes.
     """
-    logits = tf.cast(model.logits(images), tf.float32)
+    logits = tf.cast(model.logits(images, weights), tf.float32)
     classes = tf.maximum(labels, 0)  # for padding
     losses = image_losses(logits, labels, loss=model.image_loss)
     losses = tf.where(tf.math.is_nan(losses), np.inf, losses)
