@@ -259,6 +259,18 @@ def training_image_size(options: DataOptions, step: int, steps_per_epoch: int) -
     return options.image_size
 
 
+def steps_by_size(options: DataOptions, steps_per_epoch: int, total: int) -> dict[int, int]:
+    """Returns the number of training steps with each image size, of ``total`` steps."""
+    steps = dict.fromkeys([*(size for size, _ in options.sizes_until), options.image_size], 0)
+    begin = 0
+    for size, until in options.sizes_until:
+        end = min(until.steps(steps_per_epoch, options.batch_size), total)
+        steps[size] += end - begin
+        begin = end
+    steps[options.image_size] += total - begin
+    return steps
+
+
 def evaluation_steps(
     info: DatasetInfo,
     options: DataOptions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.style
 import numpy as np
@@ -28,7 +28,7 @@ from imagenet_fast.cost_model.reliability import (
 )
 from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
 from imagenet_fast.data.info import read_info
-from imagenet_fast.data.pipeline import steps_per_epoch
+from imagenet_fast.data.pipeline import steps_by_size, steps_per_epoch
 from imagenet_fast.distribute.batch_norm_groups import batch_norm_group_size
 from imagenet_fast.distribute.fusion import Fusion, fusion_candidates
 from imagenet_fast.planning.step_costs import count_step, slots_of
@@ -105,7 +105,8 @@ class RunPlan:
       hardware: on which it runs.
       examples: number of training images.
       steps: number of weight updates.
-      step: the work of a replica in a step.
+      step: the work of a replica in a step, on images of ``image_size``.
+      others: the number of steps on images of other sizes, and the work in each of them, by size.
       compiled: the step's memory by its compiler; None: it is estimated.
     """
 
@@ -114,6 +115,7 @@ class RunPlan:
     examples: int
     steps: int
     step: StepWork
+    others: Mapping[int, tuple[int, StepWork]] = dataclasses.field(default_factory=dict)
     compiled: CompiledMemory | None = None
 
     @property
@@ -145,13 +147,17 @@ class RunPlan:
 
     @property
     def images_per_second(self) -> float:
-        """The throughput of all replicas."""
+        """The throughput of all replicas, on images of ``image_size``."""
         return self.config.batch_size / self.time.total
 
-    @property
+    @functools.cached_property
     def seconds(self) -> float:
         """The duration of all steps."""
-        return self.steps * self.time.total
+        others = sum(steps for steps, _ in self.others.values())
+        return (self.steps - others) * self.time.total + sum(
+            steps * self._time(self.hardware.cluster, self.cuts, step=step).total
+            for steps, step in self.others.values()
+        )
 
     @property
     def scaling(self) -> float:
@@ -236,6 +242,7 @@ class RunPlan:
             f"input       {need:,.0f} images/s from each host",
             f"throughput  {self.images_per_second:,.0f} images/s, {self.scaling:.1%} of linear "
             "scaling",
+            *self._sizes(),
             f"time        {_duration(self.seconds)} of training{self._distribution()}",
             f"price       {self._price()}",
             "",
@@ -281,6 +288,7 @@ class RunPlan:
             "batch_norm": time.batch_norm,
             "bound": time.bound,
             "images_per_second": self.images_per_second,
+            "steps_of_other_sizes": {size: steps for size, (steps, _) in self.others.items()},
             "scaling": self.scaling,
             "seconds": self.seconds,
             "seconds_quantiles": {
@@ -345,12 +353,13 @@ class RunPlan:
         segments: Sequence[int] | None,
         algorithm: str = "",
         groups: bool = True,
+        step: StepWork | None = None,
     ) -> StepTime:
         group = batch_norm_group_size(
             self.config.batch_norm_batch_size * groups, self.step.images, cluster.replicas
         )
         return step_time(
-            self.step,
+            step or self.step,
             cluster,
             STACKS[self.stack],
             algorithm=algorithm or self._algorithm,
@@ -380,13 +389,24 @@ class RunPlan:
         time = self.time
         every = self.config.checkpoint_every
         per_epoch = max(1, self.examples // self.config.batch_size)
+        # The mean over image sizes, relative to a step on images of image_size.
+        scale = self.seconds / (self.steps * time.total)
         return Job(
             devices=self.hardware.cluster.chips,
             steps=self.steps,
-            device_seconds=time.compute.total,
-            other_seconds=time.total - time.compute.total,
+            device_seconds=scale * time.compute.total,
+            other_seconds=scale * (time.total - time.compute.total),
             checkpoint_steps=max(1, every.steps(per_epoch, self.config.batch_size)),
         )
+
+    def _sizes(self) -> list[str]:
+        """Returns the lines of image sizes other than ``image_size``, of which the others are."""
+        return [
+            f"sizes       {steps:,} steps of {size} px, each "
+            f"{milliseconds(self._time(self.hardware.cluster, self.cuts, step=step).total)}; all "
+            f"else for {self.config.image_size} px"
+            for size, (steps, step) in self.others.items()
+        ]
 
     def _distribution(self) -> str:
         """Returns the simulated duration's distribution, if conditions are given."""
@@ -526,13 +546,23 @@ def plan_run(config: Config, hardware: Hardware, compiled: CompiledMemory | None
         )
     per_epoch = steps_per_epoch(info, config)
     images = config.batch_size // parts
-    step = count_step(config, images, config.accumulation_steps, slots_of(config))
+    total = total_steps(config, per_epoch)
+    by_size = steps_by_size(config, per_epoch, total)
+    work = {
+        size: count_step(
+            config.with_image_size(size), images, config.accumulation_steps, slots_of(config)
+        )
+        for size, steps in by_size.items()
+        if steps or size == config.image_size
+    }
+    step = work.pop(config.image_size)
     plan = RunPlan(
         config,
         hardware,
         info.splits["train"].examples,
-        total_steps(config, per_epoch),
+        total,
         step,
+        {size: (by_size[size], own) for size, own in work.items()},
         compiled,
     )
     _ = plan.time  # raises errors here, not in the middle of a table

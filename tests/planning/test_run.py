@@ -142,6 +142,21 @@ def test_failures_and_stragglers(pod):
     )
 
 
+def test_progressive_resizing():
+    """The time of each image size as often as the run has it."""
+    hardware = Hardware("p100", 8)
+    large = CONFIG.replace(image_size=32)
+    ramp = large.replace(size_ramp=(16, 16), size_ramp_at="10 epochs,20 epochs")
+    at_16, at_32, plan = (plan_run(config, hardware) for config in (CONFIG, large, ramp))
+    epoch = at_16.steps // 90
+    assert plan.seconds == pytest.approx(
+        epoch * (15 * at_16.time.total + 75 * at_32.time.total), rel=1e-9
+    )
+    assert plan.times.total == pytest.approx(plan.seconds)
+    assert f"\nsizes       {15 * epoch:,} steps of 16 px, each " in plan.table()
+    assert json.loads(plan.json())["steps_of_other_sizes"] == {"16": 15 * epoch}
+
+
 def test_files(pod):
     files = pod.files()
     values = json.loads(files["plan.json"])

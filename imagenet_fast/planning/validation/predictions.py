@@ -23,22 +23,26 @@ from imagenet_fast.cost_model.compute import Efficiency, StepWork
 from imagenet_fast.cost_model.fusion import best_segments
 from imagenet_fast.cost_model.pipeline import BlockCost, simulate
 from imagenet_fast.cost_model.step_time import ChipCluster, StepTime, step_time
+from imagenet_fast.data.pipeline import steps_by_size
 from imagenet_fast.pipeline_parallel.partition import bounds
 from imagenet_fast.pipeline_parallel.schedules import tasks
 from imagenet_fast.planning.step_costs import Block, block_seconds, count_blocks, count_step
 from imagenet_fast.planning.validation.published import (
-    NETWORK_GBITS,
     ROWS,
     STACKS,
-    DataParallel,
-    Options,
-    Pipelined,
-    PublishedResult,
     assumed_constants,
     fitted_constants,
     linear_scaling,
     rows_of_chip,
     stack_for,
+)
+from imagenet_fast.planning.validation.results import (
+    IMAGENET,
+    NETWORK_GBITS,
+    DataParallel,
+    Options,
+    Pipelined,
+    PublishedResult,
 )
 
 _LINKS = (
@@ -426,7 +430,21 @@ def images_per_second(run: DataParallel | Pipelined, efficiency: Efficiency) -> 
     """
     if isinstance(run, Pipelined):
         return _pipeline_throughput(run, efficiency)
-    return run.batch / _step_time(run, efficiency).total
+    config = _config({**run.network, "batch_size": run.batch})
+    if not config.sizes_until:
+        return run.batch / _step_time(run, efficiency).total
+    # Images of several sizes: the mean of all steps.
+    per_epoch = IMAGENET // run.batch
+    steps = config.duration.steps(per_epoch, run.batch)
+    fixed = {k: v for k, v in run.network.items() if k not in ("size_ramp", "size_ramp_at")}
+    seconds = sum(
+        count
+        * _step_time(
+            dataclasses.replace(run, network={**fixed, "image_size": size}), efficiency
+        ).total
+        for size, count in steps_by_size(config, per_epoch, steps).items()
+    )
+    return steps * run.batch / seconds
 
 
 def _cluster(run: DataParallel) -> ChipCluster:

@@ -9,133 +9,13 @@ from typing import Any
 
 from imagenet_fast.cost_model.compute import Efficiency
 from imagenet_fast.cost_model.step_time import HOST_LATENCY, NETWORK_LATENCY, TORUS_LATENCY
-
-IMAGENET = 1_281_167
-CIFAR = 50_000
-
-# A host's network in Gbit/s, where a source does not give it.
-NETWORK_GBITS = 100.0
-_SECONDS = {"hours": 3600, "minutes": 60, "seconds": 1}
-
-Options = Mapping[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class DataParallel:
-    """A data-parallel run.
-
-    Attributes:
-      network: options of ``Config`` for the model and its precision.
-      accelerator: the kind of chip.
-      chips: their number.
-      batch: images of all replicas together in a step.
-      all_reduce: algorithm of the gradient all-reduce.
-      gradient_bytes: of each gradient value on the wire.
-      segments: the gradients after which a new all-reduce begins; None: the best ones by the cost
-        model.
-      batch_norm_batch: images that share batch-norm statistics; 0: those of a replica.
-      network_gbits: bandwidth of a host's network in Gbit/s.
-    """
-
-    network: Options
-    accelerator: str
-    chips: int
-    batch: int
-    all_reduce: str = "builtin"
-    gradient_bytes: int = 4
-    segments: tuple[int, ...] | None = None
-    batch_norm_batch: int = 0
-    network_gbits: float = NETWORK_GBITS
-
-
-@dataclasses.dataclass(frozen=True)
-class Pipelined:
-    """A pipeline with one stage on each chip.
-
-    Attributes:
-      network: see :class:`DataParallel`.
-      accelerator: the kind of chip.
-      batch: images in a step.
-      micro_batches: into which the batch is split.
-      stages: their number.
-      balance: blocks in each stage; the last stage also gets all remaining ones. Empty: lingvo's
-        balance.
-      rematerialize: micro-batches whose activations are recomputed.
-    """
-
-    network: Options
-    accelerator: str
-    batch: int
-    micro_batches: int
-    stages: int
-    balance: tuple[int, ...] = ()
-    rematerialize: str = "except_last"
-
-    @property
-    def chips(self) -> int:
-        """The number of chips."""
-        return self.stages
-
-
-@dataclasses.dataclass(frozen=True)
-class PublishedResult:
-    """A published number.
-
-    Attributes:
-      name: describes the run.
-      source: who published it, and where.
-      stack: the software, a key of ``STACKS``.
-      run: the configuration.
-      value: the number.
-      unit: ``"images/s"``; ``"hours"``, ``"minutes"`` or ``"seconds"`` for ``epochs``; ``"times"``:
-        the throughput relative to the run ``to``; ``"scaling"``: the same per chip.
-      epochs: of the run.
-      examples: in an epoch.
-      to: the run that the number is relative to.
-      fits: whether the stack's constants were fitted to it.
-      why: why the model's prediction is wrong, where it is.
-    """
-
-    name: str
-    source: str
-    stack: str
-    run: DataParallel | Pipelined
-    value: float
-    unit: str = "images/s"
-    epochs: float = 0.0
-    examples: int = IMAGENET
-    to: DataParallel | Pipelined | None = None
-    fits: bool = False
-    why: str = ""
-
-    @property
-    def relative(self) -> bool:
-        """Whether the number is relative to another run's."""
-        return self.to is not None
-
-    @property
-    def images_per_second(self) -> float:
-        """The published throughput; not for rows that are relative to others."""
-        if self.unit == "images/s":
-            return self.value
-        return self.epochs * self.examples / (self.value * _SECONDS[self.unit])
-
-    def in_unit(self, images_per_second: float, to: float = 1.0) -> float:
-        """Converts a throughput into the row's unit.
-
-        Args:
-          images_per_second: of the run.
-          to: images/s of the run that the number is relative to.
-        """
-        if self.unit == "images/s":
-            return images_per_second
-        if self.unit == "times":
-            return images_per_second / to
-        if self.unit == "scaling":
-            assert self.to
-            return images_per_second / to * self.to.chips / self.run.chips
-        return self.epochs * self.examples / images_per_second / _SECONDS[self.unit]
-
+from imagenet_fast.planning.validation.results import (
+    CIFAR,
+    DataParallel,
+    Options,
+    Pipelined,
+    PublishedResult,
+)
 
 # Assumed, not fitted: the achieved fraction of memory bandwidth, and the seconds to launch an
 # operation.
@@ -162,6 +42,7 @@ STACKS: Mapping[str, Efficiency] = MappingProxyType(
         "Tencent, P40": _eager(0.3826),
         "PyTorch, P40": _eager(0.6075),
         "PyTorch, P40, AmoebaNet": _eager(0.3620),
+        "PyTorch, A100": _eager(0.3317),
         "PyTorch, V100, ResNet-9": _eager(0.4515),
         "MXNet, V100, float16": _fused(0.3535),
         "MXNet, V100, float32": _fused(0.6817),
@@ -184,6 +65,7 @@ _TORCHGPIPE = "torchgpipe, benchmarks/amoebanetd-speed"
 _TORCHGPIPE_RESNET = "torchgpipe, benchmarks/resnet101-speed"
 _GPIPE = "Huang et al. 2018, table 2"
 _PAGE = "Page 2019"
+_FFCV = "ffcv-imagenet"
 _NVIDIA = "NVIDIA DeepLearningExamples, MXNet RN50v1.5, 20.12"
 
 
@@ -532,6 +414,60 @@ _PAGE_ROWS = tuple(
     )
 )
 
+_RAMPS = {16: (11, 13), 32: (23, 27), 88: (65, 76)}
+
+
+def _ffcv(model: str, chips: int, batch: int, epochs: int) -> DataParallel:
+    """A run on images of 160 pixels and, after a ramp, 192."""
+    ramp = {
+        "image_size": 192,
+        "size_ramp": (160, 32),
+        "size_ramp_at": tuple(f"{at} epochs" for at in _RAMPS[epochs]),
+        "duration": f"{epochs} epochs",
+    }
+    network = {"model": model, "blur_pool": "convolutions", **_HALF, **ramp}
+    return DataParallel(network, "a100", chips, batch)
+
+
+_FFCV_ROWS = (
+    *(
+        PublishedResult(
+            f"ResNet-50, BlurPool, 8 A100, an epoch on {size} px",
+            f"{_FFCV}, log of a run of 88 epochs (assets/agg.csv), training alone",
+            "PyTorch, A100",
+            DataParallel(
+                {**_RESNET50, "blur_pool": "convolutions", "image_size": size, **_HALF},
+                "a100",
+                8,
+                4096,
+            ),
+            value,
+            "seconds",
+            1,
+            fits=fits,
+        )
+        for size, value, fits in ((160, 45.5, True), (192, 61.7, False))
+    ),
+    *(
+        PublishedResult(
+            f"{title}, BlurPool, {chips} A100, {epochs} epochs",
+            f"{_FFCV}, README: evaluation included",
+            "PyTorch, A100",
+            _ffcv(model, chips, batch, epochs),
+            value,
+            "minutes",
+            epochs,
+        )
+        for title, model, chips, batch, epochs, value in (
+            ("ResNet-50", "resnet50", 8, 4096, 16, 14.9),
+            ("ResNet-50", "resnet50", 8, 4096, 32, 28.7),
+            ("ResNet-50", "resnet50", 8, 4096, 88, 77.2),
+            ("ResNet-18", "resnet18", 1, 1024, 16, 35.0),
+            ("ResNet-18", "resnet18", 1, 1024, 88, 187.3),
+        )
+    ),
+)
+
 ROWS: tuple[PublishedResult, ...] = (
     *_GOYAL_ROWS,
     *_BENCHMARK_ROWS,
@@ -542,6 +478,7 @@ ROWS: tuple[PublishedResult, ...] = (
     *_MLPERF_ROWS,
     *_TPU_ROWS,
     *_NVIDIA_ROWS,
+    *_FFCV_ROWS,
     *_PAGE_ROWS,
 )
 
@@ -597,7 +534,9 @@ def linear_scaling(row: PublishedResult, rows: Sequence[PublishedResult] = ROWS)
 def _system(row: PublishedResult) -> tuple[object, ...]:
     """Returns what rows must have in common to be compared without a cost model."""
     network = row.run.network
-    return row.stack, row.run.accelerator, network["model"], network.get("precision", "float32")
+    images = network.get("image_size", 224), network.get("size_ramp", ())
+    precision = network.get("precision", "float32")
+    return row.stack, row.run.accelerator, network["model"], precision, images
 
 
 def rows_of_chip(name: str) -> list[PublishedResult]:

@@ -18,14 +18,8 @@ from imagenet_fast.planning.validation.predictions import (
     fitted,
     validate,
 )
-from imagenet_fast.planning.validation.published import (
-    ROWS,
-    STACKS,
-    DataParallel,
-    Pipelined,
-    PublishedResult,
-    linear_scaling,
-)
+from imagenet_fast.planning.validation.published import ROWS, STACKS, linear_scaling
+from imagenet_fast.planning.validation.results import DataParallel, Pipelined, PublishedResult
 
 RESULTS = pathlib.Path(__file__).parents[3] / "benchmarks" / "planning" / "validation.json"
 
@@ -129,14 +123,14 @@ def test_table_and_files():
     assert "of these, 1 have a smaller" in table
     assert "system: median error 40.0%, linear scaling 20.0%" in table
     assert re.search(r"two +100 +60 images/s +-40\.0% +80 +-20\.0%\n", table)
-    assert re.search(r"similar ones\n  NVIDIA A100 \(SXM4, 40 GB\) MXNet, A100\n", table)
+    assert re.search(r"similar ones\n  NVIDIA H100 \(SXM5, 80 GB\) MXNet, A100\n", table)
     files = found.files()
     assert files["validation.txt"] == table + "\n"
     values = json.loads(files["validation.json"])
     assert values["rows"][1]["error"] == -0.4
     assert values["rows"][1]["linear_error"] == pytest.approx(-0.2)
     assert values["rows"][0]["linear"] is None
-    assert values["chips_without_row"] == ["a100", "h100", "tpu-v5e", "tpu-v5p", "tpu-v6e"]
+    assert values["chips_without_row"] == ["h100", "tpu-v5e", "tpu-v5p", "tpu-v6e"]
     assert xml.etree.ElementTree.fromstring(files["validation.svg"]).tag.endswith("svg")
 
 
