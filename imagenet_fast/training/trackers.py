@@ -75,7 +75,8 @@ class MLflowLogger(RowLogger):
         """Logs a row; the first one starts the run of MLflow."""
         if not self._started:
             self._mlflow.start_run(**self._options)
-            self._mlflow.log_params(_options_of(self.model))
+            options = _options_of(self.model)
+            self._mlflow.log_params({name: option_text(value) for name, value in options.items()})
             self._started = True
         self._mlflow.log_metrics(_metrics(row), step=row["step"])
 
@@ -93,10 +94,14 @@ def _module(name: str, package: str) -> Any:
         raise UserError(f"{error}: `pip install {package}`") from None
 
 
-def _options_of(model: Any) -> dict[str, str]:
-    """Returns the options of the run that differ from the defaults, as text."""
+def _options_of(model: Any) -> dict[str, Any]:
+    """Returns the options of the run that differ from the defaults: numbers, or text."""
     config = model.config
-    return {name: option_text(getattr(config, name)) for name in config.differences(type(config)())}
+    values = {name: getattr(config, name) for name in config.differences(type(config)())}
+    return {
+        name: value if isinstance(value, (int, float)) else option_text(value)
+        for name, value in values.items()
+    }
 
 
 def _metrics(row: Row) -> dict[str, float]:

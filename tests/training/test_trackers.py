@@ -16,8 +16,10 @@ METRICS = [
     ({"train/epoch": 0.5, "train/loss": 2.0}, 10),
     ({"validation/epoch": 1.0, "validation/loss": 1.5, "validation/top1": 0.25}, 20),
 ]
-MODEL = types.SimpleNamespace(config=Config(seed=3, duration="2 epochs"))
-OPTIONS = {"seed": "3", "duration": "2 epochs"}
+MODEL = types.SimpleNamespace(config=Config(seed=3, flip=False, duration="2 epochs"))
+# Numbers, so that Weights & Biases can sort and plot by them; MLflow stores text.
+OPTIONS = {"flip": False, "seed": 3, "duration": "2 epochs"}
+TEXTS = {"flip": "false", "seed": "3", "duration": "2 epochs"}
 
 
 def log(logger):
@@ -49,7 +51,7 @@ def test_mlflow(monkeypatch):
     )
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     log(MLflowLogger(run_name="first"))
-    assert calls == [{"run_name": "first"}, OPTIONS, *METRICS, "end"]
+    assert calls == [{"run_name": "first"}, TEXTS, *METRICS, "end"]
 
 
 def test_nothing_is_started_where_no_row_is_written(monkeypatch):
