@@ -27,7 +27,8 @@ from study import page
 from study.style import COLORS, drawn
 
 from imagenet_fast.base.files import write_results
-from imagenet_fast.planning.validation.published import CIFAR, IMAGENET, ROWS, PublishedResult
+from imagenet_fast.planning.validation.published import ROWS
+from imagenet_fast.planning.validation.results import CIFAR, IMAGENET, PublishedResult
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = ROOT / "benchmarks" / "records" / "records.json"
