@@ -49,7 +49,11 @@ def test_xla_compiles_the_whole_step(digits, name, precision, tolerance, monkeyp
         # In bfloat16, Muon's products differ by up to 5e-3 from one machine to another.
         in_float32 = functools.partial(orthogonalize, dtype="float32")
         monkeypatch.setattr(
-            muon, "orthogonalize", lambda matrix, steps, _: in_float32(matrix, steps)
+            muon,
+            "orthogonalize",
+            lambda matrix, steps, _, coefficients: in_float32(
+                matrix, steps, coefficients=coefficients
+            ),
         )
     config = recipe(name, digits).replace(precision=precision, lookahead_every=2, clip_norm=10.0)
     model, function, batches = prepared(config)
