@@ -1,5 +1,7 @@
 """Training on the images with the highest loss, against NumPy."""
 
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -119,6 +121,44 @@ def test_evaluation_is_of_all_images():
     losses, _ = losses_and_errors(weights_of(model)[0], IMAGES[0])
     found = model.test_on_batch(IMAGES[0], LABELS, return_dict=True)
     assert (found["loss"], found["examples"]) == (pytest.approx(losses.mean(), rel=1e-5), 12)
+
+
+REPLICAS = """
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+from imagenet_fast import Config, make_strategy
+from imagenet_fast.training.classifier import Classifier
+
+images = np.random.default_rng(3).normal(size=(8, 2, 2, 3)).astype("float32")
+labels = np.arange(8) % 3
+keras.utils.set_random_seed(1)
+with make_strategy(Config(logical_cpus=2)).scope():
+    inputs = keras.Input((2, 2, 3))
+    dense = keras.layers.Dense(3, use_bias=False)
+    model = Classifier(inputs, dense(keras.layers.Flatten()(inputs)), select_by_loss=0.5)
+    model.compile(keras.optimizers.SGD(0.5))
+kernel = dense.kernel.numpy().astype("float64")
+data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(8)
+found = model.fit(data, epochs=1, verbose=0).history["loss"][0]
+
+x = images.reshape(8, -1)
+odds = np.exp(x @ kernel)
+errors = odds / odds.sum(axis=1, keepdims=True) - np.eye(3)[labels]
+losses = -np.log((odds / odds.sum(axis=1, keepdims=True))[np.arange(8), labels])
+# Of each replica's own half.
+halves = losses.reshape(2, 4).argsort(axis=1)[:, 2:]
+places = [*halves[0], *(4 + halves[1])]
+assert set(places) != set(np.argsort(losses)[4:])
+np.testing.assert_allclose(found, losses[places].mean(), rtol=1e-5)
+expected = kernel - 0.5 * x[places].T @ errors[places] / 4
+np.testing.assert_allclose(dense.kernel.numpy(), expected, atol=1e-5)
+"""
+
+
+@pytest.mark.long
+def test_each_replica_selects_from_its_part():
+    subprocess.run([sys.executable, "-c", REPLICAS], check=True)
 
 
 # --- A proxy
