@@ -61,7 +61,7 @@ def test_served_probabilities_are_those_of_evaluation(
     np.testing.assert_allclose(served, evaluated, rtol=0, atol=1e-5)
     # It is float32 inside: rounding to bfloat16 is seen.
     assert 1e-4 < np.abs(served - evaluated_in_bfloat16).max() < 0.3
-    assert evaluated.std(axis=0).min() > 0.01  # it has learnt something
+    assert evaluated.std(axis=0).max() > 0.02  # it depends on the images
 
 
 def test_batch_norm_groups_do_not_matter(config, trained, tmp_path):

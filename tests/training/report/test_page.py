@@ -238,7 +238,7 @@ def test_run_that_ended_early_says_so():
     page = render(summary, ROWS, CONFIG)
     assert "1.5 of 3 epochs, stopped early" in page
     assert "on 10,000 images; best 92.00% at step 100" in page
-    assert "best" not in Page(render({**summary, "best_top1": 0.91234}, ROWS, CONFIG)).text
+    assert "; best" not in Page(render({**summary, "best_top1": 0.91234}, ROWS, CONFIG)).text
     assert "3 of 3 epochs" not in render(SUMMARY, ROWS, CONFIG)
 
 
