@@ -190,6 +190,7 @@ class CommandFlags:
                     _HELP_WIDTH,
                     initial_indent="  ",
                     subsequent_indent="      ",
+                    break_on_hyphens=False,  # They belong to names, such as ffcv-imagenet.
                 )
         if left_out:
             more = f"imagenet-fast {self._command} --helpfull lists {len(left_out)} more flags."

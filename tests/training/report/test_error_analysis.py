@@ -102,7 +102,7 @@ def look(logits, labels, weights=None):
     weights = np.ones(len(labels), "f4") if weights is None else np.array(weights, "f4")
     logits = tf.constant(logits, tf.float32)
     labels = tf.constant(labels, tf.int32)
-    model = types.SimpleNamespace(logits=lambda images: logits, image_loss="cross_entropy")
+    model = types.SimpleNamespace(logits=lambda images, weights: logits, image_loss="cross_entropy")
     parts = error_analysis._predict(model, tf.constant(images), labels, tf.constant(weights))
     _, answers, _, images, facts = (part.numpy() for part in parts)
     return answers.tolist(), images[:, 0, 0, 0].tolist(), facts
