@@ -403,7 +403,7 @@ class DataOptions(SharedOptions):
 
     @property
     def input_size(self) -> int | None:
-        """The height and width of the network's input images; None: there are several sizes."""
+        """The height and width of the network's input images, or None for several sizes."""
         sizes = {size for size, _ in self.sizes_until}
         sizes |= {self.image_size, self.evaluation_image_size}
         return self.image_size if len(sizes) == 1 else None
