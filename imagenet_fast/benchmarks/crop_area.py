@@ -12,6 +12,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from imagenet_fast.base.errors import UserError
+from imagenet_fast.benchmarks.decode import on_one_core
 from imagenet_fast.benchmarks.report import Report, aligned, cpu, spread_text, values_of
 from imagenet_fast.benchmarks.timing import Spread, Times, time_interleaved, timed
 from imagenet_fast.data import decode
@@ -90,7 +91,7 @@ def compare_crop_areas(
     for area in AREAS:
         boxes = _boxes(sizes, area, random)
         for name, decoder in decoders.items():
-            calls[area, name] = timed(_on_one_core(decoder, encoded, indexes, boxes))
+            calls[area, name] = timed(_all_crops(decoder, encoded, indexes, boxes))
     times = time_interleaved(list(calls.values()), warmup=warmup, repeats=repeats)
     by_area: dict[float, dict[str, Times]] = {area: {} for area in AREAS}
     for (area, name), each in zip(calls, times):
@@ -159,7 +160,7 @@ def _whole(options: DataOptions) -> Decode:
     return decoded
 
 
-def _on_one_core(
+def _all_crops(
     decoder: Decode,
     encoded: Sequence[tf.Tensor],
     indexes: Sequence[tf.Tensor],
@@ -167,12 +168,8 @@ def _on_one_core(
 ) -> Callable[[], Any]:
     """Returns a function that decodes and resizes all crops."""
     dataset = tf.data.Dataset.from_tensor_slices((list(encoded), list(indexes), boxes))
-    dataset = dataset.map(lambda *parts: decoder(*parts)[0, 0, 0]).batch(len(encoded))
-    one_core = tf.data.Options()
-    one_core.threading.private_threadpool_size = 1
-    one_core.threading.max_intra_op_parallelism = 1
-    one_core.autotune.enabled = False
-    dataset = dataset.with_options(one_core)
+    dataset = dataset.map(lambda *parts: decoder(*parts)[0, 0, 0])
+    dataset = on_one_core(dataset.batch(len(encoded)))
     return lambda: dataset.get_single_element().numpy()
 
 

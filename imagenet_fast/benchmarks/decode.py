@@ -74,6 +74,15 @@ def compare_decoding(options: DataOptions, images: int, *, warmup: int, repeats:
     return Comparison(title, tuple(notes), tuple(calls), times, images)
 
 
+def on_one_core(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns the dataset, run by a single thread."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
 def _jpegs(options: DataOptions, images: int) -> list[tf.Tensor]:
     paths = read_info(options).splits["train"].paths
     records = itertools.chain.from_iterable(map(read_records, paths))
@@ -90,12 +99,7 @@ def _decoder(
     """Returns a function that decodes all crops: uint8 [images, image_size, image_size, 3]."""
     dataset = tf.data.Dataset.from_tensor_slices((list(encoded), boxes))
     dataset = dataset.map(lambda image, box: decode.decode_crop_and_resize(image, box, options))
-    dataset = dataset.batch(len(encoded))
-    one_core = tf.data.Options()
-    one_core.threading.private_threadpool_size = 1
-    one_core.threading.max_intra_op_parallelism = 1
-    one_core.autotune.enabled = False
-    dataset = dataset.with_options(one_core)
+    dataset = on_one_core(dataset.batch(len(encoded)))
     return lambda: dataset.get_single_element().numpy()
 
 

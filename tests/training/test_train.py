@@ -379,7 +379,7 @@ def test_early_stopping(config, tmp_path, capsys):
 
 
 class Watcher(RowLogger):
-    """Notes what it is told, and ends the run after an evaluation."""
+    """Records its calls, and ends the run after an evaluation."""
 
     def __init__(self, last):
         super().__init__()

@@ -240,7 +240,7 @@ def _jumps(epochs: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Returns the indices of the points before jumps, int [jumps].
 
     A jump is a change between two points with flat parts before and, unless it is the last one,
-    behind it. A change at the beginning is taken for a warmup.
+    behind it. A change at the beginning counts as a warmup.
     """
     slopes = np.abs(np.diff(values)) / np.maximum(np.diff(epochs), 1e-9)
     if len(slopes) < 2:
