@@ -220,6 +220,21 @@ def change(images: tf.Tensor, changes: Changes, options: DataOptions) -> tf.Tens
     return images
 
 
+def gather(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """Returns ``tf.gather(values, places)``, on GPUs also of uint8.
+
+    ``GatherV2`` has no kernel for uint8 there (``ResourceGather``, of variables, has one).
+
+    Args:
+      values: [count, ...], of a float dtype or uint8.
+      places: Positions in the first dimension, int32 or int64.
+    """
+    if values.dtype != tf.uint8:
+        return tf.gather(values, places)
+    # float32 represents all values exactly.
+    return tf.cast(tf.gather(tf.cast(values, tf.float32), places), tf.uint8)
+
+
 def _identities(seed: int, epoch: tf.Tensor | int, places: tf.Tensor) -> tf.Tensor:
     """Returns the identities of images for :mod:`stateless_random`, int64 [images, 3]."""
     seeds = tf.fill(tf.shape(places), tf.constant(seed, tf.int64))
@@ -232,9 +247,7 @@ def _pixels(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor) -> tf.Tensor
     count, size = tf.shape(images)[0], images.shape[1]
     starts = tf.range(count)[:, tf.newaxis, tf.newaxis] * size**2
     places = starts + rows[:, :, tf.newaxis] * size + columns[:, tf.newaxis, :]
-    # TensorFlow has no gather of uint8 on GPUs; float32 represents all values exactly.
-    flat = tf.cast(tf.reshape(images, [-1, images.shape[3]]), tf.float32)
-    return tf.cast(tf.gather(flat, places), images.dtype)
+    return gather(tf.reshape(images, [-1, images.shape[3]]), places)
 
 
 def _reflected(places: tf.Tensor, size: int) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Parts of a batch: equal micro-batches, for accumulation and pipelines, or some images."""
+"""Parts of a batch: equal micro-batches, for accumulation and pipelines, or a fraction of it."""
 
 from __future__ import annotations
 
@@ -59,16 +59,3 @@ def images_in(images: tf.Tensor, fraction: float) -> tf.Tensor | int:
 def rounded_part(size: int, fraction: float) -> int:
     """Returns the number of images in a fraction of ``size``: rounded, and at least one."""
     return min(size, max(1, round(fraction * size)))
-
-
-def take_images(images: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """Returns the images at some places of a batch, [places, height, width, channels].
-
-    Args:
-      images: [batch, height, width, channels], of any dtype.
-      places: int32 [places].
-    """
-    if not images.dtype.is_integer:
-        return tf.gather(images, places)
-    # TensorFlow has no gather of uint8 on GPUs; float32 represents all values exactly.
-    return tf.cast(tf.gather(tf.cast(images, tf.float32), places), images.dtype)

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
-from imagenet_fast.data.on_device import ImagesOnDevice
+from imagenet_fast.data.on_device import ImagesOnDevice, gather
 from imagenet_fast.distribute.all_reduce import AllReduce
 from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
@@ -24,7 +24,7 @@ from imagenet_fast.training.metric_sums import (
     batch_sums,
     skipped_sums,
 )
-from imagenet_fast.training.micro_batches import micro_batches, take_images
+from imagenet_fast.training.micro_batches import micro_batches
 from imagenet_fast.training.mix import Mixer
 from imagenet_fast.training.replicated_model import ReplicatedModel
 from imagenet_fast.training.selection import Proxy, hardest
@@ -246,7 +246,7 @@ class TrainingStep(ReplicatedModel):
             losses = self._image_losses(self(images, training=True), labels)
             assign_local(states, before)
         places = hardest(losses, weights, self.select_by_loss)
-        return take_images(images, places), tf.gather(labels, places), tf.gather(weights, places)
+        return gather(images, places), tf.gather(labels, places), tf.gather(weights, places)
 
     def update(self, gradients: Tensors) -> None:
         """Updates the weights and their shadow weights; to be called in a replica.

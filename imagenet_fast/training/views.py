@@ -7,8 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from imagenet_fast.data.on_device import gather
 from imagenet_fast.training.losses import class_probabilities
-from imagenet_fast.training.micro_batches import images_in, take_images
+from imagenet_fast.training.micro_batches import images_in
 
 # The image itself, and each of two shifted ones; all with their mirror images.
 _WEIGHTS = {"flip_and_shift": (1 / 2, 1 / 4), "flip_and_shift_equally": (1 / 3, 1 / 3)}
@@ -78,5 +79,5 @@ def logits_over_views(
     if weights is not None:
         certainty = tf.where(weights > 0, certainty, 2.0)
     _, uncertain = tf.math.top_k(-certainty, images_in(images, fraction))
-    averaged = mean_over_views(function, take_images(images, uncertain), views)
+    averaged = mean_over_views(function, gather(images, uncertain), views)
     return tf.tensor_scatter_nd_update(logits, uncertain[:, tf.newaxis], averaged)

@@ -5,10 +5,11 @@ import collections
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from imagenet_fast import Config, UserError
 from imagenet_fast.data.augment import augment, draw_changes
-from imagenet_fast.data.on_device import change, draw_in_groups
+from imagenet_fast.data.on_device import change, draw_in_groups, gather
 from imagenet_fast.data.pipeline import distributed_dataset, make_images_on_device
 
 IMAGES = 61
@@ -247,3 +248,28 @@ def test_alternating_flips_flip_each_image_every_second_epoch(plain, evaluated):
 def test_options_that_contradict(options, told):
     with pytest.raises(UserError, match=told):
         Config(**options)
+
+
+def _types_on_gpus(operation, name):
+    registered = kernels.get_registered_kernels_for_op(operation).kernel
+    constraints = [
+        own for kernel in registered if kernel.device_type == "GPU" for own in kernel.constraint
+    ]
+    return {
+        kind for own in constraints if own.name == name for kind in own.allowed_values.list.type
+    }
+
+
+@pytest.mark.parametrize("dtype", [tf.uint8, tf.float16, tf.float32])
+def test_gather_has_kernels_for_gpus(dtype):
+    values = tf.cast(tf.range(256), dtype)[:, tf.newaxis]
+    places = tf.constant([255, 0, 17])
+    function = tf.function(gather).get_concrete_function(values, places)
+    np.testing.assert_array_equal(function(values, places), values.numpy()[places.numpy()])
+    used = [own for own in function.graph.get_operations() if own.type == "GatherV2"]
+    on_gpus = _types_on_gpus("GatherV2", "Tparams")
+    assert used and all(own.get_attr("Tparams").as_datatype_enum in on_gpus for own in used)
+
+
+def test_variables_of_images_have_a_gather_on_gpus():
+    assert tf.uint8.as_datatype_enum in _types_on_gpus("ResourceGather", "dtype")
