@@ -193,7 +193,7 @@ LEFT_OUT = {
     *("muon_steps", "muon_coefficients", "muon_norm_every", "whitening_bias_until"),
     *("batch_table", "warmup", "warmup_kind", "warmup_start", "decay_power", "end_learning_rate"),
     *("decay_every", "knots_at", "knots", "optimizer_epsilon", "decoupled_weight_decay"),
-    *("width", "pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
+    *("pool_order", "activation", "celu_alpha", "logits_scale", "whitening"),
     *(
         "whitening_images",
         "group_activation",

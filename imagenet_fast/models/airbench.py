@@ -14,11 +14,10 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.layers import PatchWhitening
-from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 from imagenet_fast.models.cifar import (
     PYTORCH_WEIGHTS,
-    check_width,
     conv_block,
     max_pool_logits,
 )

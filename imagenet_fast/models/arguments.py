@@ -35,3 +35,17 @@ def check_sizes(
             f"{model}: images of {sizes[0]} x {sizes[1]} pixels are too small; use at least "
             f"{smallest} x {smallest}"
         )
+
+
+def check_width(model: str, width: int) -> None:
+    """Checks the number of channels of the first convolutions; 0 is the published one.
+
+    Args:
+        model: its name, for messages.
+        width: the number.
+
+    Raises:
+        UserError: if it is negative.
+    """
+    if width < 0:
+        raise UserError(f"{model}: width={width} is negative; use 0 for the published width")

@@ -12,20 +12,8 @@ from collections.abc import Callable
 import tensorflow as tf
 import tf_keras as keras
 
-from imagenet_fast.base.errors import UserError
-
 # As arguments of keras.initializers.VarianceScaling.
 PYTORCH_WEIGHTS = {"scale": 1 / 3, "mode": "fan_in", "distribution": "uniform"}
-
-
-def check_width(model: str, width: int) -> None:
-    """Checks the number of channels of the first convolutions; 0 is the published one.
-
-    Raises:
-        UserError: if it is negative.
-    """
-    if width < 0:
-        raise UserError(f"{model}: width={width} is negative; use 0 for the published width")
 
 
 def conv_block(

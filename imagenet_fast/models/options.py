@@ -43,6 +43,7 @@ _ALEXNET = Beside("model", ("alexnet_bn",))
 _RESNET9 = Beside("model", ("resnet9",))
 _AIRBENCH = Beside("model", ("airbench94", "airbench95", "airbench96", "airbench96_proxy"))
 _FOR_CIFAR = Beside("model", ("resnet9", *_AIRBENCH.values))
+_WITH_WIDTH = Beside("model", (*_IMAGENET_RESNET_NAMES, *_FOR_CIFAR.values))
 _AMOEBANETS = Beside("model", ("amoebanet_b", "amoebanet_d"))
 
 
@@ -59,12 +60,12 @@ class ModelOptions(SharedOptions):
     )
     width: int = option(
         0,
-        "channels of the first convolution of resnet9 and the first group of airbench94 to "
-        "airbench96, to which all others are in proportion; 0: as published, 64, 32 for "
-        "airbench96_proxy, or 128 for airbench95 and airbench96",
+        "channels of the first convolution of resnet9 and resnet18 to resnet152, and of the first "
+        "group of airbench94 to airbench96, to which all others are in proportion; 0: as "
+        "published, 64, 32 for airbench96_proxy, or 128 for airbench95 and airbench96",
         group="model",
         check=NOT_NEGATIVE,
-        beside=_FOR_CIFAR,
+        beside=_WITH_WIDTH,
     )
     pool_order: str = option(
         "conv_bn_relu_pool",
@@ -151,7 +152,7 @@ class ModelOptions(SharedOptions):
         "width of proxy_model; 0: as published",
         group="model",
         check=NOT_NEGATIVE,
-        beside=Beside("proxy_model", ("resnet9", *_AIRBENCH.values)),
+        beside=Beside("proxy_model", _WITH_WIDTH.values),
     )
     initial_weights: str = option(
         "",

@@ -21,7 +21,7 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.layers import BlurPool
-from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _BOTTLENECK = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 IMAGENET_DEPTHS = (*_BASIC, *_BOTTLENECK)
 CIFAR_DEPTHS = (8, 14, 20, 32, 56)
+_PUBLISHED_WIDTH = 64
 
 # Values of arguments.
 _CHOICES = {
@@ -46,6 +47,7 @@ def resnet(
     num_classes: int = 1000,
     input_shape: tuple[int | None, int | None, int] = (224, 224, 3),
     *,
+    width: int = 0,
     stem: str = "imagenet",
     zero_gamma: bool = True,
     stride_on_1x1: bool = False,
@@ -60,6 +62,8 @@ def resnet(
         depth: 18, 34, 50, 101 or 152.
         num_classes: number of logits.
         input_shape: (height, width, channels) of one image; height and width may be None.
+        width: channels of the first convolution, to which all others are in proportion; 0: 64, as
+            published.
         stem: ``"imagenet"``, a 7x7 convolution and a 3x3 max pool, both of stride 2, or
             ``"small"``, a 3x3 convolution of stride 1 and no pool, for images of about 32 pixels.
         zero_gamma: whether the last batch norm of each block starts with gamma 0 instead of 1, so
@@ -80,10 +84,11 @@ def resnet(
         normalized, to float32 logits [batch, num_classes].
 
     Raises:
-        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, or the depth
-            has no 1x1 for the stride.
+        UserError: if there is no such depth, stem, ``blur_pool`` or ``gamma_init``, the depth has
+            no 1x1 for the stride, or the width is negative.
     """
     check_sizes(f"resnet{depth}", num_classes, input_shape)
+    check_width(f"resnet{depth}", width)
     if depth not in IMAGENET_DEPTHS:
         raise UserError(f"resnet: there is no depth {depth}; the depths are {IMAGENET_DEPTHS}")
     _check_choices("resnet", stem=stem, blur_pool=blur_pool, gamma_init=gamma_init)
@@ -93,10 +98,11 @@ def resnet(
             f"does not have; the depths that do are {tuple(_BOTTLENECK)}"
         )
     norm = _norm(gamma_init, norm_options)
+    first = width or _PUBLISHED_WIDTH
 
     images = keras.Input(input_shape, name="images")
     if stem == "imagenet":
-        x = _conv_norm_relu(images, 64, 7, 2, norm, "stem")
+        x = _conv_norm_relu(images, first, 7, 2, norm, "stem")
         # Zeros are as good as -inf for the pool's padding: ReLU's outputs are not below them.
         x = keras.layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
         if blur_pool == "convolutions_and_pools":
@@ -105,20 +111,20 @@ def resnet(
         else:
             x = keras.layers.MaxPooling2D(3, 2, name="stem_pool")(x)
     else:
-        x = _conv_norm_relu(images, 64, 3, 1, norm, "stem")
+        x = _conv_norm_relu(images, first, 3, 1, norm, "stem")
 
     blur = blur_pool != "none"
     for stage, blocks in enumerate({**_BASIC, **_BOTTLENECK}[depth], start=1):
-        width = 64 * 2 ** (stage - 1)
+        filters = first * 2 ** (stage - 1)
         for block in range(1, blocks + 1):
             strides = 2 if stage > 1 and block == 1 else 1
             block_name = f"stage{stage}_block{block}"
             if depth in _BASIC:
-                convs = [(width, 3, strides), (width, 3, 1)]
+                convs = [(filters, 3, strides), (filters, 3, 1)]
             elif stride_on_1x1:
-                convs = [(width, 1, strides), (width, 3, 1), (4 * width, 1, 1)]
+                convs = [(filters, 1, strides), (filters, 3, 1), (4 * filters, 1, 1)]
             else:
-                convs = [(width, 1, 1), (width, 3, strides), (4 * width, 1, 1)]
+                convs = [(filters, 1, 1), (filters, 3, strides), (4 * filters, 1, 1)]
             shortcut = x
             if strides > 1 or x.shape[-1] != convs[-1][0]:
                 conv_name = f"{block_name}_projection_conv"

@@ -15,9 +15,9 @@ import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, nearest
 from imagenet_fast.layers import PatchWhitening
-from imagenet_fast.models.arguments import check_sizes
+from imagenet_fast.models.arguments import check_sizes, check_width
 from imagenet_fast.models.batch_norm import NormOptions, batch_norm, norm_arguments
-from imagenet_fast.models.cifar import check_width, conv_block, max_pool_logits
+from imagenet_fast.models.cifar import conv_block, max_pool_logits
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -104,6 +104,17 @@ def test_resnet50_tensors_by_kind():
     assert size(model.get_layer("logits").trainable_variables) == 2_049_000
 
 
+@pytest.mark.parametrize(("depth", "options"), [(18, {"stem": "small"}), (50, {})])
+def test_width_is_a_factor_of_all_channels(depth, options):
+    with shape_only():
+        published, narrow = (resnet(depth, width=width, **options) for width in (0, 8))
+    filters = [
+        [conv.filters for conv in layers_of(m, keras.layers.Conv2D)] for m in (published, narrow)
+    ]
+    assert filters[0] == [8 * number for number in filters[1]]
+    assert filters[1][0] == 8
+
+
 def test_he_init_by_fan_out():
     model = resnet50()
     for name, fan_out in (
@@ -376,6 +387,7 @@ def test_training_updates_the_moving_averages_by_the_momentum():
         (lambda: resnet(50, stem="cifar"), "no stem 'cifar'.*'small'"),
         (lambda: resnet(50, blur_pool="pools"), "no blur_pool 'pools'.*'convolutions_and_pools'"),
         (lambda: cifar_resnet(20, gamma_init="normal"), "no gamma_init 'normal'.*'uniform'"),
+        (lambda: resnet(18, width=-8), "resnet18: width=-8 is negative"),
         (lambda: resnet(34, stride_on_1x1=True), r"depth 34 .*\(50, 101, 152\)"),
     ],
 )
