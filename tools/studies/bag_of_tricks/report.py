@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from study import page, tables
+from study import page, step_times, tables
 from study.log import Key, Record
 from study.settings import Experiment, Setting
-from study.style import COLORS, drawn
+from study.style import COLORS, drawn, plot_accuracies
 
 from bag_of_tricks.experiments import (
     EPOCHS,
@@ -28,7 +27,7 @@ from bag_of_tricks.experiments import (
 from imagenet_fast.base.files import write_results
 from imagenet_fast.config import Config
 
-PAGE, STEP_TIMES = "bag_of_tricks.md", "step_times.json"
+PAGE = "bag_of_tricks.md"
 _PUBLISHED_EPOCHS, _PUBLISHED_SECONDS = 24, 75
 
 # Seconds of an epoch.
@@ -54,13 +53,8 @@ def write_report(
 
 def read_step_times(directory: pathlib.Path) -> StepTimes:
     """Returns the measurements of ``step_times.py``; empty if there are none."""
-    file = directory / STEP_TIMES
-    if not file.exists():
-        return {}
-    measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
-    return {
-        config: measured[name]["median"] for name, config in timed().items() if name in measured
-    }
+    measured = step_times.read(directory)
+    return {config: measured[name] for name, config in timed().items() if name in measured}
 
 
 def filled_page(text: str, records: Mapping[Key, Record], times: StepTimes) -> str:
@@ -75,16 +69,6 @@ def filled_page(text: str, records: Mapping[Key, Record], times: StepTimes) -> s
     return page.fill(text, parts)
 
 
-def _accuracy(setting: Setting, records: Mapping[Key, Record]) -> str:
-    """Returns mean and standard deviation in percent, and the number of runs."""
-    found = tables.outcome(setting, records)
-    if not found.errors:
-        return ""
-    if len(found.errors) == 1:
-        return f"{100 * (1 - found.mean):.2f} (1)"
-    return f"{100 * (1 - found.mean):.2f} ± {100 * found.deviation:.2f} ({len(found.errors)})"
-
-
 def _seconds(epochs: int, time: float | None) -> str:
     return "" if time is None else f"{epochs * time:.0f}"
 
@@ -94,7 +78,15 @@ def _ladder_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     for step, setting in zip(STEPS, ladder().settings):
         published = "" if step.seconds is None else f"{step.seconds:g}"
         seconds = _seconds(step.epochs, times.get(setting.config))
-        rows.append([step.name, str(step.epochs), _accuracy(setting, records), seconds, published])
+        rows.append(
+            [
+                step.name,
+                str(step.epochs),
+                tables.outcome(setting, records).accuracy,
+                seconds,
+                published,
+            ]
+        )
     heading = ["with all before it", "epochs", "accuracy", "seconds", "published, to 94%: seconds"]
     return tables.markdown(heading, rows)
 
@@ -118,7 +110,7 @@ def _epochs_table(records: Mapping[Key, Record], times: StepTimes) -> str:
                     setting.method,
                     str(width),
                     str(epochs),
-                    _accuracy(setting, records),
+                    tables.outcome(setting, records).accuracy,
                     f"{epochs / first.epochs:.2f}",
                     _seconds(epochs, seconds),
                     fraction,
@@ -152,7 +144,7 @@ def _one_less_table(
         difference = ""
         if setting.method != FULL and found.errors and whole.errors:
             difference = f"{100 * (whole.mean - found.mean):+.2f}"
-        rows.append([name, _accuracy(setting, records), difference])
+        rows.append([name, found.accuracy, difference])
     return tables.markdown(["", "accuracy", "difference"], rows)
 
 
@@ -165,7 +157,7 @@ def _precisions_table(records: Mapping[Key, Record], times: StepTimes) -> str:
     rows = []
     for setting in precisions().settings:
         seconds = [_seconds(1, times.get(setting.config.replace(width=width))) for width in EPOCHS]
-        rows.append([setting.method, _accuracy(setting, records), *seconds])
+        rows.append([setting.method, tables.outcome(setting, records).accuracy, *seconds])
     heading = ["all tricks, 10 epochs", "accuracy"]
     heading += [f"seconds an epoch, {width} channels" for width in EPOCHS]
     return tables.markdown(heading, rows)
@@ -196,28 +188,18 @@ def _draw_tricks(figure: Figure, records: Mapping[Key, Record]) -> None:
         f"{step.name}, {step.epochs} epochs": setting
         for step, setting in zip(STEPS, ladder().settings)
     }
-    _draw_rows(left, steps, records, COLORS[0])
+    plot_accuracies(left, _outcomes(steps, records), COLORS[0])
     left.set_title("one trick after another")
     first, *others = ablation().settings
     rows = {FULL: first, **{_taken_away(setting.method): setting for setting in others}}
-    _draw_rows(right, rows, records, COLORS[1])
+    plot_accuracies(right, _outcomes(rows, records), COLORS[1])
     right.set_title(f"all tricks but one, {STEPS[-1].epochs} epochs")
 
 
-def _draw_rows(
-    axes: Axes, rows: Mapping[str, Setting], records: Mapping[Key, Record], color: str
-) -> None:
-    """Draws a row for each setting: its runs, and their mean and standard deviation."""
-    for place, setting in enumerate(rows.values()):
-        found = tables.outcome(setting, records)
-        if found.errors:
-            runs = [100 * (1 - error) for error in found.errors]
-            axes.plot(runs, [place] * len(runs), ".", color=color, alpha=0.4)
-            mean, deviation = 100 * (1 - found.mean), 100 * found.deviation
-            axes.errorbar(mean, place, xerr=deviation, color=color, marker="o", capsize=3)
-    axes.set_yticks(range(len(rows)), rows)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel("top-1 accuracy, percent")
+def _outcomes(
+    rows: Mapping[str, Setting], records: Mapping[Key, Record]
+) -> dict[str, tables.Outcome]:
+    return {name: tables.outcome(setting, records) for name, setting in rows.items()}
 
 
 def _draw_points(

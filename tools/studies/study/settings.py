@@ -11,7 +11,10 @@ PLAIN = "plain"
 # The default number of runs of each setting.
 SEEDS = 3
 # They do not change the weights of a run, but its times and what is measured of it.
-_EVALUATION = {"checkpoint_every", "eval_every", "test_time_augmentation", "tta_fraction"}
+_EVALUATION = {
+    *("checkpoint_every", "eval_every", "eval_image_size"),
+    *("test_time_augmentation", "tta_fraction"),
+}
 
 
 @dataclasses.dataclass(frozen=True)

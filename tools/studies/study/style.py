@@ -29,6 +29,25 @@ def drawn(draw: Callable[[Figure], None], size: tuple[float, float]) -> str:
         return svg(figure)
 
 
+def plot_accuracies(axes: Axes, outcomes: Mapping[str, Outcome], color: str) -> None:
+    """Plots a row for each outcome: its runs, and their mean and standard deviation.
+
+    Args:
+      axes: to draw into.
+      outcomes: by the name of the row; those without runs have empty rows.
+      color: of the points.
+    """
+    for place, found in enumerate(outcomes.values()):
+        if found.errors:
+            runs = [100 * (1 - error) for error in found.errors]
+            axes.plot(runs, [place] * len(runs), ".", color=color, alpha=0.4)
+            mean, deviation = 100 * (1 - found.mean), 100 * found.deviation
+            axes.errorbar(mean, place, xerr=deviation, color=color, marker="o", capsize=3)
+    axes.set_yticks(range(len(outcomes)), outcomes)
+    axes.set_ylim(len(outcomes) - 0.5, -0.5)
+    axes.set_xlabel("top-1 accuracy, percent")
+
+
 def plot_errors(axes: Axes, outcomes: Mapping[float, Outcome], label: str, color: str) -> None:
     """Plots mean errors in percent with their standard deviations.
 

@@ -32,6 +32,14 @@ class Outcome:
         """The sample standard deviation of the errors; 0 for a single run."""
         return statistics.stdev(self.errors) if len(self.errors) > 1 else 0.0
 
+    @property
+    def accuracy(self) -> str:
+        """Mean and standard deviation of the accuracy in percent, and the number of runs."""
+        if not self.errors:
+            return ""
+        deviation = f" ± {100 * self.deviation:.2f}" if len(self.errors) > 1 else ""
+        return f"{100 * (1 - self.mean):.2f}{deviation} ({len(self.errors)})"
+
     def __str__(self) -> str:
         """Mean and standard deviation in percent; an unusual number of runs is given, too."""
         if self.diverged:

@@ -16,6 +16,7 @@ from imagenet_fast.training.build import build_model
 from imagenet_fast.training.callback import TensorsCallback
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.schedule import total_steps
+from imagenet_fast.training.segments import segments
 from study.settings import PLAIN, Setting
 
 Result = dict[str, Any]
@@ -58,21 +59,39 @@ def run(
     model = build_model(config)
     losses = _Losses()
     callbacks, additions = {PLAIN: _plain, **(kinds or {})}[setting.kind](model)
-    steps = total_steps(config, model.steps_per_epoch)
-    model.fit(
-        make_dataset(config, "train"),
-        # The run has whole epochs, or is shorter than one.
-        epochs=max(1, steps // model.steps_per_epoch),
-        steps_per_epoch=min(steps, model.steps_per_epoch),
-        callbacks=[losses, *callbacks],
-        verbose=0,
-    )
+    fit(model, [losses, *callbacks])
     result = {"error": None, "loss": None, "losses": losses.by_epoch}
     if not losses.diverged:
         metrics = model.evaluate(make_dataset(config, "validation"), verbose=0, return_dict=True)
         result.update(error=round(1 - float(metrics["top1"]), 6), loss=float(metrics["loss"]))
     seconds = round(time.monotonic() - begin, 1)
     return {**result, **additions(), "seconds": seconds, "versions": environment.versions()}
+
+
+def fit(model: Classifier, callbacks: list[keras.callbacks.Callback]) -> None:
+    """Trains for the configured duration, in images of all its sizes.
+
+    Args:
+      model: with its configuration.
+      callbacks: their epochs also end with an image size, and with the run.
+    """
+    config, epoch = model.config, model.steps_per_epoch
+    changes = [until.steps(epoch, config.batch_size) for _, until in config.sizes_until]
+    total = total_steps(config, epoch)
+    for first_epoch, epochs, first_step, steps in segments(0, total, epoch, changes):
+        if changes:
+            # Otherwise TensorFlow would trace one program for images of any size.
+            model.make_train_function(force=True)
+        model.fit(
+            make_dataset(config, "train", first_step),
+            initial_epoch=first_epoch,
+            epochs=epochs,
+            steps_per_epoch=steps,
+            callbacks=callbacks,
+            verbose=0,
+        )
+        if model.stop_training:
+            break
 
 
 class _Losses(TensorsCallback):

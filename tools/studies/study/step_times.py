@@ -1,0 +1,62 @@
+"""Interleaved timings of training steps, and their file in a study's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Mapping
+
+from imagenet_fast.benchmarks.timing import Spread, time_interleaved
+from imagenet_fast.config import Config
+from imagenet_fast.distribute.quiet import import_tensorflow
+
+FILE = "step_times.json"
+# More steps than a pipeline on the host makes batches at once.
+STEPS = 12
+_WARMUP = 1
+
+
+def read(directory: pathlib.Path) -> dict[str, float]:
+    """Returns the median seconds of an epoch's steps by configuration; empty if there is no file.
+
+    Args:
+      directory: of the study's log.
+    """
+    file = directory / FILE
+    if not file.exists():
+        return {}
+    measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
+    return {name: spread["median"] for name, spread in measured.items()}
+
+
+def measure(
+    configs: Mapping[str, Config], data_dir: str, repeats: int
+) -> dict[str, dict[str, float]]:
+    """Returns the seconds of an epoch's steps of each configuration: median, min and max.
+
+    Args:
+      configs: by name, each with a single size of training images.
+      data_dir: of the shards.
+      repeats: timed turns of ``STEPS`` steps.
+
+    Raises:
+      UserError: if the data cannot be used.
+    """
+    import_tensorflow()
+    from imagenet_fast.benchmarks.step import on_new_iterators
+    from imagenet_fast.data.pipeline import distributed_dataset
+    from imagenet_fast.training.build import build_model
+
+    models = [build_model(config.replace(data_dir=data_dir)) for config in configs.values()]
+    calls = [
+        on_new_iterators(model, distributed_dataset(model.config, "train"), STEPS)
+        for model in models
+    ]
+    times = time_interleaved(calls, warmup=_WARMUP, repeats=repeats)
+    return {
+        name: dataclasses.asdict(
+            Spread.of([seconds / STEPS * model.steps_per_epoch for seconds in found.seconds])
+        )
+        for name, model, found in zip(configs, models, times)
+    }
