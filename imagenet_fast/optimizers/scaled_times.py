@@ -32,13 +32,17 @@ def scale_times(times: Times, before: Duration, after: Duration) -> Times:
       UserError: if the three units differ, so that no fraction is known.
     """
     if isinstance(times, tuple):
-        return tuple(scale_times(time, before, after) for time in times)  # type: ignore[misc]
-    if not times.amount:
-        return times
+        # Zeros keep the unit of the others.
+        scaled = any(time.amount for time in times)
+        return tuple(_scale(time, before, after) for time in times) if scaled else times
+    return _scale(times, before, after) if times.amount else times
+
+
+def _scale(time: Duration, before: Duration, after: Duration) -> Duration:
     if before.unit == after.unit:
-        unit = times.unit
-    elif times.unit == before.unit:
+        unit = time.unit
+    elif time.unit == before.unit:
         unit = after.unit
     else:
-        raise UserError(f"{times} of {before} is no known fraction of {after}")
-    return Duration(float(f"{times.amount * after.amount / before.amount:.5g}"), unit)
+        raise UserError(f"{time} of {before} is no known fraction of {after}")
+    return Duration(float(f"{time.amount * after.amount / before.amount:.5g}"), unit)

@@ -22,6 +22,11 @@ def test_other_units():
     # Of the same fraction of the run: by the durations' ratio, or in the new unit.
     assert scale_times(steps, epochs(40), epochs(20)) == Duration(500, "steps")
     assert scale_times(epochs(9), epochs(90), steps) == Duration(100, "steps")
+    # A first knot of 0 is in the unit of the others.
+    assert scale_times((epochs(0), epochs(9)), epochs(90), steps) == (
+        Duration(0, "steps"),
+        Duration(100, "steps"),
+    )
     assert scale_times((epochs(30), epochs(60)), epochs(90), examples) == (
         Duration(1e6, "examples"),
         Duration(2e6, "examples"),
