@@ -22,7 +22,7 @@ from imagenet_fast.base.files import write_file
 
 _BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # Those with a function timed() that returns configurations by name.
-STUDIES = ("bag_of_tricks", "equal_seconds")
+STUDIES = ("bag_of_tricks",)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -22,6 +22,7 @@ page = importlib.import_module("study.page")
 report = importlib.import_module("large_batch.report")
 runner = importlib.import_module("study.runner")
 settings = importlib.import_module("study.settings")
+shared_training = importlib.import_module("study.training")
 tables = importlib.import_module("study.tables")
 training = importlib.import_module("large_batch.training")
 
@@ -138,6 +139,31 @@ def test_run(digits):
     assert len(result["losses"]) == 4
     assert result["losses"][-1] < result["losses"][0]
     assert json.loads(json.dumps(result)) == result
+
+
+def test_fit_changes_image_sizes(monkeypatch):
+    """One call of fit for each size; a run need not have whole epochs."""
+    calls = []
+
+    class Model:
+        config = BASE.replace(
+            duration="25 steps", train_sizes=(8, 12), train_until=("4 steps", "10 steps")
+        )
+        steps_per_epoch, stop_training = 10, False
+
+        def make_train_function(self, force):
+            calls.append("trace")
+
+        def fit(self, dataset, *, initial_epoch, epochs, steps_per_epoch, **_):
+            calls.append((dataset, (epochs - initial_epoch) * steps_per_epoch))
+
+    monkeypatch.setattr(shared_training, "make_dataset", lambda config, split, step: step)
+    shared_training.fit(Model(), [])
+    assert calls == ["trace", (0, 4), "trace", (4, 6), "trace", (10, 10), "trace", (20, 5)]
+    calls.clear()
+    Model.config = BASE.replace(duration="20 steps")
+    shared_training.fit(Model(), [])
+    assert calls == [(0, 20)]
 
 
 def test_run_that_diverges(digits):
