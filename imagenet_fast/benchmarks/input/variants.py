@@ -110,6 +110,8 @@ def _one_by_one(
     return made.batch(options.batch_size)
 
 
+# AutoGraph cannot convert Config's checks, and nothing here needs converting.
+@tf.autograph.experimental.do_not_convert
 def _example(
     encoded: tf.Tensor,
     label: tf.Tensor,

@@ -227,11 +227,17 @@ def test_parts(config, part, names):
     assert all(len(times.seconds) == 2 for times in comparison.times)
 
 
-def test_evaluation_is_timed_by_whole_passes(config):
+def test_evaluation_is_timed_from_its_first_batch_on(config):
     comparison = InputBenchmark(config, {}, images=16, warmup=1, repeats=2).evaluation()
     assert comparison.names == ("with", "without")
-    assert comparison.images == 16 * -(-359 // 16)
+    assert comparison.images == 16 * (-(-359 // 16) - 1)
     assert all(min(times.seconds) > 0 for times in comparison.times)
+
+
+def test_evaluation_of_one_batch_is_refused(config):
+    benchmark = InputBenchmark(config.replace(batch_size=360), {}, images=1, warmup=0, repeats=1)
+    with pytest.raises(UserError, match="two batches: give a smaller --batch_size"):
+        benchmark.evaluation()
 
 
 def test_indexes_are_an_optimization_of_fused_decoding(config, monkeypatch):
