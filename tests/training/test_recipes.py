@@ -9,11 +9,13 @@ import re
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.durations import Duration
 from imagenet_fast.config import Config
 from imagenet_fast.data.pipeline import training_image_size
+from imagenet_fast.optimizers import LARS
 from imagenet_fast.optimizers.batch_tables import values_for_batch
 from imagenet_fast.training.schedule import build_schedule, decay_steps
 
@@ -191,6 +193,32 @@ def test_learning_rates_of_mlperf_3k():
     )
 
 
+def test_momentum_of_mlperf_3k():
+    """NVIDIA's SGDwFASTLARS, whose momentum is scaled by the ratio of successive rates."""
+    config = load("mlperf_3k")
+    lars = LARS(
+        build_schedule(config, 400),
+        config.momentum,
+        config.weight_decay,
+        nesterov=config.nesterov,
+        rate_in_momentum=config.rate_in_momentum != "no",
+    )
+    weight, gradient = np.array([3.0, -4.0]), np.array([0.6, 0.8])
+    variable = tf.Variable(weight, dtype=tf.float32)
+    lars.build([variable])
+    first = 4  # of the warmup, in which successive rates differ most
+    lars.iterations.assign(first)
+    buffer, last = np.zeros(2), 11 * first / 802
+    for step in range(first, first + 4):
+        rate = 11 * step / 802
+        norm = np.linalg.norm(weight)
+        trust = 0.001 * norm / (1 + 5e-5 * norm)
+        buffer = 0.9 * rate / last * buffer + rate * trust * (gradient + 5e-5 * weight)
+        weight, last = weight - buffer, rate
+        lars.apply_gradients([(tf.constant(gradient, tf.float32), variable)])
+    np.testing.assert_allclose(variable.numpy(), weight, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "rate"), [("mlperf_4k", 10.0), ("mlperf_32k", 31.2), ("mlperf_64k", 24.699)]
 )
@@ -327,7 +355,8 @@ def test_optimizers(name, optimizer, momentum, nesterov, decay, epsilon, smoothi
     assert (config.optimizer, config.momentum, config.nesterov) == (optimizer, momentum, nesterov)
     assert (config.weight_decay, config.lars_epsilon) == (decay, epsilon)
     assert (config.label_smoothing, config.precision) == (smoothing, precision)
-    assert (config.lars_eeta, config.rate_in_momentum == "no") == (0.001, False)
+    outside = name == "mlperf_3k"  # see test_momentum_of_mlperf_3k
+    assert (config.lars_eeta, config.rate_in_momentum == "no") == (0.001, outside)
     # Biases are decayed by Goyal et al. and Google's SGD, but not where LARS skips them.
     assert config.weight_decay_on == ("weights" if optimizer == "lars" else "auto")
     assert (config.batch_norm_momentum, config.batch_norm_epsilon) == (0.9, 1e-5)
