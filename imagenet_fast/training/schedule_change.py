@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.option import option_text
 from imagenet_fast.config import Config
+from imagenet_fast.optimizers.muon import resets_of_norm
 from imagenet_fast.training.model_dir import (
     CHECKPOINTS,
     SCHEDULE_OPTIONS,
@@ -64,11 +67,8 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
             f"of step {first + 1} would have been {rates[first]:.7g}, but was {before[first]:.7g}; "
             f"{new_run}"
         )
-    if config.lookahead_every and total != total_steps(earlier, steps_per_epoch):
-        raise UserError(
-            f"the run in {directory} cannot resume with {change}: the steps of lookahead depend on "
-            f"the duration; {new_run}"
-        )
+    if reason := _other_difference(config, earlier, steps_per_epoch, step):
+        raise UserError(f"the run in {directory} cannot resume with {change}: {reason}; {new_run}")
     left = rates[step:]
     if len(left) and not left.any():
         raise UserError(
@@ -78,6 +78,39 @@ def change_of_schedule(config: Config, steps_per_epoch: int) -> str:
     lasting = f"; learning rate {left[0]:.4g}" if len(left) else ""
     ending = f" to {left[-1]:.4g}" if len(left) and left[-1] != left[0] else ""
     return f"from step {step} with {change}{lasting}{ending}"
+
+
+def _other_difference(config: Config, earlier: Config, steps_per_epoch: int, step: int) -> str:
+    """Returns what the schedule changes in the first steps besides learning rates; empty: nothing.
+
+    Args:
+      config: has the new schedule.
+      earlier: has the run's, with the same learning rates in these steps.
+      steps_per_epoch: weight updates in an epoch.
+      step: number of steps.
+    """
+    total, before = (total_steps(each, steps_per_epoch) for each in (config, earlier))
+    if config.lookahead_every and total != before:
+        return "the steps of lookahead depend on the duration"
+    for every in {1, config.proxy_every}:
+        resets, resets_before = (
+            resets_of_norm(config.muon_norm_every, math.ceil(steps / every))
+            for steps in (total, before)
+        )
+        updates = math.ceil(step / every)
+        if resets[:updates] != resets_before[:updates]:
+            return "the steps in which muon_norm_every resets norms depend on the duration"
+    if config.decoupled_weight_decay and (
+        config.scaled_learning_rate != earlier.scaled_learning_rate
+    ):
+        return "decoupled_weight_decay depends on the scaled learning rate"
+    until, until_before = (
+        each.whitening_bias_until.steps(steps_per_epoch, each.batch_size)
+        for each in (config, earlier)
+    )
+    if until != until_before:
+        return "the learning rates of the whitening layer's bias would have been others"
+    return ""
 
 
 def _learning_rates(config: Config, steps_per_epoch: int, steps: int) -> np.ndarray:

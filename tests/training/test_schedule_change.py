@@ -12,6 +12,7 @@ STEPS = 44  # of an epoch
 DIGITS = {"warmup": "0 epochs", "batch_size": 32, "learning_rate_batch": 32}
 DECAYS = {**DIGITS, "duration": "12 epochs", "decay_at": "8 epochs,11 epochs"}
 COSINE = {**DIGITS, "duration": "12 epochs", "schedule": "cosine"}
+CONSTANT = {**DIGITS, "duration": "12 epochs", "schedule": "constant"}
 KNOTS = {
     "duration": "12 epochs",
     "batch_size": 32,
@@ -62,6 +63,13 @@ def change(tmp_path):
             {"decay_at": "8 epochs,11 epochs,13 epochs", "duration": "14 epochs"},
             "; learning rate 0.001 to 0.0001",
         ),
+        # Norms are reset in every fourth step, whatever the duration.
+        (
+            {**CONSTANT, "optimizer": "muon", "muon_norm_every": (4,)},
+            528,
+            {"duration": "20 epochs"},
+            "learning rate 0.1",
+        ),
         # Shortened to what is done.
         (DECAYS, 352, {"duration": "8 epochs"}, "duration='8 epochs' instead of '12 epochs'"),
     ],
@@ -94,6 +102,24 @@ def test_changes_from_a_step_on(change, options, step, changes, expected):
             528,
             {"duration": "20 epochs"},
             "the steps of lookahead depend on the duration",
+        ),
+        (
+            {**CONSTANT, "optimizer": "muon", "muon_norm_every": (2, 17)},
+            528,
+            {"duration": "20 epochs"},
+            "the steps in which muon_norm_every resets norms depend on the duration",
+        ),
+        (
+            {**KNOTS, "decoupled_weight_decay": True},
+            100,
+            {"learning_rate": 0.2, "knots": (0.05, 0.5, 0.0)},
+            "decoupled_weight_decay depends on the scaled learning rate",
+        ),
+        (
+            {**CONSTANT, "model": "airbench94", "whitening_bias_until": "3 epochs"},
+            528,
+            {"whitening_bias_until": "5 epochs"},
+            "the learning rates of the whitening layer's bias would have been others",
         ),
         (DECAYS, 528, {"duration": "20 epochs", "seed": 3}, r"other options \(seed is 0 there, 3"),
         # Nothing says at which step it is.
