@@ -9,6 +9,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, nearest
+from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, to_path
 from imagenet_fast.config import Config
 from imagenet_fast.data.options import DataOptions
@@ -26,6 +28,11 @@ Weights = Mapping[str, Mapping[str, np.ndarray]]
 
 # Pixel mean of Keras applications' pretrained networks: red, green, blue.
 _KERAS_MEAN = (123.68, 116.779, 103.939)
+# Options of networks that change neither the number nor the shapes of weights.
+_UNSEEN_IN_WEIGHTS = (
+    *("blur_pool", "stride_on_1x1", "pool_order", "activation", "celu_alpha"),
+    *("group_activation", "logits_scale"),
+)
 _SOURCES = (
     "the model_dir of a trained run, a SavedModel that `export` wrote, or a file of Keras "
     "applications' weights (.h5)"
@@ -86,6 +93,7 @@ def load_initial_weights(
         if (path / "saved_model.pb").is_file():
             weights, labels = _read_export(path)
         elif (path / CONFIG_FILE).is_file():
+            _warn_of_another_network(config, read_config(str(path)))
             weights, labels = _read_run(path, rebuild)
         elif path.exists():
             raise UserError(f"initial_weights: {path} is neither {_SOURCES}")
@@ -98,6 +106,17 @@ def load_initial_weights(
     model.restart_shadow_weights()
     head = "including" if same_classes else "except"
     return f"initial weights: those of {path}, {head} the classification head (logits)"
+
+
+def _warn_of_another_network(config: Config, run: Config) -> None:
+    """Warns if this network computes something else with a run's weights than the run's does."""
+    names = [name for name in config.differences(run) if name in _UNSEEN_IN_WEIGHTS]
+    if names and config.model == run.model:
+        flags = " ".join(f"--{name}={option_text(getattr(run, name))}" for name in names)
+        warn_once(
+            f"initial_weights: the network of {run.model_dir} has the same weights, but computes "
+            f"something else with them: for the same network give {flags}"
+        )
 
 
 def _read_run(

@@ -245,6 +245,16 @@ def test_another_networks_weights_change_nothing(run):
         build_model(config)
 
 
+def test_another_network_with_the_same_weights_is_named(tmp_path, capfd):
+    airbench = {"model": "airbench94", "width": 4}
+    make_run(tmp_path, **airbench, group_activation="silu")
+    config = SMALL.replace(**airbench, initial_weights=str(tmp_path))
+    build_model(config.replace(group_activation="silu"))
+    assert "computes something else" not in capfd.readouterr().err
+    build_model(config)
+    assert "for the same network give --group_activation=silu" in capfd.readouterr().err
+
+
 def test_weights_of_a_deeper_network_are_an_error():
     """All layers of the network are there, with the same shapes, and others between them."""
     config = SMALL.replace(synthetic=True, num_classes=10)
