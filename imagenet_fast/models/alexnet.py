@@ -60,8 +60,8 @@ def alexnet_bn(
     if height is None or width is None:
         raise UserError(
             f"alexnet_bn: images of {height} x {width} pixels have no fixed size, which its dense "
-            f"layers need; use one of at least {_MIN_SIZE} x {_MIN_SIZE}, without train_sizes and "
-            "eval_image_size"
+            f"layers need; use one of at least {_MIN_SIZE} x {_MIN_SIZE}, without train_sizes, "
+            "size_ramp and eval_image_size"
         )
     if not 0 <= dropout < 1:
         raise UserError(f"alexnet_bn: dropout={dropout} is not in [0, 1)")

@@ -156,7 +156,7 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
     except UserError:
         raise
     except Exception as error:  # the user's code may raise anything
-        sizes = " for images of any size, as with train_sizes or eval_image_size"
+        sizes = " for images of any size, as with train_sizes, size_ramp or eval_image_size"
         where = sizes if None in image_shape else ""
         raise UserError(f"{described} failed{where}: {_reason(error)}") from error
     if not isinstance(network, keras.Model):

@@ -197,7 +197,7 @@ def test_errors_come_before_images_are_read(digits, monkeypatch, changes, messag
 
 def test_dense_layers_need_images_of_one_size():
     config = SMALL.replace(model="alexnet_bn", image_size=64, eval_image_size=96)
-    with pytest.raises(UserError, match=r"alexnet_bn: .* without train_sizes and eval_image_size"):
+    with pytest.raises(UserError, match=r"alexnet_bn: .*, size_ramp and eval_image_size"):
         build_classifier(config, "ab")
 
 

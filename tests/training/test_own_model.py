@@ -351,7 +351,7 @@ def test_dense_layers_of_images_of_several_sizes():
         x = keras.layers.Flatten()(images)
         return keras.Model(images, keras.layers.Dense(num_classes)(x))
 
-    expected = "model failed for images of any size, as with train_sizes or eval_image_size: Val"
+    expected = "model failed for images of any size, as with .*, size_ramp or eval_image_size: Val"
     with pytest.raises(UserError, match=expected):
         build_custom("custom", make, 10, (None, None, 3))
 
