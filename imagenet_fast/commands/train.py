@@ -72,13 +72,13 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.distribute.strategy import make_strategy
     from imagenet_fast.distribute.workers import is_chief
     from imagenet_fast.serving.export import export
-    from imagenet_fast.training.model_dir import checkpoint_of, has_best
+    from imagenet_fast.training.model_dir import checkpoint_of, kept_step
     from imagenet_fast.training.train import train
 
     summary = train(config)
     if is_chief(make_strategy(config)):
         if flags["saved_model"]:
-            best = config.keep_best and has_best(config.model_dir)
+            best = config.keep_best and kept_step(config.model_dir) is not None
             which = "best" if best else "last"
             path = checkpoint_of(config.model_dir, which)
             print(f"exporting {path} to {flags['saved_model']}", file=sys.stderr, flush=True)

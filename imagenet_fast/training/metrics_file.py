@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from imagenet_fast.base.files import LineFile, read_objects
@@ -41,3 +42,13 @@ class JsonLines:
 def read_rows(model_dir: str) -> list[Row]:
     """Returns the rows of ``metrics.jsonl``, without damaged lines."""
     return read_objects(to_path(model_dir, METRICS_FILE), {"kind": str, "step": int})
+
+
+def best_evaluation(rows: Sequence[Row]) -> Row:
+    """Returns the row of the highest validation top-1 accuracy, the first of equal ones.
+
+    Args:
+      rows: of a run; empty dict: none is of an evaluation.
+    """
+    evaluations = [row for row in rows if row["kind"] == "validation"]
+    return max(evaluations, key=lambda row: row.get("top1", 0.0), default={})

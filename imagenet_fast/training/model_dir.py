@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError, require_choice
 from imagenet_fast.base.files import write_file
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import Path, is_local, to_path
 from imagenet_fast.base.shared_options import SharedOptions
@@ -22,6 +23,7 @@ from imagenet_fast.data.options import DataOptions
 from imagenet_fast.distribute.strategy import make_strategy
 from imagenet_fast.distribute.workers import is_chief
 from imagenet_fast.optimizers.options import ScheduleOptions
+from imagenet_fast.training.metrics_file import Row, best_evaluation, read_rows
 from imagenet_fast.training.options import CHECKPOINT_CHOICES
 from imagenet_fast.training.run_config import CONFIG_FILE, directory_of, read_config
 
@@ -196,12 +198,32 @@ def checkpoint_of(model_dir: str, which: str = "last") -> str:
             f"{model_dir} holds no checkpoint of its best evaluation: only runs with --keep_best "
             "have one; --checkpoint=last is that of the last step"
         )
+    if which == "best" and (lost := lost_best(model_dir, best_evaluation(read_rows(model_dir)))):
+        warn_once(lost)
     return path
 
 
-def has_best(model_dir: str) -> bool:
-    """Returns whether a run has kept the checkpoint of its best evaluation."""
-    return latest_checkpoint(directory_of(model_dir) / BEST) is not None
+def lost_best(model_dir: str, best: Row) -> str:
+    """Returns a sentence that says that the best evaluation has no checkpoint; empty: it has one.
+
+    Args:
+      model_dir: the run's directory.
+      best: the best evaluation; empty: there is none.
+    """
+    kept = kept_step(model_dir)
+    if not best or (kept is not None and kept >= best["step"]):
+        return ""
+    there = "lacks" if kept is None else f"has the checkpoint of step {kept}, not"
+    return (
+        f"{to_path(model_dir, BEST)} {there} that of the best evaluation, of step {best['step']} "
+        f"(top-1 {best['top1']:.2%}): keep_best was off then, or the checkpoint was removed"
+    )
+
+
+def kept_step(model_dir: str) -> int | None:
+    """Returns the step of the checkpoint that ``keep_best`` has kept; None: there is none."""
+    steps = checkpoint_steps(directory_of(model_dir) / BEST)
+    return steps[-1] if steps else None
 
 
 def latest_checkpoint(folder: Path) -> str | None:

@@ -43,8 +43,9 @@ from imagenet_fast.training.model_dir import (
     alone_in,
     check_model_dir,
     claim_model_dir,
-    has_best,
+    kept_step,
     latest_checkpoint,
+    lost_best,
 )
 from imagenet_fast.training.profiler import Profiler
 from imagenet_fast.training.progress_bar import ProgressBar
@@ -182,6 +183,9 @@ class _Run:
             if self.schedule_change:
                 _log(f"{self.config.model_dir} resumes {self.schedule_change}")
             _log(self._summary_line(step) if trains else self._finished_line(step, early))
+            lost = lost_best(self.config.model_dir, evaluations.best)
+            if lost and self.config.keep_best:
+                _log(f"{lost}; only better ones will be kept")
         rows = JsonLines(self.config.model_dir, step) if self.chief else None
         bar = None
         if self.chief and trains:
@@ -273,7 +277,7 @@ class _Run:
 
     def copy_weights_to(self, model: keras.Model) -> None:
         """Gives the user's model the weights that evaluation uses, the best ones with keep_best."""
-        if self.config.keep_best and has_best(self.config.model_dir):
+        if self.config.keep_best and kept_step(self.config.model_dir) is not None:
             restore_weights(self.model, self.config.model_dir, "best")
         with self.model.evaluated_weights():
             weights = network_of(self.model).get_weights()

@@ -1,5 +1,6 @@
 """Whose model_dir it is, and what stands in it."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ from imagenet_fast.training.model_dir import (
     alone_in,
     check_labels,
     check_model_dir,
+    checkpoint_of,
     claim_model_dir,
     read_config,
     read_labels,
@@ -188,3 +190,16 @@ def test_one_process_at_a_time_trains_in_a_directory(config):
             alone_in(config.model_dir),
         ):
             pass
+
+
+def test_the_best_checkpoint_of_a_run_that_was_partly_without_keep_best(config, capsys):
+    best = pathlib.Path(config.model_dir, "best")
+    best.mkdir(parents=True)
+    rows = [{"kind": "validation", "step": step, "top1": step / 100} for step in (10, 20)]
+    (best / "ckpt-20.index").touch()
+    best.with_name("metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert checkpoint_of(config.model_dir, "best") == str(best / "ckpt-20")
+    assert not capsys.readouterr().err
+    (best / "ckpt-20.index").rename(best / "ckpt-10.index")
+    assert checkpoint_of(config.model_dir, "best") == str(best / "ckpt-10")
+    assert "best has the checkpoint of step 10, not that of the best" in capsys.readouterr().err
