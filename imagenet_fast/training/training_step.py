@@ -15,6 +15,7 @@ from imagenet_fast.distribute.one_call import assign_local, local_values
 from imagenet_fast.optimizers.loss_scale import apply_gradients, scaled_loss
 from imagenet_fast.optimizers.slots import make_slots
 from imagenet_fast.pipeline_parallel.pipeline import Pipeline
+from imagenet_fast.pipeline_parallel.programs import sum_of
 from imagenet_fast.pipeline_parallel.stage_all_reduce import StageAllReduce
 from imagenet_fast.training.losses import class_probabilities, image_losses
 from imagenet_fast.training.metric_sums import (
@@ -343,7 +344,7 @@ class TrainingStep(ReplicatedModel):
             losses = self._image_losses(logits, labels, *mixed)
             loss = tf.reduce_sum(losses * weights) / global_batch
             if self.losses:  # regularization: each micro-batch adds its part
-                loss += tf.add_n(self.losses) / (replicas * self.accumulation_steps)
+                loss += sum_of(self.losses) / (replicas * self.accumulation_steps)
             loss = self._scaled(loss)
         gradients = tape.gradient(loss, self.trainable_variables)
         self._check_gradients(gradients)
