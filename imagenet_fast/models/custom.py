@@ -28,6 +28,7 @@ CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
 
 # Operations that can follow a softmax without changing its values.
 _PASS_ON = ("Identity", "Cast", "Reshape")
+_KERAS_3 = ", a model of Keras 3: make it with tf_keras (`import tf_keras as keras`)"
 
 
 def name_of(model: CustomModel) -> str:
@@ -64,15 +65,15 @@ def build_custom(
     if model is None:
         model = _load(name)
     described = f"model {name}" if name != CUSTOM else "model"
-    with _saved_random_state():
+    with _saved_random_state():  # also of layers that are made when others are built
         if isinstance(model, keras.Model):
             network = _copy(model, image_shape)
         else:
             network = _call(model, described, num_classes, image_shape)
-    last = _last_layer(network)
-    if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
-        last.activation = keras.activations.linear
-    _check_outputs(network, described, num_classes, image_shape)
+        last = _last_layer(network)
+        if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
+            last.activation = keras.activations.linear
+        _check_outputs(network, described, num_classes, image_shape)
     return network
 
 
@@ -143,6 +144,8 @@ def _load(name: str) -> CustomModel:
 
 def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) -> keras.Model:
     contract = "it must be a function of the number of classes and the shape of an image"
+    if _is_of_keras_3(type(make)):
+        raise UserError(f"{described} is a {_named(type(make))}{_KERAS_3}")
     if not callable(make):
         raise UserError(f"{described} is {make!r}, but {contract}, or a Keras model")
     try:
@@ -161,12 +164,8 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
         raise UserError(f"{described} failed{where}: {_reason(error)}") from error
     if not isinstance(network, keras.Model):
         kind = type(network)
-        hint = (
-            ", a model of Keras 3: make it with tf_keras (`import tf_keras as keras`)"
-            if kind.__module__.startswith("keras.")
-            else ", and not a tf_keras Model"
-        )
-        raise UserError(f"{described} returned a {kind.__module__}.{kind.__qualname__}{hint}")
+        hint = _KERAS_3 if _is_of_keras_3(kind) else ", and not a tf_keras Model"
+        raise UserError(f"{described} returned a {_named(kind)}{hint}")
     created_here = tf.distribute.get_strategy().extended.variable_created_in_scope
     if network.built and not all(map(created_here, network.variables)):
         raise UserError(
@@ -178,16 +177,25 @@ def _call(make: Any, described: str, num_classes: int, image_shape: ImageShape) 
 
 def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
     """Returns a copy of a model in the strategy's scope, under the precision policy."""
-    if not isinstance(model, keras.Sequential) and not model._is_graph_network:
+    if not _can_be_copied(model):
         raise UserError(
             f"{type(model).__name__} is a subclass of keras.Model, of which Keras cannot make a "
             "copy for these devices and this precision: give a function that makes it, as in "
             f"model=lambda num_classes, image_shape: {type(model).__name__}(...)"
         )
     last = _last_layer(model)
+    copies: dict[int, keras.layers.Layer] = {}
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
+        # One copy of a layer, of which the model and models inside it may share the weights.
+        if id(layer) not in copies:
+            copies[id(layer)] = copy_once(layer)
+        return copies[id(layer)]
+
+    def copy_once(layer: keras.layers.Layer) -> keras.layers.Layer:
         if isinstance(layer, keras.Model):
+            if not _can_be_copied(layer):
+                raise ValueError(f"{type(layer).__name__} in it is a subclass of keras.Model")
             return keras.models.clone_model(layer, clone_function=copy)
         config = layer.get_config()
         if layer.dtype_policy.name in ("float32", "mixed_bfloat16", "mixed_float16"):
@@ -205,12 +213,21 @@ def _copy(model: keras.Model, image_shape: ImageShape) -> keras.Model:
         ) from error
     if model.built and not network.built:
         network.build((None, *image_shape))
+    if model.built and len(network.weights) != len(model.weights):
+        raise UserError(
+            f"model {model.name} cannot be copied (its layers share weights in a way that Keras "
+            "does not copy): give a function that makes it instead"
+        )
     # First: a layer's weights come in the order of trainable and other ones.
     copy_trainable(model, network)
     if model.built:
         assign_everywhere(network.weights, model.get_weights())
         use_restored_statistics(network)
     return network
+
+
+def _can_be_copied(model: keras.Model) -> bool:
+    return isinstance(model, keras.Sequential) or model._is_graph_network
 
 
 def _last_layer(network: keras.Model) -> keras.layers.Layer | None:
@@ -256,10 +273,22 @@ def _check_outputs(
         )
 
 
+def _is_of_keras_3(kind: type) -> bool:
+    """Returns whether a class is one of Keras 3, or inherits from one."""
+    return any(base.__module__.startswith("keras.") for base in kind.__mro__)
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _reason(error: Exception) -> str:
     """Returns an error's type, message and place in the user's code."""
     libraries = (str(pathlib.Path(tf.__file__).parents[1]), __file__, "<frozen")
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(libraries)]
     place = f" ({users[-1].filename}, line {users[-1].lineno})" if users else ""
-    return f"{type(error).__name__}: {first_line(error)}{place}"
+    reason = first_line(error)
+    if reason.startswith("Exception encountered when calling"):  # a heading of Keras
+        reason = first_line(Exception(str(error).partition("\n")[2]))
+    return f"{type(error).__name__}: {reason}{place}"

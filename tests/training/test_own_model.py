@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 import sys
 
 import numpy as np
@@ -13,7 +14,7 @@ from imagenet_fast import Config, UserError, build_model, evaluate, export, make
 from imagenet_fast.base.option import option_text
 from imagenet_fast.layers import PixelNormalization
 from imagenet_fast.models import network_of
-from imagenet_fast.models.custom import build_custom, name_of
+from imagenet_fast.models.custom import build_custom, name_of, random_generators
 from imagenet_fast.training.checkpoint import restore_weights
 
 STEPS = 4
@@ -200,7 +201,7 @@ def test_a_model_gets_the_trained_weights(run, ready):
     assert (predicted == labels).mean() == pytest.approx(result["top1"])
 
 
-def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path):
+def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path, capsys):
     """Here those of the first evaluation: then the model gets worse, with a huge learning rate."""
     config = config.replace(
         keep_best=True,
@@ -218,6 +219,10 @@ def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path):
     assert restore_weights(best, config.model_dir, "best").endswith("/best/ckpt-2")
     for found, expected in zip(model.get_weights(), best.get_weights(), strict=True):
         np.testing.assert_array_equal(found, expected)
+    assert "only better ones will be kept" not in capsys.readouterr().err
+    shutil.rmtree(tmp_path / "run" / "best")
+    train(config, model=model)  # which is finished
+    assert "run/best lacks that of the best evaluation, of step 2" in capsys.readouterr().err
 
 
 def test_exported_predictions_are_the_models(run, ready, tmp_path):
@@ -305,8 +310,27 @@ def test_mixed_precision(config, make):
         assert_close(network_of(model).get_weights(), make.get_weights())
 
 
+def test_activity_regularizers_in_mixed_precision(config):
+    """Their losses have the layer's dtype, those of weights are float32."""
+
+    def make(num_classes, image_shape):
+        regularized = keras.layers.Dense(4, kernel_regularizer="l2", activity_regularizer="l2")
+        return keras.Sequential(
+            [keras.layers.Flatten(), regularized, keras.layers.Dense(num_classes)]
+        )
+
+    model = build_model(config.replace(precision="mixed_bfloat16"), model=make)
+    loss, *_ = model.train_on_batch(np.zeros((2, 8, 8, 3), "uint8"), np.zeros(2, "int32"))
+    assert np.isfinite(loss)
+
+
 def keras3(num_classes, image_shape):
     return type("Functional", (), {"__module__": "keras.src.models.functional"})()
+
+
+class Keras3Model(type(keras3(10, (8, 8, 3)))):
+    def __call__(self, images):
+        raise NotImplementedError
 
 
 def fails(num_classes, image_shape):
@@ -318,23 +342,70 @@ def with_softmax(num_classes, image_shape):
     return keras.Sequential([flat, keras.layers.Dense(num_classes), keras.layers.Softmax()])
 
 
+def gray(num_classes, image_shape):
+    images = keras.Input((8, 8, 1))
+    return keras.Model(images, keras.layers.Dense(num_classes)(keras.layers.Flatten()(images)))
+
+
+def around_a_subclass():
+    images = keras.Input((8, 8, 3))
+    return keras.Model(images, Subclassed(10, (8, 8, 3))(images))
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (lambda num_classes: None, r"function of the number of classes and the shape.*too many"),
         (fails, r"model failed: KeyError: 'filters' \(\S+test_own_model.py, line \d+\)$"),
         (keras3, r"returned a keras\.src\S+Functional, a model of Keras 3: .*tf_keras"),
+        (Keras3Model(), r"^model is a tests\S+Keras3Model, a model of Keras 3: .*tf_keras"),
         (lambda *_: 3, "returned a builtins.int, and not a tf_keras Model"),
         (lambda n, shape: functional(9, shape), r"returns \(None, 9\), but .* \(None, 10\)"),
         (with_softmax, "returns probabilities, but must return logits"),
         (functional(10, (9, 9, 3)), r"cannot take images of shape \(8, 8, 3\): ValueError: "),
         (Subclassed(10, (8, 8, 3)), "Subclassed is a subclass of keras.Model.*give a function"),
+        (around_a_subclass(), r"cannot be copied \(Subclassed in it is a subclass of keras.Model"),
+        (gray, "cannot take images of shape .8, 8, 3.: ValueError: Input 0 of layer"),
         ("resnet50", "model is 'resnet50', but it must be a function"),
     ],
 )  # fmt: skip
 def test_refused(model, message):
     with pytest.raises(UserError, match=message):
         build_custom("custom", model, 10, (8, 8, 3))
+
+
+def test_layers_that_an_inner_model_shares():
+    """The copy trains one kernel where the model has one."""
+    shared = keras.layers.Dense(3, name="shared")
+    features = keras.Input((3,))
+    inner = keras.Model(features, shared(keras.layers.ReLU()(features)))
+    images = keras.Input((8, 8, 3))
+    pooled = keras.layers.GlobalAveragePooling2D()(images)
+    given = keras.Model(images, keras.layers.Dense(10)(shared(inner(shared(pooled)))))
+    copy = build_custom("custom", given, 10, (8, 8, 3))
+    assert [weight.shape for weight in copy.weights] == [weight.shape for weight in given.weights]
+    pixels = np.random.default_rng(0).normal(size=(2, 8, 8, 3)).astype("float32")
+    assert_close([copy(pixels)], [given(pixels)])
+    assert_close(copy.get_weights(), given.get_weights())
+
+
+def made_when_built(num_classes, image_shape):
+    """With a Dropout layer that does not exist before the model is built."""
+
+    class Block(keras.layers.Layer):
+        def build(self, shape):
+            self.dropout = keras.layers.Dropout(0.5)
+            super().build(shape)
+
+        def call(self, inputs):
+            return self.dropout(inputs)
+
+    return keras.Sequential([keras.layers.Flatten(), Block(), keras.layers.Dense(num_classes)])
+
+
+def test_random_states_of_layers_made_when_built():
+    network = build_custom("custom", made_when_built, 10, (8, 8, 3))
+    assert len(random_generators(network)) == 1
 
 
 def test_a_model_that_has_nothing_to_train(config):
