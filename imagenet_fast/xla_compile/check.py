@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from imagenet_fast.optimizers.options import OptimizerOptions
+from imagenet_fast.training.micro_batches import rounded_part
 from imagenet_fast.xla_compile.lower import LoweredStep
 from imagenet_fast.xla_compile.module import Instruction, Module
 
@@ -33,14 +34,14 @@ class Check(NamedTuple):
 
 
 def check_types(
-    step: LoweredStep, options: OptimizerOptions, batch: int, classes: int, custom: bool = False
+    step: LoweredStep, options: OptimizerOptions, images: int, classes: int, custom: bool = False
 ) -> list[Check]:
     """Checks the shapes and types of a step.
 
     Args:
       step: the lowered training step.
       options: of the model.
-      batch: images of a replica's micro-batch.
+      images: of a replica in a step.
       classes: of the network.
       custom: whether it is the user's own network, whose layers may compute in any precision.
     """
@@ -65,7 +66,7 @@ def check_types(
             ),
             f"take other inputs than {compute}, or f32 in the last layer",
         ),
-        _loss(module, (batch, classes)),
+        _loss(module, [(count, classes) for count in _images_of_losses(options, images)]),
         _updates(step),
         _doubles(module),
     ]
@@ -93,15 +94,26 @@ def _inputs(
     return Check(name, found, f"{_names(wrong)} {otherwise}" if wrong else "")
 
 
-def _loss(module: Module, shape: tuple[int, ...]) -> Check:
-    """Checks the types of the softmax."""
+def _images_of_losses(options: OptimizerOptions, images: int) -> list[int]:
+    """Returns the numbers of images in losses: a micro-batch, and those that are selected from."""
+    trained = rounded_part(images, options.select_by_loss)
+    return [trained // options.accumulation_steps, *([images] if trained < images else [])]
+
+
+def _loss(module: Module, shapes: list[tuple[int, int]]) -> Check:
+    """Checks the types of the softmaxes, or of the sigmoids."""
     exponentials = [
         instruction
         for instruction in module.of("exponential")
-        if instruction.arrays[0].shape == shape
+        if instruction.arrays[0].shape in shapes
     ]
     other = [instruction for instruction in exponentials if instruction.arrays[0].dtype != "f32"]
-    wrong = "" if exponentials else f"no softmax of {shape[0]} images and {shape[1]} classes"
+    found = {instruction.arrays[0].shape for instruction in exponentials}
+    wrong = "; ".join(
+        f"no loss of {images} images and {classes} classes"
+        for images, classes in shapes
+        if (images, classes) not in found
+    )
     if other:
         wrong = f"{_names(other)} is not in f32"
     return Check(

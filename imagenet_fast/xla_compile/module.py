@@ -10,8 +10,8 @@ from tensorflow.compiler.xla.service import hlo_pb2
 
 Groups = tuple[tuple[int, ...], ...]
 
-# Operations whose shapes are known only at run time.
-_DYNAMIC = ("set-dimension-size", "get-dimension-size", "dynamic-reshape")
+# Operations whose shapes are known only at run time, besides those with a dynamic result.
+_DYNAMIC = ("get-dimension-size", "dynamic-reshape")
 # Punctuation around names in messages.
 _PUNCTUATION = "%'\".,:;()"
 _MAX_SOURCES = 3

@@ -224,9 +224,7 @@ class _Recipe:
         """Checks and compiles a variant's step."""
         images, classes = config.batch_size // self.replicas, len(model.labels)
         checks = (
-            *check_types(
-                step, config, images // config.accumulation_steps, classes, is_custom(config.model)
-            ),
+            *check_types(step, config, images, classes, is_custom(config.model)),
             *check_all_reduces(step.module, config, model),
         )
         with doing(f"compiling it for {self.topology.name}, which takes a minute or more"):

@@ -9,8 +9,7 @@ from imagenet_fast.xla_compile.module import Array, Instruction
 def checks(found, step=None, **changes):
     """By name."""
     config = found.config.replace(**changes)
-    parts = config.accumulation_steps
-    images, classes = config.batch_size // 8 // parts, len(found.model.labels)
+    images, classes = config.batch_size // 8, len(found.model.labels)
     return {own.name: own for own in check_types(step or found.step, config, images, classes)}
 
 
@@ -116,11 +115,19 @@ def test_variables_of_another_type(lowered):
     assert "logits/kernel" in wrong(found, step=step)["variables changed"]
 
 
+def test_losses_of_selected_images(lowered):
+    """Those of all images, which select, and those of the selected."""
+    found = lowered(select_by_loss=0.5)
+    assert not wrong(found)
+    assert wrong(found, select_by_loss=0.25) == {"loss": "no loss of 2 images and 10 classes"}
+    assert wrong(lowered(), select_by_loss=0.5) == {"loss": "no loss of 4 images and 10 classes"}
+
+
 def test_no_softmax_and_nothing_changed(lowered):
     found = lowered()
     kept = tuple(own for own in found.step.module.instructions if own.opcode != "exponential")
     module = found.step.module._replace(instructions=kept, updates={})
     assert wrong(found, step=found.step._replace(module=module)) == {
-        "loss": "no softmax of 8 images and 10 classes",
+        "loss": "no loss of 8 images and 10 classes",
         "variables changed": "no variable changes",
     }

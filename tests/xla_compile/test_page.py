@@ -12,7 +12,8 @@ GIB = 2**30
 OLDER = {"gradient all-reduces": "sums of gradients"}
 RECIPES = (
     *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_v3", "mlperf_4k_h100"),
-    *("myrtle_cifar10", "airbench_cifar10"),
+    *("myrtle_cifar10", "airbench_cifar10", "speedrun_cifar10", "airbench96_cifar10"),
+    *("mlperf_3k", "ffcv_rn50_16", "mosaic_mild"),
 )
 
 
