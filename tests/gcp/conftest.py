@@ -114,21 +114,27 @@ class Bench:
         return file.read_text().splitlines() if file.exists() else None
 
 
+@pytest.fixture(scope="session")
+def watched(tmp_path_factory):
+    """A folder below which hosts' processes end with pytest, also if it is killed."""
+    folder = tmp_path_factory.getbasetemp()
+    watcher = subprocess.Popen(
+        [*fake_gcloud.COMMAND, "watch", str(os.getpid()), folder], start_new_session=True
+    )
+    yield folder
+    watcher.kill()
+    watcher.wait()
+
+
 @pytest.fixture
-def bench(tmp_path, checkout):
-    """A fake cloud; its hosts' processes end with the test, or with pytest if it is killed."""
+def bench(tmp_path, checkout, watched):
+    """A fake cloud; its hosts' processes end with the test."""
     yield from make_bench(tmp_path, checkout)
 
 
 def make_bench(folder, checkout):
     made = Bench(folder, checkout)
-    watcher = subprocess.Popen(
-        [*fake_gcloud.COMMAND, "watch", str(os.getpid()), made.cloud.folder],
-        start_new_session=True,
-    )
     yield made
-    watcher.kill()
-    watcher.wait()
     made.cloud.kill_all()
 
 
@@ -146,12 +152,12 @@ def checkout(tmp_path_factory):
     shutil.copy(ROOT / "imagenet_fast" / "__init__.py", folder / "imagenet_fast")
     for name in (".gitignore", "LICENSE", "README.md", "pyproject.toml", "setup.cfg"):
         shutil.copy(ROOT / name, folder)
-    subprocess.run(["git", "init", "--quiet", folder], check=True)
+    subprocess.run(["git", "init", "--quiet", "--template=", folder], check=True)
     return folder
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory, checkout):
+def prepared(tmp_path_factory, checkout, watched):
     """The folders of two clouds: one with data and a TPU, one with everything installed, too."""
     for bench in make_bench(tmp_path_factory.mktemp("prepared"), checkout):
         bench.use_trainer()
