@@ -80,10 +80,16 @@ def run_python(run_python_session):
 
 
 @pytest.fixture(scope="session")
-def run_python_session():
+def run_python_session(forks):
     """The same, for fixtures that live as long as the session."""
+    return functools.partial(_run_python, forks)
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """The process that is forked for all tests."""
     forks = Forks()
-    yield functools.partial(_run_python, forks)
+    yield forks
     forks.close()
 
 

@@ -25,6 +25,7 @@ import time
 import types
 
 ROOT = pathlib.Path(__file__).parent.parent
+MODULES = ("numpy", "tensorflow", "tf_keras")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,9 +33,14 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Forks:
-    """The process that is forked, from the first job on; end it with :meth:`close`."""
+    """The process that is forked, from the first job on; end it with :meth:`close`.
 
-    def __init__(self):
+    Args:
+      modules: what it imports.
+    """
+
+    def __init__(self, modules=MODULES):
+        self._modules = modules
         self._process = None
 
     def run(self, arguments, environment, workers=0, timeout=300):
@@ -83,7 +89,7 @@ class Forks:
     def _ask(self, job):
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, __file__],
+                [sys.executable, __file__, *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -125,7 +131,7 @@ def serve():
     """Runs jobs until stdin ends; in each of their processes, returns what it is to run."""
     # TensorFlow imports pandas where it is installed, and that pyarrow, which starts a thread.
     sys.modules.update(dict.fromkeys(("pandas", "pyarrow")))
-    for module in ("numpy", "tensorflow", "tf_keras"):
+    for module in sys.argv[1:]:
         importlib.import_module(module)
     for module in ("pandas", "pyarrow"):
         del sys.modules[module]
@@ -172,8 +178,8 @@ def _become_new(environment, stdout, stderr):
     os.dup2(stderr.fileno(), 2)
     # Lines are to be there if it is killed.
     sys.stdout.reconfigure(line_buffering=True)
-    # Else workers that have no common seed would draw the same.
-    sys.modules["numpy"].random.seed()
+    if "numpy" in sys.modules:  # Else workers that have no common seed would draw the same.
+        sys.modules["numpy"].random.seed()
 
 
 def _wait(children, timeout):

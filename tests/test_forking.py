@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from forking import ROOT, Forks, load_launcher
+from forking import ROOT, load_launcher
 
 # Prints the number of a process that it starts, and of itself; then does what its argument says.
 PROGRAM = """
@@ -17,13 +17,6 @@ sleeper = subprocess.Popen(["sleep", "60"])
 print(sleeper.pid, os.getpid(), flush=True)
 exec(sys.argv[1])
 """
-
-
-@pytest.fixture(scope="module")
-def forks():
-    forks = Forks()
-    yield forks
-    forks.close()
 
 
 @pytest.fixture
@@ -140,7 +133,7 @@ def test_it_ends_with_the_tests(tmp_path):
     text = f"""
 import os
 from forking import Forks
-forks = Forks()
+forks = Forks(modules=())
 forks.run(["-c", "1"], dict(os.environ))
 print(forks._process.pid, flush=True)
 forks.run({[str(tmp_path / "program.py"), "time.sleep(60)"]}, dict(os.environ))

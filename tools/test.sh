@@ -12,6 +12,8 @@ unset CDPATH
 cd "$(dirname "$0")/.."
 
 export TF_CPP_MIN_LOG_LEVEL=2
+# Modules are compiled once, and not by each of the many processes that tests start.
+unset PYTHONDONTWRITEBYTECODE
 # One file more than cores at a time, because many tests wait for processes that they start.
 at_once=(--numprocesses="$(($(nproc) < 8 ? $(nproc) + 1 : 8))" --dist=loadfile --no-loadscope-reorder)
 if [ "${1-}" = addons ]; then

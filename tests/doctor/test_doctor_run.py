@@ -111,13 +111,13 @@ def test_options_that_choose_no_devices(no_cluster, monkeypatch):
 
 def test_a_package_that_is_missing(monkeypatch):
     hide = (
-        "import sys; sys.modules['tf_keras'] = None; "
+        "import sys; sys.modules['tensorflow'] = None; "
         "from imagenet_fast.doctor.worker import main; main()"
     )
     monkeypatch.setattr(run, "_MODULE", [sys.executable, "-c", hide])
     (found,) = run.examine(Config(), 60)
     assert (found.name, found.state) == ("TensorFlow", "wrong")
-    assert "tf_keras" in found.found and "pip install -e ." in found.advice
+    assert "tensorflow" in found.found and "pip install -e ." in found.advice
 
 
 def test_tensorflow_import_error_is_reported_once(findings):
