@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from imagenet_fast.cost_model.accelerators import Accelerator
@@ -50,7 +52,7 @@ class StepWork:
     """A replica's work in a step, without the all-reduces.
 
     Attributes:
-      images: in each micro-batch.
+      images: in each micro-batch; with a selection, before it.
       micro_batches: whose gradients are accumulated.
       operations: of a micro-batch, in order.
       gradients: in the order in which the variables were created.
@@ -62,6 +64,11 @@ class StepWork:
         XLA counts.
       precision: the precision policy.
       slots: float32 optimizer slots per trainable value.
+      selection: operations that select the images to train on, from those of all micro-batches;
+        empty: the step trains on all images.
+      selection_every: steps in one of which the selection's backward pass runs.
+      updates: the optimizer's operations, besides reading and writing weights and slots.
+      update_precision: the precision policy of ``updates``.
     """
 
     images: int
@@ -74,6 +81,10 @@ class StepWork:
     unpadded_flops: float
     precision: str
     slots: float
+    selection: tuple[Operation, ...] = ()
+    selection_every: int = 1
+    updates: tuple[Operation, ...] = ()
+    update_precision: str = "float32"
 
     @property
     def all_images(self) -> int:
@@ -82,8 +93,14 @@ class StepWork:
 
     @property
     def flops(self) -> float:
-        """FLOPs of both passes of all micro-batches."""
-        return self.micro_batches * sum(operation.flops for operation in self.operations)
+        """FLOPs of both passes of all micro-batches, and the mean of the selection's."""
+        return self.micro_batches * sum(operation.flops for operation in self.operations) + sum(
+            self.selections(operation) * operation.flops for operation in self.selection
+        )
+
+    def selections(self, operation: Operation) -> float:
+        """Returns how often a step runs an operation of the selection, on average."""
+        return 1 / self.selection_every if operation.backward else 1.0
 
     @property
     def parameters(self) -> int:
@@ -93,7 +110,7 @@ class StepWork:
     def memory(self, fuses: bool) -> float:
         """Returns the bytes of a replica's weights, gradients, slots and kept activations.
 
-        The operations' workspace is not included.
+        The operations' workspace and what selects images are not included.
 
         Args:
           fuses: whether the compiler fuses element-wise operations with matrix operations.
@@ -129,20 +146,22 @@ class ComputeTime:
       forward: the forward passes of all micro-batches.
       backward: the backward passes of all micro-batches.
       update: the optimizer's update.
-      by_kind: of both passes, for each kind of operation.
+      selection: selecting the images to train on, on average.
+      by_kind: of both passes and the selection, for each kind of operation.
       gradients_ready: when each gradient is ready, after the start of the last backward pass.
     """
 
     forward: float
     backward: float
     update: float
+    selection: float
     by_kind: dict[str, float]
     gradients_ready: tuple[float, ...]
 
     @property
     def total(self) -> float:
-        """Seconds of both passes and the update."""
-        return self.forward + self.backward + self.update
+        """Seconds of both passes, the update and the selection."""
+        return self.forward + self.backward + self.update + self.selection
 
 
 def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficiency) -> ComputeTime:
@@ -159,24 +178,38 @@ def compute_time(step: StepWork, accelerator: Accelerator, efficiency: Efficienc
     Raises:
       UserError: if the accelerator does not support the step's precision.
     """
-    pairs = [
-        (operation, operation_seconds(operation, step.precision, accelerator, efficiency))
-        for operation in step.operations
+
+    def timed(operations: Iterable[Operation], precision: str) -> list[tuple[Operation, float]]:
+        return [
+            (operation, operation_seconds(operation, precision, accelerator, efficiency))
+            for operation in operations
+        ]
+
+    pairs = timed(step.operations, step.precision)
+    selection = [
+        (operation, step.selections(operation) * seconds)
+        for operation, seconds in timed(step.selection, step.precision)
     ]
-    by_kind: dict[str, float] = {}
+    by_kind: dict[str, float] = collections.defaultdict(float)
     for operation, seconds in pairs:
-        by_kind[operation.kind] = by_kind.get(operation.kind, 0.0) + step.micro_batches * seconds
+        by_kind[operation.kind] += step.micro_batches * seconds
+    for operation, seconds in selection:
+        by_kind[operation.kind] += seconds
     forward = sum(seconds for operation, seconds in pairs if not operation.backward)
     backward = [(operation.layer, seconds) for operation, seconds in pairs if operation.backward]
     ends = list(itertools.accumulate(seconds for _, seconds in backward))
     end_of_layer = dict(zip((layer for layer, _ in backward), ends))
     # Weights and slots are read and written, gradients are read.
     moved = 4 * step.parameters * (2 + 1 + 2 * step.slots)
+    # A chip without bfloat16 computes in float32 instead.
+    precision = step.update_precision if step.update_precision in accelerator.flops else "float32"
     return ComputeTime(
         forward=step.micro_batches * forward,
         backward=step.micro_batches * ends[-1],
-        update=moved / (accelerator.core_bandwidth * efficiency.memory),
-        by_kind=by_kind,
+        update=moved / (accelerator.core_bandwidth * efficiency.memory)
+        + sum(seconds for _, seconds in timed(step.updates, precision)),
+        selection=sum(seconds for _, seconds in selection),
+        by_kind=dict(by_kind),
         gradients_ready=tuple(
             end_of_layer.get(gradient.layer, ends[-1]) for gradient in step.gradients
         ),

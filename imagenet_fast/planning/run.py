@@ -235,7 +235,9 @@ class RunPlan:
             f"{self.step.unpadded_flops / self.step.images / 1e9:.4g} without padding, as XLA "
             "counts",
             f"step        {ms(time.total)}: forward {ms(compute.forward)}, backward "
-            f"{ms(compute.backward)}, update {ms(compute.update)}",
+            f"{ms(compute.backward)}, update {ms(compute.update)}"
+            + f", selecting images {ms(compute.selection)}"
+            * bool(compute.selection),
             f"all-reduce  {ms(time.all_reduce)} for gradients, {ms(time.exposed)} of it after the "
             f"backward pass; {ms(time.batch_norm)} for batch norm",
             f"bound by    {_BOUNDS[time.bound]}",
@@ -256,9 +258,7 @@ class RunPlan:
             f"constants   of {self.stack}: {fitted_constants(STACKS[self.stack])}",
             *(f"            {line}" for line in assumed_constants(self._links())),
             f"checked     {self._checked()}",
-            "excluded    evaluation, startup, compilation"
-            + (", Muon's matrix products" if self.config.optimizer == "muon" else "")
-            + (", what select_by_loss adds and saves" if self.config.select_by_loss < 1 else ""),
+            "excluded    evaluation, startup, compilation",
         ]
         return "\n".join(lines)
 
@@ -283,6 +283,7 @@ class RunPlan:
             "forward": time.compute.forward,
             "backward": time.compute.backward,
             "update": time.compute.update,
+            "selection": time.compute.selection,
             "sums": time.all_reduce,
             "exposed": time.exposed,
             "batch_norm": time.batch_norm,

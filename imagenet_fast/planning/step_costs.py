@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -24,13 +25,16 @@ from imagenet_fast.models import network_of
 from imagenet_fast.models.blocks import cut
 from imagenet_fast.models.shape_only import shape_only
 from imagenet_fast.optimizers.by_name import OPTIMIZERS, make_optimizer
-from imagenet_fast.optimizers.options import OptimizerOptions
+from imagenet_fast.optimizers.muon import orthogonalize
+from imagenet_fast.optimizers.options import OptimizerOptions, UpdateOptions
 from imagenet_fast.optimizers.slots import values_kept
 from imagenet_fast.pipeline_parallel.flops import flops, is_matrix, rows
 from imagenet_fast.pipeline_parallel.profile import estimate
 from imagenet_fast.pipeline_parallel.subgraph import operations_behind
-from imagenet_fast.training.build import build_classifier
+from imagenet_fast.training.build import build_classifier, build_proxy_network
+from imagenet_fast.training.build_optimizer import filters_of
 from imagenet_fast.training.classifier import Classifier
+from imagenet_fast.training.micro_batches import rounded_part
 
 _POOLS = ("MaxPool", "AvgPool", "MaxPoolGrad", "AvgPoolGrad")
 _WEIGHTS = ("ReadVariableOp", "Const")
@@ -49,25 +53,24 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
 
     Args:
       config: options of a run without pipeline; mixup, cutmix and all-reduces are not counted.
-      images: in each micro-batch of the replica.
+      images: in each micro-batch of the replica, before some are selected.
       micro_batches: in a step.
       slots: optimizer slots per trainable value.
 
     Raises:
       UserError: if the model's options cannot be used.
     """
-    model = _model(config, images)
-    operations, forward = _operations(model, config, images)
+    whole = images * micro_batches
+    trained = rounded_part(whole, config.select_by_loss) // micro_batches
+    model = _model(config, trained)
+    operations, forward = _operations(model, config, trained)
     layers = {layer.name: layer for layer in _leaves(model)}
     kept = _kept(operations, forward)
+    selection = _selection(config, whole)
     return StepWork(
         images=images,
         micro_batches=micro_batches,
-        operations=tuple(
-            _operation(operation, operation not in forward, layers)
-            for operation in operations
-            if operation.type not in _FREE
-        ),
+        operations=_counted(operations, forward, layers),
         gradients=_gradients(model, layers.values()),
         statistics=tuple(
             layer.moving_mean.shape[0]
@@ -76,10 +79,59 @@ def count_step(config: Config, images: int, micro_batches: int, slots: float) ->
         ),
         kept_bytes=_bytes(kept),
         fused_kept_bytes=_bytes({tensor.ref(): tensor for tensor in map(_origin, kept)}.values()),
-        unpadded_flops=flops(operations, padding=False),
+        unpadded_flops=flops(operations, padding=False) + selection.unpadded_flops / micro_batches,
         precision=config.precision,
         slots=slots,
+        selection=selection.operations,
+        selection_every=config.proxy_every,
+        updates=_updates(config, model),
+        update_precision="mixed_bfloat16",
     )
+
+
+class _Selection(NamedTuple):
+    """What selects a step's images: its operations, and the mean of its FLOPs."""
+
+    operations: tuple[Operation, ...] = ()
+    unpadded_flops: float = 0.0
+
+
+def _selection(config: Config, images: int) -> _Selection:
+    """Counts the forward pass that selects images, and the proxy's backward pass if there is one.
+
+    Args:
+      config: options of the run.
+      images: from which it selects.
+    """
+    if config.select_by_loss == 1:
+        return _Selection()
+    if not config.proxy_model:
+        _, forward = _operations(_model(config, images), config, images)
+        return _Selection(_counted(forward), flops(forward, padding=False))
+    with shape_only():
+        proxy = build_proxy_network(config, len(read_info(config).labels))
+    operations, forward = _operations(proxy, config, images)
+    backward = [operation for operation in operations if operation not in forward]
+    mean = flops(forward, padding=False) + flops(backward, padding=False) / config.proxy_every
+    return _Selection(_counted(operations, forward), mean)
+
+
+def _updates(options: UpdateOptions, model: keras.Model) -> tuple[Operation, ...]:
+    """Counts the operations with which Muon orthogonalizes the updates of filters."""
+    if options.optimizer != "muon":
+        return ()
+
+    def update(matrix: tf.Tensor) -> tf.Tensor:
+        return orthogonalize(matrix, options.muon_steps, coefficients=options.muon_coefficients)
+
+    found: list[Operation] = []
+    for variable, is_filter in zip(model.trainable_variables, filters_of(model)):
+        if is_filter:
+            *inputs, outputs = variable.shape
+            spec = tf.TensorSpec([math.prod(inputs), outputs])
+            graph = tf.function(update, autograph=False).get_concrete_function(spec).graph
+            found += _counted(graph.get_operations())
+    return tuple(found)
 
 
 def slots_of(options: OptimizerOptions) -> float:
@@ -133,13 +185,7 @@ def count_blocks(config: Config, images: int) -> list[Block]:
 
     def number(operations: Sequence[tf.Operation]) -> float:
         """Appends them to ``passes``, and returns their index in place of a cost."""
-        passes.append(
-            tuple(
-                _operation(operation, False, ())
-                for operation in operations
-                if operation.type not in _FREE
-            )
-        )
+        passes.append(_counted(operations))
         return len(passes) - 1
 
     costs = estimate(cut(network_of(model)), inputs, images, number)
@@ -190,7 +236,7 @@ def _model(config: Config, images: int) -> Classifier:
 
 
 def _operations(
-    model: Classifier, config: Config, images: int
+    model: keras.Model, config: Config, images: int
 ) -> tuple[list[tf.Operation], set[tf.Operation]]:
     """Returns the operations that the gradients depend on, and those of the forward pass."""
     counts: list[int] = []
@@ -208,7 +254,7 @@ def _operations(
     graph = tf.function(gradients, autograph=False).get_concrete_function(*specs).graph
     operations = graph.get_operations()
     needed = set(operations_behind(graph.outputs))
-    forward = set(operations[: counts[-1]])
+    forward = set(operations[: counts[-1]]) & needed
     return [operation for operation in operations if operation in needed], forward
 
 
@@ -220,6 +266,25 @@ def _leaves(model: keras.Model) -> list[keras.layers.Layer]:
         for layer in layers
         if not any(isinstance(e, keras.layers.Layer) for e in layer.submodules)
     ]
+
+
+def _counted(
+    operations: Iterable[tf.Operation],
+    forward: Collection[tf.Operation] | None = None,
+    layers: Iterable[str] = (),
+) -> tuple[Operation, ...]:
+    """Counts operations that have a cost.
+
+    Args:
+      operations: of a graph.
+      forward: those of the forward pass; None: all.
+      layers: names of the layers to which they may belong.
+    """
+    return tuple(
+        _operation(operation, forward is not None and operation not in forward, layers)
+        for operation in operations
+        if operation.type not in _FREE
+    )
 
 
 def _operation(operation: tf.Operation, backward: bool, layers: Iterable[str]) -> Operation:

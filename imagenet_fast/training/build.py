@@ -339,6 +339,23 @@ def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
 
 def _build_proxy(config: Config, classes: int, steps_per_epoch: int) -> Proxy:
     """Returns the network that selects images, with an optimizer; in the strategy's scope."""
+    model = build_proxy_network(config, classes)
+    return Proxy(
+        model,
+        build_optimizer(config, model, steps_per_epoch, every=config.proxy_every),
+        every=config.proxy_every,
+        loss=config.loss,
+        label_smoothing=config.label_smoothing,
+    )
+
+
+def build_proxy_network(config: Config, classes: int) -> keras.Model:
+    """Returns ``proxy_model``, from uint8 [batch, image_size, image_size, 3] to logits.
+
+    Args:
+      config: of the run.
+      classes: number of logits.
+    """
     shape = (config.input_size, config.input_size, 3)
     options: dict[str, float] = {
         "batch_norm_momentum": config.batch_norm_momentum,
@@ -352,14 +369,7 @@ def _build_proxy(config: Config, classes: int, steps_per_epoch: int) -> Proxy:
             start_at_equal_probabilities(network)
         pixels = keras.Input(shape, dtype="uint8", name="pixels")
         normalize = PixelNormalization(*config.pixel_normalization, name="normalize")
-        model = keras.Model(pixels, network(normalize(pixels)), name="proxy")
-    return Proxy(
-        model,
-        build_optimizer(config, model, steps_per_epoch, every=config.proxy_every),
-        every=config.proxy_every,
-        loss=config.loss,
-        label_smoothing=config.label_smoothing,
-    )
+        return keras.Model(pixels, network(normalize(pixels)), name="proxy")
 
 
 def _check_mixer(options: UpdateOptions) -> None:

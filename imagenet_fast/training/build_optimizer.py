@@ -112,7 +112,7 @@ def _unscaled_optimizer(
         return SGD(schedule, **shared)
     return Muon(
         schedule,
-        filter_mask=_filters(model),
+        filter_mask=filters_of(model),
         filter_momentum=options.muon_momentum,
         newton_schulz_steps=options.muon_steps,
         coefficients=options.muon_coefficients,
@@ -182,7 +182,7 @@ def _zero_rate_at(
     return [end if variable.ref() in biases else 0 for variable in model.trainable_variables]
 
 
-def _filters(model: keras.Model) -> list[bool]:
+def filters_of(model: keras.Model) -> list[bool]:
     """Returns which trainable variables are filters of full (not depthwise) convolutions."""
     depthwise = {
         layer.depthwise_kernel.ref()

@@ -102,3 +102,25 @@ def test_micro_batches():
     assert four.gradients_ready == one.gradients_ready
     assert four.update == one.update
     assert step(micro_batches=4).all_images == 32
+
+
+def test_images_are_selected():
+    """A forward pass in each step, and a backward pass in every fourth."""
+    own = step(
+        selection=(operation(flops=2e12), operation(backward=True, flops=4e12)), selection_every=4
+    )
+    time, without = (compute_time(each, CHIP, ALL) for each in (own, step()))
+    assert time.selection == pytest.approx(2 + 4 / 4)
+    assert time.total == pytest.approx(without.total + 3)
+    assert time.by_kind["matrix"] == pytest.approx(without.by_kind["matrix"] + 3)
+    assert own.flops == 9e12 + 3e12
+    assert time.gradients_ready == without.gradients_ready
+
+
+def test_updates_are_in_their_own_precision():
+    """In bfloat16 if the chip has it, once for all micro-batches."""
+    own = step(updates=(operation(flops=2e12),), update_precision="mixed_bfloat16", micro_batches=4)
+    half = dataclasses.replace(CHIP, flops={"float32": 2e12, "mixed_bfloat16": 8e12})
+    plain = compute_time(step(), CHIP, ALL).update
+    assert compute_time(own, half, ALL).update == pytest.approx(plain + 0.5)
+    assert compute_time(own, CHIP, ALL).update == pytest.approx(plain + 2)

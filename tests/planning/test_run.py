@@ -9,6 +9,7 @@ import pytest
 from small_config import SMALL
 
 from imagenet_fast import UserError
+from imagenet_fast.base.durations import milliseconds
 from imagenet_fast.config import Config
 from imagenet_fast.cost_model.reliability import Conditions
 from imagenet_fast.planning.run import CompiledMemory, Hardware, comparison, plan_run
@@ -155,6 +156,19 @@ def test_progressive_resizing():
     assert plan.times.total == pytest.approx(plan.seconds)
     assert f"\nsizes       {15 * epoch:,} steps of 16 px, each " in plan.table()
     assert json.loads(plan.json())["steps_of_other_sizes"] == {"16": 15 * epoch}
+
+
+def test_selected_images():
+    """A forward pass more, both passes of half of the images; their number is as before."""
+    whole, half = (
+        plan_run(CONFIG.replace(select_by_loss=own), Hardware("p100", 8)) for own in (1.0, 0.5)
+    )
+    selection = half.time.compute.selection
+    assert 0 < selection < half.time.compute.total / 2
+    assert half.step.all_images == whole.step.all_images
+    assert half.images_per_second == pytest.approx(64 / half.time.total)
+    assert f"selecting images {milliseconds(selection)}\n" in half.table()
+    assert "selecting" not in whole.table()
 
 
 def test_files(pod):

@@ -88,6 +88,47 @@ def test_mixed_precision_halves_the_traffic():
     assert half.flops == pytest.approx(full.flops, rel=0.02)
 
 
+def test_selected_by_the_network_itself():
+    """A forward pass of all images, and both passes of the half with the highest loss."""
+    half, whole = (count_step(SMALL, images, 1, 1) for images in (4, 8))
+    own = count_step(SMALL.replace(select_by_loss=0.5), 4, 2, 1)
+    forward = [each.flops for each in whole.operations if not each.backward]
+    assert sum(each.flops for each in own.selection) == sum(forward)
+    assert own.flops == pytest.approx(half.flops + sum(forward), rel=1e-3)
+    assert own.all_images == 8
+    assert own.unpadded_flops == pytest.approx(
+        (half.unpadded_flops + whole.unpadded_flops / 3) / 2, rel=0.05
+    )
+
+
+def test_selected_by_a_proxy():
+    """airbench96_faster's 3.1 PFLOPs: 45 epochs of 48 steps, and six views of 10,000 images."""
+    options = {"model": "airbench96", "proxy_model": "airbench96_proxy", "proxy_every": 4}
+    config = SMALL.replace(**options, select_by_loss=0.5, image_size=32)
+    own = count_step(config, 1024, 1, 1)
+    forward = matrices(own, False) * 1024 / 512
+    assert 45 * 48 * own.flops + 60_000 * forward == pytest.approx(3.1e15, rel=0.03)
+    proxy = {True: 0.0, False: 0.0}
+    for each in own.selection:
+        proxy[each.backward] += each.flops
+    assert 1.5 < proxy[True] / proxy[False] < 2
+    assert 0.02 < sum(proxy.values()) / own.flops < 0.1
+
+
+def test_updates_of_muon():
+    """Three products in each iteration, of the smaller Gram matrix and of the filters with it."""
+    config = SMALL.replace(model="airbench94", width=8, image_size=32, optimizer="muon")
+    own = count_step(config.replace(muon_steps=2), 4, 1, 1)
+    widths = (24, 8, 8, 32, 32, 32, 32)
+    shapes = [sorted((9 * inputs, outputs)) for inputs, outputs in zip(widths, widths[1:])]
+    products = [each for each in own.updates if each.kind == "matrix"]
+    assert len(products) == 2 * 3 * 6
+    assert sum(each.flops for each in products) == 2 * sum(
+        2 * (small * small * large + small**3 + small * small * large) for small, large in shapes
+    )
+    assert not count_step(config.replace(optimizer="sgd"), 4, 1, 1).updates
+
+
 def test_blocks_are_the_network():
     """The blocks of a pipeline together have the network's FLOPs."""
     blocks = count_blocks(SMALL, 4)
