@@ -1,6 +1,7 @@
 """Trains the runs that are missing in a study's log, then writes its tables and plots.
 
     python tools/studies bag_of_tricks --data_dir=data/fashion_mnist_32 --seeds=5 --jobs=2
+    python tools/studies equal_seconds --data_dir=data/fashion_mnist_32 --jobs=2
     python tools/studies large_batch --data_dir=data/fashion_mnist --jobs=2
     python tools/studies batch_norm_groups --data_dir=data/fashion_mnist --jobs=2
     python tools/studies/jpeg_decoding/jpegs.py --output_dir=data/fashion_jpegs
@@ -32,6 +33,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 STUDIES = {
     "bag_of_tricks": "study.training",
     "batch_norm_groups": "study.training",
+    "equal_seconds": "study.training",
     "jpeg_decoding": "jpeg_decoding.training",
     "large_batch": "large_batch.training",
 }
@@ -54,6 +56,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--seeds", type=int, default=SEEDS, help="of each setting (default: %(default)s)"
     )
     parser.add_argument("--jobs", type=int, default=1, help="simultaneous runs (default: 1)")
+    parser.add_argument(
+        "--runs_in_a_process", type=int, default=1, help="more for short runs (default: 1)"
+    )
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument(
         "--log",
@@ -71,13 +76,14 @@ def main(arguments: Sequence[str]) -> int:
     path = given.log or default
     pages = page.DOCS if path.resolve() == default.resolve() else path.parent
     try:
-        if min(given.seeds, given.jobs) < 1:
-            raise UserError("seeds and jobs must be positive")
+        if min(given.seeds, given.jobs, given.runs_in_a_process) < 1:
+            raise UserError("seeds, jobs and runs_in_a_process must be positive")
         if not given.report:
             if not given.data_dir:
                 raise UserError("give --data_dir, or --report to train nothing")
             runs = runner.missing(_experiments(given.study, given.only), given.seeds, path)
-            runner.train(runs, STUDIES[given.study], given.data_dir, path, given.jobs)
+            module, together = STUDIES[given.study], given.runs_in_a_process
+            runner.train(runs, module, given.data_dir, path, given.jobs, together)
         report = importlib.import_module(f"{given.study}.report")
         records = log.read(path)
         if not records:

@@ -22,7 +22,7 @@ from imagenet_fast.base.files import write_file
 
 _BENCHMARKS = pathlib.Path(__file__).parents[2] / "benchmarks"
 # Those with a function timed() that returns configurations by name.
-STUDIES = ("bag_of_tricks",)
+STUDIES = ("bag_of_tricks", "equal_seconds")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     configs = importlib.import_module(f"{given.study}.experiments").timed()
     result = {
-        "seconds_per_epoch": step_times.measure(configs, given.data_dir, given.repeats),
+        **step_times.measure(configs, given.data_dir, given.repeats),
         "turns": given.repeats,
         "steps_in_a_turn": step_times.STEPS,
         **environment.provenance(),

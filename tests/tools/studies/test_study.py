@@ -79,6 +79,22 @@ def test_missing_runs(tmp_path):
     ]
 
 
+def test_runs_share_processes(tmp_path, monkeypatch):
+    parts = []
+
+    def in_a_process(threads, module, runs, data_dir):
+        parts.append((module, data_dir, [seed for _, seed in runs]))
+        for run in runs:
+            yield run, {"error": 0.25, "seconds": 1.0}
+
+    monkeypatch.setattr(runner, "_in_a_process", in_a_process)
+    path = tmp_path / "folder" / "runs.jsonl"
+    runs = [(setting(), seed) for seed in range(5)]
+    runner.train(runs, "m", "data", path, jobs=1, runs_in_a_process=2)
+    assert parts == [("m", "data", seeds) for seeds in ([0, 1], [2, 3], [4])]
+    assert [seed for _, seed in log.read(path)] == [0, 1, 2, 3, 4]
+
+
 # --- Tables and pages
 
 
@@ -233,7 +249,7 @@ PROGRAM = ("-c", RUN_FOLDER, STUDIES)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seeds=0"], "seeds and jobs must be positive"),
+        (["--seeds=0"], "seeds, jobs and runs_in_a_process must be positive"),
         ([], "give --data_dir"),
         (["--report"], "contains no run: train some first"),
         (

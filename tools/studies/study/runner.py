@@ -1,4 +1,4 @@
-"""Trains the runs that are missing in the log, each in its own process."""
+"""Trains the runs that are missing in the log, in processes of one or a few runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -32,7 +33,14 @@ def missing(experiments: Sequence[Experiment], seeds: int, path: pathlib.Path) -
     return runs
 
 
-def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, jobs: int) -> None:
+def train(
+    runs: Sequence[Run],
+    module: str,
+    data_dir: str,
+    path: pathlib.Path,
+    jobs: int,
+    runs_in_a_process: int = 1,
+) -> None:
     """Trains ``runs`` and appends each to the log when it is complete.
 
     Args:
@@ -42,6 +50,8 @@ def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, j
       data_dir: of the shards.
       path: of the log.
       jobs: simultaneous runs.
+      runs_in_a_process: after which a new process begins, because TensorFlow does not free all
+        memory of a run. More save time for starting processes and reading data.
 
     Raises:
       UserError: if the data cannot be used.
@@ -50,15 +60,23 @@ def train(runs: Sequence[Run], module: str, data_dir: str, path: pathlib.Path, j
     threads = max(1, (os.cpu_count() or 1) // jobs)
     # Each thread waits for a process.
     pool = concurrent.futures.ThreadPoolExecutor(jobs)
+    lock = threading.Lock()
     try:
-        futures = {pool.submit(_in_a_process, threads, module, *run, data_dir): run for run in runs}
         with tqdm(total=len(runs), unit="run", dynamic_ncols=True, file=sys.stderr) as bar:
+
+            def train_some(some: Sequence[Run]) -> None:
+                for (setting, seed), result in _in_a_process(threads, module, some, data_dir):
+                    with lock:
+                        log.append(path, setting, seed, result)
+                        name = f"{setting.method}, batch {setting.batch}, seed {seed}"
+                        bar.write(f"{name}: {_text(result)}")
+                        bar.update()
+
+            begins = range(0, len(runs), runs_in_a_process)
+            parts = [runs[begin : begin + runs_in_a_process] for begin in begins]
+            futures = [pool.submit(train_some, part) for part in parts]
             for future in concurrent.futures.as_completed(futures):
-                setting, seed = futures[future]
-                result = future.result()
-                log.append(path, setting, seed, result)
-                bar.write(f"{setting.method}, batch {setting.batch}, seed {seed}: {_text(result)}")
-                bar.update()
+                future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -69,11 +87,14 @@ def _text(result: dict[str, Any]) -> str:
     return f"{result['error']:.2%} error, {result['seconds']:.0f} s"
 
 
-def _in_a_process(threads: int, *arguments: Any) -> dict[str, Any]:
-    """Calls :func:`_run` in a new process, because TensorFlow does not free all memory of a run."""
+def _in_a_process(
+    threads: int, module: str, runs: Sequence[Run], data_dir: str
+) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yields the results of :func:`_run` in a new process, one run after the other."""
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(1, context, _use_threads, (threads,)) as pool:
-        return pool.submit(_run, *arguments).result()
+        for run in runs:
+            yield run, pool.submit(_run, module, *run, data_dir).result()
 
 
 def _use_threads(threads: int) -> None:

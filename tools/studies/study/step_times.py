@@ -5,35 +5,43 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from imagenet_fast.benchmarks.timing import Spread, time_interleaved
 from imagenet_fast.config import Config
 from imagenet_fast.distribute.quiet import import_tensorflow
 
+if TYPE_CHECKING:
+    from imagenet_fast.training.classifier import Classifier
+
 FILE = "step_times.json"
+# The clocks, as keys of the file.
+WALL, CPU = "seconds_per_epoch", "cpu_seconds_per_epoch"
 # More steps than a pipeline on the host makes batches at once.
 STEPS = 12
 _WARMUP = 1
 
 
-def read(directory: pathlib.Path) -> dict[str, float]:
+def read(directory: pathlib.Path, clock: str = WALL) -> dict[str, float]:
     """Returns the median seconds of an epoch's steps by configuration; empty if there is no file.
 
     Args:
       directory: of the study's log.
+      clock: ``WALL``, or ``CPU``, the processor time on all cores, which other programs hardly
+        affect.
     """
     file = directory / FILE
     if not file.exists():
         return {}
-    measured = json.loads(file.read_text(encoding="utf-8"))["seconds_per_epoch"]
+    measured = json.loads(file.read_text(encoding="utf-8"))[clock]
     return {name: spread["median"] for name, spread in measured.items()}
 
 
 def measure(
     configs: Mapping[str, Config], data_dir: str, repeats: int
-) -> dict[str, dict[str, float]]:
-    """Returns the seconds of an epoch's steps of each configuration: median, min and max.
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Returns the seconds of an epoch's steps by clock and configuration: median, min and max.
 
     Args:
       configs: by name, each with a single size of training images.
@@ -54,9 +62,12 @@ def measure(
         for model in models
     ]
     times = time_interleaved(calls, warmup=_WARMUP, repeats=repeats)
+
+    def spread(seconds: Sequence[float], model: Classifier) -> dict[str, float]:
+        return dataclasses.asdict(Spread.of([s / STEPS * model.steps_per_epoch for s in seconds]))
+
+    named = list(zip(configs, models, times))
     return {
-        name: dataclasses.asdict(
-            Spread.of([seconds / STEPS * model.steps_per_epoch for seconds in found.seconds])
-        )
-        for name, model, found in zip(configs, models, times)
+        WALL: {name: spread(found.seconds, model) for name, model, found in named},
+        CPU: {name: spread(found.cpu_seconds, model) for name, model, found in named},
     }

@@ -1,0 +1,144 @@
+"""The study of five systems and their ingredients at equal seconds."""
+
+import importlib
+import pathlib
+import sys
+
+import numpy as np
+import pytest
+
+from imagenet_fast.base.errors import UserError
+from imagenet_fast.config import Config
+from imagenet_fast.data.sources.arrays import ArraySource
+
+ROOT = pathlib.Path(__file__).parents[3]
+sys.path.insert(0, str(ROOT / "tools" / "studies"))
+experiments = importlib.import_module("equal_seconds.experiments")
+report = importlib.import_module("equal_seconds.report")
+search_data = importlib.import_module("equal_seconds.search_data")
+settings = importlib.import_module("study.settings")
+tables = importlib.import_module("study.tables")
+
+RECIPES = {
+    "page": "myrtle_cifar10",
+    "airbench96": "airbench96_cifar10",
+    "speedrun": "speedrun_cifar10",
+    "ffcv": "ffcv_rn18_16",
+    "mosaic": "mosaic_mild",
+}
+# What fits a recipe to the data, the machine and the length of the runs.
+FITTED = {
+    *("width", "precision", "xla", "pixel_mean", "pixel_std", "eval_crop_fraction"),
+    *("batch_size", "eval_batch_size", "duration", "learning_rate"),
+}
+SMALL = {
+    *("stem", "image_size", "eval_image_size", "crop_min_area", "cache", "shuffle_buffer"),
+    *("size_ramp", "rate_scaling", "learning_rate_batch"),
+}
+ALSO_FITTED = {
+    "page": {"whitening_images"},
+    "airbench96": {"proxy_width", "whitening_images"},
+    "speedrun": {"bias_rate_factor", "muon_head_rate_factor"},
+    "ffcv": SMALL,
+    "mosaic": {*SMALL, "model", "weight_decay", "ema_decay", "ema_every"},
+}
+SCHEDULED = {"duration", "warmup", "knots_at", "size_ramp_at", "whitening_bias_until"}
+# 60 seconds an epoch, and 15 in images of 12 pixels.
+TIMES = {name: 15.0 if ", 12 px" in name else 60.0 for name in experiments.timed()}
+
+
+@pytest.mark.parametrize("name", experiments.SYSTEMS)
+def test_systems_are_the_recipes_fitted_to_the_data(name):
+    own, published = experiments.config(name, 500), Config.from_flagfile(RECIPES[name])
+    assert set(own.differences(published)) - SCHEDULED <= FITTED | ALSO_FITTED[name]
+    # Muon's does not depend on the batch, but those of the other weights do.
+    ratio = own.batch_size / published.batch_size
+    rates = [c.learning_rate * c.bias_rate_factor for c in (own, published)]
+    assert rates[0] / rates[1] == pytest.approx(ratio, rel=1e-4)
+
+
+def test_each_ingredient_is_one_change_of_the_plain_recipe():
+    plain, mosaic = (experiments.config(name, 500) for name in ("plain", "mosaic"))
+    for name, changes in experiments.INGREDIENTS.items():
+        config = experiments.config(name, 500)
+        assert set(config.differences(plain)) - SCHEDULED == set(changes)
+        assert not set(changes) & set(config.differences(mosaic))
+    together = set().union(*experiments.INGREDIENTS.values())
+    assert set(mosaic.differences(plain)) - SCHEDULED == together
+
+
+def test_runs_take_equal_seconds():
+    each = experiments.SECONDS * len(experiments.SYSTEMS)
+    for setting, seconds in zip(experiments.recipes(TIMES).settings, each):
+        # Steps are rounded to tens.
+        assert experiments.seconds_of(setting, TIMES) == pytest.approx(seconds, rel=0.04)
+    by_name = {setting.method: setting for setting in experiments.ingredients(TIMES).settings}
+    for setting in by_name.values():
+        seconds = experiments.seconds_of(setting, TIMES)
+        assert seconds == pytest.approx(experiments.INGREDIENT_SECONDS, rel=0.02)
+    # Three fifths of the ramp's steps take a quarter of the time.
+    steps = [by_name[name].config.duration.amount for name in ("plain", "size ramp")]
+    assert steps[1] / steps[0] == pytest.approx(1 / (0.4 + 0.6 / 4), rel=0.03)
+
+
+def test_seconds_of_several_image_sizes():
+    config = Config(
+        batch_size=600,
+        duration="50 steps",
+        image_size=64,
+        train_sizes=(32,),
+        train_until=("20 steps",),
+    )
+    setting = settings.Setting("a", config)
+    # 100 steps an epoch.
+    times = {"a, 32 px": 10, "a, 64 px": 40}
+    assert experiments.seconds_of(setting, times) == pytest.approx(2 + 12)
+    with pytest.raises(UserError, match="a, 32 px was not timed"):
+        experiments.seconds_of(setting, {"a, 64 px": 40})
+
+
+def test_frontier():
+    rows = ((4, 90), (2, 85), (8, 89), (16, 92), (2, 84))
+    found = report.frontier(
+        [
+            report.Point("a", 1, seconds, tables.Outcome((1 - accuracy / 100,), 0))
+            for seconds, accuracy in rows
+        ]
+    )
+    assert [(point.seconds, round(point.accuracy)) for point in found] == [
+        (2, 85),
+        (4, 90),
+        (16, 92),
+    ]
+    assert report.frontier([report.Point("a", 1, 2, tables.Outcome((), 0))]) == []
+
+
+def test_page():
+    """Its tables have a row for each setting, and differences with their standard errors."""
+    text = (ROOT / "docs" / report.PAGE).read_text()
+    plain, blurred, *_ = experiments.ingredients(TIMES).settings
+    records = {
+        (setting.fingerprint, seed): {"fingerprint": setting.fingerprint, "seed": seed, "error": e}
+        for setting, errors in ((plain, (0.1, 0.12)), (blurred, (0.08, 0.08)))
+        for seed, e in enumerate(errors)
+    }
+    filled = report.filled_page(text, records, TIMES)
+    assert "| plain | 470 | 121 | 89.00 ± 1.41 (2) |  |" in filled
+    assert "| BlurPool | 470 | 121 | 92.00 ± 0.00 (2) | +3.00 ± 1.00 |" in filled
+    for name in experiments.SYSTEMS:
+        assert filled.count(f"\n| {name} |") >= len(experiments.SECONDS)
+
+
+def test_searches_do_not_see_the_test_images():
+    numbers = np.arange(40)
+    images = np.broadcast_to(numbers[:, None, None], (40, 2, 2)).astype(np.uint8)
+    arrays = {"train": (images, numbers % 2), "validation": (images[:4] + 100, numbers[:4] % 2)}
+    split = search_data.without_test_images(ArraySource("idx", "made_up", ("a", "b"), arrays))
+    seen = {
+        name: [split.read(name, index) for index in range(count)]
+        for name, count in split.splits.items()
+    }
+    assert {name: len(items) for name, items in seen.items()} == {"train": 36, "validation": 4}
+    pixels = [int(item.image[0, 0]) for items in seen.values() for item in items]
+    assert sorted(pixels) == list(range(40))
+    assert sorted(item.label for item in seen["validation"]) == [0, 0, 1, 1]
