@@ -10,18 +10,18 @@ import tf_keras as keras
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.optimizers import SGD, GradualWarmup, PiecewiseLinear, StepDecay
 
-STEPS = 60
+STEPS = 24
 SHAPES = [(3, 4), (4,), (2, 3, 2), ()]
 MASK = [True, False, True, False]
 FACTORS = [1, 0.015625, 0, 2.5]
-# Warmup, plateau and two drops: the rate changes in 22 of the 60 steps.
-RATES = GradualWarmup(StepDecay(0.4, [30, 45], 0.1), start=0.1, steps=20)
+# Warmup, plateau and two drops: the rate changes in 10 of the 24 steps.
+RATES = GradualWarmup(StepDecay(0.4, [12, 18], 0.1), start=0.1, steps=8)
 
 
 def rates(steps=STEPS):
     """The same, computed apart from the code; rounded to float32 as Keras keeps rates."""
-    warm = [0.1 + 0.3 * step / 20 for step in range(20)]
-    values = warm + [0.4] * 10 + [0.04] * 15 + [0.004] * (steps - 45)
+    warm = [0.1 + 0.3 * step / 8 for step in range(8)]
+    values = warm + [0.4] * 4 + [0.04] * 6 + [0.004] * (steps - 18)
     return np.array(values[:steps])
 
 
@@ -97,8 +97,8 @@ def distance(got, expected):
 def test_many_steps_with_a_changing_rate(nesterov, decay, mask, dtype, tolerance):
     # In float64 only constants that float32 holds exactly: Keras keeps rates in float32.
     momentum, decay = (0.875, decay and 0.0625) if dtype == "float64" else (0.9, decay)
-    schedule = GradualWarmup(StepDecay(0.5, [30, 45], 0.125), start=0.125, steps=16)
-    values = [*(0.125 + 0.375 * np.arange(16) / 16), *[0.5] * 14, *[0.0625] * 15, *[0.0078125] * 15]
+    schedule = GradualWarmup(StepDecay(0.5, [12, 18], 0.125), start=0.125, steps=8)
+    values = [*(0.125 + 0.375 * np.arange(8) / 8), *[0.5] * 4, *[0.0625] * 6, *[0.0078125] * 6]
     weights, gradients = problem(dtype)
     optimizer = SGD(
         schedule,
@@ -219,8 +219,8 @@ def sgdw(weights, gradients, rates, peak, decay, nesterov, inside, mask, factors
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 def test_decoupled_weight_decay(nesterov, inside):
-    schedule = GradualWarmup(StepDecay(0.5, [30, 45], 0.125), start=0.0, steps=16)
-    values = [*(0.5 * np.arange(16) / 16), *[0.5] * 14, *[0.0625] * 15, *[0.0078125] * 15]
+    schedule = GradualWarmup(StepDecay(0.5, [12, 18], 0.125), start=0.0, steps=8)
+    values = [*(0.5 * np.arange(8) / 8), *[0.5] * 4, *[0.0625] * 6, *[0.0078125] * 6]
     weights, gradients = problem("float64")
     options = {"nesterov": nesterov, "rate_in_momentum": inside}
     # The third is not decayed; a bias with 4 times the rate loses as much as at its own.
@@ -464,7 +464,7 @@ def test_momentum_is_among_the_variables_of_a_checkpoint(tmp_path):
 
 def make_all_different():
     return SGD(
-        GradualWarmup(StepDecay(0.4, [30, 45], 0.1), start=0.1, steps=20),
+        GradualWarmup(StepDecay(0.4, [12, 18], 0.1), start=0.1, steps=8),
         momentum=0.8,
         nesterov=True,
         weight_decay=0.05,

@@ -1,4 +1,5 @@
 import base64
+import functools
 import html.parser
 import io
 import math
@@ -75,6 +76,11 @@ SUMMARY = {
 }
 
 
+@functools.cache
+def whole_page():
+    return render(SUMMARY, ROWS, CONFIG)
+
+
 class Page(html.parser.HTMLParser):
     """Checks that the elements of a page nest, and collects what a reader sees."""
 
@@ -111,7 +117,7 @@ class Page(html.parser.HTMLParser):
 
 
 def test_page_is_complete_and_self_contained():
-    text = render(SUMMARY, ROWS, CONFIG)
+    text = whole_page()
     page = Page(text)
     assert text.startswith("<!DOCTYPE html>")
     assert not {"script", "link", "img", "iframe"} & set(page.tags)
@@ -123,7 +129,7 @@ def test_page_is_complete_and_self_contained():
 
 
 def test_page_has_the_results():
-    text = Page(render(SUMMARY, ROWS, CONFIG)).text
+    text = Page(whole_page()).text
     for expected in (
         "resnet18 on flowers",
         "91.23%",
@@ -147,7 +153,7 @@ def test_page_has_the_results():
 
 
 def test_four_charts_with_their_keys():
-    page = Page(render(SUMMARY, ROWS, CONFIG))
+    page = Page(whole_page())
     assert page.tags.count("svg") == 4
     for title in ("Accuracy", "Loss", "Learning rate", "Images per second"):
         assert title in page.texts
@@ -156,7 +162,7 @@ def test_four_charts_with_their_keys():
 
 
 def test_drawings_take_their_colors_from_the_style_sheet():
-    text = render(SUMMARY, ROWS, CONFIG)
+    text = whole_page()
     drawings = re.findall("<svg.*?</svg>", text)
     style = text[text.index("<style>") : text.index("</style>")]
     for name in {name for drawing in drawings for name in re.findall(r"var\(--(\w+)\)", drawing)}:
@@ -167,24 +173,24 @@ def test_drawings_take_their_colors_from_the_style_sheet():
 
 
 def test_evaluations_are_listed_newest_first():
-    text = Page(render(SUMMARY, ROWS, CONFIG)).text
+    text = Page(whole_page()).text
     assert "3 evaluations" in text
     assert text.index("75.00%") < text.index("50.00%") < text.index("25.00%")
 
 
 def test_same_input_gives_the_same_page():
-    assert render(SUMMARY, ROWS, CONFIG) == render(SUMMARY, ROWS, CONFIG)
+    assert render(SUMMARY, ROWS, CONFIG) == whole_page()
 
 
 def test_matplotlib_settings_have_no_effect_and_are_kept():
-    expected = render(SUMMARY, ROWS, CONFIG)
+    expected = whole_page()
     with matplotlib.rc_context({"axes.linewidth": 5, "svg.fonttype": "path"}):
         assert render(SUMMARY, ROWS, CONFIG) == expected
         assert matplotlib.rcParams["axes.linewidth"] == 5
 
 
 def test_changed_options_come_first_and_the_others_are_folded():
-    text = render(SUMMARY, ROWS, CONFIG)
+    text = whole_page()
     options = text[text.index(">Options<") :]
     shown, folded = options.split("<details>")
     assert re.findall(r'<th scope="row">(\w+)</th>', shown) == CONFIG.differences(Config())
@@ -196,13 +202,13 @@ def test_changed_options_come_first_and_the_others_are_folded():
 def test_text_from_outside_is_escaped():
     evil = "<script>alert('&')</script>"
     summary = {**SUMMARY, "command": evil, "versions": {evil: evil}, "devices": [evil]}
-    page = render(summary, ROWS, CONFIG.replace(data_dir=f"/{evil.replace('/', '')}"))
+    page = render(summary, [], CONFIG.replace(data_dir=f"/{evil.replace('/', '')}"))
     assert "<script" not in page
     assert evil in Page(page).text
 
 
 def test_names_that_are_not_ascii_can_be_read():
-    page = render(SUMMARY, ROWS, CONFIG.replace(data_dir="/data/blümchen"))
+    page = render(SUMMARY, [], CONFIG.replace(data_dir="/data/blümchen"))
     assert page.isascii()
     assert "resnet18 on blümchen" in Page(page).text
 
@@ -220,26 +226,26 @@ def test_run_without_validation_data():
 
 def test_target_that_was_not_reached():
     summary = {**SUMMARY, "train_seconds_to_target": None, "wall_seconds_to_target": None}
-    assert "not reached" in Page(render(summary, ROWS, CONFIG)).text
+    assert "not reached" in Page(render(summary, [], CONFIG)).text
 
 
 def test_run_without_a_target_has_the_training_time():
-    text = Page(render({**SUMMARY, "target_top1": None}, ROWS, CONFIG)).text
+    text = Page(render({**SUMMARY, "target_top1": None}, [], CONFIG)).text
     assert "Time to" not in text
     assert "Training time 2 min 30 s" in text
 
 
 def test_run_that_ended_early_says_so():
     summary = {**SUMMARY, "epochs": 1.5}
-    page = render(summary, ROWS, CONFIG)
+    page = render(summary, [], CONFIG)
     assert "1.5 of 3 epochs" in page
     assert "stopped early" not in page
     summary |= {"stopped": "by early_stopping=2", "best_top1": 0.92, "best_step": 100}
-    page = render(summary, ROWS, CONFIG)
+    page = render(summary, [], CONFIG)
     assert "1.5 of 3 epochs, stopped early" in page
     assert "on 10,000 images; best 92.00% at step 100" in page
-    assert "; best" not in Page(render({**summary, "best_top1": 0.91234}, ROWS, CONFIG)).text
-    assert "3 of 3 epochs" not in render(SUMMARY, ROWS, CONFIG)
+    assert "; best" not in Page(render({**summary, "best_top1": 0.91234}, [], CONFIG)).text
+    assert "3 of 3 epochs" not in whole_page()
 
 
 def test_single_row_is_drawn_as_points():
@@ -332,7 +338,7 @@ def test_images_of_a_run_are_in_the_page():
 @pytest.mark.parametrize(("size", "kind", "distance"), [(32, "png", 0), (64, "jpeg", 3)])
 def test_images_keep_their_pixels(size, kind, distance):
     inputs, analysis = pictures(size)
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, analysis))
+    page = Page(render(SUMMARY, [], CONFIG, LABELS, inputs, analysis))
     start = f"data:image/{kind};base64,"
     files = [
         base64.b64decode(reference.removeprefix(start))
@@ -350,7 +356,7 @@ def test_images_keep_their_pixels(size, kind, distance):
 def test_a_model_without_mistakes():
     inputs, analysis = pictures(mistakes=0)
     perfect = {**vars(analysis), "confusion": entries(np.diag([5, 6, 7]))}
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs, ErrorAnalysis(**perfect)))
+    page = Page(render(SUMMARY, [], CONFIG, LABELS, inputs, ErrorAnalysis(**perfect)))
     assert "No image was mispredicted." in page.text
     assert "Worst mistakes" not in page.text
     assert page.tags.count("img") == 3
@@ -358,14 +364,14 @@ def test_a_model_without_mistakes():
 
 def test_each_part_may_be_missing():
     inputs, analysis = pictures()
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, inputs))
+    page = Page(render(SUMMARY, [], CONFIG, LABELS, inputs))
     assert "Confusion matrix" not in page.text
     assert page.tags.count("img") == 3
-    page = Page(render(SUMMARY, ROWS, CONFIG, LABELS, None, analysis))
+    page = Page(render(SUMMARY, [], CONFIG, LABELS, None, analysis))
     assert "Training images" not in page.text
     assert page.tags.count("img") == 2
     nothing = InputImages(*(value[:0] for value in vars(inputs).values()))
-    assert "Training images" not in render(SUMMARY, ROWS, CONFIG, LABELS, nothing)
+    assert "Training images" not in render(SUMMARY, [], CONFIG, LABELS, nothing)
 
 
 def test_a_thousand_classes_do_not_make_a_huge_page():
@@ -373,11 +379,11 @@ def test_a_thousand_classes_do_not_make_a_huge_page():
     confusion = np.random.default_rng(0).integers(0, 3, (1000, 1000))
     analysis = ErrorAnalysis(**{**vars(analysis), "confusion": entries(confusion)})
     labels = [f"n{number:08}" for number in range(1000)]
-    text = render(SUMMARY, ROWS, CONFIG, labels, None, analysis)
+    text = render(SUMMARY, [], CONFIG, labels, None, analysis)
     assert len(text) < 200_000
     assert text.count("2 of") == 15
     assert "a cell: 10 x 10 neighbouring classes" in text
-    assert "a cell" not in render(SUMMARY, ROWS, CONFIG, LABELS, *pictures())
+    assert "a cell" not in render(SUMMARY, [], CONFIG, LABELS, *pictures())
 
 
 def test_top5_of_few_classes_is_left_out():
@@ -388,18 +394,18 @@ def test_top5_of_few_classes_is_left_out():
 
 
 def test_name_of_the_data():
-    page = render({**SUMMARY, "data": "my birds"}, ROWS, CONFIG)
+    page = render({**SUMMARY, "data": "my birds"}, [], CONFIG)
     assert f"{CONFIG.model} on my birds</title>" in page
 
 
 @pytest.mark.parametrize("flagfile", ["digits", "flags/digits.flags"])
 def test_expected_accuracy_of_the_recipe(flagfile):
     command = f"imagenet-fast train --flagfile={flagfile} --duration='3 epochs'"
-    text = Page(render({**SUMMARY, "command": command}, ROWS, CONFIG)).text
+    text = Page(render({**SUMMARY, "command": command}, [], CONFIG)).text
     reached = "Expected accuracy Reached here 91.23% top-1 Expected with digits at least 97% top-1"
     assert reached in text
 
 
 @pytest.mark.parametrize("command", ["train --flagfile=my.flags", "train 'unbalanced", None])
 def test_no_recipe_in_the_command(command):
-    assert "Expected accuracy" not in render({**SUMMARY, "command": command}, ROWS, CONFIG)
+    assert "Expected accuracy" not in render({**SUMMARY, "command": command}, [], CONFIG)
