@@ -272,7 +272,13 @@ class NoisyChain(Chain):
 
 def step(model, case, weights=None):
     """The weights before a step, its gradients, and all that Keras logs."""
-    model.compile(keras.optimizers.SGD(1.0), case.loss, loss_weights=case.loss_weights)
+    # A plain model eagerly, because tracing takes longer than a step.
+    model.compile(
+        keras.optimizers.SGD(1.0),
+        case.loss,
+        loss_weights=case.loss_weights,
+        run_eagerly=not isinstance(model, GPipe),
+    )
     model(case.inputs[:1])
     if weights is not None:
         model.set_weights(weights)
