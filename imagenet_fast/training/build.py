@@ -49,13 +49,10 @@ from imagenet_fast.training.schedule import build_schedule, total_steps, warn_of
 from imagenet_fast.training.selection import Proxy
 from imagenet_fast.training.whitening import whiten
 
+_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 # Strategies under which Keras scales the loss (strategy_supports_loss_scaling,
 # loss_scale_optimizer.py).
-_SCALES_LOSS = (
-    tf.distribute.MirroredStrategy,
-    tf.distribute.MultiWorkerMirroredStrategy,
-    tf.distribute.OneDeviceStrategy,
-)
+_SCALES_LOSS = (*_MIRRORED, tf.distribute.OneDeviceStrategy)
 
 
 def build_model(
@@ -334,6 +331,11 @@ def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
         raise UserError(
             f"proxy_model is for one device, but there are {strategy.num_replicas_in_sync} "
             "replicas: without it, the network itself selects images"
+        )
+    # Their replicas, even a single one, cannot update weights in some steps only.
+    if config.proxy_model and isinstance(strategy, _MIRRORED):
+        raise UserError(
+            "proxy_model is for strategy=one_device, not for a mirrored strategy of one replica"
         )
 
 

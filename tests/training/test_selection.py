@@ -238,3 +238,9 @@ def test_what_cannot_be_selected(changes, replicas, message):
 def test_pipelines_do_not_select():
     with pytest.raises(UserError, match="pipeline_stages does not work with select_by_loss"):
         build_model(SMALL.replace(select_by_loss=0.5, pipeline_stages=2, strategy="auto"))
+
+
+def test_a_mirrored_strategy_of_one_replica_has_no_proxy():
+    config = SMALL.replace(select_by_loss=0.25, proxy_model="resnet8")
+    with pytest.raises(UserError, match="proxy_model is for strategy=one_device, not for a mirr"):
+        _check_selection(config, tf.distribute.MirroredStrategy(["CPU:0"]))
