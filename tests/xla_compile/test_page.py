@@ -13,7 +13,8 @@ OLDER = {"gradient all-reduces": "sums of gradients"}
 RECIPES = (
     *("facebook_1h_8k", "tencent_4min_resnet50", "mlperf_4k_v3", "mlperf_4k_h100"),
     *("myrtle_cifar10", "airbench_cifar10", "speedrun_cifar10", "airbench96_cifar10"),
-    *("mlperf_3k", "ffcv_rn50_16", "mosaic_mild"),
+    *("mlperf_3k", "mosaic_mild", "ffcv_rn50_16", "ffcv_rn50_32", "ffcv_rn50_88"),
+    *("ffcv_rn18_16", "ffcv_rn18_88"),
 )
 
 
