@@ -69,11 +69,12 @@ def run(arguments: Sequence[str]) -> int:
         reason = f"{error.filename}: {error.strerror}"
         print(f"imagenet-fast {name}: error: {reason}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         resume = ""
         if name == "train":
-            command = shlex.join(["imagenet-fast", *arguments])
-            resume = f"; resume from the last checkpoint with: {command}"
+            # Before training, whether there is a checkpoint is not known.
+            how = str(interrupt) or "; start or resume"
+            resume = f"{how} with: {shlex.join(['imagenet-fast', *arguments])}"
         print(f"imagenet-fast {name}: interrupted{resume}", file=sys.stderr)
         return 130
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -107,7 +108,7 @@ class CommandFlags:
             raise
         except flags.UnrecognizedFlagError as error:
             raise UserError(
-                f"there is no flag --{error.flagname}{self._hint(error.flagname)}"
+                f"there is no flag --{error.flagname}{self._hint(error.flagname, error.flagvalue)}"
             ) from None
         except (flags.Error, ValueError) as error:
             # A value that Config refuses; otherwise absl's message, as for --noxla=true.
@@ -120,13 +121,16 @@ class CommandFlags:
                 raise UserError(f"{name} is {self[name]}, but must be a finite number")
         return rest
 
-    def _hint(self, name: str) -> str:
-        """Returns a hint at the flags that an unknown name may mean."""
+    def _hint(self, name: str, argument: str) -> str:
+        """Returns a hint at the flags that an unknown flag, given as ``argument``, may mean."""
         spelled = name.replace("-", "_")
         other = spelled if spelled in self._flags else OTHER_NAMES.get(spelled, "")
         if other.partition("=")[0] in self._flags:
+            value = argument.partition("=")[2]
+            if value.isdecimal():  # The user's number of epochs or steps.
+                other = re.sub(r"'\d+ ", f"'{value} ", other)
             return f"; did you mean --{other}?"
-        return nearest(name, list(self._flags))
+        return nearest(name, list(self._flags), "--{}".format)
 
     def _with_new_name(self, argument: str) -> str:
         """Returns the argument with the new name of a renamed flag."""

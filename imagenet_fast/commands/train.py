@@ -8,6 +8,7 @@ from imagenet_fast.base.durations import Duration
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import new_path
 from imagenet_fast.base.notices import warn_once
+from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
 from imagenet_fast.config import Config, option_names
@@ -75,7 +76,10 @@ def main(arguments: list[str]) -> int:
     from imagenet_fast.training.model_dir import checkpoint_of, kept_step
     from imagenet_fast.training.train import train
 
-    summary = train(config)
+    try:
+        summary = train(config)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(_how_to_resume(config)) from None
     if is_chief(make_strategy(config)):
         if flags["saved_model"]:
             best = config.keep_best and kept_step(config.model_dir) is not None
@@ -91,6 +95,17 @@ def main(arguments: list[str]) -> int:
             f"{summary['images_per_second']:.0f} images/s; {config.model_dir}/report.html"
         )
     return 0
+
+
+def _how_to_resume(config: Config) -> str:
+    """Returns what the message of an interrupted run says of its checkpoints."""
+    from imagenet_fast.training.model_dir import CHECKPOINTS, latest_checkpoint
+
+    last = latest_checkpoint(to_path(config.model_dir, CHECKPOINTS))
+    if last is None:
+        every = option_text(config.checkpoint_every)
+        return f" before the first checkpoint (checkpoint_every={every}); start again"
+    return f"; resume from the last checkpoint, {last},"
 
 
 def _run_in(model_dir: str) -> Config | None:

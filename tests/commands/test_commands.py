@@ -173,12 +173,33 @@ def test_interrupt(monkeypatch, capsys):
     arguments = ["train", "--flagfile=digits", "--duration=3 epochs"]
     assert commands.run(arguments) == 130
     assert capsys.readouterr().err == (
-        "imagenet-fast train: interrupted; resume from the last checkpoint with: "
+        "imagenet-fast train: interrupted; start or resume with: "
         "imagenet-fast train --flagfile=digits '--duration=3 epochs'\n"
     )
     monkeypatch.setattr("imagenet_fast.commands.evaluate.main", main)
     assert commands.run(["evaluate"]) == 130
     assert capsys.readouterr().err == "imagenet-fast evaluate: interrupted\n"
+
+
+def test_an_interrupted_run_says_whether_it_has_a_checkpoint(monkeypatch, capsys, tmp_path):
+    def stop(config):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("imagenet_fast.training.train.train", stop)
+    arguments = ["train", "--flagfile=digits", f"--model_dir={tmp_path}"]
+    command = f" with: imagenet-fast train --flagfile=digits --model_dir={tmp_path}\n"
+    assert commands.run(arguments) == 130
+    assert capsys.readouterr().err.endswith(
+        "imagenet-fast train: interrupted before the first checkpoint (checkpoint_every=2 epochs); "
+        f"start again{command}"
+    )
+    for step in (88, 176):
+        write_file(tmp_path / "checkpoints" / f"ckpt-{step}.index", "")
+    assert commands.run(arguments) == 130
+    last = tmp_path / "checkpoints" / "ckpt-176"
+    assert capsys.readouterr().err.endswith(
+        f"imagenet-fast train: interrupted; resume from the last checkpoint, {last},{command}"
+    )
 
 
 def test_arguments_and_status_are_passed_on(monkeypatch):

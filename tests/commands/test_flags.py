@@ -105,7 +105,7 @@ def test_two_commands_do_not_share_flags():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--bach_size=3"], "there is no flag --bach_size; did you mean 'batch_size'"),
+        (["--bach_size=3"], "there is no flag --bach_size; did you mean --batch_size"),
         (["--color=red"], "there is no flag --color; did you mean 'colour'"),
         (["--qqq"], "there is no flag --qqq"),
         (["--batch_size=many"], "batch_size is 'many', but must be a whole number"),
@@ -317,9 +317,12 @@ def test_a_run_of_the_same_duration_does_not_hide_other_times(flags):
         ("--learning-rate=1", "; did you mean --learning_rate?"),
         ("--batch-size=64", "; did you mean --batch_size?"),
         ("--early-stopping=3", "; did you mean --early_stopping?"),
-        ("--epochs=3", "; did you mean --duration='12 epochs'?"),
+        ("--epochs=3", "; did you mean --duration='3 epochs'?"),
+        ("--max-steps=70", "; did you mean --duration='70 steps'?"),
+        ("--epochs=many", "; did you mean --duration='12 epochs'?"),
+        ("--fp16=1", "; did you mean --precision=mixed_float16?"),
         ("--wd=1", "; did you mean --weight_decay?"),
-        ("--batchsize=64", "; did you mean 'batch_size' or "),
+        ("--batchsize=64", "; did you mean --batch_size or "),
     ],
 )
 def test_names_of_other_programs_lead_to_the_flag(flags, given, hint):

@@ -177,7 +177,7 @@ def test_nothing_is_written_unasked(plan, tmp_path, monkeypatch):
         ),
         (["--schedule", "cosine"], "unexpected argument 'cosine'"),
         (["--schedule", "--schedule=cosin"], "schedule='cosin' does not exist; did you mean"),
-        (["--schedule", "--batch=8"], "there is no flag --batch; did you mean 'batch_size'"),
+        (["--schedule", "--batch=8"], "there is no flag --batch; did you mean --batch_size"),
         (
             ["--schedule", "--flagfile=airbench_cifar10"],
             "data_on_device needs data, because it is for small",
