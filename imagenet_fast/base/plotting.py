@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
+import warnings
+from collections.abc import Iterator
 from typing import Any, Union
 
 import matplotlib
@@ -81,6 +84,14 @@ PLOT_STYLE: Style = [
 ]
 
 
+@contextlib.contextmanager
+def without_glyph_warnings() -> Iterator[None]:
+    """Hides a warning for each character that the font lacks, as in Chinese class names."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
 def svg(figure: Figure) -> str:
     """Returns a figure as the content of an SVG file, in the colors of a light page."""
     text = _saved(figure, metadata={"Date": None})
@@ -110,6 +121,6 @@ def page_svg(figure: Figure) -> str:
 def _saved(figure: Figure, **options: Any) -> str:
     file = io.StringIO()
     # Without a salt, the ids of clip paths are random.
-    with matplotlib.rc_context({"svg.hashsalt": "imagenet_fast"}):
+    with matplotlib.rc_context({"svg.hashsalt": "imagenet_fast"}), without_glyph_warnings():
         figure.savefig(file, format="svg", **options)
     return file.getvalue()

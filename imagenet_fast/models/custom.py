@@ -126,9 +126,12 @@ def _load(name: str) -> CustomModel:
         found: Any = importlib.import_module(module_name)
     except Exception as error:  # the user's code may raise anything
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = ""
+        if module_name.endswith(".py"):
+            hint = f"; did you mean {module_name.removesuffix('.py')}:{attributes}?"
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise UserError(
-                f"model {name}: there is no module {missing} in {here} or on PYTHONPATH"
+                f"model {name}: there is no module {missing} in {here} or on PYTHONPATH{hint}"
             ) from None
         raise UserError(
             f"model {name}: importing {module_name} failed: {_reason(error)}"

@@ -322,6 +322,8 @@ def test_a_run_of_the_same_duration_does_not_hide_other_times(flags):
         ("--epochs=many", "; did you mean --duration='12 epochs'?"),
         ("--fp16=1", "; did you mean --precision=mixed_float16?"),
         ("--wd=1", "; did you mean --weight_decay?"),
+        ("--max_epochs=3", "; did you mean --duration='3 epochs'?"),
+        ("--grad-clip=1", "; did you mean --clip_norm?"),
         ("--batchsize=64", "; did you mean --batch_size or "),
     ],
 )

@@ -458,6 +458,7 @@ def build(num_classes, image_shape):
     [
         (MODULE, "{}:build", ""),
         (MODULE, "{}:biuld", "model {}:biuld: {} has no biuld; did you mean 'build'?"),
+        (MODULE, "{}.py:build", "on PYTHONPATH; did you mean {}:build?"),
         (MODULE, "no_{}:build", "model no_{}:build: there is no module no_{} in {here}"),
         ("import no_such_module", "{}:build", "importing {} failed: ModuleNotFoundError: No"),
         ("1 / 0", "{}:build", "failed: ZeroDivisionError: division by zero ({here}/{}.py, line 1)"),

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg
+from imagenet_fast.base.plotting import PAGE_STYLE, PNG_STYLE, page_svg, without_glyph_warnings
 from imagenet_fast.training.report.error_analysis import ErrorAnalysis
 from imagenet_fast.training.report.input_images import InputImages
 
@@ -202,5 +202,6 @@ def _png(figure: Figure) -> bytes:
     file = io.BytesIO()
     FigureCanvasAgg(figure)
     # Without matplotlib's version, so that equal figures are equal files.
-    figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
+    with without_glyph_warnings():
+        figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
     return file.getvalue()

@@ -1,8 +1,10 @@
 """Pictures, looked at pixel by pixel, and what is written below them."""
 
 import dataclasses
+import html
 import io
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -174,3 +176,11 @@ def test_names_are_no_formulas():
     assert all(texts(confusion_svg(found, labels)).count(label) == 2 for label in labels)
     assert confusion_png(found, labels)
     assert images_png(found.images, ["\n".join(labels)])
+
+
+def test_characters_that_the_font_lacks_are_not_warned_of():
+    labels = ["\N{CJK UNIFIED IDEOGRAPH-732B}", "\N{GRINNING FACE}"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert labels[0] in html.unescape(confusion_svg(analysis(np.eye(2)), labels))
+        confusion_png(analysis(np.eye(2)), labels)
