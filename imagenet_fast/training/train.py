@@ -180,7 +180,7 @@ class _Run:
         last_step = step if early else self.total_steps
         trains = step < last_step
         if self.chief:
-            if self.schedule_change:
+            if self.schedule_change and trains:
                 _log(f"{self.config.model_dir} resumes {self.schedule_change}")
             _log(self._summary_line(step) if trains else self._finished_line(step, early))
             lost = lost_best(self.config.model_dir, evaluations.best)

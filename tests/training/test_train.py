@@ -376,6 +376,10 @@ def test_early_stopping(config, tmp_path, capsys):
     result = evaluate(config, model=small_network, checkpoint="best")
     assert result["checkpoint"] == f"{config.model_dir}/best/ckpt-{best_step}"
     assert result["top1"] == pytest.approx(top1s[best])
+    train(config.replace(duration="30 steps"), model=small_network)
+    longer = capsys.readouterr().err
+    assert f"finished at step {step} of 30, {reason}: nothing is" in longer
+    assert "resumes" not in longer
 
 
 class Watcher(RowLogger):
