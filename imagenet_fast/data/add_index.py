@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -22,8 +23,10 @@ from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH
 from imagenet_fast.data.jpeg_index import LEAST_PIXELS, index_file, load_jpeg_ops
 from imagenet_fast.data.manifest import Manifest, Shard
 from imagenet_fast.data.prepare import target_directory
+from imagenet_fast.data.prepare_journal import JOURNAL, lock, unwritable
 
-_SUFFIX = ".indexed"
+_SUFFIX = manifests.INDEXED_SUFFIX
+_LOCK = ".add_index.lock"
 _SPLITS = ("train", "validation", "test")
 
 
@@ -49,27 +52,51 @@ def add_index(
       progress: Whether to show a progress bar, in shards.
 
     Raises:
-      UserError: There are no shards, one is damaged or cannot be written, or the native ops cannot
-        be compiled.
+      UserError: There are no shards, one is damaged or cannot be written, another process is adding
+        indexes, or the native ops cannot be compiled.
     """
     directory = target_directory(directory)
     try:
         load_jpeg_ops()
     except OSError as error:
         raise UserError(f"JPEGs cannot be indexed: {error}") from error
-    indexer = _Indexer(directory)
-    pool = ThreadPoolExecutor(threads or cpu_cores())
-    with tqdm(total=len(indexer.files), desc="index", unit=" shards", disable=not progress) as bar:
-        try:
-            futures = [pool.submit(indexer.rewrite, file) for file in indexer.files]
-            for future in as_completed(futures):
-                future.result()
-                bar.update()
-        finally:
-            indexer.stopped = True
-            pool.shutdown(cancel_futures=True)
-    indexer.finish()
+    with _locked(directory):
+        indexer = _Indexer(directory)
+        pool = ThreadPoolExecutor(threads or cpu_cores())
+        shards = len(indexer.files)
+        with tqdm(total=shards, desc="index", unit=" shards", disable=not progress) as bar:
+            try:
+                futures = [pool.submit(indexer.rewrite, file) for file in indexer.files]
+                for future in as_completed(futures):
+                    future.result()
+                    bar.update()
+            finally:
+                indexer.stopped = True
+                pool.shutdown(cancel_futures=True)
+        indexer.finish()
     return Added(indexer.indexed, indexer.unindexed)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps out other processes, which would write the same temporary files."""
+    path = directory / _LOCK
+    try:
+        file = path.open("ab")
+    except (FileNotFoundError, NotADirectoryError):
+        raise _no_shards(directory) from None
+    except OSError as error:
+        raise UserError(f"{directory}: is not writable: {error.strerror}") from error
+    with file:
+        lock(file, f"{directory}: another process is adding indexes")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _no_shards(directory: Path) -> UserError:
+    return UserError(f"{directory}: has no shards; make them with `imagenet-fast prepare`")
 
 
 class _Indexer:
@@ -86,10 +113,15 @@ class _Indexer:
             self._manifest = self._old_manifest = manifests.read_manifest(directory)
             self.files = [shard.file for shard in self._manifest.shards]
             return
+        if (directory / JOURNAL).exists():
+            raise UserError(
+                f"{directory}: is unfinished: rerun the `imagenet-fast prepare` command that began "
+                "it"
+            )
         found = (path.name for split in _SPLITS for path in directory.glob(f"{split}-*-of-*"))
         self.files = sorted(name for name in found if not name.endswith(_SUFFIX))
         if not self.files:
-            raise UserError(f"{directory}: has no shards; make them with `imagenet-fast prepare`")
+            raise _no_shards(directory)
 
     def rewrite(self, file: str) -> None:
         """Rewrites a shard."""
@@ -115,7 +147,7 @@ class _Indexer:
                 self._update_manifest(Shard(file, *written))
                 rewritten.replace(path)
         except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+            raise unwritable(path, error) from error
 
     def finish(self) -> None:
         """Records in the manifest that all shards are indexed, and updates ``data.npz``."""
@@ -123,20 +155,22 @@ class _Indexer:
             source = {**self._manifest.source, "jpeg_index": True}
             done = dataclasses.replace(self._manifest, source=source, unindexed=self.unindexed)
             sizes = [self._record_bytes[file] for file in self.files]
-            metadata.update_record_bytes(self._old_manifest, done, sizes, self._directory)
-            manifests.write_manifest(done, self._directory)
+            try:
+                metadata.update_record_bytes(self._old_manifest, done, sizes, self._directory)
+                manifests.write_manifest(done, self._directory)
+            except OSError as error:
+                raise unwritable(self._directory / manifests.FILE, error) from error
 
     def _recover(self, path: Path, rewritten: Path) -> None:
         """Checks a shard; replaces it if an interrupted run had finished its new version."""
         if not self._manifest:
             return
         (expected,) = (shard for shard in self._manifest.shards if shard.file == path.name)
-        if manifests.sha256(path) == expected.sha256:
+        if path.exists() and manifests.sha256(path) == expected.sha256:
             return
         if not rewritten.exists() or manifests.sha256(rewritten) != expected.sha256:
-            raise UserError(
-                f"{path}: differs from the manifest; see `imagenet-fast prepare --verify`"
-            )
+            problem = "differs from the manifest" if path.exists() else "is missing"
+            raise UserError(f"{path}: {problem}; see `imagenet-fast prepare --verify`")
         rewritten.replace(path)
 
     def _add_index(self, record: bytes, counts: list[int]) -> bytes:
@@ -148,12 +182,9 @@ class _Indexer:
         except DecodeError:
             return record  # training skips and counts it
         fields = example.features.feature
-        if ENCODED in fields:
-            height, width = (
-                fields[side].int64_list.value[0] if side in fields else LEAST_PIXELS
-                for side in (HEIGHT, WIDTH)
-            )
-            index = index_file(fields[ENCODED].bytes_list.value[0], height, width)
+        encoded = fields[ENCODED].bytes_list.value if ENCODED in fields else ()
+        if encoded:
+            index = index_file(encoded[0], _side(fields, HEIGHT), _side(fields, WIDTH))
             fields.pop(JPEG_INDEX, None)
             if index:
                 fields[JPEG_INDEX].bytes_list.value.append(index)
@@ -173,3 +204,9 @@ class _Indexer:
         }
         self._manifest = dataclasses.replace(self._manifest, splits=splits)
         manifests.write_manifest(self._manifest, self._directory)
+
+
+def _side(fields: Any, name: str) -> int:
+    """Returns an image's height or width; a large one if another converter left it out or 0."""
+    values = fields[name].int64_list.value if name in fields else ()
+    return (values[0] if values else 0) or LEAST_PIXELS

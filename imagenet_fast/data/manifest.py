@@ -12,7 +12,7 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from imagenet_fast.data.examples import LABEL, decode_example
 
 FILE = "manifest.json"
 VERSION = 1
+# Of shards by `prepare --add_index` until they replace those without.
+INDEXED_SUFFIX = ".indexed"
 
 _FILES_AT_ONCE = 16
 
@@ -182,11 +184,18 @@ def check_sizes(manifest: Manifest, directory: str | os.PathLike[str], split: st
             f"{directory}: no split {split!r}; it has {', '.join(manifest.splits)}"
             f"{nearest(split, manifest.splits)}"
         )
-    problems = _size_problems(manifest.splits[split], to_path(directory))
+    directory = to_path(directory)
+    problems = _size_problems(manifest.splits[split].shards, directory)
     if problems:
+        # `prepare --add_index` may have replaced shards since the manifest was read.
+        current = {shard.file: shard for shard in read_manifest(directory).shards}
+        shards = [current.get(shard.file, shard) for shard in problems]
+        problems = _size_problems(shards, directory)
+    if problems:
+        first = next(iter(problems.values()))
         more = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise UserError(
-            f"{problems[0]}{more}; rerun the `imagenet-fast prepare` command that made {directory} "
+            f"{first}{more}; rerun the `imagenet-fast prepare` command that made {directory} "
             "to repair it, or list all problems with --verify"
         )
 
@@ -243,6 +252,11 @@ def _read_shard(shard: Shard, path: Path) -> _Contents:
         problems.append(problem)
         if not _exists(path):
             return _Contents(problems, labels)
+    elif _awaits_index(shard, path):
+        problems.append(
+            f"{path}: lacks indexes: rerun `imagenet-fast prepare --add_index`, which was "
+            "interrupted"
+        )
     elif sha256(path) != shard.sha256:
         problems.append(
             f"{path}: its SHA-256 differs from the manifest's: delete it and rerun `imagenet-fast "
@@ -316,17 +330,31 @@ def size_problem(shard: Shard, path: Path) -> str | None:
         return f"{path}: is missing"
     except OSError as error:
         return f"{path}: cannot be read: {error.strerror}"
-    if size == shard.bytes:
+    if size == shard.bytes or _awaits_index(shard, path):
         return None
     state = "is empty" if not size else "is truncated" if size < shard.bytes else "is too long"
     return f"{path}: {state}: has {size} bytes, not {shard.bytes}"
 
 
-def _size_problems(split: Split, directory: Path) -> list[str]:
+def _awaits_index(shard: Shard, path: Path) -> bool:
+    """Returns whether a shard is to be replaced by one with the same images and their indexes.
+
+    ``prepare --add_index`` writes that one beside it, then the manifest, and then renames it.
+    """
+    try:
+        indexed = path.with_name(path.name + INDEXED_SUFFIX)
+        return indexed.stat().st_size == shard.bytes != path.stat().st_size
+    except OSError:
+        return False
+
+
+def _size_problems(shards: Iterable[Shard], directory: Path) -> dict[Shard, str]:
     # In parallel, because each request to a bucket takes time.
     with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
-        paths = [directory / shard.file for shard in split.shards]
-        return [problem for problem in pool.map(size_problem, split.shards, paths) if problem]
+        shards = list(shards)
+        paths = [directory / shard.file for shard in shards]
+        problems = zip(shards, pool.map(size_problem, shards, paths))
+        return {shard: problem for shard, problem in problems if problem}
 
 
 def sha256(path: Path) -> str:

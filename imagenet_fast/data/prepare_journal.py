@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.data.manifest import Shard, Skipped
@@ -59,7 +59,7 @@ class Journal:
         except OSError as error:
             raise UserError(f"{directory}: is not writable: {error.strerror}") from error
         try:
-            self._lock()
+            lock(self._file, f"{directory}: another process is preparing it")
             self._begin(free)
         except BaseException:
             self._close()
@@ -88,14 +88,6 @@ class Journal:
         # Closing retries a failed write, which has been reported.
         with contextlib.suppress(OSError):
             self._file.close()
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released when the process ends
-        except BlockingIOError as error:
-            raise UserError(f"{self._path.parent}: another process is preparing it") from error
-        except OSError:  # a file system without locks
-            return
 
     def _begin(self, free: Collection[str]) -> None:
         lines = self._read()
@@ -126,6 +118,20 @@ class Journal:
             self._file.flush()
         except OSError as error:
             raise unwritable(self._path, error) from error
+
+
+def lock(file: IO[bytes], message: str) -> None:
+    """Locks a file until it is closed or the process ends, where the file system has locks.
+
+    Raises:
+      UserError: Another process has locked it; with ``message``.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise UserError(message) from error
+    except OSError:  # a file system without locks
+        return
 
 
 def read_job(directory: Path) -> dict[str, Any] | None:
