@@ -14,7 +14,15 @@ from imagenet_fast.base.counted import counted
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.files import read_objects, whole_lines, write_file
 from imagenet_fast.base.paths import Path, to_path
-from imagenet_fast.data.examples import ENCODED, FILENAME, HEIGHT, LABEL, WIDTH, decode_example
+from imagenet_fast.data.examples import (
+    ENCODED,
+    FILENAME,
+    HEIGHT,
+    JPEG_INDEX,
+    LABEL,
+    WIDTH,
+    decode_example,
+)
 from imagenet_fast.data.images import BadImageError, TooManyPixelsError, normalize_encoding
 from imagenet_fast.data.info import DatasetInfo
 from imagenet_fast.data.options import DataOptions
@@ -26,7 +34,13 @@ _OTHER_FILE = "bad_images-{:05d}.jsonl"
 _ALL_FILES = "bad_images*.jsonl"
 
 # The type of each field of an example, and its minimum number of values; the maximum is 1.
-_FIELDS = {ENCODED: (bytes, 1), LABEL: (int, 1), HEIGHT: (int, 0), WIDTH: (int, 0)}
+_FIELDS = {
+    ENCODED: (bytes, 1),
+    LABEL: (int, 1),
+    HEIGHT: (int, 0),
+    WIDTH: (int, 0),
+    JPEG_INDEX: (bytes, 0),
+}
 
 # The first bytes of JPEG, PNG, GIF, BMP and WebP files.
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"RIFF")

@@ -30,8 +30,8 @@ _FEATURES = {
     LABEL: tf.io.FixedLenFeature([], tf.int64),
     HEIGHT: tf.io.FixedLenFeature([], tf.int64, default_value=0),
     WIDTH: tf.io.FixedLenFeature([], tf.int64, default_value=0),
-    JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value=""),
 }
+_INDEX = {JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value="")}
 
 # How to make each image of a batch: (encoded image, label, crop box, is_cut, changes).
 Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
@@ -86,7 +86,7 @@ def plan_training(
       careful: Whether to read image sizes from the images instead of the records.
       warn: Whether to warn of JPEG indexes that do not match, by a Python function.
     """
-    examples, labels = parse_examples(records, info)
+    examples, labels = parse_examples(records, info, options)
     sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
     boxes = training_crop_boxes(sizes, identities, options)
     if indexes is not None:
@@ -110,7 +110,7 @@ def evaluation_batches(
     """
 
     def plan(records: tf.Tensor, careful: bool) -> Plan:
-        examples, labels = parse_examples(records, info)
+        examples, labels = parse_examples(records, info, options)
         # The size comes from the image, as in serving, and not from the record.
         encoded, sizes = tf.map_fn(
             lambda image: check_header(image, options.max_pixels),
@@ -213,9 +213,15 @@ def _batches(
     )
 
 
-def parse_examples(records: tf.Tensor, info: DatasetInfo) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-    """Returns the examples' fields, and their classes, which are checked to be in range."""
-    examples = tf.io.parse_example(records, _FEATURES)
+def parse_examples(
+    records: tf.Tensor, info: DatasetInfo, options: DataOptions
+) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+    """Returns the examples' fields, and their classes, which are checked to be in range.
+
+    JPEG indexes are among the fields if ``options`` use them.
+    """
+    features = {**_FEATURES, **_INDEX} if uses_jpeg_index(options) else _FEATURES
+    examples = tf.io.parse_example(records, features)
     labels = tf.cast(examples[LABEL] + info.label_offset, tf.int32)
     in_range = tf.logical_and(labels >= 0, labels < info.num_classes)
     tf.debugging.Assert(tf.reduce_all(in_range), ["label out of range:", labels])

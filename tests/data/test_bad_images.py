@@ -75,6 +75,7 @@ def jpeg(example):
         ({"encoded": [7]}, "its image/encoded has the wrong type"),
         ({"height": [b"12"]}, "its image/height has the wrong type"),
         ({"width": [10, 10]}, "it has 2 values of image/width"),
+        ({"jpeg_index": [7]}, "its image/jpeg_index has the wrong type"),
     ],
 )
 def test_no_example(example, fields, reason):

@@ -8,10 +8,15 @@ from PIL import Image
 
 from imagenet_fast import Config
 from imagenet_fast.data.augment import augment, draw_changes
-from imagenet_fast.data.batches import evaluation_batches, training_batches, unreadable
+from imagenet_fast.data.batches import (
+    evaluation_batches,
+    parse_examples,
+    training_batches,
+    unreadable,
+)
 from imagenet_fast.data.crop_boxes import training_crop_boxes
 from imagenet_fast.data.decode import decode_crop_and_resize, evaluation_image
-from imagenet_fast.data.examples import ENCODED, HEIGHT, WIDTH, decode_example
+from imagenet_fast.data.examples import ENCODED, HEIGHT, JPEG_INDEX, WIDTH, decode_example
 from imagenet_fast.data.info import DatasetInfo
 
 CLASSES = 61
@@ -257,6 +262,15 @@ def test_unreadable_images_change_no_crop_of_their_batch(train, trained, bad_exa
     images, labels, weights = train(examples, CROPPED)
     good = ~np.isin(np.arange(CLASSES), bad)
     assert_same((images[good], labels[good], weights[good]), [part[good] for part in trained])
+
+
+@pytest.mark.parametrize("unused", [{"jpeg_index": False}, {"resize_kernel": "tensorflow"}])
+def test_unused_indexes_are_not_even_parsed(numbered_example, unused):
+    example = tf.train.Example.FromString(numbered_example(7))
+    example.features.feature[JPEG_INDEX].int64_list.value.append(3)  # the wrong type
+    options = Config(resize_kernel="native").replace(**unused)
+    fields, labels = parse_examples([example.SerializeToString()], INFO, options)
+    assert JPEG_INDEX not in fields and labels.numpy() == [7]
 
 
 def test_batches_of_unreadable_images_only(train):

@@ -33,7 +33,7 @@ def make_stages(options: InputOptions) -> dict[str, Iterable]:
     threads = thread_count(options)
 
     def parse(records: tf.Tensor, *_: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info))
+        return tf.data.Dataset.from_tensors(records).map(lambda r: parse_examples(r, info, options))
 
     def draw(*records: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensors(records).map(
