@@ -242,9 +242,9 @@ class DataOptions(SharedOptions):
     )
     resize_kernel: str = option(
         "auto",
-        "implementation of resizing, with equal pixels; native: this package's op, compiled at "
-        "first use by a C++ compiler, which JPEG indexes need; tensorflow: TensorFlow's slower "
-        "ops; auto: native if available",
+        "implementation of resizing; native: this package's op, compiled at first use by a C++ "
+        "compiler; tensorflow: TensorFlow's slower ops, which resize to equal pixels, but without "
+        "JPEG indexes, see jpeg_index; auto: native if available",
         group="data",
         choices=("auto", "native", "tensorflow"),
         free=True,

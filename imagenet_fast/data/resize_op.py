@@ -37,7 +37,9 @@ def with_resize_kernel(options: _Options) -> _Options:
     except OSError as error:
         if options.resize_kernel == "native":
             raise UserError(f"resize_kernel=native is unavailable: {error}") from error
-        warn_once(f"resize_kernel=auto uses TensorFlow's slower resize: {error}")
+        warn_once(
+            f"resize_kernel=auto uses TensorFlow's slower resize, without JPEG indexes: {error}"
+        )
         return options.replace(resize_kernel="tensorflow")
     return options.replace(resize_kernel="native")
 

@@ -113,7 +113,7 @@ def test_unavailable_native_kernel_warns_once_or_raises(
         config = resize_op.with_resize_kernel(Config(resize_kernel="auto"))
         assert config.resize_kernel == "tensorflow"
     printed = capfd.readouterr().err
-    assert printed.count("resize_kernel=auto uses TensorFlow's slower resize:") == 1
+    assert printed.count("resize_kernel=auto uses TensorFlow's slower resize, without JPEG ") == 1
     assert reason in printed
     with pytest.raises(UserError, match=f"native is unavailable: .*{re.escape(reason)}"):
         resize_op.with_resize_kernel(Config(resize_kernel="native"))
