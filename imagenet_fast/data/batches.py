@@ -7,6 +7,7 @@ that batch is processed again image by image, so handling errors costs other bat
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -36,6 +37,18 @@ _INDEX = {JPEG_INDEX: tf.io.FixedLenFeature([], tf.string, default_value="")}
 # How to make each image of a batch: (encoded image, label, crop box, is_cut, changes).
 Plan = tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor, Changes]
 
+# Options that do not affect a batch's images, given its records, identities and indexes.
+_NOT_OF_IMAGES = frozenset(
+    {
+        *("model_dir", "batch_size", "accumulation_steps", "eval_batch_size", "seed", "precision"),
+        *("data_dir", "synthetic", "num_classes", "label_offset", "shuffle_buffer", "shard_by"),
+        *("eval_image_size", "train_sizes", "train_until", "size_ramp", "size_ramp_at"),
+        *("data_on_device", "alternating_flip", "augment_in_groups", "mixup_alpha", "cutmix_alpha"),
+        *("cache", "index_cached_jpegs", "cache_dir", "data_threads", "input_servers"),
+        "max_bad_images",
+    }
+)
+
 
 def training_batches(
     order: tf.data.Dataset,
@@ -60,8 +73,10 @@ def training_batches(
       ``(images, labels, weights)``, uint8 [batch, image_size, image_size, 3], int32 [batch] and
       float32 [batch]. The weight is 1, or 0 for unreadable images.
     """
+    options = _of_images(options)
     plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
-    return _batches(order, plan, options, threads, bad_images)
+    way = _Way("train", info.label_offset, info.num_classes, options, in_python, plan)
+    return _batches(order, way, threads, bad_images)
 
 
 def plan_training(
@@ -71,7 +86,7 @@ def plan_training(
     *,
     info: DatasetInfo,
     options: DataOptions,
-    careful: bool = False,
+    careful: tf.Tensor | bool = False,
     warn: bool = False,
 ) -> Plan:
     """Returns the plan for a batch of training records.
@@ -83,11 +98,11 @@ def plan_training(
         records; None: use only the records' indexes.
       info: The data set.
       options: Gives the preprocessing and augmentation.
-      careful: Whether to read image sizes from the images instead of the records.
+      careful: Whether to read image sizes from the images instead of the records, a bool scalar.
       warn: Whether to warn of JPEG indexes that do not match, by a Python function.
     """
     examples, labels = parse_examples(records, info, options)
-    sizes = _header_sizes(examples, options) if careful else _sizes(examples, options)
+    sizes = _sizes(examples, options, careful)
     boxes = training_crop_boxes(sizes, identities, options)
     if indexes is not None:
         stored = examples[JPEG_INDEX]
@@ -108,8 +123,9 @@ def evaluation_batches(
 
     The last batch may be smaller.
     """
+    options = _of_images(options)
 
-    def plan(records: tf.Tensor, careful: bool) -> Plan:
+    def plan(records: tf.Tensor, careful: tf.Tensor) -> Plan:
         examples, labels = parse_examples(records, info, options)
         # The size comes from the image, as in serving, and not from the record.
         encoded, sizes = tf.map_fn(
@@ -121,7 +137,8 @@ def evaluation_batches(
         encoded, boxes, is_cut = _cut(encoded, examples, boxes, options, in_python)
         return encoded, labels, boxes, is_cut, {}
 
-    return _batches(records, plan, options, threads, bad_images)
+    way = _Way("evaluation", info.label_offset, info.num_classes, options, in_python, plan)
+    return _batches(records, way, threads, bad_images)
 
 
 def _cut(
@@ -171,20 +188,75 @@ def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, 
     return tf.zeros([size, size, 3], tf.uint8), tf.constant(label, tf.int32), tf.constant(0.0)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Way:
+    """How batches of images are made; equal ways share their traced functions.
+
+    Attributes:
+      split: ``train`` or ``evaluation``.
+      label_offset: Added to a stored label.
+      num_classes: Of the data set.
+      options: Those that affect images; others have their defaults.
+      in_python: Whether Python can be called.
+      plan: Returns the plan of a batch, given what is above.
+    """
+
+    split: str
+    label_offset: int
+    num_classes: int
+    options: DataOptions
+    in_python: bool
+    plan: Callable[..., Plan] = dataclasses.field(compare=False)
+
+
+def _of_images(options: DataOptions) -> DataOptions:
+    """Returns the options that affect images, and all others at their defaults."""
+    names = {field.name for field in dataclasses.fields(DataOptions)} - _NOT_OF_IMAGES
+    return DataOptions(**{name: getattr(options, name) for name in names})
+
+
+# Several, because a run has training and evaluation, of perhaps several sizes.
+@functools.lru_cache(maxsize=8)
+def _traced(
+    way: _Way, signature: tuple[tf.TensorSpec, ...], graph: tf.Graph
+) -> tuple[Callable[..., Plan], Callable[..., tf.Tensor]]:
+    """Returns functions that make a batch's plan and an image, which are traced once.
+
+    Args:
+      way: How batches are made.
+      signature: Of the arguments of ``way.plan``, for any number of images; the last is
+        ``careful``.
+      graph: TensorFlow's global graph, with which ``keras.backend.clear_session`` forgets the
+        Python functions of traced ones.
+    """
+
+    @functools.partial(tf.function, input_signature=signature, autograph=False)
+    def plan(*batch_and_careful: tf.Tensor) -> Plan:
+        *batch, careful = batch_and_careful
+        return way.plan(*batch, careful=careful)
+
+    @functools.partial(tf.function, autograph=False)
+    def image(encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes) -> tf.Tensor:
+        return make_image(encoded, box, is_cut, changes, way.options)
+
+    return plan, image
+
+
 def _batches(
-    batches: tf.data.Dataset,
-    plan: Callable[..., Plan],
-    options: DataOptions,
-    threads: int,
-    bad_images: BadImages | None,
+    batches: tf.data.Dataset, way: _Way, threads: int, bad_images: BadImages | None
 ) -> tf.data.Dataset:
+    parts = tf.nest.flatten(batches.element_spec)
+    any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in parts]
+    signature = (*any_number, tf.TensorSpec([], tf.bool))
+    plan, make = _traced(way, signature, tf.compat.v1.get_default_graph())
+
     def image(
         encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        return make_image(encoded, box, is_cut, changes, options), label, tf.constant(1.0)
+        return make(encoded, box, is_cut, changes), label, tf.constant(1.0)
 
     def images(*batch: tf.Tensor, careful: bool) -> tf.data.Dataset:
-        planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful=careful))
+        planned = tf.data.Dataset.from_tensors(batch).map(lambda *b: plan(*b, careful))
         return planned.flat_map(lambda *p: tf.data.Dataset.from_tensor_slices(p)).map(image)
 
     def one_by_one(*record: tf.Tensor) -> tf.data.Dataset:
@@ -195,7 +267,7 @@ def _batches(
     def report(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
             tf.numpy_function(bad_images.add, [record], [])
-        return unreadable(options, label=0)
+        return unreadable(way.options, label=0)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]
@@ -228,12 +300,16 @@ def parse_examples(
     return examples, labels
 
 
-def _sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
-    """Returns images' heights and widths, int32 [images, 2], from the records if they have them."""
+def _sizes(
+    examples: dict[str, tf.Tensor], options: DataOptions, careful: tf.Tensor | bool
+) -> tf.Tensor:
+    """Returns images' heights and widths, int32 [images, 2].
+
+    They are from the records, if all have them and ``careful`` is false.
+    """
     sizes = tf.cast(tf.stack([examples[HEIGHT], examples[WIDTH]], axis=1), tf.int32)
-    return tf.cond(
-        tf.reduce_all(sizes > 0), lambda: sizes, lambda: _header_sizes(examples, options)
-    )
+    use_records = tf.reduce_all(sizes > 0) & tf.logical_not(careful)
+    return tf.cond(use_records, lambda: sizes, lambda: _header_sizes(examples, options))
 
 
 def _header_sizes(examples: dict[str, tf.Tensor], options: DataOptions) -> tf.Tensor:
