@@ -191,7 +191,7 @@ def test_an_option_that_another_one_sets(make_plan):
         ({"search_seed": -1}, "search_seed is -1"),
         ({"model_dir": "runs/x"}, "leave out model_dir"),
         ({"stop_at_accuracy": 0.9}, "stop_at_accuracy would stop"),
-        ({"momentums": 0.9}, "there is no flag --momentums; did you mean 'momentum'"),
+        ({"momentums": 0.9}, "there is no flag --momentums; did you mean --momentum"),
         ({"momentum": 2}, "momentum is 2, but must be"),
     ],
 )

@@ -405,7 +405,7 @@ def test_flags_of_the_command(asked, capsys, tmp_path):
         ("--compare=", "compare is empty: choose from peers, bounds"),
         ("--images=0", "images is 0, but must be positive"),
         ("--jpeg_dct=slow", "jpeg_dct='slow' does not exist"),
-        ("--torch=x", "there is no flag --torch; did you mean 'pytorch'"),
+        ("--torch=x", "there is no flag --torch; did you mean --pytorch"),
     ],
 )
 def test_mistakes(asked, capsys, flag, message):
