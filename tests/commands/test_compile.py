@@ -17,7 +17,7 @@ def test_help(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--topologie=v3:2x2"], "there is no flag --topologie; did you mean 'topology'?"),
+        (["--topologie=v3:2x2"], "there is no flag --topologie; did you mean --topology?"),
         (["--run_on_cpu=-1"], "run_on_cpu is -1, but must not be negative"),
         (["--flagfile=no"], "cannot read flagfile no"),
         (["v3:2x2"], "unexpected argument 'v3:2x2'"),

@@ -106,7 +106,7 @@ def test_two_commands_do_not_share_flags():
     ("arguments", "message"),
     [
         (["--bach_size=3"], "there is no flag --bach_size; did you mean --batch_size"),
-        (["--color=red"], "there is no flag --color; did you mean 'colour'"),
+        (["--color=red"], "there is no flag --color; did you mean --colour"),
         (["--qqq"], "there is no flag --qqq"),
         (["--batch_size=many"], "batch_size is 'many', but must be a whole number"),
         (["--batch_size=2.5"], "batch_size is '2.5', but must be a whole number"),
