@@ -160,7 +160,7 @@ def test_parts_of_the_pipeline_benchmark():
         (["--repeats=2"], "there is no benchmark '--repeats=2'; the benchmarks are step"),
         (["step", "--repeats=0"], "repeats is 0, but must be positive"),
         (["optimizer", "--warmup=0"], "warmup is 0, but must be positive"),
-        (["optimizer", "--modelgarden=x"], "there is no flag --modelgarden; did you mean --model_g"),
+        (["optimizer", "--modelgarden=x"], "there is no flag --modelgarden; did you mean --model"),
         (["step", "--precision=float8"], "precision='float8' does not exist"),
         (["step", "--batch=8"], "there is no flag --batch; did you mean --batch_size"),
         (["resnet9", "--recipe=no.flags"], "cannot read flagfile no.flags: No such file"),

@@ -193,6 +193,7 @@ def test_an_interrupted_run_says_whether_it_has_a_checkpoint(monkeypatch, capsys
         "imagenet-fast train: interrupted before the first checkpoint (checkpoint_every=2 epochs); "
         f"start again{command}"
     )
+    (tmp_path / "checkpoints").mkdir()
     for step in (88, 176):
         write_file(tmp_path / "checkpoints" / f"ckpt-{step}.index", "")
     assert commands.run(arguments) == 130
