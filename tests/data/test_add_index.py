@@ -16,16 +16,12 @@ from imagenet_fast.data.info import read_info
 from imagenet_fast.data.jpeg_index import index_file
 from imagenet_fast.data.manifest import check_sizes, read_manifest, verify
 from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources import open_source
 
 JPEGS = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _native():
-    if with_resize_kernel(Config()).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("native_ops")
 
 
 @pytest.fixture(scope="module")

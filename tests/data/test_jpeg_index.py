@@ -21,10 +21,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 DCT = "INTEGER_ACCURATE"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _native():
-    if with_resize_kernel(Config()).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("native_ops")
 
 
 def picture(height, width, seed=0):

@@ -21,16 +21,12 @@ from imagenet_fast.data.jpeg_index import index_file
 from imagenet_fast.data.manifest import read_manifest, verify
 from imagenet_fast.data.pipeline import distributed_dataset
 from imagenet_fast.data.prepare import prepare
-from imagenet_fast.data.resize_op import with_resize_kernel
 from imagenet_fast.data.sources import open_source
 
 IMAGES = 24  # One of them progressive, another one small.
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _native():
-    if with_resize_kernel(Config()).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("native_ops")
 
 
 @pytest.fixture(scope="module")

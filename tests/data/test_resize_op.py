@@ -12,11 +12,7 @@ from imagenet_fast.config import Config
 from imagenet_fast.data import resize_op
 from imagenet_fast.data.decode import evaluation_image, resize
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _native():
-    if resize_op.with_resize_kernel(Config()).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("native_ops")
 
 
 def noise(height, width, seed=0):
