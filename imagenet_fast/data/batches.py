@@ -75,8 +75,10 @@ def training_batches(
     """
     options = _of_images(options)
     plan = functools.partial(plan_training, info=info, options=options, warn=in_python)
-    way = _Way("train", info.label_offset, info.num_classes, options, in_python, plan)
-    return _batches(order, way, threads, bad_images)
+    preprocessing = _Preprocessing(
+        "train", info.label_offset, info.num_classes, options, in_python, plan
+    )
+    return _batches(order, preprocessing, threads, bad_images)
 
 
 def plan_training(
@@ -137,8 +139,10 @@ def evaluation_batches(
         encoded, boxes, is_cut = _cut(encoded, examples, boxes, options, in_python)
         return encoded, labels, boxes, is_cut, {}
 
-    way = _Way("evaluation", info.label_offset, info.num_classes, options, in_python, plan)
-    return _batches(records, way, threads, bad_images)
+    preprocessing = _Preprocessing(
+        "evaluation", info.label_offset, info.num_classes, options, in_python, plan
+    )
+    return _batches(records, preprocessing, threads, bad_images)
 
 
 def _cut(
@@ -189,8 +193,8 @@ def unreadable(options: DataOptions, label: int) -> tuple[tf.Tensor, tf.Tensor, 
 
 
 @dataclasses.dataclass(frozen=True)
-class _Way:
-    """How batches of images are made; equal ways share their traced functions.
+class _Preprocessing:
+    """How batches of images are made; equal ones share their traced functions.
 
     Attributes:
       split: ``train`` or ``evaluation``.
@@ -218,13 +222,13 @@ def _of_images(options: DataOptions) -> DataOptions:
 # Several, because a run has training and evaluation, of perhaps several sizes.
 @functools.lru_cache(maxsize=8)
 def _traced(
-    way: _Way, signature: tuple[tf.TensorSpec, ...], graph: tf.Graph
+    preprocessing: _Preprocessing, signature: tuple[tf.TensorSpec, ...], graph: tf.Graph
 ) -> tuple[Callable[..., Plan], Callable[..., tf.Tensor]]:
     """Returns functions that make a batch's plan and an image, which are traced once.
 
     Args:
-      way: How batches are made.
-      signature: Of the arguments of ``way.plan``, for any number of images; the last is
+      preprocessing: How batches are made.
+      signature: Of the arguments of ``preprocessing.plan``, for any number of images; the last is
         ``careful``.
       graph: TensorFlow's global graph, with which ``keras.backend.clear_session`` forgets the
         Python functions of traced ones.
@@ -233,22 +237,25 @@ def _traced(
     @functools.partial(tf.function, input_signature=signature, autograph=False)
     def plan(*batch_and_careful: tf.Tensor) -> Plan:
         *batch, careful = batch_and_careful
-        return way.plan(*batch, careful=careful)
+        return preprocessing.plan(*batch, careful=careful)
 
     @functools.partial(tf.function, autograph=False)
     def image(encoded: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes) -> tf.Tensor:
-        return make_image(encoded, box, is_cut, changes, way.options)
+        return make_image(encoded, box, is_cut, changes, preprocessing.options)
 
     return plan, image
 
 
 def _batches(
-    batches: tf.data.Dataset, way: _Way, threads: int, bad_images: BadImages | None
+    batches: tf.data.Dataset,
+    preprocessing: _Preprocessing,
+    threads: int,
+    bad_images: BadImages | None,
 ) -> tf.data.Dataset:
     parts = tf.nest.flatten(batches.element_spec)
     any_number = [tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in parts]
     signature = (*any_number, tf.TensorSpec([], tf.bool))
-    plan, make = _traced(way, signature, tf.compat.v1.get_default_graph())
+    plan, make = _traced(preprocessing, signature, tf.compat.v1.get_default_graph())
 
     def image(
         encoded: tf.Tensor, label: tf.Tensor, box: tf.Tensor, is_cut: tf.Tensor, changes: Changes
@@ -267,7 +274,7 @@ def _batches(
     def report(record: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         if bad_images:
             tf.numpy_function(bad_images.add, [record], [])
-        return unreadable(way.options, label=0)
+        return unreadable(preprocessing.options, label=0)
 
     def batch(*records: tf.Tensor) -> tf.data.Dataset:
         size = tf.shape(records[0], tf.int64)[0]

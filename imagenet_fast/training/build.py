@@ -335,7 +335,7 @@ def _check_selection(config: Config, strategy: tf.distribute.Strategy) -> None:
     # Their replicas, even a single one, cannot update weights in some steps only.
     if config.proxy_model and isinstance(strategy, _MIRRORED):
         raise UserError(
-            "proxy_model is for strategy=one_device, not for a mirrored strategy of one replica"
+            "proxy_model is for strategy=one_device, not for MirroredStrategy with one replica"
         )
 
 

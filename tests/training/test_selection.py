@@ -242,5 +242,5 @@ def test_pipelines_do_not_select():
 
 def test_a_mirrored_strategy_of_one_replica_has_no_proxy():
     config = SMALL.replace(select_by_loss=0.25, proxy_model="resnet8")
-    with pytest.raises(UserError, match="proxy_model is for strategy=one_device, not for a mirr"):
+    with pytest.raises(UserError, match="proxy_model is for strategy=one_device, not for Mirr"):
         _check_selection(config, tf.distribute.MirroredStrategy(["CPU:0"]))
