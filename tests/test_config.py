@@ -617,6 +617,10 @@ def test_unknown_option_with_the_nearest():
             {"shuffle_buffer": 5, "data_on_device": True, "train_crop": "pad"},
             "shuffle_buffer=5 has no effect, because data_on_device is true",
         ),
+        (
+            {"index_cached_jpegs": True, "cache": "encoded", "resize_kernel": "tensorflow"},
+            "index_cached_jpegs=true has no effect, because resize_kernel is tensorflow: leave it",
+        ),
         ({"decay_factor": 0.5, "decay_at": ()}, "has no effect, because decay_at is empty: leave"),
         ({"warmup": "0 steps", "warmup_start": 0.1}, "has no effect, because warmup is 0 steps"),
         ({"warmup": "0 epochs", "warmup_kind": "constant"}, "because warmup is 0 epochs"),

@@ -342,7 +342,11 @@ class DataOptions(SharedOptions):
         "cache=encoded: index JPEGs whose records have no index, once, in memory; changes pixels "
         "at crops' borders, see jpeg_index",
         group="data",
-        beside=(Beside("cache", ("encoded",)), Beside("jpeg_index", (True,))),
+        beside=(
+            Beside("cache", ("encoded",)),
+            Beside("jpeg_index", (True,)),
+            Beside("resize_kernel", ("tensorflow",), unless=True),
+        ),
     )
     data_on_device: bool = option(
         False,
