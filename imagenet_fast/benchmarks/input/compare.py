@@ -10,6 +10,7 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.worker_process import Worker
 from imagenet_fast.benchmarks.input.peers import PEERS, start_peers
+from imagenet_fast.benchmarks.input.source import require_indexes
 from imagenet_fast.benchmarks.input.stages import make_bounds, make_stages
 from imagenet_fast.benchmarks.input.variants import VARIANTS, make_variant
 from imagenet_fast.benchmarks.timing import Comparison, TimedCall, time_interleaved
@@ -125,17 +126,25 @@ class InputBenchmark:
         return self._compare(f"Decoded images in memory, train_crop={crop}", [], calls)
 
     def index(self) -> Comparison:
-        """Compares training with and without JPEG indexes."""
+        """Compares training with and without JPEG indexes.
+
+        Raises:
+          UserError: if no image has an index, or indexes are not used.
+        """
         calls = {
             name: self._from_iterator(distributed_dataset(options, "train"))
-            for name, options in self._with_and_without_index()
+            for name, options in self._with_and_without_index("train")
         }
         return self._compare("Training, with and without JPEG indexes", [], calls)
 
     def evaluation(self) -> Comparison:
-        """Compares evaluation with and without JPEG indexes, by passes over the validation data."""
+        """Compares evaluation with and without JPEG indexes, by passes over the validation data.
+
+        Raises:
+          UserError: as :meth:`index`; or if there is only one batch.
+        """
         calls, images = {}, 0
-        for name, options in self._with_and_without_index():
+        for name, options in self._with_and_without_index("validation"):
             dataset = distributed_dataset(options, "validation")
             images = (dataset.evaluation_steps - 1) * options.batch_size
             calls[name] = _a_pass(dataset)
@@ -152,7 +161,8 @@ class InputBenchmark:
         times = time_interleaved(list(calls.values()), **self._counts)
         return Comparison(title, (note,), tuple(calls), times, images)
 
-    def _with_and_without_index(self) -> list[tuple[str, Config]]:
+    def _with_and_without_index(self, split: str) -> list[tuple[str, Config]]:
+        require_indexes(self._steady, split, self._images)
         return [("with", self._steady), ("without", self._steady.replace(jpeg_index=False))]
 
     @property

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -23,7 +24,9 @@ from imagenet_fast.benchmarks.input.variants import (
 from imagenet_fast.benchmarks.timing import Comparison, Times
 from imagenet_fast.commands import run
 from imagenet_fast.config import Config
+from imagenet_fast.data.add_index import add_index
 from imagenet_fast.data.pipeline import distributed_dataset
+from imagenet_fast.data.resize_op import with_resize_kernel
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -31,6 +34,19 @@ ROOT = pathlib.Path(__file__).parents[3]
 @pytest.fixture(scope="module")
 def config(digits):
     return Config(data_dir=digits, image_size=8, batch_size=16, data_threads=2, seed=3)
+
+
+@pytest.fixture(scope="module")
+def indexed(config, tmp_path_factory):
+    """The configuration of digits with JPEG indexes."""
+    if with_resize_kernel(config).resize_kernel != "native":
+        pytest.skip("no C++ compiler")
+    directory = tmp_path_factory.mktemp("data") / "indexed"
+    shutil.copytree(config.data_dir, directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("imagenet_fast.data.jpeg_index.LEAST_PIXELS", 1)
+        add_index(directory, progress=False)
+    return config.replace(data_dir=str(directory))
 
 
 @pytest.fixture
@@ -219,25 +235,37 @@ def test_bounds(config, stage_datasets):
         ("index", ("with", "without")),
     ],
 )
-def test_parts(config, part, names):
-    benchmark = InputBenchmark(config, {}, images=16, warmup=1, repeats=2)
+def test_parts(indexed, part, names):
+    benchmark = InputBenchmark(indexed, {}, images=16, warmup=1, repeats=2)
     comparison = getattr(benchmark, part)()
     assert comparison.names == names
     assert comparison.images == 16
     assert all(len(times.seconds) == 2 for times in comparison.times)
 
 
-def test_evaluation_is_timed_from_its_first_batch_on(config):
-    comparison = InputBenchmark(config, {}, images=16, warmup=1, repeats=2).evaluation()
+def test_evaluation_is_timed_from_its_first_batch_on(indexed):
+    comparison = InputBenchmark(indexed, {}, images=16, warmup=1, repeats=2).evaluation()
     assert comparison.names == ("with", "without")
     assert comparison.images == 16 * (-(-359 // 16) - 1)
     assert all(min(times.seconds) > 0 for times in comparison.times)
 
 
-def test_evaluation_of_one_batch_is_refused(config):
-    benchmark = InputBenchmark(config.replace(batch_size=360), {}, images=1, warmup=0, repeats=1)
+def test_evaluation_of_one_batch_is_refused(indexed):
+    benchmark = InputBenchmark(indexed.replace(batch_size=360), {}, images=1, warmup=0, repeats=1)
     with pytest.raises(UserError, match="two batches: give a smaller --batch_size"):
         benchmark.evaluation()
+
+
+@pytest.mark.parametrize("part", ["index", "evaluation"])
+def test_without_indexes_there_is_nothing_to_compare(config, indexed, part):
+    """The digits are too small for `prepare` to index them."""
+    benchmark = InputBenchmark(config, {}, images=400, warmup=0, repeats=1)
+    text = {"index": "400 train", "evaluation": "359 validation"}[part]
+    with pytest.raises(UserError, match=f"no JPEG .* first {text} images, .* prepare --add_index "):
+        getattr(benchmark, part)()
+    off = InputBenchmark(indexed.replace(jpeg_index=False), {}, images=16, warmup=0, repeats=1)
+    with pytest.raises(UserError, match="leave out --nojpeg_index"):
+        getattr(off, part)()
 
 
 def test_indexes_are_an_optimization_of_fused_decoding(config, monkeypatch):
