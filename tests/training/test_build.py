@@ -27,6 +27,17 @@ def batch_norms(model):
     ]
 
 
+def test_a_warning_of_an_average_that_keeps_the_initial_weights(capsys):
+    """0.99 ** 80 = 0.45; Page's 0.99 over 980 steps leaves 5e-5."""
+    for steps, decay in (80, 0.99), (980, 0.99), (8, 0.8):
+        build._warn_of_initial_weights(SMALL.replace(duration=f"{steps} steps", ema_decay=decay), 9)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "will be 45% the initial ones" in first and "ema_decay is 0.99 for 80 steps" in first
+    assert "give --ema_decay=0.88 or less" in first and "give --ema_decay=0" in second
+    build_model(SMALL.replace(duration="60 steps", ema_decay=0.97))
+    assert "will be 16% the initial ones" in capsys.readouterr().err
+
+
 # --- Goyal et al. 2017
 
 
