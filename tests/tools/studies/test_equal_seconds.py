@@ -36,7 +36,7 @@ SMALL = {
     *("size_ramp", "rate_scaling", "learning_rate_batch"),
 }
 ALSO_FITTED = {
-    "page": {"whitening_images"},
+    "page": {"whitening_images", "ema_decay"},
     "airbench96": {"proxy_width", "whitening_images"},
     "speedrun": {"bias_rate_factor", "muon_head_rate_factor"},
     "ffcv": SMALL,
