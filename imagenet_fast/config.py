@@ -87,7 +87,8 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
           path: a recipe's name, as ``"digits"``, or a flagfile; it may include others by
             ``--flagfile=other.flags``, relative to the working directory or to its own folder.
           **changes: options that override the recipe's. With another duration, the recipe's times
-            (warmup, decays, knots, image sizes) are scaled, unless they are given, too.
+            (warmup, decays, knots, image sizes) are scaled, unless they are given, too. If
+            ``model_dir`` holds a run, which ``train`` would resume, they are those of the run.
 
         Raises:
           UserError: if the file cannot be read, or has an unknown option.
@@ -100,7 +101,8 @@ class Config(RunOptions, PipelineOptions, UpdateOptions, ModelOptions, InputOpti
             [*((line.name, line.source) for line in lines), *((n, "") for n in changes)]
         )
         values = without_superseded({**values, **changes}, sources)
-        config = cls().replace(**follow_duration(values, sources, lines))
+        run = run_in(values.get("model_dir", ""))
+        config = cls().replace(**with_times(values, sources, lines, run))
         if warning := config.unused_warmup(changes):
             warn_once(warning)
         return config
@@ -258,6 +260,44 @@ def follow_duration(
                 f"another unit: give --{name}, too"
             )
     return {**values, **changed}
+
+
+def with_times(
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    lines: Sequence[FlagfileLine],
+    run: Config | None,
+) -> dict[str, Any]:
+    """Returns the values of options, with times that suit the duration, or a run that resumes.
+
+    Args:
+      values: of options.
+      sources: of :func:`in_order`.
+      lines: of all flagfiles, in the order of giving.
+      run: the configuration of the run that resumes; None: none. It keeps its times if the duration
+        is given outside of flagfiles or is another, or if they were not scaled to it.
+    """
+    if run is not None:
+        duration = Config.convert("duration", values.get("duration", Config.duration))
+        if sources.get("duration") == "" or duration != run.duration:
+            return keep_times(values, sources, run)
+        if has_times(run, values):
+            return dict(values)
+    return follow_duration(values, sources, lines)
+
+
+def run_in(model_dir: str) -> Config | None:
+    """Returns the configuration of the run in ``model_dir``, if there is one that can be read.
+
+    Does not import TensorFlow; training explains the errors.
+    """
+    if not model_dir:
+        return None
+    try:
+        text = to_path(model_dir, "config.json").read_text(encoding="utf-8")
+        return Config.from_json(text).replace(model_dir=model_dir)
+    except (OSError, TypeError, ValueError):  # of these, a UserError
+        return None
 
 
 def keep_times(

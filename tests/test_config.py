@@ -713,6 +713,12 @@ def test_another_model_after_a_recipe_resets_its_options():
         assert (config.activation, config.celu_alpha) == ("relu", 0.075)  # one by the other
 
 
+def test_decoupled_weight_decay_needs_a_learning_rate():
+    with pytest.raises(UserError, match=r"but learning_rate is 0: give a positive learning_rate"):
+        Config(decoupled_weight_decay=True, learning_rate=0)
+    Config(learning_rate=0)
+
+
 def test_another_choice_resets_dependent_options():
     config = Config(optimizer="lars", lars_eeta=0.01, momentum=0.8)
     assert config.replace(optimizer="sgd") == Config(momentum=0.8)

@@ -14,7 +14,12 @@ def main(arguments: list[str]) -> int:
     """Exports a checkpoint of a run, and prints the paths of the files."""
     options = ("model_dir", "eval_image_size", "eval_crop_fraction", "max_pixels")
     flags = CommandFlags("export", options, of_run=True)
-    flags.define("saved_model", "", "new directory for a SavedModel that takes encoded images")
+    flags.define(
+        "saved_model",
+        "",
+        "new directory for a SavedModel that takes encoded images",
+        other_names=("output", "output_dir", "out", "save_dir", "export_dir"),
+    )
     flags.define("onnx", "", "new ONNX file, for preprocessed images")
     flags.define("tflite", "", "new TFLite file, for preprocessed images")
     flags.define("checkpoint", "last", CHECKPOINT_HELP)

@@ -18,14 +18,12 @@ from imagenet_fast.commands import COMMANDS
 from imagenet_fast.config import (
     Config,
     FlagfileLine,
-    follow_duration,
-    has_times,
     in_order,
-    keep_times,
     option_names,
     option_type,
     parse_option,
     read_flagfile,
+    with_times,
     without_superseded,
 )
 
@@ -58,6 +56,7 @@ class CommandFlags:
         self._has_options = bool(options)
         self._flags = flags.FlagValues()
         self._renamed: dict[str, str] = {}
+        self._other_names: dict[str, str] = {}
         self._groups: dict[str, list[str]] = {}
         self._sources: dict[str, str] = {}
         self._lines: list[FlagfileLine] = []
@@ -67,7 +66,14 @@ class CommandFlags:
             self._groups.setdefault(field.metadata["group"], []).append(name)
             _define_option(field, self._flags)
 
-    def define(self, name: str, default: str | float | bool, text: str, old_name: str = "") -> None:
+    def define(
+        self,
+        name: str,
+        default: str | float | bool,
+        text: str,
+        old_name: str = "",
+        other_names: Sequence[str] = (),
+    ) -> None:
         """Defines a flag of the command, with the type of its default.
 
         Args:
@@ -75,8 +81,10 @@ class CommandFlags:
           default: the default value.
           text: the help text.
           old_name: a former name, accepted with a notice; empty: none.
+          other_names: names in other programs, for hints at this flag.
         """
         self._groups.setdefault(self._command, []).append(name)
+        self._other_names.update(dict.fromkeys(other_names, name))
         if old_name:
             self._renamed[old_name] = name
         define: dict[type, Callable[..., Any]] = {
@@ -124,7 +132,8 @@ class CommandFlags:
     def _hint(self, name: str, argument: str) -> str:
         """Returns a hint at the flags that an unknown flag, given as ``argument``, may mean."""
         spelled = name.replace("-", "_")
-        other = spelled if spelled in self._flags else OTHER_NAMES.get(spelled, "")
+        names = {**OTHER_NAMES, **self._other_names}
+        other = spelled if spelled in self._flags else names.get(spelled, "")
         if other.partition("=")[0] in self._flags:
             value = argument.partition("=")[2]
             if value.isdecimal():  # The user's number of epochs or steps.
@@ -147,8 +156,8 @@ class CommandFlags:
         """Returns the given options of Config, with their values.
 
         Args:
-          run: the run that the command resumes; None: none. It keeps its times if the duration
-            is given outside of flagfiles or is another, or if they were not scaled to it.
+          run: the run that the command resumes, as :func:`~imagenet_fast.config.with_times` takes
+            it; None: none.
         """
         names = set(option_names()) - set(self.own_names())
         given = {
@@ -157,14 +166,7 @@ class CommandFlags:
             if name in names and self._flags[name].present
         }
         values = without_superseded(given, self._sources)
-        if run is not None and (
-            self._sources.get("duration") == ""
-            or values.get("duration", Config().duration) != run.duration
-        ):
-            return keep_times(values, self._sources, run)
-        if run is not None and has_times(run, values):
-            return values
-        return follow_duration(values, self._sources, self._lines)
+        return with_times(values, self._sources, self._lines, run)
 
     def given(self) -> list[str]:
         """Returns the names of the flags whose values are from the command line, not a flagfile."""

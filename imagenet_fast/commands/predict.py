@@ -12,7 +12,12 @@ from imagenet_fast.serving.arguments import check_arguments
 def main(arguments: list[str]) -> int:
     """Classifies image files; the status is 2 if one cannot be read."""
     flags = CommandFlags("predict")
-    flags.define("saved_model", "", "directory that `imagenet-fast export` wrote")
+    flags.define(
+        "saved_model",
+        "",
+        "directory that `imagenet-fast export` wrote",
+        other_names=("model", "model_dir"),
+    )
     flags.define("json", False, "print one JSON object per line")
     files = flags.parse(arguments, positional="FILE")
 

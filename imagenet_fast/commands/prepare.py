@@ -71,6 +71,7 @@ def main(arguments: list[str]) -> int:
         "",
         "path of the source's files; digits needs none, and idx, cifar10, cifar100 and tfds with "
         "--tfds_name have a default",
+        other_names=("data", "data_path", "dataset", "images", "input", "input_dir", "path"),
     )
     for name, (default, text) in _SOURCE_OPTIONS.items():
         flags.define(name, default, text)
@@ -105,7 +106,12 @@ def main(arguments: list[str]) -> int:
         "index baseline JPEGs, so that training decodes only the blocks around a crop; needs a C++ "
         "compiler",
     )
-    flags.define("data_dir", "", "directory for the shards and manifest.json")
+    flags.define(
+        "data_dir",
+        "",
+        "directory for the shards and manifest.json",
+        other_names=("output", "output_dir", "out", "save_dir"),
+    )
     flags.define("train_shards", 0, "training files; 0: by the size of the data")
     flags.define("validation_shards", 0, "validation files; 0: by the size of the data")
     flags.define("threads", 0, "shards written concurrently; 0: one per core")

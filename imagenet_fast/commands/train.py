@@ -11,7 +11,7 @@ from imagenet_fast.base.notices import warn_once
 from imagenet_fast.base.option import option_text
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.commands.flags import CommandFlags
-from imagenet_fast.config import Config, option_names
+from imagenet_fast.config import Config, option_names, run_in
 from imagenet_fast.distribute.quiet import import_tensorflow
 
 # The options that most runs without a recipe set, for --help.
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
         "keep_best that of the best evaluation; empty: none",
     )
     flags.parse(arguments)
-    config = Config().replace(**flags.changes(_run_in(flags["model_dir"])))
+    config = Config().replace(**flags.changes(run_in(flags["model_dir"])))
     # TensorFlow takes seconds to import.
     if not config.model_dir:
         raise UserError("no directory for the results: give --model_dir")
@@ -106,15 +106,3 @@ def _how_to_resume(config: Config) -> str:
         every = option_text(config.checkpoint_every)
         return f" before the first checkpoint (checkpoint_every={every}); start again"
     return f"; resume from the last checkpoint, {last},"
-
-
-def _run_in(model_dir: str) -> Config | None:
-    """Returns the configuration of the run in ``model_dir``, if there is one that can be read.
-
-    Does not import TensorFlow; training explains the errors.
-    """
-    try:
-        text = to_path(model_dir, "config.json").read_text(encoding="utf-8")
-        return Config.from_json(text).replace(model_dir=model_dir)
-    except (OSError, ValueError):  # of these, a UserError
-        return None

@@ -64,6 +64,10 @@ class BadImageError(ValueError):
     """An image cannot be used; the message is the reason, without the image's name."""
 
 
+class UnknownFormatError(BadImageError):
+    """A file is no image of a format that Pillow recognizes."""
+
+
 class TooManyPixelsError(BadImageError):
     """An image is too large to be decoded."""
 
@@ -164,7 +168,7 @@ def normalize_encoding(
                 *image.size
             )  # older versions of Pillow turn a TIFF only when it is loaded
     except Image.UnidentifiedImageError as error:  # its message contains a memory address
-        raise BadImageError(_unidentified(data)) from error
+        raise _unidentified(data) from error
     except Image.DecompressionBombError as error:
         raise TooManyPixelsError(f"cannot be decoded: {_reason(error)}") from error
     except BadImageError:
@@ -218,14 +222,16 @@ def _open(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data), formats=[name for name in _FORMATS if name in Image.OPEN])
 
 
-def _unidentified(data: bytes) -> str:
-    """Returns the reason why Pillow does not recognize a file."""
+def _unidentified(data: bytes) -> BadImageError:
+    """Returns the error for a file that Pillow does not recognize."""
     for begin, _, kind in _OPTIONAL:
         if begin.match(data):
-            return f"cannot be decoded: damaged {kind}"
+            return BadImageError(f"cannot be decoded: damaged {kind}")
     if data.startswith(_TIFF):
-        return "cannot be decoded: a damaged TIFF, or of a kind that Pillow does not read"
-    return f"not an image of a known format; starts with {data[:4]!r}"
+        return BadImageError(
+            "cannot be decoded: a damaged TIFF, or of a kind that Pillow does not read"
+        )
+    return UnknownFormatError(f"not an image of a known format; starts with {data[:4]!r}")
 
 
 def to_grey_or_rgb(image: Image.Image) -> Image.Image:

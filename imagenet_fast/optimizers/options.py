@@ -419,3 +419,12 @@ class ScheduleOptions(SharedOptions):
 @dataclasses.dataclass(frozen=True)
 class UpdateOptions(OptimizerOptions, ScheduleOptions):
     """Weight updates: the optimizer and the learning-rate schedule."""
+
+    def _check_together(self) -> None:
+        super()._check_together()
+        if self.decoupled_weight_decay and not self.learning_rate:
+            raise UserError(
+                "decoupled_weight_decay divides by the learning rate after the warmup, but "
+                "learning_rate is 0: give a positive learning_rate, or leave out "
+                "decoupled_weight_decay"
+            )

@@ -9,7 +9,15 @@ import tensorflow as tf
 
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
+from imagenet_fast.data.images import (
+    PNG_SIGNATURE,
+    BadImageError,
+    UnknownFormatError,
+    normalize_encoding,
+)
 from imagenet_fast.serving.arguments import check_arguments
+
+_JPEG_SIGNATURE = b"\xff\xd8\xff"
 
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
@@ -17,7 +25,8 @@ def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Itera
 
     Args:
       directory: of the SavedModel.
-      paths: JPEG or PNG files.
+      paths: images of any format that ``prepare`` reads; those that are neither JPEG nor PNG, which
+        the model decodes, are first converted to PNG, losslessly.
       batch_size: files per call of the model.
 
     Yields:
@@ -58,9 +67,11 @@ def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
     encoded, unread = [b""] * len(paths), {}
     for index, path in enumerate(paths):
         try:
-            encoded[index] = to_path(path).read_bytes()
+            encoded[index] = _as_jpeg_or_png(to_path(path).read_bytes())
         except OSError as error:
             unread[index] = error.strerror
+        except BadImageError as error:
+            unread[index] = str(error)
     outputs = classify(images=tf.constant(encoded))
     columns = (outputs[name].numpy() for name in ("classes", "labels", "probabilities", "error"))
     for index, (classes, labels, probabilities, reason) in enumerate(zip(*columns)):
@@ -73,3 +84,17 @@ def _classify(classify: Any, paths: Sequence[str]) -> Iterator[dict[str, Any]]:
                 for c, label, p in zip(classes, labels, probabilities)
             ]
         yield result
+
+
+def _as_jpeg_or_png(data: bytes) -> bytes:
+    """Returns an image file for the model, which decodes only JPEG and PNG, or names the format.
+
+    Raises:
+      BadImageError: it has another format that ``prepare`` reads, but is damaged or too large.
+    """
+    if not data or data.startswith((_JPEG_SIGNATURE, PNG_SIGNATURE)):
+        return data
+    try:
+        return normalize_encoding(data, "png").data
+    except UnknownFormatError:
+        return data

@@ -55,8 +55,9 @@ def evaluate(
         strategy = make_strategy(config)
         if not config.eval_batch_size:
             # Training's micro-batch, unless training had more devices.
-            most = _IMAGES_PER_DEVICE * strategy.num_replicas_in_sync
-            size = min(config.batch_size // config.accumulation_steps, most)
+            size = config.batch_size // config.accumulation_steps
+            if config.tta_fraction == 1:  # otherwise the result depends on the batches
+                size = min(size, _IMAGES_PER_DEVICE * strategy.num_replicas_in_sync)
             config = config.replace(eval_batch_size=size)
         info = read_info(config)
         if split not in info.splits:

@@ -54,8 +54,9 @@ class RunOptions(SharedOptions):
     tta_fraction: float = option(
         1.0,
         "fraction of each replica's evaluation batch over whose views logits are averaged: the "
-        "images with the lowest probability of the predicted class; exported models average over "
-        "the views of all images",
+        "images with the lowest probability of the predicted class, so that the result depends on "
+        "eval_batch_size and the number of replicas; exported models average over the views of all "
+        "images",
         group="run",
         check=FRACTION,
         beside=Beside("test_time_augmentation", ("none",), unless=True),

@@ -83,6 +83,10 @@ def test_help_of_train_has_what_a_newcomer_needs_and_a_way_to_the_rest(capsys):
             "imagenet-fast evaluate: error: there is no flag --model",
         ),
         (["export"], "give --saved_model"),
+        (["export", "--output_dir=x"], "no flag --output_dir; did you mean --saved_model?"),
+        (["prepare", "--output-dir=x"], "no flag --output-dir; did you mean --data_dir?"),
+        (["prepare", "--data_path=x"], "no flag --data_path; did you mean --source_path?"),
+        (["predict", "--model_dir=x"], "no flag --model_dir; did you mean --saved_model?"),
         (["export", "--saved_model=x", "--top_k=0"], "top_k is 0, but must be positive"),
         (
             ["export", "--saved_model=x", "--checkpoint=first"],
@@ -336,3 +340,18 @@ def test_train_extends_the_run_in_its_model_dir(tmp_path, monkeypatch):
     new, extended = trained
     assert new.decay_at == (Duration(16, "epochs"), Duration(22, "epochs"))
     assert extended == run.replace(duration="24 epochs")
+
+
+def test_python_extends_the_run_in_its_model_dir(tmp_path):
+    """As the command does: 6 epochs halve the recipe's times, which 12 then keep."""
+    changes = {"model_dir": str(tmp_path), "seed": 3}
+    run = Config.from_flagfile("digits", duration="6 epochs", **changes)
+    assert run.decay_at == (Duration(4, "epochs"), Duration(5.5, "epochs"))
+    (tmp_path / "config.json").write_text(run.to_json())
+    for again in ({"duration": "12 epochs"}, {}):
+        assert Config.from_flagfile("digits", **changes, **again) == run.replace(
+            duration="12 epochs"
+        )
+    assert Config.from_flagfile("digits", duration="6 epochs", **changes) == run
+    chosen = Config.from_flagfile("digits", duration="12 epochs", decay_at="9 epochs", **changes)
+    assert chosen.decay_at == (Duration(9, "epochs"),)

@@ -94,8 +94,29 @@ def test_bad_files_do_not_affect_others(model, images, bad, answers):
     assert flat(found[::2]) == flat(answers[: len(bad)])
 
 
+def test_other_formats_that_prepare_reads(model, images, answers, tmp_path):
+    kinds = {"gif": 0, "tiff": 1, "bmp": 3, "webp": 5}  # of a JPEG, and of PNGs
+    paths = {kind: str(tmp_path / f"image.{kind}") for kind in kinds}
+    for kind, index in kinds.items():
+        lossless = {"lossless": True} if kind == "webp" else {}
+        Image.open(images[index]).save(paths[kind], **lossless)
+    (tmp_path / "half.webp").write_bytes(pathlib.Path(paths["webp"]).read_bytes()[:100])
+    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    gif, *same, half, heic = predict(
+        model, [*paths.values(), str(tmp_path / "half.webp"), str(tmp_path / "phone.heic")]
+    )
+    assert "predictions" in gif  # with a palette of its own
+    for answer, index in zip(same, list(kinds.values())[1:]):
+        assert answer["predictions"] == [
+            {**entry, "probability": pytest.approx(entry["probability"], abs=1e-6)}
+            for entry in answers[index]["predictions"]
+        ]
+    assert half["error"].startswith("cannot be decoded: ")
+    assert heic["error"].startswith("HEIC or AVIF cannot be decoded: convert it")
+
+
 def test_no_files(model):
-    with pytest.raises(UserError, match="no images: name JPEG or PNG files"):
+    with pytest.raises(UserError, match="no images: name image files"):
         list(predict(model, []))
 
 
@@ -173,4 +194,4 @@ def test_wrong_arguments(model, images, capfd):
     ]
     finished = run(capfd, f"--saved_model={model}")
     assert (finished.status, finished.out) == (2, [])
-    assert finished.err == ["imagenet-fast predict: error: no images: name JPEG or PNG files"]
+    assert finished.err == ["imagenet-fast predict: error: no images: name image files"]

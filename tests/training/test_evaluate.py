@@ -82,6 +82,21 @@ def test_each_image_once_at_any_batch(config, saved, expected, batch):
     assert {name: result[name] for name in expected} == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(("fraction", "batch"), [(1.0, 8), (0.25, 32)])
+def test_the_default_batch_is_trainings_if_the_result_depends_on_it(
+    config, saved, monkeypatch, fraction, batch
+):
+    views = {"test_time_augmentation": "flip_and_shift", "tta_fraction": fraction}
+    monkeypatch.setattr(evaluation, "_IMAGES_PER_DEVICE", 8)
+
+    def stop(_, config, *__):
+        raise UserError(f"batches of {config.eval_batch_size}")
+
+    monkeypatch.setattr(evaluation, "evaluation_steps", stop)
+    with pytest.raises(UserError, match=f"batches of {batch}$"):
+        evaluate(config.replace(**views))
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 def test_another_image_size_than_in_training(config, saved, expected, on_device):
     config = config.replace(data_on_device=on_device)
