@@ -12,10 +12,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from imagenet_fast.base.errors import UserError, first_line, nearest
+from imagenet_fast.base.notices import warn_once
 from imagenet_fast.distribute.one_call import assign_everywhere
 from imagenet_fast.models.blocks import copy_trainable
 from imagenet_fast.models.options import CUSTOM
@@ -28,6 +30,8 @@ CustomModel = Union[Callable[[int, ImageShape], keras.Model], keras.Model]
 
 # Operations that can follow a softmax without changing its values.
 _PASS_ON = ("Identity", "Cast", "Reshape")
+# The largest factor of a keras.layers.Rescaling that is for pixels in 0..255, not 0..1.
+_SCALE_OF_BYTES = 1 / 100
 _KERAS_3 = ", a model of Keras 3: make it with tf_keras (`import tf_keras as keras`)"
 
 
@@ -73,8 +77,17 @@ def build_custom(
         last = _last_layer(network)
         if last is not None and getattr(last, "activation", None) is keras.activations.softmax:
             last.activation = keras.activations.linear
+        _ignore_metrics(network, described)
         _check_outputs(network, described, num_classes, image_shape)
     return network
+
+
+def expects_bytes(network: keras.Model) -> bool:
+    """Returns whether a network has a layer that scales pixels in 0..255 down."""
+    return any(
+        isinstance(layer, keras.layers.Rescaling) and np.max(np.abs(layer.scale)) <= _SCALE_OF_BYTES
+        for layer in network.submodules
+    )
 
 
 def use_restored_statistics(network: keras.Model) -> None:
@@ -240,6 +253,21 @@ def _last_layer(network: keras.Model) -> keras.layers.Layer | None:
     if not network._is_graph_network or len(network.outputs) != 1:
         return None
     return network.outputs[0]._keras_history.layer
+
+
+def _ignore_metrics(network: keras.Model, described: str) -> None:
+    """Makes ``add_metric`` of a network's layers do nothing but warn.
+
+    Training and evaluation report metrics of their own, and exported models could not contain the
+    state of these.
+    """
+
+    def ignore(*_: Any, **__: Any) -> None:
+        warn_once(f"{described}: metrics of add_metric are not computed")
+
+    for layer in network.submodules:
+        if isinstance(layer, keras.layers.Layer):
+            layer.add_metric = ignore
 
 
 def _check_outputs(

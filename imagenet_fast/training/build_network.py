@@ -17,7 +17,7 @@ from imagenet_fast.distribute.pipeline_strategy import PipelineStrategy
 from imagenet_fast.distribute.strategy import devices_of, per_replica_batch_size
 from imagenet_fast.distribute.tpu import compiles_all_reduces
 from imagenet_fast.distribute.workers import workers_of
-from imagenet_fast.models.custom import CustomModel, ImageShape, build_custom
+from imagenet_fast.models.custom import CustomModel, ImageShape, build_custom, expects_bytes
 from imagenet_fast.models.options import is_custom
 from imagenet_fast.pipeline_parallel.balance import balance_for
 from imagenet_fast.pipeline_parallel.in_stages import build_in_stages
@@ -135,6 +135,11 @@ def _build_custom(
         raise UserError(
             f"model {network.name} takes {inputs[0].dtype.name}, but its input is normalized "
             "pixels: give --nonormalize_pixels, for pixels in 0..255, or let it take floats"
+        )
+    if config.normalize_pixels and expects_bytes(network):
+        warn_once(
+            f"model {network.name} has a Rescaling layer for pixels in 0..255, but its input is "
+            "normalized pixels: give --nonormalize_pixels, or leave out the layer"
         )
     return network
 

@@ -324,6 +324,56 @@ def test_activity_regularizers_in_mixed_precision(config):
     assert np.isfinite(loss)
 
 
+class Measured(keras.layers.Layer):
+    """Adds a metric and a loss, twice the mean of its input, which is no weight decay."""
+
+    def call(self, values):
+        self.add_metric(tf.reduce_mean(values), name="mean")
+        self.add_loss(2 * tf.reduce_mean(values))
+        return values
+
+
+def measured(num_classes, image_shape):
+    return keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(num_classes), Measured()])
+
+
+def test_metrics_of_layers_are_left_out_of_exported_models(config, tmp_path, capsys):
+    model = build_model(config, model=measured)
+    expected = "metrics of add_metric are not computed"
+    assert capsys.readouterr().err.count(expected) == 1
+    exported = tf.saved_model.load(export(model, tmp_path / "exported"))
+    assert len(exported.signatures["pixels"].variables) == 2
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_losses_of_layers(config, accumulation_steps):
+    """Compared with the gradient of the sum, which is known: it is the same for all classes."""
+    config = config.replace(accumulation_steps=accumulation_steps)
+    model = build_model(config, model=measured)
+    (kernel, bias) = network_of(model).trainable_variables
+    kernel.assign(tf.zeros_like(kernel))
+    before = bias.numpy()
+    # Equal logits: the cross-entropy's gradients of the bias are 1/10 less the classes' fractions.
+    labels = np.repeat(np.arange(8), 4)
+    model.train_on_batch(np.zeros((32, 8, 8, 3), "uint8"), labels)
+    gradient = 0.1 - np.bincount(labels, minlength=10) / 32 + 2 / 10
+    step = -config.learning_rate * 1.9 * gradient  # Nesterov momentum of 0.9
+    np.testing.assert_allclose(bias.numpy() - before, step, rtol=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1 / 255, 0.5])
+def test_a_layer_for_pixels_in_0_to_255_gets_a_warning(config, capsys, scale):
+    def make(num_classes, image_shape):
+        layers = [keras.layers.Rescaling(scale), keras.layers.Flatten()]
+        return keras.Sequential([*layers, keras.layers.Dense(num_classes)], name="scaling")
+
+    build_model(config, model=make)
+    expected = "model scaling has a Rescaling layer for pixels in 0..255, but its input is norm"
+    assert (expected in capsys.readouterr().err) == (scale < 0.01)
+    build_model(config.replace(normalize_pixels=False), model=make)
+    assert "Rescaling" not in capsys.readouterr().err
+
+
 def keras3(num_classes, image_shape):
     return type("Functional", (), {"__module__": "keras.src.models.functional"})()
 
