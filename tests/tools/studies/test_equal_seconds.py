@@ -123,8 +123,8 @@ def test_page():
         for seed, e in enumerate(errors)
     }
     filled = report.filled_page(text, records, TIMES)
-    assert "| plain | 470 | 121 | 89.00 ± 1.41 (2) |  |" in filled
-    assert "| BlurPool | 470 | 121 | 92.00 ± 0.00 (2) | +3.00 ± 1.00 |" in filled
+    assert "| plain | 940 | 241 | 89.00 ± 1.41 (2) |  |" in filled
+    assert "| BlurPool | 940 | 241 | 92.00 ± 0.00 (2) | +3.00 ± 1.00 |" in filled
     for name in experiments.SYSTEMS:
         assert filled.count(f"\n| {name} |") >= len(experiments.SECONDS)
 
