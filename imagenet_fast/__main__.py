@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pathlib
+import signal
 import sys
 
 from imagenet_fast.commands import run
@@ -20,7 +21,27 @@ def main() -> None:
     # As stderr has it: names of files need not be text.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(_run(sys.argv[1:]))
+
+
+def _run(arguments: list[str]) -> int:
+    """Runs a command line whose output may have a reader that ends early, as ``| head``.
+
+    The status is then that of a shell's command that SIGPIPE has ended, unless the command only
+    prints.
+    """
+    try:
+        return run(arguments)
+    except BrokenPipeError:
+        prints = {"recipes", "version", "help", "--version", "--help", "-h", "--helpfull"}
+        return 0 if prints & set(arguments) else 128 + signal.SIGPIPE
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except BrokenPipeError:
+                # Otherwise Python would flush it again at its end, complain, and exit with 120.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -31,6 +30,9 @@ def run(arguments: Sequence[str]) -> int:
     """Runs a command line and returns its exit status: 2 after a user error, 130 after Ctrl-C.
 
     Operating-system errors about files count as user errors.
+
+    Raises:
+      BrokenPipeError: if nobody reads the output any more.
     """
     name = arguments[0] if arguments else "--help"
     if name in ("--help", "-h", "--helpfull", "help"):
@@ -50,9 +52,6 @@ def run(arguments: Sequence[str]) -> int:
     except UserError as error:
         print(f"imagenet-fast {name}: error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # For example `imagenet-fast ... | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("imagenet_fast"):
             raise

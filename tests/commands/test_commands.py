@@ -2,8 +2,10 @@
 
 import importlib
 import io
+import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import version
@@ -271,24 +273,33 @@ def test_undecodable_file_names_are_printed(monkeypatch):
     assert sys.stdout.buffer.getvalue() == b"caf\\udce9.jpg\n"
 
 
-PRINTS_MUCH = """
+PRINTS = """
 import sys
-from importlib.metadata import version
-from imagenet_fast import commands
-from imagenet_fast.commands import prepare
-prepare.main = lambda arguments: [print("x" * 1000) for _ in range(10_000)]
-sys.exit(commands.run(["prepare"]))
+from imagenet_fast.__main__ import main
+from imagenet_fast.commands import prepare, recipes
+prepare.main = recipes.main = lambda arguments: [print("x" * 1000) for _ in range({lines})] and 0
+sys.argv = ["imagenet-fast", "{command}"]
+main()
 """
 
 
-def test_a_reader_that_has_read_enough():
+@pytest.mark.parametrize(
+    ("command", "lines", "status"),
+    # The last one has done its work before its output, in a buffer, finds no reader.
+    [("recipes", 10_000, 0), ("prepare", 10_000, 128 + signal.SIGPIPE), ("prepare", 1, 0)],
+)
+def test_a_reader_that_has_read_enough(command, lines, status):
     """As head does."""
-    command = [sys.executable, "-c", PRINTS_MUCH]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert len(process.stdout.readline()) == 1001
+    code = [sys.executable, "-c", PRINTS.format(command=command, lines=lines)]
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen(
+        code, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=buffered
+    ) as process:
+        if lines > 1:
+            assert len(process.stdout.readline()) == 1001
         process.stdout.close()
         assert process.stderr.read() == b""
-    assert process.returncode == 0
+    assert process.returncode == status
 
 
 def test_no_space_is_told_in_a_line(monkeypatch, capsys, tmp_path):
