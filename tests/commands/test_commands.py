@@ -134,7 +134,7 @@ def test_user_errors_are_one_line_with_status_2(capsys, arguments, message):
     ("arguments", "message"),
     [
         (["train", "--flagfile=digits"], "no directory for the results: give --model_dir"),
-        (["predict", "--saved_model=x"], "no images: name JPEG or PNG files"),
+        (["predict", "--saved_model=x"], "no images: name image files"),
         (["predict", "x.jpg"], "no model: give --saved_model"),
         (["evaluate"], "no model: give --model_dir"),
         (["evaluate", "--model_dir=none"], "none holds no training run: none/config.json: No such"),
