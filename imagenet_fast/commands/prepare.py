@@ -258,10 +258,11 @@ def _prepare(flags: CommandFlags, directory: str) -> int:
     for kind, count in manifest.converted.items():
         print(f"converted {counted(count, 'image')}: {kind}")
     if manifest.unindexed:
-        print(
-            f"{counted(manifest.unindexed, 'JPEG')} without an index will be decoded more slowly; "
-            "--make_baseline converts progressive ones, so that they get an index"
-        )
+        hint = "; --make_baseline converts progressive ones, so that they get an index"
+        if flags["make_baseline"]:
+            hint = ": --make_baseline cannot convert them without a change"
+        jpegs = counted(manifest.unindexed, "JPEG")
+        print(f"{jpegs} without an index will be decoded more slowly{hint}")
     for skipped in manifest.skipped:
         print(f"skipped {skipped.file}: {skipped.reason}")
     try:
