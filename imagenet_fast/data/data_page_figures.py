@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import warnings
 from collections.abc import Callable
 
 import matplotlib.style
@@ -24,7 +25,9 @@ _ASPECTS = {0.25: "1:4", 0.5: "1:2", 0.75: "3:4", 1.0: "1:1", 1.333: "4:3", 2.0:
 
 def thumbnail(data: bytes, side: int, quality: int, crop: bool) -> str:
     """Returns an ``img`` element with a thumbnail of an image, or of its central square."""
-    image: Image.Image = Image.open(io.BytesIO(data))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # about metadata, as in prepare
+        image: Image.Image = Image.open(io.BytesIO(data))
     small = max(image.size) <= _PIXELATED
     # JPEGs are decoded at a fraction of their size.
     image.draft(None, (2 * side, 2 * side))

@@ -1,11 +1,13 @@
 import hashlib
 import html.parser
+import io
 import itertools
 import json
 import os
 import re
 import shlex
 import shutil
+import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from imagenet_fast.base.errors import UserError
 from imagenet_fast.commands import prepare as command
 from imagenet_fast.data import data_page, metadata
 from imagenet_fast.data.data_page import FILE, write_page
+from imagenet_fast.data.data_page_figures import thumbnail
 from imagenet_fast.data.duplicates import FILE as DUPLICATES
 from imagenet_fast.data.prepare import prepare
 from imagenet_fast.data.sources import open_source
@@ -81,6 +84,20 @@ def test_page_is_self_contained(prepared):
     assert elements.links and all(link.startswith("data:image/") for link in elements.links)
     assert "bee" not in elements.tags  # a class is named so
     assert NAMES[0] in elements.text
+
+
+def test_thumbnails_warn_of_no_metadata():
+    """Of a camera's second pictures, here damaged, Pillow warns."""
+    file = io.BytesIO()
+    Image.new("RGB", (300, 200)).save(file, "JPEG")
+    data = file.getvalue()
+    damaged = data[:2] + b"\xff\xe2\x00\x0aMPF\x00junk" + data[2:]
+    with warnings.catch_warnings(record=True) as raised:
+        warnings.simplefilter("always")
+        Image.open(io.BytesIO(damaged))
+        assert len(raised) == 1
+        assert thumbnail(damaged, 64, 80, crop=True).startswith("<img")
+    assert len(raised) == 1
 
 
 def test_counts_match_the_files(prepared, folder):
