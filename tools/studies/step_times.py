@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
 
-from study import step_times
+from study import runner, step_times
 
 from imagenet_fast.base import environment
 from imagenet_fast.base.files import write_file
@@ -32,14 +33,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--data_dir", required=True, help="shards, as for the study")
     parser.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
     parser.add_argument(
+        "--threads", type=int, default=0, help="as those of a run with --jobs (default: all cores)"
+    )
+    parser.add_argument(
         "--output_dir", type=pathlib.Path, help="(default: benchmarks/STUDY in this repository)"
     )
     given = parser.parse_args(arguments)
+    if given.threads:
+        runner.use_threads(given.threads)
     configs = importlib.import_module(f"{given.study}.experiments").timed()
     result = {
         **step_times.measure(configs, given.data_dir, given.repeats),
         "turns": given.repeats,
         "steps_in_a_turn": step_times.STEPS,
+        "threads": given.threads or os.cpu_count(),
         **environment.provenance(),
     }
     directory = given.output_dir or _BENCHMARKS / given.study

@@ -92,12 +92,13 @@ def _in_a_process(
 ) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Yields the results of :func:`_run` in a new process, one run after the other."""
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, context, _use_threads, (threads,)) as pool:
+    with concurrent.futures.ProcessPoolExecutor(1, context, use_threads, (threads,)) as pool:
         for run in runs:
             yield run, pool.submit(_run, module, *run, data_dir).result()
 
 
-def _use_threads(threads: int) -> None:
+def use_threads(threads: int) -> None:
+    """Makes TensorFlow compute with as many threads, in a process that has not used it yet."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
