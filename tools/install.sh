@@ -16,6 +16,5 @@ if [ -e "$stamp" ] && cmp -s setup.cfg "$stamp"; then
 fi
 # Without pip, it is left from a failed attempt, for example without Debian's python3-venv.
 [ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
-# Without compiling modules, which takes a minute: Python compiles the few that are imported, once.
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --editable ".${extras:+[$extras]}"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
 cp setup.cfg "$stamp"
