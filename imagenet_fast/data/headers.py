@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from imagenet_fast.data.images import PNG_SIGNATURE
+from imagenet_fast.data.images import JPEG_SIGNATURE, PNG_SIGNATURE
 
 # The error of bytes that cannot be decoded.
 NO_IMAGE = "not a whole JPEG or PNG image"
 
-_JPEG_SIGNATURE = b"\xff\xd8\xff"
 # The first chunk of every PNG has 13 bytes, which start with the width and the height.
 _PNG_BEGIN = PNG_SIGNATURE + b"\x00\x00\x00\x0dIHDR"
 # Version 100, no flags, no colour transform.
@@ -46,7 +45,7 @@ _MAX_SEGMENTS = 300
 
 def is_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     """Returns whether a file, a string scalar, starts like a JPEG: a bool scalar."""
-    return tf.strings.substr(encoded, 0, len(_JPEG_SIGNATURE)) == _JPEG_SIGNATURE
+    return tf.strings.substr(encoded, 0, len(JPEG_SIGNATURE)) == JPEG_SIGNATURE
 
 
 def check_header(encoded: tf.Tensor, max_pixels: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -42,7 +42,8 @@ _WHITE_IS_ZERO = 0
 # Cameras append second pictures to JPEGs, which Pillow opens as MPO; decoders read the first.
 _JPEG = ("JPEG", "MPO")
 
-# The first bytes of every PNG.
+# The first bytes of every JPEG and of every PNG.
+JPEG_SIGNATURE = b"\xff\xd8\xff"
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # The formats for re-encoded images, with Pillow's options.

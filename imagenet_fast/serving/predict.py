@@ -10,14 +10,13 @@ import tensorflow as tf
 from imagenet_fast.base.errors import UserError
 from imagenet_fast.base.paths import to_path
 from imagenet_fast.data.images import (
+    JPEG_SIGNATURE,
     PNG_SIGNATURE,
     BadImageError,
     UnknownFormatError,
     normalize_encoding,
 )
 from imagenet_fast.serving.arguments import check_arguments
-
-_JPEG_SIGNATURE = b"\xff\xd8\xff"
 
 
 def predict(directory: str, paths: Sequence[str], batch_size: int = 32) -> Iterator[dict[str, Any]]:
@@ -92,7 +91,7 @@ def _as_jpeg_or_png(data: bytes) -> bytes:
     Raises:
       BadImageError: it has another format that ``prepare`` reads, but is damaged or too large.
     """
-    if not data or data.startswith((_JPEG_SIGNATURE, PNG_SIGNATURE)):
+    if not data or data.startswith((JPEG_SIGNATURE, PNG_SIGNATURE)):
         return data
     try:
         return normalize_encoding(data, "png").data
