@@ -51,6 +51,16 @@ def digits(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def native_ops():
+    """Skips tests of the native ops if there is no compiler for them."""
+    from imagenet_fast import Config
+    from imagenet_fast.data.resize_op import with_resize_kernel
+
+    if with_resize_kernel(Config()).resize_kernel != "native":
+        pytest.skip("no C++ compiler")
+
+
+@pytest.fixture(scope="session")
 def model_garden(tmp_path_factory):
     """The environment that tools/model_garden.sh makes; pip gets tf-models-official, or it fails.
 

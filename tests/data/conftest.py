@@ -12,16 +12,8 @@ from imagenet_fast.data import records
 from imagenet_fast.data.decode import evaluation_image
 from imagenet_fast.data.examples import ENCODED, decode_example, encode_example
 from imagenet_fast.data.images import encode_pixels
-from imagenet_fast.data.resize_op import with_resize_kernel
 
 CLASSES = 61
-
-
-@pytest.fixture(scope="session")
-def native_ops():
-    """Skips tests of the native ops if there is no compiler for them."""
-    if with_resize_kernel(Config()).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
 
 
 @pytest.fixture(scope="session")

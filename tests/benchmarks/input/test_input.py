@@ -26,7 +26,6 @@ from imagenet_fast.commands import run
 from imagenet_fast.config import Config
 from imagenet_fast.data.add_index import add_index
 from imagenet_fast.data.pipeline import distributed_dataset
-from imagenet_fast.data.resize_op import with_resize_kernel
 
 ROOT = pathlib.Path(__file__).parents[3]
 
@@ -37,10 +36,8 @@ def config(digits):
 
 
 @pytest.fixture(scope="module")
-def indexed(config, tmp_path_factory):
+def indexed(config, tmp_path_factory, native_ops):
     """The configuration of digits with JPEG indexes."""
-    if with_resize_kernel(config).resize_kernel != "native":
-        pytest.skip("no C++ compiler")
     directory = tmp_path_factory.mktemp("data") / "indexed"
     shutil.copytree(config.data_dir, directory)
     with pytest.MonkeyPatch.context() as patch:
