@@ -16,5 +16,7 @@ if [ -e "$stamp" ] && cmp -s setup.cfg "$stamp"; then
 fi
 # Without pip, it is left from a failed attempt, for example without Debian's python3-venv.
 [ -x "$venv/bin/pip" ] || "${PYTHON:-python3}" -m venv "$venv"
-"$venv/bin/pip" install --quiet --disable-pip-version-check --editable ".${extras:+[$extras]}"
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-compile --editable ".${extras:+[$extras]}"
+# On all cores; pip uses one. Some packages contain files for other versions of Python.
+"$venv/bin/python" -m compileall -q -j 0 "$venv/lib" >/dev/null 2>&1 || true
 cp setup.cfg "$stamp"

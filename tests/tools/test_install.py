@@ -9,7 +9,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 PYTHON = """#!/bin/sh
-# python -m venv DIRECTORY
+# python -m venv DIRECTORY, or python -m compileall ...
+[ "$2" != compileall ] || { echo "$@" >> compiled.log; exit 1; }
 mkdir -p "$3/bin"
 cp "$0" "$3/bin/python"
 printf '#!/bin/sh\necho "$@" >> pip.log\n' > "$3/bin/pip"
@@ -49,6 +50,12 @@ def test_extras_are_installed_once(install, extras, requirement):
     assert first[0] == "install"
     assert first[-2:] == ["--editable", requirement]
     assert install(".venv", *extras) is None
+
+
+def test_modules_are_compiled_on_all_cores(install, tmp_path):
+    """Files that this Python cannot compile are no failure: pip ignores them, too."""
+    assert "--no-compile" in install(".venv")
+    assert (tmp_path / "compiled.log").read_text() == "-m compileall -q -j 0 .venv/lib\n"
 
 
 def test_an_environment_without_pip_is_made_again(install, tmp_path):
