@@ -11,6 +11,15 @@ set -euo pipefail
 unset CDPATH
 cd "$(dirname "$0")/.."
 
+# Whether one of the arguments, besides options, is a file, a folder or a test in a file.
+names_tests() {
+  local argument
+  for argument; do
+    [ ! -e "${argument%%::*}" ] || return 0
+  done
+  return 1
+}
+
 export TF_CPP_MIN_LOG_LEVEL=2
 # Modules are compiled once, and not by each of the many processes that tests start.
 unset PYTHONDONTWRITEBYTECODE
@@ -20,7 +29,7 @@ if [ "${1-}" = addons ]; then
   shift
   # The tests of what depends on the TensorFlow version: Keras's optimizers, layers, models and files,
   # strategies, tf.data, and ops compiled for TensorFlow.
-  [ $# -gt 0 ] || set -- tests/{layers,optimizers} tests/models/test_models.py \
+  names_tests "$@" || set -- "$@" tests/{layers,optimizers} tests/models/test_models.py \
     tests/data/test_{decode,pipeline,resize_op,service,shards}.py \
     tests/distribute/test_{all_reduce,strategy}.py \
     tests/pipeline_parallel/test_{gpipe,in_stages}.py tests/serving/test_export.py \
@@ -33,7 +42,7 @@ if [ "${1-}" = addons ]; then
 fi
 if [ "${1-}" = compile ]; then
   shift
-  [ $# -gt 0 ] || set -- tests/xla_compile
+  names_tests "$@" || set -- "$@" tests/xla_compile
   tools/install.sh .venv-compile test,compile
   exec .venv-compile/bin/python -m pytest -m compile "$@"
 fi
