@@ -175,6 +175,7 @@ def test_lines_are_uploaded_together(used, gcs, file):
     assert 4 <= len(uploads) < STEPS
 
 
+@pytest.mark.long
 def test_the_page_on_the_images_in_a_bucket_is_that_on_disk(errors, damaged, gcs):
     page = gcs.files("data", "look")["data.html"].decode()
     assert page.count("<img") >= 80

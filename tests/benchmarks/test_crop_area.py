@@ -76,6 +76,7 @@ def test_the_report_compares_cpu_times():
     assert report.svg().count("whole image") >= 1
 
 
+@pytest.mark.long
 def test_only_jpegs_with_an_index_count(data, tmp_path):
     config = Config(data_dir=data, num_classes=1, image_size=8)
     with pytest.raises(UserError, match="has 2 training JPEGs that can have an index, not 3"):

@@ -45,6 +45,7 @@ def test_the_peer_has_the_precision_and_float32_logits(precision):
     assert keras.mixed_precision.global_policy() is policy
 
 
+@pytest.mark.long
 def test_both_models_train(monkeypatch):
     """With small networks, because large ones take long to trace."""
     models = {}

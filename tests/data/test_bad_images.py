@@ -362,6 +362,7 @@ def test_images_listed_by_two_workers_count_once(data, tmp_path, monkeypatch):
     assert len(read_bad_images(str(tmp_path))) == 9
 
 
+@pytest.mark.long
 def test_without_a_directory_nothing_is_listed(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"image_size": 8, "train_crop": "none", "batch_size": 15, "strategy": "one_device"}

@@ -552,6 +552,7 @@ def test_corrupt_record_costs_one_image(one_shard, evaluated, host_datasets):
     np.testing.assert_array_equal(images[good], evaluated[:20][good])
 
 
+@pytest.mark.long
 def test_two_corrupt_records_in_one_of_several_shards(
     tmp_path, write_data, numbered_examples, host_datasets
 ):

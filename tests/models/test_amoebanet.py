@@ -380,6 +380,7 @@ def test_invalid_arguments(arguments, options, message):
         amoebanet(*arguments, **options)
 
 
+@pytest.mark.long
 def test_smallest_image():
     model = amoebanet("d", 3, (17, 17, 3), normal_cells=3, cell_filters=8)
     first, second = model.get_layer("stage3_cell1").output

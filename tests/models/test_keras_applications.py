@@ -159,6 +159,7 @@ def test_depth_101_has_the_same_layers(our_deeper, deeper):
     )
 
 
+@pytest.mark.long
 def test_without_the_classifier(of_three_classes, weights_file, images, headless, tmp_path):
     headless.save_weights(tmp_path / "notop.h5")
     model, initial = of_three_classes, of_three_classes.get_weights()

@@ -58,6 +58,7 @@ def test_the_balance_is_chosen_when_the_inputs_are_known(first):
     assert balance(model) == [1, 4]
 
 
+@pytest.mark.long
 def test_it_is_the_plans():
     """For a network of the package, which a function makes."""
     config = SMALL.replace(accumulation_steps=4, pipeline_stages=3)

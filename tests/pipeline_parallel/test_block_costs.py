@@ -60,6 +60,7 @@ def test_a_dense_layer():
     assert not any(own.built for own in blocks)
 
 
+@pytest.mark.long
 def test_multiplications_of_resnet_50():
     """He et al. 2015, table 1: 3.8e9 multiplications and additions, the stride on the 1x1."""
     options = {"zero_gamma": False, "stride_on_1x1": True}

@@ -154,6 +154,7 @@ def test_batches_of_known_size(case):
     )
 
 
+@pytest.mark.long
 def test_validation_in_fit():
     histories = []
     for build in (plain, pipelined):

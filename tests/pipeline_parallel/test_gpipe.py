@@ -183,6 +183,7 @@ def test_fit_traces_a_step_once(monkeypatch, built):
     assert len(traced) == 1
 
 
+@pytest.mark.long
 def test_mixed_precision():
     def make():
         keras.mixed_precision.set_global_policy("mixed_bfloat16")
@@ -413,6 +414,7 @@ def model_and_predictions():
     return model, model.predict(IMAGES, verbose=0)
 
 
+@pytest.mark.long
 def test_a_saved_model_predicts(model_and_predictions, tmp_path):
     model, expected = model_and_predictions
     model.save(tmp_path / "saved")

@@ -353,6 +353,7 @@ def test_gpipe_with_loops(name, keep):
     check(name, 2, 4, unroll=False, rematerialize=keep)
 
 
+@pytest.mark.long
 def test_loops_do_not_store_what_loops_in_layers_keep(monkeypatch):
     """Without unroll, even a large graph of a SimpleRNN is unrolled instead."""
     monkeypatch.setattr("imagenet_fast.pipeline_parallel.pipeline._MOST_UNROLLED", 3)
@@ -411,6 +412,7 @@ def test_1f1b_refuses_what_does_not_split(name):
         np.testing.assert_array_equal(weight, other)
 
 
+@pytest.mark.long
 def test_1f1b_refuses_if_one_of_several_losses_does_not_split():
     """Also one whose gradient is much smaller than the other's."""
     model = GPipe(classifier(TwoHeads()), DEVICES[:2], num_micro_batches=3, schedule="1f1b")

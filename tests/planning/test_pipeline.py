@@ -58,6 +58,7 @@ def test_a_given_balance(plan):
     assert own.speed_up < plan.speed_up
 
 
+@pytest.mark.long
 def test_stages_fit(plan):
     most = max(own.total for own in plan.memory)
     assert plan_pipeline(CONFIG, limit=most).balance == plan.balance

@@ -143,6 +143,7 @@ def test_failures_and_stragglers(pod):
     )
 
 
+@pytest.mark.long
 def test_progressive_resizing():
     """The time of each image size as often as the run has it."""
     hardware = Hardware("p100", 8)

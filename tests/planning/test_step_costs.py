@@ -49,6 +49,7 @@ def test_kept_activations(resnet50):
     assert 2 * 10e6 < values < 2 * 12e6
 
 
+@pytest.mark.long
 def test_against_the_compiler_of_tpus():
     """``imagenet-fast compile`` reports for 128 images per core: 24.05 GFLOPs each, 4.58 GiB."""
     step = count_step(RESNET50, images=128, micro_batches=1, slots=1)
@@ -88,6 +89,7 @@ def test_mixed_precision_halves_the_traffic():
     assert half.flops == pytest.approx(full.flops, rel=0.02)
 
 
+@pytest.mark.long
 def test_selected_by_the_network_itself():
     """A forward pass of all images, and both passes of the half with the highest loss."""
     half, whole = (count_step(SMALL, images, 1, 1) for images in (4, 8))

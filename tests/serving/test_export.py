@@ -64,6 +64,7 @@ def test_served_probabilities_are_those_of_evaluation(
     assert evaluated.std(axis=0).max() > 0.02  # it depends on the images
 
 
+@pytest.mark.long
 def test_batch_norm_groups_do_not_matter(config, trained, tmp_path):
     """As several replicas may have trained it; one that has the batch alone could not."""
     odd = config.replace(batch_norm_batch_size=24, model_dir=str(tmp_path / "run"))
@@ -203,6 +204,7 @@ def exported_for_small_images(config, trained, tmp_path_factory):
     return str(directory)
 
 
+@pytest.mark.long
 def test_images_above_the_limit(exported_for_small_images, validation):
     """By their headers: behind these, there is no image that could be decoded."""
     good = validation[0][:2]
@@ -319,6 +321,7 @@ def test_labels_have_names(twin, validation, tmp_path):
         assert [label.decode() for label in told] == [names[index] for index in row]
 
 
+@pytest.mark.long
 def test_the_crop_can_be_changed(config, trained, exported, validation, tmp_path, capfd):
     directory = tmp_path / "model"
     arguments = [f"--model_dir={config.model_dir}", f"--saved_model={directory}", "--top_k=10"]

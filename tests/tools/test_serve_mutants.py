@@ -40,6 +40,7 @@ def answer(tmp_path_factory):
     return classify
 
 
+@pytest.mark.long
 def test_every_mutant_gets_an_answer(answer):
     outcomes = tool.serve_mutants(answer, 400, seed=1)
     assert sum(map(sum, (counts.values() for counts in outcomes.values()))) == 400

@@ -83,6 +83,7 @@ def test_other_classes_get_a_new_head(source, capfd):
     assert "except the classification head" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_head_is_found_before_a_scale(tmp_path):
     before = values(make_run(tmp_path, model="resnet9"))
     config = SMALL.replace(model="resnet9", num_classes=7)

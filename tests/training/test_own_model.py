@@ -124,6 +124,7 @@ class Pair(keras.layers.Layer):
         return self.second(self.first(features))
 
 
+@pytest.mark.long
 def test_a_copy_trains_what_the_model_trains(config):
     """Keras' clone_model would also train the frozen layers inside of others."""
     shape = (8, 8, 3)
@@ -176,6 +177,7 @@ def weights(model_dir):
     return {name: reader.get_tensor(name) for name in names if name.startswith("model/")}
 
 
+@pytest.mark.long
 def test_resumed_to_the_bit(run, tmp_path):
     """Also the random numbers of Keras layers, whose state Keras leaves out of checkpoints."""
     config = run.replace(model_dir=str(tmp_path / "run"))

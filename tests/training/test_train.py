@@ -223,6 +223,7 @@ def test_profile_steps_beyond_the_run(config):
 # --- Going on
 
 
+@pytest.mark.long
 def test_a_run_killed_during_the_error_analysis_repeats_it(config, summary, tmp_path):
     expected = load_error_analysis(config.model_dir)
     shutil.copytree(config.model_dir, tmp_path / "run")

@@ -44,6 +44,7 @@ def built(on_digits):
     return build_model(on_digits.replace(whitening_images=40))
 
 
+@pytest.mark.long
 def test_number_of_images(on_digits, built):
     other, again = (
         whitening_of(build_model(on_digits.replace(whitening_images=count))).kernel.numpy()

@@ -240,6 +240,7 @@ def test_parts(indexed, part, names):
     assert all(len(times.seconds) == 2 for times in comparison.times)
 
 
+@pytest.mark.long
 def test_evaluation_is_timed_from_its_first_batch_on(indexed):
     comparison = InputBenchmark(indexed, {}, images=16, warmup=1, repeats=2).evaluation()
     assert comparison.names == ("with", "without")

@@ -83,6 +83,7 @@ def test_steps_of_a_process(schedules):
     assert "nodes" not in again  # made before
 
 
+@pytest.mark.long
 def test_a_network_that_cannot_be_trained_under_a_limit():
     plain = pipeline._limited(SMALL, Case(6), 2**20)
     assert plain.peaks == ()

@@ -39,6 +39,7 @@ def test_the_data():
     assert all(own.value > 0 and own.source for own in ROWS)
 
 
+@pytest.mark.long
 def test_resnet9_is_predicted():
     """Page's other runs, with the constant fitted to the first whose images are on the GPU."""
     stack = "PyTorch, V100, ResNet-9"

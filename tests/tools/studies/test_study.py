@@ -182,6 +182,7 @@ def test_fit_changes_image_sizes(monkeypatch):
     assert calls == [(0, 20)]
 
 
+@pytest.mark.long
 def test_run_that_diverges(digits):
     result = run(digits, learning_rate=1e30, duration="5 steps")
     assert result["error"] is result["loss"] is None

@@ -80,6 +80,7 @@ def test_predictions_equal_those_of_evaluation(config, model, found):
     assert images[true == answers].sum() == round(359 * float(top1))
 
 
+@pytest.mark.long
 def test_averaged_weights_are_used_and_the_model_is_unchanged(config, digits):
     config = config.replace(ema_decay=0.5)
     model = build_model(config)
