@@ -12,7 +12,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 # Set before jax is imported. Compiling for a TPU needs neither a TPU nor its host, and several
@@ -31,14 +31,17 @@ os.environ.pop("CUDA_ROOT", None)
 
 import jax
 import numpy as np
-from jax._src import compiler
-from jax._src.interpreters import mlir
 from jax._src.lib import hlo, xla_client
-from jax._src.lib.mlir import ir
 from jax.experimental import topologies
 
-# Autotuning would run kernels on a GPU.
-_GPU_OPTIONS = {"xla_gpu_autotune_level": "0"}
+from imagenet_fast.xla_compile.executable import (
+    compile_module,
+    execute,
+    joined,
+    memory,
+    on_each,
+    parts_of,
+)
 
 
 def main() -> None:
@@ -72,14 +75,14 @@ def compile_for_tpu(name: str, module: str) -> dict[str, Any]:
     devices = _tpu_devices(name)
     start = time.perf_counter()
     try:
-        program = _compile(pathlib.Path(module).read_bytes(), devices)
+        program = compile_module(pathlib.Path(module).read_bytes(), devices)
     except Exception as error:  # as above
         return {"error": str(error)}
     seconds = time.perf_counter() - start
     costs = program.cost_analysis()
     return {
         "seconds": seconds,
-        "memory": _memory(program),
+        "memory": memory(program),
         "flops": costs["flops"],
         "bytes": costs["bytes accessed"],
     }
@@ -104,7 +107,7 @@ def compile_for_gpus(
     content = pathlib.Path(module).read_bytes()
     start = time.perf_counter()
     try:
-        program = _compile(content, devices, cuda)
+        program = compile_module(content, devices, cuda)
     except Exception as error:  # as above
         return {"error": str(error)}
     seconds = time.perf_counter() - start
@@ -113,7 +116,7 @@ def compile_for_gpus(
     # The executable has no cost analysis.
     lowered = hlo.HloModule.from_serialized_hlo_module_proto(content)
     costs = xla_client._xla.hlo_module_cost_analysis(jax.devices("cpu")[0].client, lowered)
-    return {"seconds": seconds, "memory": _memory(program), "flops": costs["flops"], "bytes": 0}
+    return {"seconds": seconds, "memory": memory(program), "flops": costs["flops"], "bytes": 0}
 
 
 def run_steps(
@@ -133,48 +136,25 @@ def run_steps(
       ``difference``, of the ``way`` from start to expected value, and of the ``start``.
     """
     devices = jax.devices("cpu")
-    program = _compile(pathlib.Path(module).read_bytes(), devices)
+    program = compile_module(pathlib.Path(module).read_bytes(), devices)
     with np.load(inputs) as archive:
         given = dict(archive)
     batches, start, expected = (
         {int(name[len(kind) :]): array for name, array in given.items() if name.startswith(kind)}
         for kind in ("batch_", "value_", "expected_")
     )
-    values = {number: _on_each([array] * len(devices), devices) for number, array in start.items()}
+    values = {number: on_each([array] * len(devices), devices) for number, array in start.items()}
     for step in range(steps):
         for number, array in batches.items():
-            values[number] = _on_each(array[step], devices)
+            values[number] = on_each(array[step], devices)
         arguments = [values[number] for number in range(len(values))]
-        results = program.execute_sharded(arguments).disassemble_into_single_device_arrays()
+        results = execute(program, arguments)
         for result, number in updates.items():
-            values[number] = _joined(results[int(result)], devices)
+            values[number] = joined(results[int(result)], devices)
     return {
-        str(number): _distance(start[number], _parts(values[number]), target)
+        str(number): _distance(start[number], parts_of(values[number]), target)
         for number, target in expected.items()
     }
-
-
-def _on_each(parts: Sequence[np.ndarray], devices: list[Any]) -> jax.Array:
-    """Returns an array with a different part on each device."""
-    # Copies, because the program may overwrite its inputs.
-    copies = [jax.device_put(np.array(part), device) for part, device in zip(parts, devices)]
-    return _joined(copies, devices)
-
-
-def _joined(parts: list[jax.Array], devices: list[Any]) -> jax.Array:
-    """Combines the devices' arrays into one, which is the form that programs accept.
-
-    It is declared as replicated, although the parts may differ: jax does not check that.
-    """
-    everywhere = jax.sharding.NamedSharding(
-        jax.sharding.Mesh(np.array(devices), ("replica",)), jax.sharding.PartitionSpec()
-    )
-    return jax.make_array_from_single_device_arrays(parts[0].shape, everywhere, parts)
-
-
-def _parts(whole: jax.Array) -> np.ndarray:
-    """Returns the arrays of all devices, [devices, ...]."""
-    return np.stack([np.asarray(shard.data) for shard in whole.addressable_shards])
 
 
 def _distance(start: np.ndarray, found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
@@ -195,60 +175,6 @@ def _tpu_devices(name: str) -> list[Any]:
     options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
     found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
     return list(found.devices)
-
-
-def _compile(module: bytes, devices: list[Any], cuda: str = "") -> Any:
-    """Compiles a module for one replica on each device.
-
-    Args:
-      module: serialized HLO module.
-      devices: of one topology.
-      cuda: folder with CUDA's tools, for GPUs.
-    """
-    client, replicas = devices[0].client, len(devices)
-    numbers = np.array([[device.id] for device in devices])
-    with mlir.make_ir_context():
-        stablehlo = ir.Module.parse(xla_client._xla.mlir.hlo_to_stablehlo(module))
-        _remove_copies(stablehlo)
-        options = compiler.get_compile_options(
-            replicas,
-            1,
-            device_assignment=numbers,
-            backend=client,
-            env_options_overrides=dict(_GPU_OPTIONS) if cuda else None,
-        )
-        if cuda:
-            options.executable_build_options.debug_options.xla_gpu_cuda_data_dir = cuda
-        return compiler.backend_compile_and_load(
-            client, stablehlo, xla_client.DeviceList(tuple(devices)), options, []
-        )
-
-
-def _memory(program: Any) -> dict[str, int]:
-    """Returns the bytes that a program needs on a device, by purpose."""
-    found = program.get_compiled_memory_stats()
-    return {
-        "arguments": found.argument_size_in_bytes,
-        "outputs": found.output_size_in_bytes,
-        "shared": found.alias_size_in_bytes,
-        "temporary": found.temp_size_in_bytes,
-        "code": found.generated_code_size_in_bytes,
-    }
-
-
-def _remove_copies(stablehlo: ir.Module) -> None:
-    """Removes copies, in which TensorFlow returns variables and which StableHLO does not have."""
-    copies = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "mhlo.copy":
-            operation.results[0].replace_all_uses_with(operation.operands[0])
-            copies.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    stablehlo.operation.walk(visit)
-    for operation in copies:
-        operation.erase()
 
 
 _WORK: dict[str, Callable[..., dict[str, Any]]] = {
