@@ -263,6 +263,9 @@ class _Run:
                 # Otherwise TensorFlow would trace one program for images of any size.
                 self.model.make_train_function(force=True)
                 recorder.recompile()
+            end = first_step + (epochs - first_epoch) * steps
+            # Not where a change of the image size cuts the time between two evaluations short.
+            evaluates = end % self.eval_every == 0 or end == last_step
             self.model.fit(
                 distributed_dataset(config, "train", first_step),
                 initial_epoch=first_epoch,
@@ -270,7 +273,7 @@ class _Run:
                 steps_per_epoch=steps,
                 callbacks=list(callbacks),
                 verbose=0,
-                **validation,
+                **(validation if evaluates else {}),
             )
             if self.model.stop_training:
                 break

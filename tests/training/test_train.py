@@ -588,6 +588,9 @@ def test_progressive_resizing(growing):
     sizes = Sizes()
     train(growing, callbacks=[sizes], model=small_network)
     assert list(dict.fromkeys(sizes.seen)) == [8, 16]
+    # The size changes between two evaluations, which adds none.
+    rows = read_rows(growing.model_dir)
+    assert [row["step"] for row in rows if row["kind"] == "validation"] == [5]
 
 
 @pytest.mark.long

@@ -144,7 +144,12 @@ class _Watcher(TensorsCallback):
         self._loss = logs["loss"]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Reports an evaluation; an epoch of ``fit`` is the interval between two of them."""
+        """Reports an evaluation; an epoch of ``fit`` is the interval between two of them.
+
+        Without an evaluation it is the part of one before a change of the image size.
+        """
+        if "val_top1" not in logs:
+            return
         evaluation, error = epoch + 1, 1 - float(logs["val_top1"])
         self._progress.evaluated(evaluation, self._evaluations, error)
         hopeless = self._study.report(self._trial, evaluation, error)
