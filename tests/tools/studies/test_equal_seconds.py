@@ -1,5 +1,6 @@
 """The study of five systems and their ingredients at equal seconds."""
 
+import csv
 import importlib
 import pathlib
 import sys
@@ -16,7 +17,9 @@ sys.path.insert(0, str(ROOT / "tools" / "studies"))
 experiments = importlib.import_module("equal_seconds.experiments")
 report = importlib.import_module("equal_seconds.report")
 search_data = importlib.import_module("equal_seconds.search_data")
+log = importlib.import_module("study.log")
 settings = importlib.import_module("study.settings")
+step_times = importlib.import_module("study.step_times")
 tables = importlib.import_module("study.tables")
 
 RECIPES = {
@@ -68,7 +71,7 @@ def test_each_ingredient_is_one_change_of_the_plain_recipe():
 
 
 def test_runs_take_equal_seconds():
-    each = experiments.SECONDS * len(experiments.SYSTEMS)
+    each = experiments.SECONDS * len(experiments.RECIPES)
     for setting, seconds in zip(experiments.recipes(TIMES).settings, each):
         # Steps are rounded to tens.
         assert experiments.seconds_of(setting, TIMES) == pytest.approx(seconds, rel=0.04)
@@ -98,7 +101,7 @@ def test_seconds_of_several_image_sizes():
 
 
 def test_frontier():
-    rows = ((4, 90), (2, 85), (8, 89), (16, 92), (2, 84))
+    rows = ((4, 90), (2, 85), (8, 89), (16, 92), (2, 84), (3.9, 80))
     found = report.frontier(
         [
             report.Point("a", 1, seconds, tables.Outcome((1 - accuracy / 100,), 0))
@@ -113,8 +116,17 @@ def test_frontier():
     assert report.frontier([report.Point("a", 1, 2, tables.Outcome((), 0))]) == []
 
 
-def test_page():
-    """Its tables have a row for each setting, and differences with their standard errors."""
+def test_page_is_that_of_the_log():
+    text = (ROOT / "docs" / report.PAGE).read_text()
+    records = log.read(experiments.RESULTS / "runs.jsonl")
+    times = step_times.read(experiments.RESULTS, step_times.CPU)
+    assert report.filled_page(text, records, times) == text
+    for experiment in (experiments.recipes(times), experiments.ingredients(times)):
+        for point in report.points(experiment, records, times):
+            assert len(point.outcome.errors) == settings.SEEDS, point.method
+
+
+def test_differences_have_their_standard_errors():
     text = (ROOT / "docs" / report.PAGE).read_text()
     plain, blurred, *_ = experiments.ingredients(TIMES).settings
     records = {
@@ -123,10 +135,20 @@ def test_page():
         for seed, e in enumerate(errors)
     }
     filled = report.filled_page(text, records, TIMES)
-    assert "| plain | 3750 | 240 | 89.00 ± 1.41 (2) |  |" in filled
-    assert "| BlurPool | 3750 | 240 | 92.00 ± 0.00 (2) | +3.00 ± 1.00 |" in filled
-    for name in experiments.SYSTEMS:
-        assert filled.count(f"\n| {name} |") >= len(experiments.SECONDS)
+    assert "| plain | 2810 | 180 | 89.00 ± 1.41 (2) |  |" in filled
+    assert "| BlurPool | 2810 | 180 | 92.00 ± 0.00 (2) | +3.00 ± 1.00 |" in filled
+
+
+def test_our_recipe_is_pages_with_what_the_search_found():
+    """None of it changes the time of a step, so that of Page's is its own."""
+    own, page = experiments.config("own", 500), experiments.config("page", 500)
+    found = {"learning_rate", "label_smoothing", "ema_decay", "weight_decay"}
+    assert set(own.differences(page)) == found
+    with (experiments.RESULTS / "search.csv").open() as file:
+        best = min(csv.DictReader(file), key=lambda row: float(row["validation_error"]))
+    assert {name: float(best[name]) for name in found} == pytest.approx(
+        {name: getattr(own, name) for name in found}
+    )
 
 
 def test_searches_do_not_see_the_test_images():

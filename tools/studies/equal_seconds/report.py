@@ -14,9 +14,18 @@ from study.log import Key, Record
 from study.settings import Experiment
 from study.style import COLORS, drawn, plot_accuracies
 
-from equal_seconds.experiments import PLAIN, SYSTEMS, Times, ingredients, recipes, seconds_of
+from equal_seconds.experiments import (
+    PLAIN,
+    RECIPES,
+    SECONDS,
+    Times,
+    ingredients,
+    recipes,
+    seconds_of,
+)
 from imagenet_fast.base.files import write_results
 
+_EQUAL = 0.05
 PAGE, PICTURE = "equal_seconds.md", "frontier.svg"
 
 
@@ -81,13 +90,20 @@ def points(experiment: Experiment, records: Mapping[Key, Record], times: Times) 
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
-    """Returns the points than which no other is as fast and more accurate, the fastest first."""
-    best: list[Point] = []
+    """Returns the points than which no other is as fast and more accurate, the fastest first.
+
+    Times that differ by less than ``_EQUAL`` count as equal, because steps are rounded.
+    """
     shown = [point for point in points if point.outcome.errors]
-    for point in sorted(shown, key=lambda point: (point.seconds, -point.accuracy)):
-        if not best or point.accuracy > best[-1].accuracy:
-            best.append(point)
-    return best
+    best = [
+        point
+        for point in shown
+        if not any(
+            other.accuracy > point.accuracy and other.seconds < (1 + _EQUAL) * point.seconds
+            for other in shown
+        )
+    ]
+    return sorted(best, key=lambda point: point.seconds)
 
 
 def _recipes_table(points: Sequence[Point]) -> str:
@@ -127,7 +143,7 @@ def _draw(figure: Figure, records: Mapping[Key, Record], times: Times) -> None:
 
 def _draw_recipes(axes: Axes, points: Sequence[Point]) -> None:
     """Accuracies against seconds: each run, the means, and the frontier."""
-    for name, color in zip(SYSTEMS, COLORS):
+    for name, color in zip(RECIPES, COLORS):
         shown = [point for point in points if point.method == name and point.outcome.errors]
         for point in shown:
             runs = [100 * (1 - error) for error in point.outcome.errors]
@@ -140,7 +156,9 @@ def _draw_recipes(axes: Axes, points: Sequence[Point]) -> None:
         places, means = zip(*((point.seconds, point.accuracy) for point in best))
         style = {"markersize": 12, "markerfacecolor": "none", "markeredgecolor": COLORS[-1]}
         axes.plot(places, means, "o", label="on the frontier", **style)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     axes.set_xscale("log")
+    axes.set_xticks(SECONDS, map(str, SECONDS))
+    axes.minorticks_off()
     axes.set_xlabel("CPU seconds of training steps")
     axes.set_ylabel("top-1 accuracy, percent")
