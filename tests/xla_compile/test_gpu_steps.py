@@ -26,7 +26,8 @@ def test_tables_are_those_of_the_log():
     report = imported("report")
     steps = json.loads(report.FILE.read_text())["steps"]
     assert list(steps) == list(imported("steps").STEPS)
-    assert report.tables(steps) in report.PAGE.read_text()
+    text = (ROOT / "docs" / report.PAGE).read_text()
+    assert report.filled_page(text, steps) == text
 
 
 def test_each_step_is_the_recipe_s_of_one_gpu():
@@ -58,7 +59,8 @@ def test_steps_run_on_this_machine_s_processor(tmp_path):
         sys.path.remove(str(FOLDER))
     config = SMALL.replace(strategy="tpu", batch_size=16)
     described = {
-        name: export.lowered(config, tmp_path / f"{name}.hlo") for name in ("tiny", "a_small_one")
+        name: export.lowered(config, tmp_path / f"{name}.hlo")
+        for name in ("tiny", "tiny_small_float32")
     }
     (tmp_path / "steps.json").write_text(json.dumps({"steps": described}))
     command = [sys.executable, FOLDER / "run.py", f"--steps={tmp_path}", f"--output_dir={tmp_path}"]
@@ -68,6 +70,7 @@ def test_steps_run_on_this_machine_s_processor(tmp_path):
     seconds = results["tiny"]["seconds"]
     assert 0 < seconds["min"] <= seconds["median"] <= seconds["max"]
     assert results["tiny"]["memory"]["temporary"] > 0
-    found = results["a_small_one"]
+    found = results["tiny_small_float32"]
+    assert not found["tf32"]
     assert found["difference"] < 1e-6 < found["perturbed"] < 0.1
     assert found["moved"] > 1e-3

@@ -14,12 +14,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "studies"))
+from study import page
+from study.tables import markdown
+
 from imagenet_fast.base.files import write_file
 
-ROOT = pathlib.Path(__file__).parents[2]
-FILE = ROOT / "benchmarks" / "gpu_steps" / "steps.json"
-PAGE = ROOT / "docs" / "compile.md"
-_BEGIN, _END = "<!-- gpu steps -->", "<!-- end of gpu steps -->"
+FILE = page.DOCS.parent / "benchmarks" / "gpu_steps" / "steps.json"
+PAGE = "compile.md"
 _GIB = 2**30
 _SHORT = {"mixed_float16": "float16"}
 
@@ -36,10 +38,8 @@ def main(arguments: Sequence[str]) -> int:
         exported = json.loads((given.steps / "steps.json").read_text())
         measured = json.loads(given.results.read_text())
         write_file(FILE, json.dumps(_joined(exported, measured), indent=1) + "\n")
-    before, rest = PAGE.read_text().split(_BEGIN)
-    after = rest.split(_END)[1]
-    text = tables(json.loads(FILE.read_text())["steps"])
-    write_file(PAGE, f"{before}{_BEGIN}\n{text}\n{_END}{after}")
+    steps = json.loads(FILE.read_text())["steps"]
+    page.rewrite(PAGE, lambda text: filled_page(text, steps), page.DOCS)
     return 0
 
 
@@ -69,65 +69,40 @@ def _joined(exported: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[st
     return {"compiler": exported["packages"], "steps": steps}
 
 
-def tables(steps: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the tables in Markdown: time and memory, and the comparison with a processor."""
-    sizes = (lambda step: f"{step['images']:,} of {step['image_size']} px"), _milliseconds, _planned
-    speeds = _images_per_second, _teraflops, _memory, _predicted_memory
-    measured = {name: [cell(step) for cell in (*sizes, *speeds)] for name, step in steps.items()}
-    compared = {
-        f"{name.removesuffix('_float16')}, {_SHORT.get(precision, precision)}": [
-            f"{found['difference']:.1e}",
-            f"{found['perturbed']:.1e}",
-        ]
-        for name, step in steps.items()
-        for precision, found in step["compared"].items()
+def filled_page(text: str, steps: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the page with its tables: time and memory, and the comparison with a processor."""
+    measured, compared = [], []
+    for name, step in steps.items():
+        measured.append([f"`{name}`", *_measured(step)])
+        network = name.removesuffix("_float16")
+        for precision, found in step["compared"].items():
+            differences = (f"{found[key]:.1e}" for key in ("difference", "perturbed"))
+            compared.append([f"`{network}`, {_SHORT.get(precision, precision)}", *differences])
+    heading = ["images", "ms", "planned", "images/s", "TFLOP/s", "GiB", "GiB without a GPU"]
+    parts = {
+        "gpu steps": markdown(["step", *heading], measured),
+        "gpu differences": markdown(
+            ["step", "GPU", "processor, weights changed by 1e-7"], compared
+        ),
     }
-    heading = ("images", "ms", "planned", "images/s", "TFLOP/s", "GiB", "GiB without a GPU")
-    return "\n\n".join(
-        (
-            _markdown(heading, measured),
-            _markdown(("GPU", "processor, weights changed by 1e-7"), compared),
-        )
-    )
+    return page.fill(text, parts)
 
 
-def _markdown(heading: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    lines = [("step", *heading), ("---",) * (1 + len(heading))]
-    lines += [
-        (f"`{name.replace(', ', '`, ', 1)}" + "`" * (", " not in name), *cells)
-        for name, cells in rows.items()
+def _measured(step: Mapping[str, Any]) -> list[str]:
+    """Returns the cells of a step's time and memory."""
+    found, predicted = step["measured"], step["predicted"]
+    seconds, planned = found["seconds"]["median"], predicted["seconds"]
+    # Outputs that share memory with arguments count once.
+    memory = sum(found["memory"].values()) - 2 * found["memory"]["shared"]
+    return [
+        f"{step['images']:,} of {step['image_size']} px",
+        f"{1e3 * seconds:.2f}",
+        f"{1e3 * planned:.2f} ({planned / seconds - 1:+.0%})",
+        f"{step['images'] / seconds:,.0f}",
+        f"{predicted['flops'] / seconds / 1e12:.0f}",
+        f"{memory / _GIB:.3f}",
+        f"{predicted['peak'] / _GIB:.3f}",
     ]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _seconds(step: Mapping[str, Any]) -> float:
-    return step["measured"]["seconds"]["median"]
-
-
-def _milliseconds(step: Mapping[str, Any]) -> str:
-    return f"{1e3 * _seconds(step):.2f}"
-
-
-def _planned(step: Mapping[str, Any]) -> str:
-    planned = step["predicted"]["seconds"]
-    return f"{1e3 * planned:.2f} ({planned / _seconds(step) - 1:+.0%})"
-
-
-def _images_per_second(step: Mapping[str, Any]) -> str:
-    return f"{step['images'] / _seconds(step):,.0f}"
-
-
-def _teraflops(step: Mapping[str, Any]) -> str:
-    return f"{step['predicted']['flops'] / _seconds(step) / 1e12:.0f}"
-
-
-def _memory(step: Mapping[str, Any]) -> str:
-    memory = step["measured"]["memory"]
-    return f"{(sum(memory.values()) - 2 * memory['shared']) / _GIB:.3f}"
-
-
-def _predicted_memory(step: Mapping[str, Any]) -> str:
-    return f"{step['predicted']['peak'] / _GIB:.3f}"
 
 
 if __name__ == "__main__":
