@@ -1,5 +1,6 @@
 """NVIDIA's driver and CUDA libraries, with stand-ins for what this machine lacks."""
 
+import pathlib
 import shutil
 import subprocess
 
@@ -232,3 +233,10 @@ def test_make_strategy_loads_them_before_it_asks_for_gpus(monkeypatch):
 
 def _raise(name):
     raise OSError(name)
+
+
+def test_path_of_a_loaded_library():
+    # Python and TensorFlow have loaded the C library.
+    path = pathlib.Path(cuda._path_of("libc.so"))
+    assert path.is_file() and path.name.startswith("libc.so")
+    assert cuda._path_of("libcuda_of_no_machine.so") == ""
