@@ -288,7 +288,8 @@ KERAS = {
 }
 
 
-# In the default run, tests/models/test_keras_applications.py compares their logits.
+# In the default run, tests/models/test_keras_applications.py compares their logits, and the next
+# test the first convolution.
 @pytest.mark.long
 @pytest.mark.parametrize(
     "deviations", [pytest.param((1.0, 1.0, 1.0), marks=pytest.mark.long), (58.0, 57.0, 56.0)]
@@ -305,6 +306,20 @@ def test_features_are_those_of_keras_applications(theirs, deviations):
     features = keras.Model(own.input, own.get_layer("global_pool").output)
     normalized = model.get_layer("normalize")(pixels)
     np.testing.assert_allclose(features(normalized).numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_first_convolution_of_keras_applications_takes_normalized_rgb(monkeypatch):
+    """As with Keras' preprocessing: blue, green, red, and not divided by a standard deviation."""
+    network = keras.Sequential([keras.layers.Conv2D(4, 3, input_shape=(8, 8, 3), use_bias=False)])
+    pixels = np.random.RandomState(0).randint(0, 256, (2, 8, 8, 3)).astype(np.float32)
+    prepared = keras.applications.resnet50.preprocess_input(pixels.copy())
+    expected = network(prepared).numpy()
+    # The weights that it has count as those of the file.
+    monkeypatch.setattr(fine_tune, "load_keras_applications_weights", lambda *_, **__: None)
+    config = SMALL.replace(**KERAS, pixel_std=(58.0, 57.0, 56.0))
+    fine_tune._set_from_keras(network, config, pathlib.Path("weights.h5"))
+    normalized = (pixels - config.pixel_mean) / config.pixel_std
+    np.testing.assert_allclose(network(normalized), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_keras_applications_need_their_pixel_mean():
