@@ -11,10 +11,10 @@ import tf_keras as keras
 from model_weights import assert_close, weights_of
 from small_config import SMALL
 
-from imagenet_fast import UserError, build_model
+from imagenet_fast import UserError, build_model, models
 from imagenet_fast.optimizers import SGD, PiecewiseLinear
 from imagenet_fast.optimizers.schedules import EveryNthStep
-from imagenet_fast.training.build import _check_selection
+from imagenet_fast.training.build import _check_selection, build_proxy_network
 from imagenet_fast.training.checkpoint import Checkpoints
 from imagenet_fast.training.classifier import Classifier
 from imagenet_fast.training.selection import Proxy, hardest
@@ -203,6 +203,16 @@ def test_a_resumed_run_has_the_proxys_state(tmp_path):
         assert step(run, number) == step(resumed, number)
     assert_close(weights_of(resumed.proxy.network), weights_of(run.proxy.network), 0)
     assert_close(weights_of(resumed), weights_of(run), 0)
+
+
+def test_width_of_the_proxy():
+    options = {"proxy_model": "airbench96_proxy", "select_by_loss": 0.5, "image_size": 32}
+    config = SMALL.replace(model="airbench96", **options)
+    published = build_proxy_network(config, 10).trainable_variables
+    assert sum(int(np.prod(weights.shape)) for weights in published) == 146_112
+    narrow = build_proxy_network(config.replace(proxy_width=4), 10)
+    expected = models.build("airbench96_proxy", 10, (32, 32, 3), width=4)
+    assert narrow.count_params() == expected.count_params()
 
 
 @pytest.mark.long
