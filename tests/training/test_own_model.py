@@ -227,6 +227,16 @@ def test_a_model_gets_the_best_weights_that_are_kept(config, tmp_path, capsys):
     assert "run/best lacks that of the best evaluation, of step 2" in capsys.readouterr().err
 
 
+def test_a_model_without_weights_gets_them(config, tmp_path):
+    config = config.replace(duration="2 steps", model_dir=str(tmp_path / "run"))
+    model = sequential(10, (8, 8, 3))
+    assert not model.built
+    train(config, model=model)
+    last = build_model(config, model=sequential)
+    restore_weights(last, config.model_dir)
+    assert_close(model.get_weights(), network_of(last).get_weights())
+
+
 def test_exported_predictions_are_the_models(run, ready, tmp_path):
     served = tf.saved_model.load(export(run, tmp_path / "exported", model=ready))
     pixels = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 3), "uint8")
