@@ -143,9 +143,9 @@ def test_our_recipe_is_pages_with_what_the_search_found():
     """None of it changes the time of a step, so that of Page's is its own."""
     own, page = experiments.config("own", 500), experiments.config("page", 500)
     found = {"learning_rate", "label_smoothing", "ema_decay", "weight_decay", "crop_padding"}
-    # The search's trials have the evaluation too.
-    differences = {"test_time_augmentation", *found}
-    assert set(own.differences(page)) <= differences
+    # The search's trials have the evaluation too. Its best average is Page's.
+    differences = {"test_time_augmentation", *found} - {"ema_decay"}
+    assert set(own.differences(page)) == differences
     assert own.test_time_augmentation == experiments.config("speedrun", 500).test_time_augmentation
     with (experiments.RESULTS / "search.csv").open() as file:
         best = min(csv.DictReader(file), key=lambda row: float(row["validation_error"]))
