@@ -305,6 +305,17 @@ def test_bad_trials_end_early(make_plan, run):
     assert max(lengths) < EVALUATIONS
 
 
+def test_values_are_trained_once(make_plan, run):
+    outcomes, fake = run(make_plan("nesterov=true|false", "schedule=steps|cosine", trials=12))
+    repeated = [outcome for outcome in outcomes if not outcome.seconds]
+    assert repeated and len(repeated) + len(fake.seen) == 12
+    for outcome in repeated:
+        assert f"trial_{outcome.number:03d}" not in fake.seen
+        assert (outcome.values, outcome.state, outcome.error) in [
+            (own.values, own.state, own.error) for own in outcomes[: outcome.number] if own.seconds
+        ]
+
+
 def test_divergence_is_a_result(make_plan, run):
     outcomes, _ = run(make_plan(trials=12), diverges_above=1.0)
     diverged = [o for o in outcomes if o.state == "diverged"]
@@ -457,6 +468,7 @@ def outcome(number, state, error, round_="coarse", **values):
     return studies.Outcome(number, round_, values, state, error, 1.0)
 
 
+@pytest.mark.long
 def test_the_picture_has_a_panel_for_each_option():
     space = plans.parse_space(
         ["learning_rate=log:0.1:10", "warmup=epochs:0:2", "schedule=steps|cosine"],

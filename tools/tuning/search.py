@@ -56,7 +56,8 @@ def search(plan: Plan) -> list[Outcome]:
         with _Progress(plan, study.outcomes()) as progress:
             for trial in study.trials():
                 progress.begin(trial)
-                progress.end(_run(plan, study, trial, progress), study.outcomes())
+                outcome = _repeated(study, trial) or _run(plan, study, trial, progress)
+                progress.end(outcome, study.outcomes())
                 results.write(study.outcomes(), plan)
         results.write(study.outcomes(), plan)
         return study.outcomes()
@@ -74,6 +75,19 @@ def count_evaluations(config: Config) -> int:
     epoch = steps_per_epoch(info, config)
     every = max(1, config.eval_every.steps(epoch, config.batch_size))
     return max(1, math.ceil(config.duration.steps(epoch, config.batch_size) / every))
+
+
+def _repeated(study: Study, trial: Trial) -> Outcome | None:
+    """Gives a trial the outcome of an earlier one with its values; returns it, or None.
+
+    A run with the same values and seed has the same error. Pruned trials are trained again, because
+    whether to prune depends on the other trials.
+    """
+    for earlier in study.outcomes():
+        if earlier.values == trial.values and earlier.state in (COMPLETE, DIVERGED):
+            assert earlier.error is not None
+            return study.finish(trial, earlier.state, 0.0, earlier.error)
+    return None
 
 
 def _run(plan: Plan, study: Study, trial: Trial, progress: _Progress) -> Outcome:
